@@ -1,0 +1,27 @@
+"""Isthmus: one model trained on many islands of compute that share an object store and a stream of announcements.
+
+The front door is `join`; everything else has a module of its own. Importing the package imports neither torch nor
+a client library: names are resolved on first use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isthmus.link import Link, join
+    from isthmus.rules import Pace, Rules
+
+__all__ = ["Link", "Pace", "Rules", "__version__", "join"]
+__version__ = "0.1.0"
+
+_HOME = {"join": "isthmus.link", "Link": "isthmus.link", "Rules": "isthmus.rules", "Pace": "isthmus.rules"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module a public name lives in, on first use (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,92 @@
+"""Everything Isthmus raises on purpose. Each class says what its catcher does next.
+
+    IsthmusError
+    ├── InputError               fix the input: a flag, a name, a model that does not fit (exit code 2)
+    │   ├── RunMissing           create the run first (`isthmus init`)
+    │   ├── RunExists            choose another run, or use the one that is there
+    │   └── LayoutMismatch       bring the model the run was made for
+    ├── PortError                the world outside
+    │   ├── Unavailable          try again later; whether the last request took effect is unknown
+    │   ├── Denied               an operator has to act: credentials, permissions, a missing bucket
+    │   └── ObjectMissing        nothing is stored under this key
+    ├── RecordInvalid            bytes that are no record of ours; carries the `Reason` it is counted under
+    ├── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
+    └── Fenced                   another process of this name took over: stop
+"""
+
+from isthmus.reasons import Reason
+
+
+class IsthmusError(Exception):
+    """The root of everything raised on purpose."""
+
+
+class InputError(IsthmusError):
+    """What the caller gave is wrong; the message says what, where and what to do."""
+
+
+class RunMissing(InputError):
+    """There is no run at this place."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(f"no run at {url}: create one with `isthmus init {url}` (or join(..., create=Rules()))")
+        self.url = url
+
+
+class RunExists(InputError):
+    """There is another run at this place."""
+
+    def __init__(self, url: str, difference: str) -> None:
+        super().__init__(f"{url} already holds a run that differs ({difference}): choose another place")
+        self.url = url
+        self.difference = difference
+
+
+class LayoutMismatch(InputError):
+    """The model at hand is not the one the run was made for; `difference` names the first difference."""
+
+    def __init__(self, difference: str) -> None:
+        super().__init__(f"this model does not fit the run: {difference}")
+        self.difference = difference
+
+
+class PortError(IsthmusError):
+    """The store or the bus did not do what was asked."""
+
+
+class Unavailable(PortError):
+    """Not now: a timeout, a refused connection, a 5xx. The request may or may not have taken effect."""
+
+
+class Denied(PortError):
+    """Not like this: credentials, permissions, a missing bucket, a server that lacks a needed feature."""
+
+
+class ObjectMissing(PortError):
+    """Nothing is stored under this key."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"nothing is stored under {key}")
+        self.key = key
+
+
+class RecordInvalid(IsthmusError):
+    """Bytes that are not a valid record; `reason` is the name under which the rejection is counted."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason.value}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class LogCorrupt(IsthmusError):
+    """An object of the log is missing or is not what the log says it is."""
+
+    def __init__(self, key: str, detail: str) -> None:
+        super().__init__(f"{key}: {detail}")
+        self.key = key
+        self.detail = detail
+
+
+class Fenced(IsthmusError):
+    """Another process took over this name; this one must stop."""

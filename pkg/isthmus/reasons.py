@@ -1,0 +1,26 @@
+"""The names under which updates and announcements are turned away: recorded in commits, counted, shown by `status`."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why something was not merged. Every rejection has exactly one of these."""
+
+    # About the bytes
+    MALFORMED = "malformed"  # not a frame, not the schema, values out of range
+    OVERSIZED = "oversized"  # larger than this object can be
+    TRUNCATED = "truncated"  # shorter than it says it is
+    DIGEST_MISMATCH = "digest-mismatch"  # the bytes are not those that were announced
+    MISSING = "missing"  # announced, but nothing is stored under the key
+    # About what they say
+    WRONG_RUN = "wrong-run"  # belongs to another run
+    WRONG_LAYOUT = "wrong-layout"  # not the size, codec or fragment this run has
+    WRONG_AUTHOR = "wrong-author"  # a stream or key of one learner speaks for another
+    NON_FINITE = "non-finite"  # holds a NaN or an infinity
+    # About the round
+    STALE = "stale"  # its base is more than `staleness` versions old
+    BASE_MERGED = "base-merged"  # an update of this learner on this or a newer base was merged
+    SUPERSEDED = "superseded"  # the same learner sent more tokens on the same base
+    OVERTAKEN = "overtaken"  # a newer base of the same learner is already in the round
+    DUPLICATE = "duplicate"  # said again
+    UNKNOWN_BASE = "unknown-base"  # its base does not exist (yet)
