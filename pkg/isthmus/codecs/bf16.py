@@ -1,0 +1,26 @@
+"""Sixteen bits: bfloat16, the paper's default on the wire."""
+
+import numpy as np
+
+from isthmus import kernels
+from isthmus.codecs.base import Codec
+from isthmus.kernels import F32, U8
+
+
+class BFloat16(Codec):
+    """bfloat16, rounded half to even; saturates instead of overflowing to infinity."""
+
+    name = "bf16"
+    bits = 16.0
+
+    def size(self, n: int) -> int:
+        """Two bytes a parameter."""
+        return 2 * n
+
+    def encode(self, x: F32, out: U8) -> None:
+        """Round to nearest even."""
+        kernels.encode_bf16(x, out.view(np.uint16))
+
+    def decode(self, data: U8, out: F32) -> None:
+        """Widen, exactly."""
+        kernels.decode_bf16(data.view(np.uint16), out)

@@ -1,0 +1,26 @@
+"""Thirty-two bits: the difference as it is."""
+
+import numpy as np
+
+from isthmus.codecs.base import Codec
+from isthmus.kernels import F32, U8
+
+
+class Float32(Codec):
+    """IEEE 754 single precision, little endian."""
+
+    name = "f32"
+    bits = 32.0
+    lossless = True
+
+    def size(self, n: int) -> int:
+        """Four bytes a parameter."""
+        return 4 * n
+
+    def encode(self, x: F32, out: U8) -> None:
+        """Copy."""
+        out.view(np.dtype("<f4"))[:] = x
+
+    def decode(self, data: U8, out: F32) -> None:
+        """Copy."""
+        out[:] = data.view(np.dtype("<f4"))

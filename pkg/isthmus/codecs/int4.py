@@ -1,0 +1,28 @@
+"""Four bits: integers over a scale per block of 128."""
+
+import numpy as np
+
+from isthmus import kernels
+from isthmus.codecs.base import Codec, blocks
+from isthmus.kernels import F32, U8
+
+
+class Int4(Codec):
+    """Nearest of 15 levels, absmax scaling, a bfloat16 scale per 128 parameters; the scales come first."""
+
+    name = "int4"
+    bits = 4.125
+
+    def size(self, n: int) -> int:
+        """Two bytes a block for the scale, and 64 bytes a block; the last block is padded."""
+        return blocks(n) * (2 + kernels.BLOCK // 2)
+
+    def encode(self, x: F32, out: U8) -> None:
+        """Quantise blocks of 128."""
+        split = 2 * blocks(x.size)
+        kernels.encode_int4(x, out[:split].view(np.uint16), out[split:])
+
+    def decode(self, data: U8, out: F32) -> None:
+        """Multiply levels by their block's scale."""
+        split = 2 * blocks(out.size)
+        kernels.decode_int4(data[:split].view(np.uint16), data[split:], out)

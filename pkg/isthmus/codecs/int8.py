@@ -1,0 +1,28 @@
+"""Eight bits: integers over a scale per block of 128."""
+
+import numpy as np
+
+from isthmus import kernels
+from isthmus.codecs.base import Codec, blocks
+from isthmus.kernels import F32, U8
+
+
+class Int8(Codec):
+    """Nearest of 255 levels, absmax scaling, a bfloat16 scale per 128 parameters; the scales come first."""
+
+    name = "int8"
+    bits = 8.125
+
+    def size(self, n: int) -> int:
+        """Two bytes a block for the scale, and one byte a parameter."""
+        return 2 * blocks(n) + n
+
+    def encode(self, x: F32, out: U8) -> None:
+        """Quantise blocks of 128."""
+        split = 2 * blocks(x.size)
+        kernels.encode_int8(x, out[:split].view(np.uint16), out[split:])
+
+    def decode(self, data: U8, out: F32) -> None:
+        """Multiply levels by their block's scale."""
+        split = 2 * blocks(out.size)
+        kernels.decode_int8(data[:split].view(np.uint16), data[split:], out)

@@ -1,0 +1,200 @@
+"""The arithmetic of a round, pure and bit-exact: accumulate weighted outer gradients, take the outer step, publish.
+
+The syncer calls it live, recovery and replay call it on what the log recorded; there is no second copy. Order of
+accumulation is the caller's, and recorded. Nothing here depends on threads, machines or library sums.
+
+    w    = tokens · (tokens / steps)                                   arXiv 2604.21428, quantity × quality
+    Avg  = Σ w v / Σ w
+    RDA  = (Σ w‖v‖ / Σ w) · φ( Σ w φ(v) / Σ w ),   φ(x) = x/‖x‖, φ(0) = 0, per tensor
+    b ← μ b + Δ;  Θ ← Θ − η (Δ + μ b)                                  Nesterov, per fragment, float32
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from isthmus import kernels
+from isthmus.codecs import Codec, as_bytes, pack, packed_size, unpack
+from isthmus.kernels import F32
+from isthmus.layout import DENSE, EMBEDDING, Fragment
+from isthmus.records import frame
+from isthmus.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
+from isthmus.rules import Rules
+
+CANCELLED_BELOW = 1e-3
+"""Norm of the mean direction under which RDA does not renormalise it: such directions cancel, what is left is noise.
+(M orthogonal directions of equal weight leave 1/√M, so this is the mean of a million strangers.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One fragment at one version. Arrays are [n] float32 and never written to once the state exists."""
+
+    version: int
+    published: F32
+    """What learners hold, and what is evaluated and exported."""
+    master: F32
+    """Where the outer optimizer is; the published value follows it through the codec, `master − published` is kept."""
+    momentum: F32
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 [32 bytes] of version, published, master and momentum."""
+        h = hashlib.sha256(self.version.to_bytes(8, "little"))
+        for array in (self.published, self.master, self.momentum):
+            h.update(array.data)
+        return h.digest()
+
+
+def initial(values: F32) -> State:
+    """Return version 0: published and master are the initial parameters [n], momentum is zero."""
+    return State(0, values, values.copy(), np.zeros_like(values))
+
+
+def array_digest(x: F32) -> bytes:
+    """Return the SHA-256 [32 bytes] of a flat float32 vector."""
+    return hashlib.sha256(x.data).digest()
+
+
+def weight(tokens: int, steps: int) -> float:
+    """Return tokens · (tokens / steps), in tokens² per step."""
+    return tokens * (tokens / steps)
+
+
+def outers(rules: Rules) -> dict[str, Outer]:
+    """Return the arithmetic of each class of tensors under these rules."""
+    return {
+        role: Outer(
+            merge="rda" if rules.merge_for(role) == "rda" else "avg",
+            learning_rate=rules.outer_lr,
+            momentum=rules.outer_momentum,
+        )
+        for role in (DENSE, EMBEDDING)
+    }
+
+
+class Accumulator:
+    """The running sum of one round: three passes over each update, memory independent of the number of learners."""
+
+    def __init__(self, fragment: Fragment, outer: Mapping[str, Outer]) -> None:
+        self.fragment = fragment
+        self.outer = outer
+        self.count = 0
+        self._total = np.zeros(fragment.size, np.float32)
+        self._weights = 0.0
+        self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
+
+    def add(self, x: F32, weight: float) -> None:
+        """Add one finite outer gradient x [n] float32 with its effective weight (> 0)."""
+        for i, t in enumerate(self.fragment.tensors):
+            piece = x[t.start : t.stop]
+            coefficient = weight
+            if self.outer[t.spec.role].merge == "rda":
+                norm = kernels.norm(piece)
+                self._norms[i] += weight * norm
+                coefficient = weight / norm if norm > 0.0 else 0.0
+            if coefficient:
+                kernels.accumulate(self._total[t.start : t.stop], piece, coefficient)
+        self._weights += weight
+        self.count += 1
+
+    def outer_gradient(self) -> tuple[list[float], int]:
+        """Return the factor per tensor that turns the sum into Δ, and how many tensors' directions cancelled."""
+        scales, cancelled = [], 0
+        for i, t in enumerate(self.fragment.tensors):
+            scale = 1.0 / self._weights
+            if self.outer[t.spec.role].merge == "rda":
+                magnitude = self._norms[i] / self._weights
+                norm = kernels.norm(self._total[t.start : t.stop])
+                if norm / self._weights >= CANCELLED_BELOW:
+                    scale = magnitude / norm
+                else:
+                    scale = magnitude / self._weights
+                    cancelled += magnitude > 0.0
+            scales.append(scale)
+        return scales, cancelled
+
+    def step(self, state: State) -> tuple[F32, F32, int]:
+        """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is left as it is."""
+        scales, cancelled = self.outer_gradient()
+        master, momentum = np.empty_like(state.master), np.empty_like(state.momentum)
+        for t, scale in zip(self.fragment.tensors, scales, strict=True):
+            at, outer = slice(t.start, t.stop), self.outer[t.spec.role]
+            kernels.outer_step(
+                self._total[at],
+                scale,
+                outer.learning_rate,
+                outer.momentum,
+                state.master[at],
+                state.momentum[at],
+                master[at],
+                momentum[at],
+            )
+        return master, momentum, cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What a round came to: the next state and the value object that announces it."""
+
+    state: State
+    value: bytearray
+    value_digest: bytes
+    published_digest: bytes
+    state_digest: bytes
+    cancelled: int
+
+
+def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) -> Advance:
+    """Take the outer step from `state` and publish the result through `codec_down`. Pure; `state` is left as it is.
+
+    What the codec drops stays in master − published and is part of the next version's difference.
+    """
+    fragment = round_.fragment
+    version = state.version + 1
+    master, momentum, cancelled = round_.step(state)
+    difference = np.empty_like(master)
+    kernels.subtract(master, state.published, difference)
+    header = ValueHeader(schema=SCHEMA, run=run, fragment=fragment.index, version=version, codec=codec_down.name)
+    value = frame.draft(frame.Kind.VALUE, header, packed_size(codec_down, fragment))
+    pack(codec_down, fragment, difference, as_bytes(value.payload))
+    published = apply_value(state.published, fragment, codec_down, value.payload)
+    after = State(version, published, master, momentum)
+    return Advance(
+        after, value.blob, frame.digest(value.blob), array_digest(published), after.digest(), cancelled
+    )
+
+
+def apply_value(published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview) -> F32:
+    """Return the published value [n] one version on: published + the decoded difference."""
+    difference, out = np.empty_like(published), np.empty_like(published)
+    unpack(codec_down, fragment, as_bytes(payload), difference)
+    kernels.add(published, difference, out)
+    return out
+
+
+# --- snapshots: a state as bytes --------------------------------------------------------------------------------------
+
+
+def snapshot(state: State, fragment: int, run: bytes) -> bytearray:
+    """Return the snapshot object of a state: published, master, momentum."""
+    header = SnapshotHeader(
+        schema=SCHEMA,
+        run=run,
+        fragment=fragment,
+        version=state.version,
+        published_digest=array_digest(state.published),
+        state_digest=state.digest(),
+    )
+    size = state.published.nbytes
+    out = frame.draft(frame.Kind.SNAPSHOT, header, 3 * size)
+    for i, array in enumerate((state.published, state.master, state.momentum)):
+        out.payload[i * size : (i + 1) * size] = array.data.cast("B")
+    return out.blob
+
+
+def restore(header: SnapshotHeader, payload: memoryview) -> State:
+    """Return the state in a snapshot's payload [12 n bytes]; the caller compares `State.digest` with a commit's."""
+    arrays = np.frombuffer(payload, np.dtype("<f4")).reshape(3, -1)
+    return State(header.version, arrays[0], arrays[1], arrays[2])

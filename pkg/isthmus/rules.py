@@ -1,0 +1,110 @@
+"""What a run obeys. `Rules` are its arithmetic and never change; `Pace` is about waiting and may change on the way."""
+
+import math
+from typing import Annotated
+
+import msgspec
+
+from isthmus.errors import InputError
+from isthmus.layout import EMBEDDING
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+MERGES = ("rda", "avg")
+ADOPTIONS = ("overwrite", "blend", "carry")
+
+
+class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The arithmetic of a run, fixed when it is created: another choice is another run.
+
+    The outer rate and momentum default to values measured at small scale for H of about 12: what matters there is
+    outer_lr / (1 − momentum), about 0.8 for RDA and 1.4 for Avg with four learners; momentum 0.9 overdrives small H.
+    """
+
+    fragments: Count = 12
+    """P: fragments the model is cut into (at most one per tensor)."""
+    sync_every: Count = 12
+    """H: steps between two uploads of one fragment."""
+    merge: str = "rda"
+    """How the updates of a round are merged: `rda` or `avg`."""
+    merge_embeddings: str = "avg"
+    """The same for embeddings; the paper merges them by plain averaging."""
+    outer_lr: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.4
+    outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.5
+    codec_up: str = "int4"
+    """How a learner's update travels."""
+    codec_down: str = "int8"
+    """How a new global version travels."""
+    error_feedback: bool = True
+    """Whether a learner adds what the codec dropped from its last merged update to the next one."""
+
+    def merge_for(self, role: str) -> str:
+        """Return the merge rule for a class of tensors."""
+        return self.merge_embeddings if role == EMBEDDING else self.merge
+
+    def check(self) -> "Rules":
+        """Return self. Raises `InputError` for a name that does not exist or a number out of range."""
+        from isthmus.codecs import codec
+
+        _validate(self)
+        for name in (self.merge, self.merge_embeddings):
+            if name not in MERGES:
+                raise InputError(f"unknown merge {name!r}: choose one of {', '.join(MERGES)}")
+        codec(self.codec_up)
+        codec(self.codec_down)
+        return self
+
+
+OUTER_LR = {"rda": 0.4, "avg": 0.7}
+"""Default outer rate by merge rule, at momentum 0.5: RDA's merged update is about √M longer than Avg's."""
+
+
+class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When to wait and for how long. Stored with the run as its default; a process may be started with another."""
+
+    quorum: Count = 1
+    """K: learners whose fresh update a round waits for before grace starts."""
+    overlap: Annotated[float, msgspec.Meta(ge=0.0, le=1024.0)] = 2.0
+    """τ, in steps: how long a fragment may be under way before learners miss it."""
+    grace: Fraction = 0.8
+    """γ: share of the slack that is spent waiting for more learners; 0 merges at quorum."""
+    staleness: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
+    """How many versions old a base may be and still be merged; 0 drops all late work, as the paper does."""
+    snapshot_every: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 8
+    """S: versions between two full states of one fragment (staggered over fragments)."""
+    heartbeat_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0
+    """How often every process says that it is there, and learners repeat what is not settled."""
+    silence_s: Annotated[float, msgspec.Meta(gt=0.0, le=86400.0)] = 3.0
+    """L: a learner not heard from for this long is not waited for."""
+
+    def check(self) -> "Pace":
+        """Return self. Raises `InputError` for a number out of range or a silence shorter than a heartbeat."""
+        _validate(self)
+        if self.silence_s <= self.heartbeat_s:
+            raise InputError(
+                f"silence of {self.silence_s:g} s is not longer than the heartbeat of {self.heartbeat_s:g} s: "
+                "every learner would be taken for silent"
+            )
+        return self
+
+
+def overdrive(rules: Rules) -> str | None:
+    """Return a warning where the outer optimizer is known to hurt at this H, else None."""
+    if rules.sync_every <= 64 and rules.outer_momentum >= 0.8:
+        effective = rules.outer_lr / (1 - rules.outer_momentum)
+        return (
+            f"outer momentum {rules.outer_momentum:g} at H = {rules.sync_every} overdrives small rounds "
+            f"(effective rate {effective:.1f}; 0.8 for RDA and 1.4 for Avg were best): try 0.5"
+        )
+    return None
+
+
+def _validate(settings: Rules | Pace) -> None:
+    for name, value in msgspec.structs.asdict(settings).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"{name} must be a finite number, not {value}")
+    try:
+        msgspec.convert(msgspec.to_builtins(settings), type(settings))
+    except msgspec.ValidationError as error:
+        raise InputError(f"{type(settings).__name__.lower()}: {error}") from None
