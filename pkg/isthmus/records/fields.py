@@ -1,0 +1,33 @@
+"""The types that headers are made of: every number has a range, every text and list a limit. NaN is in no range."""
+
+from typing import Annotated
+
+import msgspec
+
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""SHA-256 of a whole object, or of a flat float32 vector."""
+
+Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
+"""Name of a learner or a syncer; also a segment of keys."""
+
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"\A[A-Za-z0-9._/-]+\Z")]
+Text = Annotated[str, msgspec.Meta(max_length=256)]
+
+Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
+"""Number of a fragment."""
+
+VERSION_MAX = 10**12 - 1  # what twelve padded decimals hold
+Version = Annotated[int, msgspec.Meta(ge=0, le=VERSION_MAX)]
+
+STEPS_MAX = 1 << 40
+Steps = Annotated[int, msgspec.Meta(ge=0, le=STEPS_MAX)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+Counter = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+"""A duration or an age."""
+Instant = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
+"""Seconds since 1970; for people to read."""
+Weight = Annotated[float, msgspec.Meta(gt=0.0, le=1e300)]
+Finite = Annotated[float, msgspec.Meta(ge=-1.7e308, le=1.7e308)]

@@ -1,0 +1,182 @@
+"""Objects ↔ bytes: a fixed prefix, a msgpack header, a 64-byte-aligned raw payload. Nothing is ever unpickled.
+
+    offset  bytes
+         0      8   magic "\\x89ISTHMUS"
+         8      2   version of this frame
+        10      2   kind of record
+        12      4   bytes of the header
+        16      8   bytes of the payload
+        24      4   CRC-32 of the header
+        28      4   zero
+        32     32   author: an Ed25519 public key; zeros while unsigned
+        64     64   signature of everything but itself; zeros while unsigned
+       128      …   header (msgpack map), zeros up to a multiple of 64, payload to the end
+
+All numbers are little endian. The digest of an object is the SHA-256 of all its bytes, so it also covers what is
+reserved for the signature. Bytes come from strangers: sizes are checked before anything is allocated or decoded, and
+every field of a header has a type and a range.
+"""
+
+import hashlib
+import struct
+import zlib
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+import msgspec
+
+from isthmus.errors import RecordInvalid
+from isthmus.reasons import Reason
+
+Blob = bytes | bytearray | memoryview
+
+MAGIC = b"\x89ISTHMUS"
+FRAME_VERSION = 1
+PREFIX = struct.Struct("<8sHHIQI4s32s64s")
+ALIGN = 64
+UNSIGNED_AUTHOR, UNSIGNED_SIGNATURE = bytes(32), bytes(64)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Kind(IntEnum):
+    """What a record is."""
+
+    RUN = 1
+    UPDATE = 2
+    VALUE = 3
+    SNAPSHOT = 4
+    COMMIT = 5
+    MESSAGE = 6
+    CLAIM = 7
+
+
+HEADER_MAX = {
+    # A commit names up to a few hundred inputs; all other headers fit on a page or two.
+    Kind.RUN: 64 << 10,
+    Kind.UPDATE: 4 << 10,
+    Kind.VALUE: 4 << 10,
+    Kind.SNAPSHOT: 4 << 10,
+    Kind.COMMIT: 1 << 20,
+    Kind.MESSAGE: 64 << 10,
+    Kind.CLAIM: 4 << 10,
+}
+"""Bytes of header accepted per kind of record."""
+
+
+class Draft(NamedTuple):
+    """An object under construction: fill `payload` [n] in place, then use `blob`."""
+
+    blob: bytearray
+    payload: memoryview
+
+
+class Parsed(NamedTuple):
+    """A frame taken apart; the payload is a view into the given bytes."""
+
+    header: Any
+    payload: memoryview
+
+
+def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
+    """Return a zeroed object with its prefix and header written. Raises `ValueError` for a header over its limit."""
+    packed = msgpack.packb(msgspec.to_builtins(header, builtin_types=(bytes,)), use_bin_type=True)
+    if len(packed) > HEADER_MAX[kind]:
+        raise ValueError(f"a {kind.name.lower()} header of {len(packed)} bytes is over its limit of {HEADER_MAX[kind]}")
+    start = payload_offset(len(packed))
+    blob = bytearray(start + payload_size)
+    PREFIX.pack_into(
+        blob,
+        0,
+        MAGIC,
+        FRAME_VERSION,
+        kind,
+        len(packed),
+        payload_size,
+        zlib.crc32(packed),
+        bytes(4),
+        UNSIGNED_AUTHOR,
+        UNSIGNED_SIGNATURE,
+    )
+    blob[PREFIX.size : PREFIX.size + len(packed)] = packed
+    return Draft(blob, memoryview(blob)[start:])
+
+
+def payload_offset(header_size: int) -> int:
+    """Return where the payload starts behind a header of this many bytes."""
+    return -(-(PREFIX.size + header_size) // ALIGN) * ALIGN
+
+
+def largest(kind: Kind, payload_size: int) -> int:
+    """Return the most bytes a record of this kind can have with this payload."""
+    return payload_offset(HEADER_MAX[kind]) + payload_size
+
+
+def parse(blob: Blob, kind: Kind, schema: type[T]) -> tuple[T, memoryview]:
+    """Return the validated header and a view of the payload. Raises `RecordInvalid` with a named reason."""
+    header_size, payload_size = _prefix(blob, kind)
+    start = payload_offset(header_size)
+    if len(blob) != start + payload_size:
+        reason = Reason.TRUNCATED if len(blob) < start + payload_size else Reason.OVERSIZED
+        raise RecordInvalid(reason, f"{len(blob)} bytes where the prefix says {start + payload_size}")
+    view = memoryview(blob)
+    if any(view[PREFIX.size + header_size : start]):
+        raise RecordInvalid(Reason.MALFORMED, "padding is not zero")
+    return _header(view, header_size, schema), view[start:]
+
+
+def parse_head(blob: Blob, kind: Kind, schema: type[T]) -> T:
+    """Return the validated header of an object of which only the beginning is at hand."""
+    header_size, _ = _prefix(blob, kind)
+    if len(blob) < PREFIX.size + header_size:
+        raise RecordInvalid(Reason.TRUNCATED, f"{len(blob)} bytes do not hold a header of {header_size}")
+    return _header(memoryview(blob), header_size, schema)
+
+
+def header_size(blob: Blob) -> int:
+    """Return the bytes of header of an object whose prefix was already checked."""
+    return int(PREFIX.unpack_from(blob)[3])
+
+
+def digest(blob: Blob) -> bytes:
+    """Return the SHA-256 [32 bytes] of the whole object."""
+    return hashlib.sha256(blob).digest()
+
+
+def _prefix(blob: Blob, kind: Kind) -> tuple[int, int]:
+    if len(blob) < PREFIX.size:
+        raise RecordInvalid(Reason.TRUNCATED, f"{len(blob)} bytes do not hold a prefix of {PREFIX.size}")
+    magic, version, found, header_size, payload_size, _, zeros, author, signature = PREFIX.unpack_from(blob)
+    if magic != MAGIC:
+        raise RecordInvalid(Reason.MALFORMED, "no Isthmus object: wrong magic")
+    if version != FRAME_VERSION:
+        raise RecordInvalid(Reason.MALFORMED, f"frame version {version}; this release reads {FRAME_VERSION}")
+    if found != kind:
+        raise RecordInvalid(Reason.MALFORMED, f"record of kind {found} where {kind.name.lower()} ({kind}) was expected")
+    if header_size > HEADER_MAX[kind]:
+        raise RecordInvalid(Reason.OVERSIZED, f"header of {header_size} bytes, limit {HEADER_MAX[kind]}")
+    if zeros != bytes(4) or author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:
+        raise RecordInvalid(Reason.MALFORMED, "reserved bytes are not zero: this release verifies no signatures")
+    return header_size, payload_size
+
+
+def _header(view: memoryview, size: int, schema: type[T]) -> T:
+    raw = view[PREFIX.size : PREFIX.size + size]
+    if zlib.crc32(raw) != PREFIX.unpack_from(view)[5]:
+        raise RecordInvalid(Reason.MALFORMED, "the header does not match its CRC-32")
+    try:
+        plain = msgpack.unpackb(
+            raw,
+            raw=False,
+            use_list=False,
+            strict_map_key=True,
+            max_str_len=size,
+            max_bin_len=size,
+            max_array_len=size,
+            max_map_len=size,
+            max_ext_len=0,
+        )
+        return msgspec.convert(plain, schema, builtin_types=(bytes,))
+    except (msgspec.ValidationError, ValueError, TypeError, RecursionError, msgpack.exceptions.StackError) as error:
+        raise RecordInvalid(Reason.MALFORMED, f"header: {error}") from None

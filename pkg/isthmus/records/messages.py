@@ -1,0 +1,177 @@
+"""What crosses the bus: pointers and signs of life, never tensors. All of it can be lost and is then said again."""
+
+from typing import Annotated
+
+import msgspec
+
+from isthmus.records.fields import (
+    Bytes,
+    Counter,
+    Digest,
+    Finite,
+    Index,
+    Key,
+    Name,
+    Seconds,
+    Steps,
+    Text,
+    Tokens,
+    Version,
+)
+from isthmus.records.frame import Blob, Kind, draft, parse
+
+SYNCER_STREAM = "syncer"
+_LEARNER_STREAM = "learner/"
+
+
+def learner_stream(learner: str) -> str:
+    """Return the stream only this learner writes."""
+    return _LEARNER_STREAM + learner
+
+
+def learner_of(stream: str) -> str | None:
+    """Return the learner whose stream this is, or None."""
+    return stream.removeprefix(_LEARNER_STREAM) if stream.startswith(_LEARNER_STREAM) else None
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    """Common to all messages: the run they belong to and an id of their own."""
+
+    run: Digest
+    id: Text
+
+
+# --- from a learner ---------------------------------------------------------------------------------------------------
+
+
+class Announce(Message, frozen=True, kw_only=True, tag="announce"):
+    """An update is in the store."""
+
+    learner: Name
+    incarnation: Counter
+    fragment: Index
+    base: Version
+    key: Key
+    digest: Digest
+    size: Bytes
+    steps: Steps
+    tokens: Tokens
+    step: Steps
+    tokens_seen: Tokens
+    due: bool
+    """Whether the learner's own schedule asked for this update: only such an update opens a round."""
+    age_s: Seconds
+    """Time since the step boundary at which it was taken. Ages travel, clock readings never do."""
+    step_s: Seconds
+    """The learner's step duration, a moving average."""
+    upload_s: Seconds
+    """From the step boundary to this announcement, a moving average."""
+    sync_s: Seconds
+    """From hearing of a commit to having its value ready to adopt, a moving average."""
+
+
+class Pass(Message, frozen=True, kw_only=True, tag="pass"):
+    """Called for a round, nothing to give: do not wait for me."""
+
+    learner: Name
+    fragment: Index
+    version: Version
+
+
+class Tally(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A learner's ledger in tokens, weighted by the fragments' shares of parameters: all but the first add up to it."""
+
+    processed: Finite
+    merged: Finite
+    overwritten: Finite
+    late: Finite
+    pending: Finite
+    rejected: Finite
+    lost: Finite
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+    """A learner is there, and how it does."""
+
+    learner: Name
+    incarnation: Counter
+    step: Steps
+    steps_target: Steps
+    """0 where it is not known."""
+    tokens_seen: Tokens
+    loss: Finite | None
+    step_s: Seconds
+    upload_s: Seconds
+    sync_s: Seconds
+    versions: Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
+    """Base of each fragment, by fragment."""
+    bytes_up: Bytes
+    bytes_down: Bytes
+    tokens_lost: Tokens
+    """Tokens its predecessor trained that the run knows of but that no stored update holds."""
+    ledger: Tally
+    waiting_for: Text
+    """What it cannot reach right now, or empty."""
+
+
+class Leave(Message, frozen=True, kw_only=True, tag="leave"):
+    """A learner stops on purpose: do not wait for it."""
+
+    learner: Name
+    incarnation: Counter
+    step: Steps
+    done: bool
+    """Whether it has done all its steps."""
+
+
+# --- from a syncer ----------------------------------------------------------------------------------------------------
+
+
+class Call(Message, frozen=True, kw_only=True, tag="call"):
+    """A round of a fragment is open that will create `version`: answer with what you have."""
+
+    syncer: Name
+    fragment: Index
+    version: Version
+
+
+class Committed(Message, frozen=True, kw_only=True, tag="committed"):
+    """A commit is in the log."""
+
+    syncer: Name
+    fragment: Index
+    version: Version
+
+
+class Alive(Message, frozen=True, kw_only=True, tag="alive"):
+    """A syncer is there, and how it does."""
+
+    syncer: Name
+    commits: Counter
+    """Commits it created since it started."""
+    heads: Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
+    """The newest version of each fragment that this syncer has read."""
+    rejected: dict[str, Counter]
+    """Messages it turned away since it started that belong to no fragment's log, by reason."""
+    waiting_for: Text
+    lag_ms: Finite
+    """Worst delay of its event loop since the message before."""
+
+
+FromLearner = Announce | Pass | Heartbeat | Leave
+FromSyncer = Call | Committed | Alive
+AnyMessage = FromLearner | FromSyncer
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    message: AnyMessage
+
+
+def encode(message: AnyMessage) -> bytes:
+    """Return the bytes of a message."""
+    return bytes(draft(Kind.MESSAGE, _Envelope(message)).blob)
+
+
+def decode(blob: Blob) -> AnyMessage:
+    """Return the message in these bytes. Raises `RecordInvalid`."""
+    return parse(blob, Kind.MESSAGE, _Envelope)[0].message

@@ -1,0 +1,270 @@
+"""The objects a run consists of in the store: what each one says about itself, and the key it lives under."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from isthmus.records.fields import (
+    Bytes,
+    Counter,
+    Digest,
+    Finite,
+    Index,
+    Instant,
+    Key,
+    Name,
+    Seconds,
+    Steps,
+    Text,
+    Tokens,
+    Version,
+    Weight,
+)
+from isthmus.rules import Pace, Rules
+
+SCHEMA = 1
+Schema = Literal[1]
+
+INPUTS_MAX = 4096
+LISTED_MAX = 64
+"""Rejections and late updates listed one by one in a commit; beyond that they are counts."""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A header: exactly these fields, each within its range."""
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+class TensorSpec(Record):
+    """One parameter: its place in the model and in the run."""
+
+    name: Text
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 40)], ...], msgspec.Meta(max_length=16)]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    role: Literal["dense", "embedding"]
+    fragment: Index
+
+
+class RunHeader(Record):
+    """What the run is. The payload is a msgpack list of `TensorSpec` and the digests of frozen parameters."""
+
+    schema: Schema
+    rules: Rules
+    pace: Pace
+    arithmetic: Annotated[int, msgspec.Meta(ge=1)]
+    model: Text
+    """How the model can be made again (`package.module:function`), or empty where the caller brings it."""
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    created_at: Instant
+    snapshots: Annotated[tuple[Digest, ...], msgspec.Meta(min_length=1, max_length=1 << 16)]
+    """Digest of the version-0 snapshot object of each fragment."""
+
+
+class RunLayout(Record):
+    """The payload of the run object."""
+
+    tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1)]
+    frozen: dict[str, Digest]
+    """Parameters that are not trained: not merged, but the same everywhere."""
+
+
+# --- what learners write ----------------------------------------------------------------------------------------------
+
+
+class UpdateHeader(Record):
+    """One learner's outer gradient of one fragment: base − θ, compressed. The whole way since `base` was adopted."""
+
+    schema: Schema
+    run: Digest
+    fragment: Index
+    learner: Name
+    incarnation: Counter
+    base: Version
+    codec: Text
+    steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+    step: Steps
+    """The learner's own step count when this was taken, over all its incarnations."""
+    tokens_seen: Tokens
+    """The tokens of those steps."""
+
+
+class ClaimHeader(Record):
+    """Taking a learner's name: created once per incarnation."""
+
+    schema: Schema
+    run: Digest
+    learner: Name
+    incarnation: Counter
+    claimed_at: Instant
+
+
+# --- what syncers write -----------------------------------------------------------------------------------------------
+
+
+class ValueHeader(Record):
+    """What a commit published: the compressed difference of the published value to the version before."""
+
+    schema: Schema
+    run: Digest
+    fragment: Index
+    version: Version
+    codec: Text
+
+
+class SnapshotHeader(Record):
+    """The full state of a fragment: published value, master, momentum; float32 each, in this order."""
+
+    schema: Schema
+    run: Digest
+    fragment: Index
+    version: Version
+    published_digest: Digest
+    state_digest: Digest
+
+
+class Input(Record):
+    """One update as it was merged."""
+
+    key: Key
+    digest: Digest
+    learner: Name
+    incarnation: Counter
+    base: Version
+    steps: Steps
+    tokens: Tokens
+    step: Steps
+    tokens_seen: Tokens
+    bytes: Bytes
+    arrived_at: Instant
+    weight: Weight
+    """Effective weight, exactly as it was used (float64)."""
+
+
+class Late(Record):
+    """An update that was announced but not in this round; it may still join the next one."""
+
+    learner: Name
+    base: Version
+    digest: Digest
+
+
+class Rejection(Record):
+    """An update or announcement that was turned away since the commit before."""
+
+    learner: Name
+    base: Version
+    reason: Text
+    count: Counter
+
+
+class Outer(Record):
+    """The arithmetic of one class of tensors in this commit."""
+
+    merge: Literal["rda", "avg"]
+    learning_rate: Finite
+    momentum: Finite
+
+
+class Waited(Record):
+    """Who a round waited for, and how long each phase took."""
+
+    called_by: Text
+    quorum: Counter
+    quorum_missed: bool
+    closed_by: Text
+    expected: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
+    missing: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
+    passed: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
+    quorum_s: Seconds
+    grace_s: Seconds
+    """Grace granted."""
+    waited_s: Seconds
+    """From opening to closing."""
+    merge_s: Seconds
+    publish_s: Seconds
+    overlap_steps: Finite
+    """The effective τ of this round."""
+
+
+class CommitHeader(Record):
+    """One step of a fragment's log: what was merged, how, and what came out. The commit point of the system."""
+
+    schema: Schema
+    run: Digest
+    previous: Digest
+    """Digest of the commit before, or of the run object for version 1."""
+    arithmetic: Annotated[int, msgspec.Meta(ge=1)]
+    fragment: Index
+    version: Annotated[int, msgspec.Meta(ge=1)]
+    inputs: Annotated[tuple[Input, ...], msgspec.Meta(min_length=1, max_length=INPUTS_MAX)]
+    """In order of accumulation."""
+    late: Annotated[tuple[Late, ...], msgspec.Meta(max_length=LISTED_MAX)]
+    dense: Outer
+    embedding: Outer
+    codec_down: Text
+    cancelled: Counter
+    """Tensors whose directions cancelled, so that the mean direction was used as it is."""
+    value_key: Key
+    value_digest: Digest
+    published_digest: Digest
+    state_digest: Digest
+    rejected: Annotated[tuple[Rejection, ...], msgspec.Meta(max_length=LISTED_MAX)]
+    rejected_total: dict[str, Counter]
+    """By reason, over the whole log of this fragment."""
+    waited: Waited
+    writer: Name
+    attempt: Text
+    written_at: Instant
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+RUN_KEY = "run"
+
+
+def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
+    """Key of an update."""
+    return f"{updates_prefix(fragment, learner)}{base:012d}-{digest[:8].hex()}"
+
+
+def updates_prefix(fragment: int, learner: str) -> str:
+    """Where one learner's updates of a fragment live."""
+    return f"updates/{fragment:05d}/{learner}/"
+
+
+def value_key(fragment: int, version: int, digest: bytes) -> str:
+    """Key of a published difference."""
+    return f"values/{fragment:05d}/{version:012d}-{digest[:8].hex()}"
+
+
+def snapshot_key(fragment: int, version: int, digest: bytes) -> str:
+    """Key of a full state."""
+    return f"{snapshots_prefix(fragment)}{version:012d}-{digest[:8].hex()}"
+
+
+def snapshots_prefix(fragment: int) -> str:
+    """Where the full states of a fragment live."""
+    return f"snapshots/{fragment:05d}/"
+
+
+def commit_key(fragment: int, version: int) -> str:
+    """Key of a commit. The only key that is not named after its content: creating it decides."""
+    return f"commits/{fragment:05d}/{version:012d}"
+
+
+def claims_prefix(learner: str) -> str:
+    """Where a learner's incarnations live."""
+    return f"learners/{learner}/"
+
+
+def claim_key(learner: str, incarnation: int) -> str:
+    """Key of the claim of one incarnation."""
+    return f"{claims_prefix(learner)}{incarnation:06d}/claim"
+
+
+def version_in(key: str) -> int:
+    """Return the version (or base) in the last segment of an update, value or snapshot key."""
+    return int(key.rsplit("/", 1)[1].split("-", 1)[0])
