@@ -1,0 +1,47 @@
+"""The bus port: append to a named stream, read several streams from positions of one's own. Everything may be lost."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+RETAINED = 1024
+"""Messages kept per stream (about): what is older is dropped silently, and pointers in it are said again."""
+
+READ_MAX = 256
+"""Messages returned per stream and read."""
+
+START = ""
+"""The position before everything that is kept."""
+
+
+class Said(NamedTuple):
+    """One message and the position behind it."""
+
+    position: str
+    body: bytes
+
+
+class Bus(Protocol):
+    """Named streams of small messages, at least once, in order per stream while nothing is lost.
+
+    No groups, no acknowledgements, no pending entries. Every method may raise `Unavailable` and `Denied`. A message
+    whose append raised may have landed. A reader whose position lies behind the end of a stream (the bus lost its
+    tail, or everything) starts again from what is kept, so reading twice must be harmless.
+    """
+
+    url: str
+
+    async def append(self, stream: str, body: bytes) -> None:
+        """Add a message to the end of a stream."""
+        ...
+
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> dict[str, Sequence[Said]]:
+        """Return what came after each stream's position, waiting up to `timeout_s` for the first; {} if nothing did."""
+        ...
+
+    async def tail(self, stream: str) -> str:
+        """Return the position behind the newest message."""
+        ...
+
+    async def names(self) -> set[str]:
+        """Return the streams there are."""
+        ...

@@ -1,0 +1,153 @@
+"""The bus on Redis Streams: one key per stream, plain XADD and XREAD, nothing retried below the agents."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError, ResponseError
+
+from isthmus.bus.base import READ_MAX, RETAINED, START, Said
+from isthmus.errors import Denied, InputError, Unavailable
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 3.0
+WRITE_TIMEOUT_S = 5.0
+READ_SLACK_S = 5.0  # a blocking read may take this much longer than its block before the connection is given up
+BLOCK_S_MAX = 5.0  # one XREAD; longer waits are several
+_FIELD = b"m"
+
+
+class RedisBus:
+    """Streams of one run as keys `isthmus:<run>:<stream>`. Positions are Redis stream ids."""
+
+    def __init__(self, reader: "Redis", writer: "Redis", run: str, url: str) -> None:
+        self.url = url
+        self._reader = reader
+        self._writer = writer
+        self._prefix = f"isthmus:{run}:"
+
+    async def append(self, stream: str, body: bytes) -> None:
+        """See `Bus.append`."""
+        await self._guard(
+            self._writer.xadd(self._prefix + stream, {_FIELD: body}, maxlen=RETAINED, approximate=True),
+        )
+
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> dict[str, Sequence[Said]]:
+        """See `Bus.read`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        after = {self._prefix + stream: position or "0-0" for stream, position in positions.items()}
+        while True:
+            left = min(until - loop.time(), BLOCK_S_MAX)
+            if not after:
+                await asyncio.sleep(max(left, 0.0))
+                return {}
+            # BLOCK 0 would wait for ever; no BLOCK at all returns at once.
+            block = int(left * 1000) if left > 0.001 else None
+            reply = await self._guard(self._reader.xread(after, count=READ_MAX, block=block))
+            found = {
+                key.decode().removeprefix(self._prefix): [
+                    Said(entry.decode(), fields[_FIELD]) for entry, fields in entries if fields and _FIELD in fields
+                ]
+                for key, entries in _pairs(reply)
+            }
+            if found:
+                return found
+            if await self._rewind(after):
+                continue
+            if until - loop.time() <= 0.001:
+                return {}
+
+    async def tail(self, stream: str) -> str:
+        """See `Bus.tail`."""
+        return await self._newest(self._prefix + stream) or START
+
+    async def names(self) -> set[str]:
+        """See `Bus.names`."""
+
+        async def scan() -> set[str]:
+            return {
+                key.decode().removeprefix(self._prefix)
+                async for key in self._writer.scan_iter(match=self._prefix + "*", count=1000, _type="stream")
+            }
+
+        return await self._guard(scan())
+
+    async def ping(self) -> None:
+        """Raise `Unavailable` or `Denied` unless the server answers."""
+        await self._guard(self._writer.ping())
+
+    async def _newest(self, key: str) -> str | None:
+        entries = await self._guard(self._writer.xrevrange(key, count=1))
+        return entries[0][0].decode() if entries else None
+
+    async def _rewind(self, after: dict[str, str]) -> bool:
+        """Start again wherever a stream ends before our position: the server lost its tail. True if one does."""
+        rewound = False
+        for key, position in after.items():
+            if position == "0-0":
+                continue
+            newest = await self._newest(key)
+            if newest is None or _order(newest) < _order(position):
+                after[key] = "0-0"
+                rewound = rewound or newest is not None
+        return rewound
+
+    async def _guard(self, request: Awaitable[T]) -> T:
+        try:
+            return await request
+        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+            raise Denied(f"{self.url}: {error}") from None
+        except ResponseError as error:
+            if str(error).startswith(("NOAUTH", "NOPERM", "WRONGPASS")):
+                raise Denied(f"{self.url}: {error}") from None
+            raise Unavailable(f"{self.url}: {error}") from None
+        except (RedisError, OSError, TimeoutError) as error:
+            raise Unavailable(f"{self.url}: {error or type(error).__name__}") from None
+
+
+def _pairs(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+    """Return XREAD's reply as pairs, whichever of the protocol's two shapes it came in."""
+    if not reply:
+        return []
+    if isinstance(reply, dict):
+        # RESP3: {key: [[entry, …]]}, one more level of nesting than RESP2.
+        return [(key, entries[0] if entries and isinstance(entries[0], list) else entries) for key, entries in reply.items()]
+    return [(key, entries) for key, entries in reply]
+
+
+def _order(entry: str) -> tuple[int, int]:
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number or 0)
+
+
+def redacted(url: str) -> str:
+    """Return the URL without its password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+@asynccontextmanager
+async def open_redis(url: str, run: str) -> AsyncIterator[RedisBus]:
+    """Connect lazily; both connections are closed with the context."""
+    # Retries below us would append twice and hide outages; a blocking read needs a longer timeout than a write.
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+    }
+    try:
+        reader = Redis.from_url(url, socket_timeout=BLOCK_S_MAX + READ_SLACK_S, **options)
+        writer = Redis.from_url(url, socket_timeout=WRITE_TIMEOUT_S, **options)
+    except ValueError as error:
+        raise InputError(f"{redacted(url)}: {error}") from None
+    try:
+        yield RedisBus(reader, writer, run, redacted(url))
+    finally:
+        await reader.aclose()
+        await writer.aclose()

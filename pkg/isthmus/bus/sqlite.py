@@ -1,0 +1,165 @@
+"""The embedded bus: one SQLite file, several processes at once, no server.
+
+Statements are short and run on the event loop itself; a reader polls the file's change counter. The file may be
+deleted at any time: like every loss of the bus, that loses no data.
+"""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from isthmus.bus.base import READ_MAX, RETAINED, Said
+from isthmus.errors import Denied, Unavailable
+
+T = TypeVar("T")
+
+POLL_S = 0.008
+_LOCKED_S = 0.02  # between tries while another process writes
+_LOCKED_TRIES = 100
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS messages (
+    run TEXT NOT NULL, stream TEXT NOT NULL, id INTEGER NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (run, stream, id)
+) WITHOUT ROWID
+"""
+
+
+class SqliteBus:
+    """Streams of one run in a SQLite file. Positions are decimal message numbers, counted per stream."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.url = f"sqlite://{path}"
+        self._path = path
+        self._run = run
+        self._db: sqlite3.Connection | None = None
+        self._inode = -1
+        self._written = 0
+
+    async def append(self, stream: str, body: bytes) -> None:
+        """See `Bus.append`."""
+
+        def insert(db: sqlite3.Connection) -> None:
+            with db:
+                db.execute("BEGIN IMMEDIATE")
+                newest = _newest(db, self._run, stream)
+                db.execute("INSERT INTO messages VALUES (?, ?, ?, ?)", (self._run, stream, newest + 1, body))
+                if newest % 64 == 0:
+                    db.execute(
+                        "DELETE FROM messages WHERE run = ? AND stream = ? AND id <= ?",
+                        (self._run, stream, newest - RETAINED),
+                    )
+
+        await self._do(insert)
+        self._written += 1
+
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> dict[str, Sequence[Said]]:
+        """See `Bus.read`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        seen: tuple[int, int] | None = None
+        while True:
+            # data_version moves when another connection wrote; our own writes are counted here.
+            version = await self._do(lambda db: (int(db.execute("PRAGMA data_version").fetchone()[0]), self._written))
+            if version != seen:
+                seen = version
+                found = await self._do(lambda db: self._after(db, positions))
+                if found:
+                    return found
+            left = until - loop.time()
+            if left <= 0:
+                return {}
+            await asyncio.sleep(min(POLL_S, left))
+
+    async def tail(self, stream: str) -> str:
+        """See `Bus.tail`."""
+        return str(await self._do(lambda db: _newest(db, self._run, stream)))
+
+    async def names(self) -> set[str]:
+        """See `Bus.names`."""
+        rows = await self._do(
+            lambda db: db.execute("SELECT DISTINCT stream FROM messages WHERE run = ?", (self._run,)).fetchall()
+        )
+        return {row[0] for row in rows}
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _after(self, db: sqlite3.Connection, positions: Mapping[str, str]) -> dict[str, Sequence[Said]]:
+        found: dict[str, Sequence[Said]] = {}
+        for stream, position in positions.items():
+            start = int(position or 0)
+            if start > _newest(db, self._run, stream):
+                start = 0  # the bus lost what we had read
+            rows = db.execute(
+                "SELECT id, body FROM messages WHERE run = ? AND stream = ? AND id > ? ORDER BY id LIMIT ?",
+                (self._run, stream, start, READ_MAX),
+            ).fetchall()
+            if rows:
+                found[stream] = [Said(str(number), body) for number, body in rows]
+        return found
+
+    async def _do(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        for _ in range(_LOCKED_TRIES):
+            try:
+                return fn(self._open())
+            except sqlite3.OperationalError as error:
+                message = str(error)
+                if "readonly" in message or "unable to open" in message:
+                    self.close()
+                    raise Denied(f"{self.url}: {message}") from None
+                if "locked" not in message and "busy" not in message:
+                    self.close()
+                    raise Unavailable(f"{self.url}: {message}") from None
+            except sqlite3.DatabaseError as error:
+                # Damaged, or not a database: drop what we hold; the operator sees it, the run goes on without a bus.
+                self.close()
+                raise Unavailable(f"{self.url}: {error}") from None
+            await asyncio.sleep(_LOCKED_S)
+        raise Unavailable(f"{self.url}: another process has held the file locked for {_LOCKED_S * _LOCKED_TRIES:g} s")
+
+    def _open(self) -> sqlite3.Connection:
+        with contextlib.suppress(FileNotFoundError):
+            if self._db is not None and os.stat(self._path).st_ino == self._inode:
+                return self._db
+        self.close()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Denied(f"{self.url}: {error}") from None
+        db = sqlite3.connect(self._path, isolation_level=None, timeout=0.0)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = OFF")  # the bus may lose everything; waiting for the disk buys nothing
+            db.execute(_SCHEMA)
+            self._inode = os.stat(self._path).st_ino
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+        return db
+
+
+def _newest(db: sqlite3.Connection, run: str, stream: str) -> int:
+    row = db.execute(
+        "SELECT id FROM messages WHERE run = ? AND stream = ? ORDER BY id DESC LIMIT 1", (run, stream)
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+@asynccontextmanager
+async def open_sqlite(path: Path, run: str) -> AsyncIterator[SqliteBus]:
+    """Open the file, creating it where it is missing; closed with the context."""
+    bus = SqliteBus(path, run)
+    try:
+        yield bus
+    finally:
+        bus.close()

@@ -1,0 +1,110 @@
+"""How agents talk and listen on a bus that may be away: speaking never blocks, listening comes back by itself."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from isthmus.bus.base import START, Bus, Said
+from isthmus.errors import Unavailable
+from isthmus.records.messages import AnyMessage, encode
+from isthmus.runtime import Runtime
+
+UNSAID_MAX = 512
+"""Messages kept while the bus is away; the oldest are dropped, since whatever matters is said again."""
+
+NAMES_EVERY_S = 1.0
+READ_S = 1.0
+BACKOFF_S = (0.1, 2.0)
+
+
+class Speaker:
+    """Appends messages to one stream from a bounded queue."""
+
+    def __init__(self, bus: Bus, stream: str, runtime: Runtime) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._runtime = runtime
+        self._unsaid: deque[AnyMessage] = deque(maxlen=UNSAID_MAX)
+        self._wake = asyncio.Event()
+        self.down_since: float | None = None
+
+    def say(self, message: AnyMessage) -> None:
+        """Queue a message."""
+        self._unsaid.append(message)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send what is queued, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self.flush()
+            except Unavailable:
+                self._wake.set()
+                await asyncio.sleep(self._runtime.random.uniform(*BACKOFF_S))
+
+    async def flush(self) -> None:
+        """Send everything queued now. Raises `Unavailable`; what was not sent stays queued."""
+        while self._unsaid:
+            message = self._unsaid[0]
+            try:
+                await self._bus.append(self._stream, encode(message))
+            except Unavailable:
+                if self.down_since is None:
+                    self.down_since = self._runtime.now()
+                raise
+            self.down_since = None
+            if self._unsaid and self._unsaid[0] is message:
+                self._unsaid.popleft()
+
+
+class Listener:
+    """Reads streams from positions of its own, finds new ones, and survives outages of the bus."""
+
+    def __init__(self, bus: Bus, runtime: Runtime, wanted: Callable[[str], bool]) -> None:
+        self.positions: dict[str, str] = {}
+        self.down_since: float | None = None
+        self._bus = bus
+        self._runtime = runtime
+        self._wanted = wanted
+
+    async def find(self) -> None:
+        """Look for streams; new ones are read from their beginning. Raises `Unavailable`."""
+        for name in await self._bus.names():
+            if name not in self.positions and self._wanted(name):
+                self.positions[name] = START
+
+    async def backlog(self) -> AsyncIterator[tuple[str, Said]]:
+        """Yield what is kept and not yet read, without waiting. Raises `Unavailable`."""
+        await self.find()
+        while found := await self._bus.read(self.positions, 0.0):
+            for pair in self._advance(found):
+                yield pair
+
+    async def live(self, gap: Callable[[], None]) -> AsyncIterator[tuple[str, Said]]:
+        """Yield what is said from here on, for ever; `gap` is called whenever the bus is back after an outage."""
+        looked = self._runtime.now()
+        while True:
+            try:
+                if self.down_since is not None or self._runtime.now() - looked >= NAMES_EVERY_S:
+                    await self.find()
+                    looked = self._runtime.now()
+                found = await self._bus.read(self.positions, READ_S)
+            except Unavailable:
+                if self.down_since is None:
+                    self.down_since = self._runtime.now()
+                await asyncio.sleep(self._runtime.random.uniform(*BACKOFF_S))
+                continue
+            if self.down_since is not None:
+                self.down_since = None
+                gap()
+            for pair in self._advance(found):
+                yield pair
+
+    def _advance(self, found: dict[str, list[Said]] | dict[str, tuple[Said, ...]]) -> list[tuple[str, Said]]:
+        pairs = []
+        for stream, messages in found.items():
+            self.positions[stream] = messages[-1].position
+            pairs += [(stream, message) for message in messages]
+        return pairs

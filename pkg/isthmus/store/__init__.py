@@ -1,0 +1,58 @@
+"""Where the bytes of a run live: the port, its implementations, the edge that retries, and opening by URL."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from isthmus.errors import Denied, InputError
+from isthmus.runtime import Runtime
+from isthmus.store.base import Entry, Store
+from isthmus.store.edge import AT_START, RUNNING, EdgeStore, Patience
+from isthmus.store.files import FileStore
+
+__all__ = ["AT_START", "RUNNING", "EdgeStore", "Entry", "FileStore", "Patience", "Store", "open_store", "require_create_only"]
+
+
+@asynccontextmanager
+async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> AsyncIterator[EdgeStore]:
+    """Open `s3://bucket/prefix`, `file:///path` or a path. With `make`, a missing bucket is created.
+
+    Raises `InputError` for a URL of another kind. Nothing is contacted before the first request (or `make`).
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "s3":
+        from isthmus.store.s3 import open_s3
+
+        if not parts.netloc:
+            raise InputError(f"{url}: an S3 URL names a bucket: s3://bucket/run")
+        prefix = parts.path.strip("/")
+        async with open_s3(parts.netloc, f"{prefix}/" if prefix else "", url) as store:
+            if make:
+                await store.create_bucket()
+            yield EdgeStore(store, runtime)
+    elif parts.scheme in ("", "file"):
+        path = Path(parts.path if parts.scheme else url).expanduser().absolute()
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path} is a file; a run is a folder")
+        yield EdgeStore(FileStore(path, runtime), runtime)
+    else:
+        raise InputError(f"{url}: runs live in s3://bucket/prefix or in a folder, not in {parts.scheme}://")
+
+
+async def require_create_only(store: Store, runtime: Runtime) -> None:
+    """Try the store's create-only PUT on a scratch key. Raises `Denied` where a second create gets through.
+
+    The log rests on this one request: a store that ignores the condition would let two syncers overwrite each other.
+    """
+    key = f"scratch/{runtime.new_id()}"
+    first, second = b"isthmus: first", b"isthmus: second"
+    await store.create(key, first)
+    again = await store.create(key, second)
+    found = bytes(await store.get(key))
+    await store.delete(key)
+    if again or found != first:
+        raise Denied(
+            f"{store.url}: this store does not honour create-only PUT (If-None-Match: *), on which the commit log "
+            "rests; use one that does (AWS S3, MinIO, SeaweedFS, R2, Ceph)"
+        )

@@ -1,0 +1,118 @@
+"""The one place where store requests are retried, timed and counted. Nothing above retries, nothing below does."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+
+from isthmus.errors import Unavailable
+from isthmus.records.frame import Blob
+from isthmus.runtime import Runtime
+from isthmus.store.base import Entry, Store
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over the wire: objects and their bytes, each counted once it was through."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    requests: int = 0
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often and how long a request is tried again: exponential back-off with full jitter."""
+
+    attempts: int = 8
+    first_s: float = 0.05
+    longest_s: float = 10.0
+
+
+RUNNING = Patience()
+"""Once it has worked."""
+
+AT_START = Patience(attempts=3, first_s=0.1, longest_s=0.5)
+"""Before the first success: an operator is watching, say it soon."""
+
+
+class EdgeStore:
+    """A store that tries again on `Unavailable`, and knows for how long it has not been heard from.
+
+    A create that is tried again may find its own object: it then returns False, and the caller compares the bytes
+    (`log.append` does). Everything else is idempotent, since no key ever gets other bytes.
+    """
+
+    def __init__(self, store: Store, runtime: Runtime, patience: Patience = RUNNING) -> None:
+        self.url = store.url
+        self.traffic = Traffic()
+        self.patience = patience
+        self._store = store
+        self._runtime = runtime
+        self._down_since: float | None = None
+
+    @property
+    def down_s(self) -> float:
+        """Seconds since the store was last reached; 0 while it answers."""
+        return 0.0 if self._down_since is None else self._runtime.now() - self._down_since
+
+    async def get(self, key: str) -> bytearray:
+        """See `Store.get`."""
+        data = await self._try(lambda: self._store.get(key))
+        self.traffic.bytes_down += len(data)
+        return data
+
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        """See `Store.get_range`."""
+        data = await self._try(lambda: self._store.get_range(key, start, stop))
+        self.traffic.bytes_down += len(data)
+        return data
+
+    async def put(self, key: str, data: Blob) -> None:
+        """See `Store.put`."""
+        await self._try(lambda: self._store.put(key, data))
+        self.traffic.bytes_up += len(data)
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`."""
+        created = await self._try(lambda: self._store.create(key, data))
+        self.traffic.bytes_up += len(data)
+        return created
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """See `Store.list`."""
+        return await self._try(lambda: self._store.list(prefix))
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        await self._try(lambda: self._store.delete(key))
+
+    async def _try(self, request: Callable[[], Awaitable[T]]) -> T:
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(Unavailable),
+            stop=stop_after_attempt(self.patience.attempts),
+            wait=self._wait,
+            sleep=asyncio.sleep,
+            reraise=True,
+        ):
+            with attempt:
+                self.traffic.requests += 1
+                try:
+                    result = await request()
+                except Unavailable:
+                    if self._down_since is None:
+                        self._down_since = self._runtime.now()
+                    self.traffic.retries += 1
+                    raise
+                self._down_since = None
+                return result
+        raise AssertionError("unreachable: tenacity re-raises")
+
+    def _wait(self, state: RetryCallState) -> float:
+        ceiling = min(self.patience.longest_s, self.patience.first_s * 2 ** (state.attempt_number - 1))
+        return ceiling * self._runtime.random.random()

@@ -1,0 +1,137 @@
+"""A store in a folder: atomic by rename, create-only by hard link, durable by fsync, safe among processes."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.records.frame import Blob
+from isthmus.runtime import Runtime
+from isthmus.store.base import Entry
+
+T = TypeVar("T")
+
+_SCRATCH = ".scratch"  # files under construction; never listed
+
+
+class FileStore:
+    """Objects as files below `root`. Keys are paths; a key can never leave the root."""
+
+    def __init__(self, root: Path, runtime: Runtime) -> None:
+        self.root = root
+        self.url = str(root)
+        self._runtime = runtime
+
+    async def get(self, key: str) -> bytearray:
+        """See `Store.get`."""
+        return await self._run(key, self._read, 0, None)
+
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        """See `Store.get_range`."""
+        return await self._run(key, self._read, start, stop)
+
+    async def put(self, key: str, data: Blob) -> None:
+        """See `Store.put`."""
+        await self._run(key, self._write, data, os.replace)
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`."""
+        return await self._run(key, self._write, data, os.link)
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """See `Store.list`."""
+        if prefix and not prefix.endswith("/"):
+            raise ValueError(f"a prefix ends with '/': {prefix!r}")
+        return await self._run(prefix, self._list)
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        await self._run(key, lambda path: path.unlink(missing_ok=True))
+
+    async def _run(self, key: str, fn: Callable[..., T], *args: object) -> T:
+        path = self._path(key)
+        try:
+            return await self._runtime.offload(fn, path, *args)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectMissing(key) from None
+        except PermissionError as error:
+            raise Denied(f"{self.root}: {error.strerror}: {error.filename}") from None
+        except OSError as error:
+            raise Unavailable(f"{self.root}: {error}") from None
+
+    def _path(self, key: str) -> Path:
+        if any(part in ("", ".", "..") or part.startswith(".") for part in key.removesuffix("/").split("/") if key):
+            raise ValueError(f"not a key: {key!r}")
+        return self.root / key
+
+    def _read(self, path: Path, start: int, stop: int | None) -> bytearray:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = bytearray(max(0, min(size, size if stop is None else stop) - start))
+            file.seek(start)
+            view, at = memoryview(data), 0
+            while at < len(data):
+                read = file.readinto(view[at:])
+                if not read:
+                    raise OSError(f"{path} shrank while it was read")
+                at += read
+        return data
+
+    def _write(self, path: Path, data: Blob, settle: Callable[[Path, Path], None]) -> bool:
+        scratch = self.root / _SCRATCH / self._runtime.new_id()
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(scratch, "xb", buffering=0) as file:
+                view, at = memoryview(data), 0
+                while at < len(view):
+                    at += file.write(view[at:])
+                os.fsync(file.fileno())
+            _make_folder(path.parent)
+            try:
+                settle(scratch, path)
+            except FileExistsError:
+                return False
+            _sync_folder(path.parent)
+            return True
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                scratch.unlink()
+
+    def _list(self, path: Path) -> Sequence[Entry]:
+        return sorted(Entry(str(p.relative_to(self.root)), size) for p, size in _walk(path))
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, int]]:
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(Path(entry.path))
+        else:
+            # Deleted between the listing and this call: not there.
+            with contextlib.suppress(FileNotFoundError):
+                yield Path(entry.path), entry.stat().st_size
+
+
+def _make_folder(path: Path) -> None:
+    """Create a folder and its parents durably: a commit must not name an object whose folder a power cut undoes."""
+    if path.is_dir():
+        return
+    _make_folder(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

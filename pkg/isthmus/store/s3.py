@@ -1,0 +1,227 @@
+"""A store in a bucket, over aiobotocore. No retries here: they live in one wrapper at the port's edge."""
+
+import io
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
+
+from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
+from isthmus.records.frame import Blob
+from isthmus.store.base import Entry
+
+CONNECTIONS_MAX = 64
+CONNECT_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 60.0  # between two reads of a body, not for all of it
+_CHUNK = 1 << 20
+
+_MISSING = {"NoSuchKey", "404", "NotFound"}
+_EXISTS = {"PreconditionFailed", "412"}
+# A concurrent conditional write: nobody has won yet, the same request has to be sent again.
+_CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
+_DENIED = {
+    "AccessDenied": "access denied",
+    "403": "access denied",
+    "InvalidAccessKeyId": "the access key is not known there",
+    "SignatureDoesNotMatch": "the secret key does not fit the access key",
+    "NoSuchBucket": "there is no such bucket",
+    "InvalidBucketName": "that is no valid bucket name",
+    "PermanentRedirect": "the bucket is in another region",
+    "AuthorizationHeaderMalformed": "the bucket is in another region",
+    "ExpiredToken": "the session token has expired",
+    "NotImplemented": "the server does not implement this request (conditional PUT is needed)",
+}
+
+
+class S3Store:
+    """Objects of one bucket below an optional prefix. Endpoint and credentials come from the AWS environment."""
+
+    def __init__(self, client: Any, bucket: str, prefix: str, url: str) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
+        self.url = url
+
+    async def get(self, key: str) -> bytearray:
+        """See `Store.get`."""
+        return await self._read(key, {})
+
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        """See `Store.get_range`."""
+        if stop <= start:
+            return bytearray()
+        try:
+            return await self._read(key, {"Range": f"bytes={start}-{stop - 1}"})
+        except _RangeBeyondEnd:
+            return bytearray()
+
+    async def put(self, key: str, data: Blob) -> None:
+        """See `Store.put`."""
+        try:
+            await self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=_Body(data))
+        except (ClientError, BotoCoreError, OSError) as error:
+            self._fail(error, key)
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`."""
+        try:
+            await self._client.put_object(
+                Bucket=self._bucket, Key=self._prefix + key, Body=_Body(data), IfNoneMatch="*"
+            )
+        except ClientError as error:
+            if _code(error) in _EXISTS:
+                return False
+            self._fail(error, key)
+        except (BotoCoreError, OSError) as error:
+            self._fail(error, key)
+        return True
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """See `Store.list`."""
+        if prefix and not prefix.endswith("/"):
+            raise ValueError(f"a prefix ends with '/': {prefix!r}")
+        entries: list[Entry] = []
+        try:
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            async for page in pages:
+                entries.extend(
+                    Entry(item["Key"].removeprefix(self._prefix), item["Size"]) for item in page.get("Contents", ())
+                )
+        except (ClientError, BotoCoreError, OSError) as error:
+            self._fail(error, prefix)
+        return sorted(entries)
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        try:
+            await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
+        except (ClientError, BotoCoreError, OSError) as error:
+            self._fail(error, key)
+
+    async def create_bucket(self) -> None:
+        """Create the bucket unless it is there."""
+        try:
+            await self._client.create_bucket(Bucket=self._bucket)
+        except ClientError as error:
+            if _code(error) not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
+                self._fail(error, "")
+        except (BotoCoreError, OSError) as error:
+            self._fail(error, "")
+
+    async def _read(self, key: str, extra: dict[str, str]) -> bytearray:
+        try:
+            response = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **extra)
+            size = int(response["ContentLength"])
+            data, at = bytearray(size), 0
+            async with response["Body"] as body:
+                async for chunk in body.iter_chunks(_CHUNK):
+                    if at + len(chunk) > size:
+                        raise Unavailable(f"{self.url}: {key} sent more than the {size} bytes it announced")
+                    data[at : at + len(chunk)] = chunk
+                    at += len(chunk)
+        except (ClientError, BotoCoreError, OSError, TimeoutError) as error:
+            self._fail(error, key)
+        if at != size:
+            raise Unavailable(f"{self.url}: {key} ended after {at} of {size} bytes")
+        return data
+
+    def _fail(self, error: Exception, key: str) -> NoReturn:
+        """Raise what this failure means to the caller."""
+        where = f"{self.url} at {self._client.meta.endpoint_url}"
+        if isinstance(error, ClientError):
+            code = _code(error)
+            if code in _MISSING:
+                raise ObjectMissing(key) from None
+            if code in {"InvalidRange", "416"}:
+                raise _RangeBeyondEnd from None
+            if code in _DENIED:
+                raise Denied(f"{where}: {_DENIED[code]} ({code})") from None
+            detail = f"{code}: {error.response.get('Error', {}).get('Message', '')}".strip()
+            raise Unavailable(f"{where}: {detail}" + (" (conflict)" if code in _CONFLICT else "")) from None
+        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+            raise Denied(f"{where}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from None
+        if isinstance(error, ParamValidationError):
+            raise InputError(f"{where}: {str(error).splitlines()[-1]}") from None
+        if isinstance(error, HTTPClientError | OSError | TimeoutError):
+            raise Unavailable(f"{where}: {error or type(error).__name__}") from None
+        raise Unavailable(f"{where}: {type(error).__name__}: {error}") from None
+
+
+class _RangeBeyondEnd(Exception):
+    """The range starts behind the end of the object."""
+
+
+class _Body(io.RawIOBase):
+    """A seekable view of a buffer: botocore reads from it without another copy of the object."""
+
+    def __init__(self, data: Blob) -> None:
+        self._view = memoryview(data)
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes: a re-sent request starts over."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position, as files do."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence]
+        self._at = min(max(start + offset, 0), len(self._view))
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Copy the next bytes."""
+        count = min(len(buffer), len(self._view) - self._at)
+        buffer[:count] = self._view[self._at : self._at + count]
+        self._at += count
+        return count
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+@asynccontextmanager
+async def open_s3(bucket: str, prefix: str, url: str) -> AsyncIterator[S3Store]:
+    """Open a bucket; the client is closed with the context."""
+    config = AioConfig(
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=READ_TIMEOUT_S,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        max_pool_connections=CONNECTIONS_MAX,
+        # The defaults since botocore 1.36 (checksums in trailers) are refused by many stores; digests are ours.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "auto", "payload_signing_enabled": False},
+    )
+    try:
+        session = get_session()
+        # A region is needed to sign; stores other than AWS ignore which.
+        region = session.get_config_variable("region") or "us-east-1"
+        async with session.create_client("s3", region_name=region, config=config) as client:
+            yield S3Store(client, bucket, prefix, url)
+    except (ProfileNotFound, ValueError) as error:
+        raise InputError(f"{url}: {error}") from None
