@@ -1,0 +1,165 @@
+"""The run object: what the run is. Written last when a run is created, once; everyone who joins checks against it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+import msgspec
+import numpy as np
+
+from isthmus import kernels, merge
+from isthmus.errors import InputError, LayoutMismatch, LogCorrupt, ObjectMissing, RecordInvalid, RunExists, RunMissing
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Spec, first_difference, partition, place
+from isthmus.records import frame
+from isthmus.records.objects import (
+    RUN_KEY,
+    SCHEMA,
+    RunHeader,
+    RunLayout,
+    TensorSpec,
+    snapshot_key,
+)
+from isthmus.rules import Pace, Rules
+from isthmus.runtime import Runtime
+from isthmus.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as everyone sees it."""
+
+    url: str
+    digest: bytes
+    """SHA-256 of the run object: the identity of the run."""
+    header: RunHeader
+    layout: Layout
+    frozen: dict[str, bytes]
+
+    @property
+    def rules(self) -> Rules:
+        """The arithmetic, fixed."""
+        return self.header.rules
+
+    @property
+    def pace(self) -> Pace:
+        """The default pace."""
+        return self.header.pace
+
+    @property
+    def shares(self) -> list[float]:
+        """Each fragment's share of the parameters."""
+        return [f.size / self.layout.size for f in self.layout.fragments]
+
+    def require(self, specs: Sequence[Spec], frozen: dict[str, bytes]) -> None:
+        """Raise `LayoutMismatch`, naming the first difference, unless this model is the run's."""
+        difference = first_difference(specs, self.layout.specs)
+        if difference is None:
+            for name in sorted(self.frozen.keys() | frozen.keys()):
+                if name not in frozen or name not in self.frozen:
+                    where = "here" if name in frozen else "in the run"
+                    difference = f"parameter {name!r} is frozen only {where}"
+                    break
+                if frozen[name] != self.frozen[name]:
+                    difference = f"frozen parameter {name!r} has other values here than in the run"
+                    break
+        if difference is not None:
+            raise LayoutMismatch(difference)
+
+
+async def read_run(store: Store) -> Run:
+    """Return the run at this store. Raises `RunMissing`, or `LogCorrupt` for a run object that cannot be read."""
+    try:
+        blob = await store.get(RUN_KEY)
+    except ObjectMissing:
+        raise RunMissing(store.url) from None
+    try:
+        header, payload = frame.parse(blob, frame.Kind.RUN, RunHeader)
+        plain = msgpack.unpackb(payload, raw=False, use_list=False, strict_map_key=True, max_ext_len=0)
+        cut = msgspec.convert(plain, RunLayout, builtin_types=(bytes,))
+    except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
+        raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
+    specs = [Spec(t.name, t.shape, t.dtype, t.role) for t in cut.tensors]
+    layout = place(specs, [t.fragment for t in cut.tensors])
+    if len(layout.fragments) != len(header.snapshots):
+        raise LogCorrupt(f"{store.url}/{RUN_KEY}", "fragments and snapshots differ in number")
+    if header.arithmetic != kernels.ARITHMETIC:
+        raise InputError(
+            f"{store.url}: this run uses arithmetic {header.arithmetic}, this release has {kernels.ARITHMETIC}: "
+            "use the release that created the run"
+        )
+    return Run(store.url, frame.digest(blob), header, layout, dict(cut.frozen))
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What a run is created from."""
+
+    specs: Sequence[Spec]
+    values: Sequence[F32]
+    """Flat initial values of each tensor, float32, in the order of `specs`."""
+    frozen: dict[str, bytes]
+    rules: Rules
+    pace: Pace
+    model: str = ""
+    seed: int = 0
+
+
+async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
+    """Create the run, version 0 first and the run object last; return it, or the one that was there if it is the same.
+
+    The loser of a race adopts the winner's run. Raises `RunExists` where the existing run has another layout or other
+    rules, `InputError` for a model that cannot be merged. Creating the same run twice is harmless.
+    """
+    layout = partition(seed.specs, seed.rules.check().fragments)
+    seed.pace.check()
+    try:
+        return _same(await read_run(store), seed)
+    except RunMissing:
+        pass
+    named = dict(zip((s.name for s in seed.specs), seed.values, strict=True))
+    # Snapshots carry the digest of the run, and the run names the snapshots: version 0 is stored under no run.
+    digests = []
+    for fragment in layout.fragments:
+        flat = np.concatenate([named[t.spec.name] for t in fragment.tensors]).astype(np.float32, copy=False)
+        if not kernels.all_finite(flat):
+            raise InputError(f"the initial values of fragment {fragment.index} are not finite")
+        blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
+        digests.append(frame.digest(blob))
+        await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
+    header = RunHeader(
+        schema=SCHEMA,
+        rules=seed.rules,
+        pace=seed.pace,
+        arithmetic=kernels.ARITHMETIC,
+        model=seed.model,
+        seed=seed.seed,
+        created_at=runtime.wall(),
+        snapshots=tuple(digests),
+    )
+    cut = RunLayout(
+        tensors=tuple(
+            TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype, role=s.role, fragment=home)  # type: ignore[arg-type]
+            for s, home in zip(layout.specs, layout.placement, strict=True)
+        ),
+        frozen=seed.frozen,
+    )
+    payload = msgpack.packb(msgspec.to_builtins(cut, builtin_types=(bytes,)), use_bin_type=True)
+    out = frame.draft(frame.Kind.RUN, header, len(payload))
+    out.payload[:] = payload
+    await store.create(RUN_KEY, out.blob)
+    return _same(await read_run(store), seed)
+
+
+def _same(run: Run, seed: Seed) -> Run:
+    """Return the run unless it differs from what was to be created."""
+    difference = first_difference(seed.specs, run.layout.specs)
+    if difference is None and run.rules != seed.rules:
+        for name, ours in msgspec.structs.asdict(seed.rules).items():
+            theirs = getattr(run.rules, name)
+            if ours != theirs:
+                difference = f"{name} is {theirs} there, not {ours}"
+                break
+    if difference is not None:
+        raise RunExists(run.url, difference)
+    return run
