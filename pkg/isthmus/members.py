@@ -1,0 +1,102 @@
+"""Who is there, and how fast: learners as a syncer hears them, on the syncer's own clock. Pure, no I/O."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from isthmus.rules import Pace
+
+SMOOTHING = 0.2
+"""Weight of a new measurement in the moving averages of durations."""
+
+
+def smooth(average: float, sample: float) -> float:
+    """Return the moving average one sample on; the first sample stands for itself."""
+    return sample if average == 0.0 else average + SMOOTHING * (sample - average)
+
+
+@dataclass(slots=True)
+class Member:
+    """One learner. Durations are what it says of itself, in seconds; 0 while unknown."""
+
+    incarnation: int
+    heard_at: float
+    step_s: float = 0.0
+    upload_s: float = 0.0
+    sync_s: float = 0.0
+    delivery_s: float = 0.0
+    """From its step boundary to its update being here and checked, as measured by the syncer."""
+
+    @property
+    def transfer_s(self) -> float:
+        """How long an update of this learner takes to get here: as measured, else as it says."""
+        return self.delivery_s or self.upload_s
+
+
+class Members:
+    """The learners heard of lately. After a start or a gap of the bus nobody's silence means anything for a while."""
+
+    def __init__(self, pace: Pace, now: float) -> None:
+        self._pace = pace
+        self._members: dict[str, Member] = {}
+        self._left: dict[str, int] = {}
+        self.hold_until = now + pace.heartbeat_s
+        """Before this, one heartbeat interval after a start or a gap, no round closes early."""
+        self._deaf_before = now
+
+    def heard(
+        self, learner: str, incarnation: int, now: float, *, step_s: float = 0.0, upload_s: float = 0.0, sync_s: float = 0.0
+    ) -> None:
+        """Note a sign of life; durations of 0 are left as they were."""
+        if self._left.get(learner, -1) >= incarnation:
+            return  # a message from before it left
+        self._left.pop(learner, None)
+        member = self._members.get(learner)
+        if member is None or member.incarnation < incarnation:
+            # Another process, maybe another machine: its durations are its own.
+            member = self._members[learner] = Member(incarnation, now)
+        member.heard_at = max(member.heard_at, now)
+        member.step_s = step_s or member.step_s
+        member.upload_s = upload_s or member.upload_s
+        member.sync_s = sync_s or member.sync_s
+
+    def delivered(self, learner: str, seconds: float) -> None:
+        """Note how long an update took from the learner's step boundary to here."""
+        if member := self._members.get(learner):
+            member.delivery_s = smooth(member.delivery_s, max(seconds, 0.0))
+
+    def left(self, learner: str, incarnation: int) -> None:
+        """Note that a learner stopped on purpose."""
+        member = self._members.get(learner)
+        if member is None or member.incarnation <= incarnation:
+            self._members.pop(learner, None)
+            self._left[learner] = max(incarnation, self._left.get(learner, -1))
+
+    def gap(self, now: float) -> None:
+        """Note that the bus was away until now: silence until here says nothing."""
+        self._deaf_before = now
+        self.hold_until = now + self._pace.heartbeat_s
+
+    def expected(self, recent: Iterable[str], now: float) -> set[str]:
+        """Return whom a round waits for: those heard within L, and those in `recent` commits not yet known silent."""
+        silent_before = now - self._pace.silence_s
+        here = {name for name, m in self._members.items() if m.heard_at >= silent_before}
+        for name in recent:
+            if name in here or name in self._left:
+                continue
+            member = self._members.get(name)
+            since = self._deaf_before if member is None else max(member.heard_at, self._deaf_before)
+            if since >= silent_before:
+                here.add(name)
+        return here
+
+    def __getitem__(self, learner: str) -> Member:
+        """Return what is known of a learner; a stranger has no durations."""
+        return self._members.get(learner) or Member(-1, 0.0)
+
+    def fastest_step_s(self, among: Iterable[str]) -> float:
+        """Return the shortest step duration known among these learners, 0 if none is."""
+        return min((self[m].step_s for m in among if self[m].step_s > 0.0), default=0.0)
+
+    def slowest_step_s(self, among: Iterable[str]) -> float:
+        """Return the longest step duration known among these learners, 0 if none is."""
+        return max((self[m].step_s for m in among), default=0.0)

@@ -1,0 +1,444 @@
+"""One fragment's rounds as a state machine without I/O: events with a time go in, actions come out.
+
+    closed → open (called) → quorum → grace → merging → closed
+
+The syncer feeds it announcements, arrivals, calls, passes and the clock, and does what it answers. Rounds are called,
+not drifted into: only a due update on the newest version opens one, then every learner is asked for what it has.
+Announced is not arrived: an update counts once its bytes are here and checked. Nobody waits for ever.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from isthmus.members import Members, smooth
+from isthmus.reasons import Reason
+from isthmus.records.objects import LISTED_MAX, CommitHeader, Late, Rejection
+from isthmus.rules import Pace
+
+POINTERS_MAX = 4096
+"""Updates of one fragment that wait at most; beyond that a newcomer is turned away."""
+
+AHEAD_MAX = 2
+"""Versions a base may be ahead of what this syncer has read; beyond that it is taken for made up."""
+
+STEP_UNKNOWN_S = 1.0
+"""Taken for a step's duration until a learner has said its own."""
+
+
+class Phase(StrEnum):
+    """Where a round is."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    GRACE = "grace"
+    MERGING = "merging"
+
+
+class ClosedBy(StrEnum):
+    """Why a round stopped waiting."""
+
+    EVERYONE = "everyone"  # all expected are in or have passed
+    GRACE = "grace"  # the quorum was there and grace is over
+    DEADLINE = "deadline"  # H steps after opening
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An announced update: where it is and what it claims to be."""
+
+    learner: str
+    incarnation: int
+    base: int
+    digest: bytes
+    key: str
+    size: int
+    steps: int
+    tokens: int
+    step: int
+    tokens_seen: int
+    due: bool
+    boundary_at: float
+    """The step boundary at which it was taken, on the syncer's clock."""
+    old: bool = False
+    """Said before this syncer listened: `boundary_at` means nothing, and rejections of it are not counted."""
+
+    @property
+    def rank(self) -> tuple[int, bytes]:
+        """Of two updates on one base the one with the higher rank replaces the other."""
+        return self.tokens, self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class CallRound:
+    """Say to all: a round is open that creates this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Get, verify and decode this update, then report `arrived` or `refused`."""
+
+    pointer: Pointer
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Somebody knows a newer version: read the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Stop waiting: merge what is accumulated into this version."""
+
+    version: int
+    closed_by: ClosedBy
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The round came to nothing: forget it."""
+
+
+Action = CallRound | Fetch | CatchUp | Merge | Abandon
+
+
+@dataclass(slots=True)
+class Round:
+    """What is known of the round under way; times are on the syncer's clock, in seconds."""
+
+    opened_at: float
+    boundary_at: float
+    called_at: float
+    called_by: str
+    arrived: dict[tuple[str, int], Pointer] = field(default_factory=dict)
+    """Accumulated, by learner and base, in order."""
+    passed: set[str] = field(default_factory=set)
+    quorum_at: float | None = None
+    quorum_s: float = 0.0
+    grace_s: float = 0.0
+    overlap_steps: float = 0.0
+    closed_by: ClosedBy | None = None
+    closed_at: float = 0.0
+    expected: frozenset[str] = frozenset()
+    quorum: int = 1
+    fresh: set[str] = field(default_factory=set)
+
+    @property
+    def missing(self) -> set[str]:
+        """Expected learners of whom nothing is in and who did not pass."""
+        return set(self.expected) - self.fresh - self.passed
+
+    @property
+    def quorum_missed(self) -> bool:
+        """Whether fewer fresh updates than the quorum are in."""
+        return len(self.fresh) < self.quorum
+
+
+@dataclass(frozen=True, slots=True)
+class Grace:
+    """The waiting time granted after quorum, and the overlap it assumes."""
+
+    seconds: float
+    overlap_steps: float
+
+
+def adaptive_grace(
+    pace: Pace, sync_every: int, fastest_step_s: float, quorum_s: float, sync_s: float, cap_s: float
+) -> Grace:
+    """Return how long to wait for more learners after the quorum (arXiv 2604.21428, adaptive grace window).
+
+    slack = τ·t_step − (t_quorum + t_sync); grace = clamp(γ·slack, 0, cap). Where a slow link or short steps leave no
+    slack, τ is raised to what lets the cap fit, at most H/2: waiting is free only while the result is not yet missed.
+    """
+    if pace.grace == 0.0 or fastest_step_s <= 0.0:
+        return Grace(0.0, pace.overlap)
+    needed = (quorum_s + sync_s + cap_s / pace.grace) / fastest_step_s
+    overlap = max(pace.overlap, min(needed, sync_every / 2))
+    slack = overlap * fastest_step_s - (quorum_s + sync_s)
+    return Grace(min(max(pace.grace * slack, 0.0), cap_s), overlap)
+
+
+class Rounds:
+    """The rounds of one fragment at one syncer."""
+
+    def __init__(self, pace: Pace, sync_every: int, members: Members) -> None:
+        self.phase = Phase.CLOSED
+        self.round: Round | None = None
+        self.head = 0
+        self.rejected_total: dict[str, int] = {}
+        """By reason, over the fragment's log, what is not yet in a commit included."""
+        self._pace = pace
+        self._sync_every = sync_every
+        self._members = members
+        self._merged: dict[str, int] = {}  # newest base merged, by learner
+        self._recent: list[set[str]] = []  # learners of the last two commits
+        self._waiting: dict[tuple[str, int], Pointer] = {}
+        self._fetching: dict[tuple[str, int], Pointer] = {}
+        self._rejections: dict[tuple[str, int, str], int] = {}
+        self._close_to_commit_s = 0.0
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def restored(self, head: int, last: Iterable[CommitHeader]) -> None:
+        """Start from the end of the log: its version and its newest commits, oldest first."""
+        self.head = head
+        for commit in last:
+            self._note_commit(commit)
+
+    def announced(self, pointer: Pointer, now: float) -> list[Action]:
+        """Take an announcement."""
+        if pointer.base > self.head + AHEAD_MAX:
+            self._reject(pointer.learner, pointer.base, Reason.UNKNOWN_BASE)
+            return [CatchUp()]
+        place = (pointer.learner, pointer.base)
+        reason = self._judge(pointer)
+        known = self._waiting.get(place)
+        in_round = self.round.arrived.get(place) if self.round else None
+        if reason is None and pointer.digest in {p.digest for p in (known, in_round) if p is not None}:
+            reason = Reason.DUPLICATE
+        elif reason is None and known is not None and known.rank > pointer.rank:
+            reason = Reason.SUPERSEDED
+        elif reason is None and known is None and len(self._waiting) >= POINTERS_MAX:
+            reason = Reason.OVERSIZED
+        if reason is not None:
+            self._reject(pointer.learner, pointer.base, reason, count=not pointer.old)
+            # A repeated due update still opens: the round it opened may have come to nothing.
+            if reason is not Reason.DUPLICATE:
+                return []
+        else:
+            if known is not None:
+                self._reject(known.learner, known.base, Reason.SUPERSEDED)
+            self._waiting[place] = pointer
+        # Its base is newer than what we hold: another syncer committed, and the log has more to read.
+        actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
+        if self.phase is Phase.CLOSED and pointer.due and pointer.base == self.head:
+            self._open(pointer.boundary_at, now, pointer.learner)
+            actions.append(CallRound(self.head + 1))
+        return actions + self.fetches()
+
+    def called(self, version: int, by: str, now: float) -> list[Action]:
+        """Take another syncer's call: one round, whoever called it."""
+        if version > self.head + 1:
+            return [CatchUp()]
+        if version == self.head + 1 and self.phase is Phase.CLOSED:
+            self._open(now, now, by)
+            return self.fetches()
+        return []
+
+    def passed(self, learner: str, version: int, now: float) -> list[Action]:
+        """Take a learner's word that it has nothing for this round."""
+        if self.round is not None and version == self.head + 1:
+            self.round.passed.add(learner)
+        return self.tick(now)
+
+    def accepts(self, pointer: Pointer) -> bool:
+        """Return whether a fetched update still belongs into the round; if so the caller accumulates it now."""
+        place = (pointer.learner, pointer.base)
+        self._fetching.pop(place, None)
+        if self.round is None or self.phase not in (Phase.OPEN, Phase.GRACE):
+            return False  # too late for this round: it stays a pointer and is fetched again
+        if self._waiting.get(place) is not pointer:
+            return False  # replaced by one with more tokens while it was fetched
+        return True
+
+    def arrived(self, pointer: Pointer, now: float) -> list[Action]:
+        """Note that an accepted update is accumulated."""
+        place = (pointer.learner, pointer.base)
+        assert self.round is not None, "arrived without a round"
+        self._waiting.pop(place, None)
+        self.round.arrived[place] = pointer
+        if pointer.base == self.head:
+            self.round.fresh.add(pointer.learner)
+            if not pointer.old:
+                self._members.delivered(pointer.learner, now - pointer.boundary_at)
+        return self.tick(now) + self.fetches()
+
+    def fetches(self) -> list[Action]:
+        """Return what to fetch now: of each learner the oldest base first, one at a time."""
+        if self.phase not in (Phase.OPEN, Phase.GRACE):
+            return []
+        busy = {learner for learner, _ in self._fetching}
+        actions: list[Action] = []
+        for place in sorted(self._waiting):
+            if place[0] in busy:
+                continue
+            pointer = self._waiting[place]
+            if pointer.base > self.head or self._judge(pointer) or (self.round and place in self.round.arrived):
+                continue  # not yet ours to judge, or settled by the commit of this round
+            busy.add(place[0])
+            self._fetching[place] = pointer
+            actions.append(Fetch(pointer))
+        return actions
+
+    def refused(self, pointer: Pointer, reason: Reason, now: float) -> list[Action]:
+        """Note that an update's bytes are missing or not acceptable."""
+        place = (pointer.learner, pointer.base)
+        self._fetching.pop(place, None)
+        if self._waiting.get(place) is pointer:
+            del self._waiting[place]
+        self._reject(pointer.learner, pointer.base, reason)
+        return self.tick(now) + self.fetches()
+
+    def unreachable(self, pointer: Pointer) -> None:
+        """Note that an update could not be fetched for now: it stays a pointer."""
+        self._fetching.pop((pointer.learner, pointer.base), None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Let time pass: close the round if there is nothing left to wait for."""
+        r = self.round
+        if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
+            return []
+        expected = self._expected(now)
+        r.expected = frozenset(expected)
+        r.quorum = min(self._pace.quorum, max(1, len(expected)))
+        if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:
+            self.phase = Phase.GRACE
+            r.quorum_at = now
+            r.quorum_s = max(0.0, now - r.boundary_at)
+            granted = self._grace(r, expected)
+            r.grace_s, r.overlap_steps = granted.seconds, granted.overlap_steps
+        everyone = bool(r.arrived) and expected <= (r.fresh | r.passed)
+        # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
+        settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= (r.fresh | r.passed))
+        if everyone and settled:
+            return self._close(ClosedBy.EVERYONE, now)
+        if self.phase is Phase.GRACE and now >= self._grace_ends(r):
+            return self._close(ClosedBy.GRACE, now)
+        if now >= self._gives_up(r):
+            if r.arrived:
+                return self._close(ClosedBy.DEADLINE, now)
+            self.phase, self.round = Phase.CLOSED, None
+            return [Abandon()]
+        if now - r.called_at >= self._pace.heartbeat_s:
+            # Calls get lost like everything on the bus, and fetches fail: ask again.
+            r.called_at = now
+            return [CallRound(self.head + 1), *self.fetches()]
+        return []
+
+    def deadline(self, now: float) -> float | None:
+        """Return the time after `now` at which `tick` has to be called, or None."""
+        r = self.round
+        if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
+            return None
+        # At least every heartbeat: calls are repeated, and members fall silent without an event.
+        times = [self._gives_up(r), now + self._pace.heartbeat_s, self._members.hold_until]
+        if self.phase is Phase.GRACE:
+            times.append(self._grace_ends(r))
+        return min(t for t in times if t > now)
+
+    def committed(self, commit: CommitHeader, now: float) -> list[Action]:
+        """Note the next commit of the log, ours or another syncer's; what it left over is taken up again."""
+        ours = self.round is not None and self.phase is Phase.MERGING
+        if ours and self.round is not None:
+            self._close_to_commit_s = smooth(self._close_to_commit_s, now - self.round.closed_at)
+        leftover = list(self.round.arrived.values()) if self.round else []
+        self.phase, self.round = Phase.CLOSED, None
+        self.head = commit.version
+        self._note_commit(commit)
+        merged = {given.digest for given in commit.inputs}
+        for pointer in leftover:
+            self._waiting.setdefault((pointer.learner, pointer.base), pointer)
+        for place, pointer in list(self._waiting.items()):
+            reason = self._judge(pointer)
+            if reason is not None:
+                del self._waiting[place]
+                if pointer.digest not in merged:
+                    self._reject(pointer.learner, pointer.base, reason)
+        # A due update that waits on the new head opens the next round.
+        for pointer in self._waiting.values():
+            if pointer.due and pointer.base == self.head:
+                self._open(pointer.boundary_at, now, pointer.learner)
+                return [CallRound(self.head + 1), *self.fetches()]
+        return []
+
+    def lost(self) -> None:
+        """Note that our merge did not become the log: the round is forgotten until the winner's commit is folded."""
+        if self.round is not None:
+            for pointer in self.round.arrived.values():
+                self._waiting.setdefault((pointer.learner, pointer.base), pointer)
+        self.phase, self.round = Phase.CLOSED, None
+
+    def invalid(self, learner: str, base: int, reason: Reason) -> None:
+        """Count an announcement that could not even become a pointer."""
+        self._reject(learner, base, reason)
+
+    # --- what a commit records ----------------------------------------------------------------------------------------
+
+    def late(self) -> tuple[Late, ...]:
+        """Return the updates that wait but are not in this round (bounded)."""
+        waiting = list(self._waiting.values())[:LISTED_MAX]
+        return tuple(Late(learner=p.learner, base=p.base, digest=p.digest) for p in waiting)
+
+    def rejections(self) -> tuple[Rejection, ...]:
+        """Return what was turned away since the commit before (bounded; the totals hold the rest)."""
+        listed = list(self._rejections.items())[:LISTED_MAX]
+        return tuple(Rejection(learner=l, base=b, reason=r, count=n) for (l, b, r), n in listed)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _judge(self, pointer: Pointer) -> Reason | None:
+        if pointer.base < self.head - self._pace.staleness:
+            return Reason.STALE
+        if pointer.base <= self._merged.get(pointer.learner, -1):
+            return Reason.BASE_MERGED
+        if self.round is not None:
+            newest = max((b for who, b in self.round.arrived if who == pointer.learner), default=-1)
+            if pointer.base < newest:
+                return Reason.OVERTAKEN
+        return None
+
+    def _reject(self, learner: str, base: int, reason: Reason, *, count: bool = True) -> None:
+        if not count:
+            return
+        self.rejected_total[reason.value] = self.rejected_total.get(reason.value, 0) + 1
+        place = (learner, base, reason.value)
+        if place in self._rejections or len(self._rejections) < LISTED_MAX:
+            self._rejections[place] = self._rejections.get(place, 0) + 1
+
+    def _note_commit(self, commit: CommitHeader) -> None:
+        for given in commit.inputs:
+            self._merged[given.learner] = max(given.base, self._merged.get(given.learner, -1))
+        # Older bases are stale anyway; forgetting them keeps memory bounded by who is here.
+        oldest = commit.version - self._pace.staleness - 1
+        self._merged = {who: base for who, base in self._merged.items() if base >= oldest}
+        self._recent = [*self._recent, {given.learner for given in commit.inputs}][-2:]
+        for reason, total in commit.rejected_total.items():
+            self.rejected_total[reason] = max(total, self.rejected_total.get(reason, 0))
+        for turned in commit.rejected:
+            self._rejections.pop((turned.learner, turned.base, turned.reason), None)
+
+    def _known(self) -> set[str]:
+        return set().union(*self._recent)
+
+    def _expected(self, now: float) -> set[str]:
+        return self._members.expected(self._known(), now)
+
+    def _open(self, boundary_at: float, now: float, by: str) -> None:
+        self.phase = Phase.OPEN
+        self.round = Round(opened_at=now, boundary_at=min(boundary_at, now), called_at=now, called_by=by)
+
+    def _grace(self, r: Round, expected: set[str]) -> Grace:
+        missing = expected - r.fresh - r.passed
+        cap = self._members.slowest_step_s(expected) + max((self._members[m].transfer_s for m in missing), default=0.0)
+        sync = self._close_to_commit_s + max((self._members[m].sync_s for m in expected), default=0.0)
+        return adaptive_grace(
+            self._pace, self._sync_every, self._members.fastest_step_s(expected), r.quorum_s, sync, cap
+        )
+
+    def _grace_ends(self, r: Round) -> float:
+        assert r.quorum_at is not None, "grace without quorum"
+        ends = r.quorum_at + r.grace_s
+        # One learner heard so far does not mean there is only one.
+        return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
+
+    def _gives_up(self, r: Round) -> float:
+        slowest = self._members.slowest_step_s(self._expected(r.opened_at)) or STEP_UNKNOWN_S
+        return max(r.opened_at + self._sync_every * slowest, self._members.hold_until)
+
+    def _close(self, by: ClosedBy, now: float) -> list[Action]:
+        assert self.round is not None, "closing without a round"
+        self.phase = Phase.MERGING
+        self.round.closed_by, self.round.closed_at = by, now
+        return [Merge(self.head + 1, by)]

@@ -1,0 +1,252 @@
+"""The syncer: hears learners, keeps fragments, commits. It imports no torch and keeps no state but a fold of the log.
+
+Any number of syncers may run at once, each believing it holds every fragment: the conditional create of a commit
+decides, the loser folds the winner's. A restart folds the log and goes on.
+"""
+
+import asyncio
+import logging
+
+from isthmus.bus import Bus
+from isthmus.bus.base import Said
+from isthmus.bus.voice import Listener, Speaker
+from isthmus.codecs import codec, packed_size
+from isthmus.errors import RecordInvalid
+from isthmus.log import Log
+from isthmus.members import Members
+from isthmus.reasons import Reason
+from isthmus.records import frame
+from isthmus.records.messages import (
+    SYNCER_STREAM,
+    Alive,
+    Announce,
+    AnyMessage,
+    Call,
+    Committed,
+    FromSyncer,
+    Heartbeat,
+    Leave,
+    Pass,
+    decode,
+    learner_of,
+)
+from isthmus.records.objects import update_key
+from isthmus.rounds import Pointer
+from isthmus.rules import Pace
+from isthmus.runtime import Runtime
+from isthmus.store import EdgeStore
+from isthmus.syncer.keeper import Announced, Called, FromBus, Heard, Invalid, Keeper, Limits, Passed, Tallies
+
+logger = logging.getLogger(__name__)
+
+ACCUMULATORS_MAX = 64
+"""Rounds that hold an accumulator at once: 4 n bytes each; further rounds wait as pointers."""
+
+FETCHES_MAX = 16
+"""Updates in memory at once, fetched or decoded and not yet accumulated."""
+
+RECOVERIES_MAX = 8
+"""Fragments folded at once at start."""
+
+LAG_EVERY_S = 0.1
+
+
+class Syncer:
+    """One syncer process's work, as plain coroutines."""
+
+    def __init__(
+        self, log: Log, store: EdgeStore, bus: Bus, runtime: Runtime, name: str, pace: Pace | None = None
+    ) -> None:
+        self.name = name
+        self.pace = (pace or log.run.pace).check()
+        self.tallies = Tallies()
+        self.lag_s_max = 0.0
+        self._log = log
+        self._store = store
+        self._bus = bus
+        self._runtime = runtime
+        self._run = log.run
+        self._members = Members(self.pace, runtime.now())
+        self._speaker = Speaker(bus, SYNCER_STREAM, runtime)
+        self._listener = Listener(bus, runtime, lambda name: name == SYNCER_STREAM or learner_of(name) is not None)
+        limits = Limits(asyncio.Semaphore(ACCUMULATORS_MAX), asyncio.Semaphore(FETCHES_MAX))
+        self.keepers = [
+            Keeper(log, f.index, self._members, self.pace, runtime, limits, self.tallies, name, self._speaker.say)
+            for f in self._run.layout.fragments
+        ]
+
+    async def recover(self) -> None:
+        """Fold every fragment's log to its end. Raises `LogCorrupt`, `Unavailable`, `Denied`."""
+        gate = asyncio.Semaphore(RECOVERIES_MAX)
+
+        async def one(keeper: Keeper) -> None:
+            async with gate:
+                await keeper.recover()
+
+        async with asyncio.TaskGroup() as tasks:
+            for keeper in self.keepers:
+                tasks.create_task(one(keeper))
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set; merges under way are finished, then everything ends."""
+        async for stream, said in self._listener.backlog():
+            self._hear(stream, said, old=True)
+        self._members.gap(self._runtime.now())
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(self._listen()),
+                tasks.create_task(self._speaker.run()),
+                tasks.create_task(self._beat()),
+                tasks.create_task(self._watch_lag()),
+            ]
+            async with asyncio.TaskGroup() as keeping:
+                for keeper in self.keepers:
+                    keeping.create_task(keeper.run(stopping))
+            await self._last_words()
+            for task in background:
+                task.cancel()
+
+    # --- hearing ------------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        def gap() -> None:
+            self._members.gap(self._runtime.now())
+
+        async for stream, said in self._listener.live(gap):
+            self._hear(stream, said, old=False)
+
+    def _hear(self, stream: str, said: Said, *, old: bool) -> None:
+        try:
+            message = decode(said.body)
+            if message.run != self._run.digest:
+                raise RecordInvalid(Reason.WRONG_RUN, "a message of another run")
+            if stream == SYNCER_STREAM:
+                self._from_syncer(message)
+            else:
+                self._from_learner(message, stream, old)
+        except RecordInvalid as error:
+            logger.warning("message on %s turned away: %s", stream, error)
+            counts = self.tallies.rejected
+            counts[error.reason.value] = counts.get(error.reason.value, 0) + 1
+
+    def _from_syncer(self, message: AnyMessage) -> None:
+        match message:
+            case Call() | Committed() | Alive() if message.syncer == self.name:
+                pass
+            case Call():
+                self._offer(message.fragment, Called(message.version, message.syncer))
+            case Committed():
+                self._offer(message.fragment, Heard(message.version))
+            case Alive():
+                for fragment, version in enumerate(message.heads[: len(self.keepers)]):
+                    if version > self.keepers[fragment].head:
+                        self._offer(fragment, Heard(version))
+            case _:
+                raise RecordInvalid(Reason.WRONG_AUTHOR, "a learner's message on the syncers' stream")
+
+    def _from_learner(self, message: AnyMessage, stream: str, old: bool) -> None:
+        now = self._runtime.now()
+        if isinstance(message, FromSyncer) or message.learner != learner_of(stream):
+            raise RecordInvalid(Reason.WRONG_AUTHOR, f"not by the learner of {stream}")
+        if isinstance(message, Leave):
+            self._members.left(message.learner, message.incarnation)
+            return
+        if isinstance(message, Pass):
+            self._offer(message.fragment, Passed(message.learner, message.version))
+            return
+        if not old:
+            # What was said before we listened proves no life.
+            self._members.heard(
+                message.learner,
+                message.incarnation,
+                now,
+                step_s=message.step_s,
+                upload_s=message.upload_s,
+                sync_s=message.sync_s,
+            )
+        match message:
+            case Announce():
+                self._announced(message, now, old)
+            case Heartbeat():
+                pass
+
+    def _announced(self, message: Announce, now: float, old: bool) -> None:
+        if message.fragment >= len(self.keepers):
+            raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {message.fragment} of {len(self.keepers)}")
+        fragment = self._run.layout.fragments[message.fragment]
+        payload = packed_size(codec(self._run.rules.codec_up), fragment)
+        reason = None
+        if message.key != update_key(message.fragment, message.learner, message.base, message.digest):
+            reason = Reason.MALFORMED
+        elif message.steps == 0 or message.tokens == 0:
+            reason = Reason.MALFORMED
+        elif message.size > frame.largest(frame.Kind.UPDATE, payload):
+            reason = Reason.OVERSIZED
+        elif message.size < payload:
+            reason = Reason.TRUNCATED
+        if reason is not None:
+            logger.warning("announcement of %s turned away: %s", message.key, reason.value)
+            self._offer(message.fragment, Invalid(message.learner, message.base, reason))
+            return
+        pointer = Pointer(
+            learner=message.learner,
+            incarnation=message.incarnation,
+            base=message.base,
+            digest=message.digest,
+            key=message.key,
+            size=message.size,
+            steps=message.steps,
+            tokens=message.tokens,
+            step=message.step,
+            tokens_seen=message.tokens_seen,
+            due=message.due,
+            boundary_at=now - message.age_s,
+            old=old,
+        )
+        self._offer(message.fragment, Announced(pointer))
+
+    def _offer(self, fragment: int, event: FromBus) -> None:
+        if fragment >= len(self.keepers):
+            raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {fragment} of {len(self.keepers)}")
+        self.keepers[fragment].offer(event)
+
+    # --- saying -------------------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            self._speaker.say(self._alive())
+            self.lag_s_max = 0.0
+            await asyncio.sleep(self.pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
+
+    def _alive(self) -> Alive:
+        waiting = []
+        if self._store.down_s:
+            waiting.append(f"store ({self._store.down_s:.0f} s)")
+        if self._listener.down_since is not None:
+            waiting.append("bus")
+        return Alive(
+            run=self._run.digest,
+            id=self._runtime.new_id(),
+            syncer=self.name,
+            commits=self.tallies.commits,
+            heads=tuple(keeper.head for keeper in self.keepers),
+            rejected=dict(self.tallies.rejected),
+            waiting_for=", ".join(waiting),
+            lag_ms=self.lag_s_max * 1e3,
+        )
+
+    async def _last_words(self) -> None:
+        self._speaker.say(self._alive())
+        await asyncio.sleep(0)
+        # What was committed last should be heard, but an absent bus must not hold up the end.
+        try:
+            async with asyncio.timeout(1.0):
+                await self._speaker.flush()
+        except (TimeoutError, Exception) as error:
+            logger.warning("last announcements not sent: %s", error)
+
+    async def _watch_lag(self) -> None:
+        while True:
+            before = self._runtime.now()
+            await asyncio.sleep(LAG_EVERY_S)
+            self.lag_s_max = max(self.lag_s_max, self._runtime.now() - before - LAG_EVERY_S)

@@ -1,0 +1,427 @@
+"""One fragment at one syncer: its state, its round, its accumulator; the only place where commits are written."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from isthmus import merge
+from isthmus.codecs import codec
+from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.kernels import ARITHMETIC
+from isthmus.layout import DENSE, EMBEDDING
+from isthmus.log import Commit, Log, Update, open_update
+from isthmus.members import Members
+from isthmus.merge import Accumulator, Advance, State
+from isthmus.reasons import Reason
+from isthmus.records import frame
+from isthmus.records.messages import Call, Committed, FromSyncer
+from isthmus.records.objects import (
+    SCHEMA,
+    CommitHeader,
+    Input,
+    Waited,
+    commit_key,
+    snapshot_key,
+    value_key,
+)
+from isthmus.rounds import Abandon, Action, CallRound, CatchUp, ClosedBy, Fetch, Merge, Pointer, Round, Rounds
+from isthmus.rules import Pace
+from isthmus.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+INBOX_MAX = 2048
+"""Bus messages that wait for one fragment; beyond that they are dropped, since they will be said again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A learner's update."""
+
+    pointer: Pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """Another syncer's call."""
+
+    version: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A learner has nothing for this round."""
+
+    learner: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A commit is said to exist."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """An announcement that cannot become a pointer."""
+
+    learner: str
+    base: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The outcome of a fetch; `done` is set once it was dealt with, so that memory in flight stays bounded."""
+
+    pointer: Pointer
+    update: Update | None
+    reason: Reason | None
+    done: asyncio.Event
+
+
+FromBus = Announced | Called | Passed | Heard | Invalid
+
+
+@dataclass(slots=True)
+class Limits:
+    """What the fragments of one syncer share."""
+
+    accumulators: asyncio.Semaphore
+    fetches: asyncio.Semaphore
+
+
+@dataclass(slots=True)
+class Tallies:
+    """What a syncer did since it started."""
+
+    commits: int = 0
+    commits_lost: int = 0
+    dropped: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+class Keeper:
+    """Keeps one fragment: folds its log, runs its rounds, commits."""
+
+    def __init__(
+        self,
+        log: Log,
+        fragment: int,
+        members: Members,
+        pace: Pace,
+        runtime: Runtime,
+        limits: Limits,
+        tallies: Tallies,
+        name: str,
+        say: Callable[[FromSyncer], None],
+    ) -> None:
+        self.fragment = log.run.layout.fragments[fragment]
+        self.rounds = Rounds(pace, log.run.rules.sync_every, members)
+        self.state: State | None = None
+        self._log = log
+        self._pace = pace
+        self._runtime = runtime
+        self._limits = limits
+        self._tallies = tallies
+        self._name = name
+        self._say = say
+        self._digest = log.run.digest
+        self._outer = merge.outers(log.run.rules)
+        self._down = codec(log.run.rules.codec_down)
+        self._accumulator: Accumulator | None = None
+        self._inputs: list[Input] = []
+        self._has_slot = False
+        self._slot_lock = asyncio.Lock()
+        self._inbox: asyncio.Queue[FromBus | Fetched] = asyncio.Queue()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._fetching: set[asyncio.Task[None]] = set()
+        self._snapshot: asyncio.Task[None] | None = None
+
+    @property
+    def head(self) -> int:
+        """The newest version folded; 0 before `recover`."""
+        return self.rounds.head
+
+    def offer(self, event: FromBus) -> None:
+        """Queue a bus event; dropped (and counted) where too many wait."""
+        if self._inbox.qsize() >= INBOX_MAX:
+            self._tallies.dropped += 1
+            return
+        self._inbox.put_nowait(event)
+
+    async def recover(self) -> None:
+        """Fold the log to its end. Raises `LogCorrupt`."""
+        head = await self._log.head(self.fragment.index, keep=max(2, self._pace.staleness + 1))
+        self.state, self._digest = head.state, head.digest
+        self.rounds.restored(head.state.version, [commit.header for commit in head.last])
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve rounds until `stopping` is set; a merge under way is finished first."""
+        async with asyncio.TaskGroup() as self._tasks:
+            while not stopping.is_set():
+                now = self._runtime.now()
+                deadline = self.rounds.deadline(now)
+                event = None
+                # Without a round there is no deadline; wake up now and then to see whether to stop.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pace.heartbeat_s if deadline is None else deadline - now):
+                        event = await self._inbox.get()
+                actions = self.rounds.tick(self._runtime.now()) if event is None else await self._handle(event)
+                await self._do(actions)
+            for task in self._fetching:
+                task.cancel()
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    async def _handle(self, event: FromBus | Fetched) -> list[Action]:
+        now = self._runtime.now()
+        match event:
+            case Announced(pointer):
+                return self.rounds.announced(pointer, now)
+            case Called(version, by):
+                return self.rounds.called(version, by, now)
+            case Passed(learner, version):
+                return self.rounds.passed(learner, version, now)
+            case Heard(version):
+                return [CatchUp()] if version > self.head else []
+            case Invalid(learner, base, reason):
+                self.rounds.invalid(learner, base, reason)
+                return []
+            case Fetched(pointer, update, reason, done):
+                try:
+                    return await self._arrive(pointer, update, reason)
+                finally:
+                    done.set()
+
+    async def _arrive(self, pointer: Pointer, update: Update | None, reason: Reason | None) -> list[Action]:
+        if reason is not None:
+            return self.rounds.refused(pointer, reason, self._runtime.now())
+        if update is None:
+            self.rounds.unreachable(pointer)
+            return []
+        if not self.rounds.accepts(pointer):
+            return self.rounds.fetches()
+        if self._accumulator is None:
+            self._accumulator = Accumulator(self.fragment, self._outer)
+        given = Input(
+            key=pointer.key,
+            digest=pointer.digest,
+            learner=pointer.learner,
+            incarnation=update.header.incarnation,
+            base=pointer.base,
+            steps=update.header.steps,
+            tokens=update.header.tokens,
+            step=update.header.step,
+            tokens_seen=update.header.tokens_seen,
+            bytes=pointer.size,
+            arrived_at=self._runtime.wall(),
+            weight=merge.weight(update.header.tokens, update.header.steps),
+        )
+        await self._runtime.offload(self._accumulator.add, update.gradient, given.weight)
+        self._inputs.append(given)
+        return self.rounds.arrived(pointer, self._runtime.now())
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    async def _do(self, actions: Iterable[Action]) -> None:
+        todo = list(actions)
+        while todo:
+            match todo.pop(0):
+                case CallRound(version):
+                    self._say(
+                        Call(
+                            run=self._log.run.digest,
+                            id=self._runtime.new_id(),
+                            syncer=self._name,
+                            fragment=self.fragment.index,
+                            version=version,
+                        )
+                    )
+                case Fetch(pointer):
+                    assert self._tasks is not None, "fetching before run"
+                    task = self._tasks.create_task(self._fetch(pointer))
+                    self._fetching.add(task)
+                    task.add_done_callback(self._fetching.discard)
+                case CatchUp():
+                    todo += await self._catch_up()
+                case Merge(version, closed_by):
+                    todo += await self._merge(version, closed_by)
+                case Abandon():
+                    self._release()
+
+    async def _fetch(self, pointer: Pointer) -> None:
+        await self._slot()
+        async with self._limits.fetches:
+            update, reason = None, None
+            try:
+                # One byte more than announced, so that a larger object is noticed and never read whole.
+                blob = await self._log.store.get_range(pointer.key, 0, pointer.size + 1)
+                if len(blob) != pointer.size:
+                    reason = Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
+                else:
+                    update = await self._runtime.offload(
+                        open_update,
+                        blob,
+                        pointer.digest,
+                        self._log.run,
+                        self.fragment,
+                        pointer.learner,
+                        pointer.base,
+                    )
+                    if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):
+                        reason = Reason.MALFORMED
+            except ObjectMissing:
+                reason = Reason.MISSING
+            except RecordInvalid as error:
+                logger.warning("%s of %s turned away: %s", pointer.key, pointer.learner, error)
+                reason = error.reason
+            except Unavailable as error:
+                logger.warning("%s is not to be had for now: %s", pointer.key, error)
+            done = asyncio.Event()
+            self._inbox.put_nowait(Fetched(pointer, None if reason else update, reason, done))
+            await done.wait()
+
+    async def _merge(self, version: int, closed_by: ClosedBy) -> list[Action]:
+        assert self.state is not None, "merging before recovery"
+        assert self._accumulator is not None, "merging an empty round"
+        assert self.rounds.round is not None, "merging without a round"
+        started = self._runtime.now()
+        result: Advance = await self._runtime.offload(
+            merge.advance, self.state, self._accumulator, self._down, self._log.run.digest
+        )
+        merged = self._runtime.now()
+        key = value_key(self.fragment.index, version, result.value_digest)
+        await self._put(key, result.value)
+        published = self._runtime.now()
+        header = CommitHeader(
+            schema=SCHEMA,
+            run=self._log.run.digest,
+            previous=self._digest,
+            arithmetic=ARITHMETIC,
+            fragment=self.fragment.index,
+            version=version,
+            inputs=tuple(self._inputs),
+            late=self.rounds.late(),
+            dense=self._outer[DENSE],
+            embedding=self._outer[EMBEDDING],
+            codec_down=self._down.name,
+            cancelled=result.cancelled,
+            value_key=key,
+            value_digest=result.value_digest,
+            published_digest=result.published_digest,
+            state_digest=result.state_digest,
+            rejected=self.rounds.rejections(),
+            rejected_total=dict(self.rounds.rejected_total),
+            waited=_waited(self.rounds.round, closed_by, merged - started, published - merged),
+            writer=self._name,
+            attempt=self._runtime.new_id(),
+            written_at=self._runtime.wall(),
+        )
+        # From here on these bytes are the attempt: they do not change until its outcome is known.
+        body = frame.draft(frame.Kind.COMMIT, header).blob
+        if await self._log.append(self.fragment.index, version, body):
+            self._tallies.commits += 1
+            return self._settle(Commit(header, frame.digest(body)), result.state)
+        self._tallies.commits_lost += 1
+        self._release()
+        self.rounds.lost()
+        return await self._catch_up()
+
+    async def _put(self, key: str, data: bytearray) -> None:
+        """Store an object however long the store is away: giving up would only mean to merge the same again."""
+        while True:
+            try:
+                await self._log.store.put(key, data)
+            except Unavailable as error:
+                logger.warning("%s cannot be written for now: %s", key, error)
+                await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
+            else:
+                return
+
+    async def _catch_up(self) -> list[Action]:
+        """Fold what others committed."""
+        assert self.state is not None, "catching up before recovery"
+        actions: list[Action] = []
+        while True:
+            try:
+                commit = await self._log.commit(self.fragment.index, self.head + 1)
+                if commit is None:
+                    return actions
+                if commit.header.previous != self._digest:
+                    raise LogCorrupt(commit_key(self.fragment.index, commit.version), "does not follow our history")
+                result = await self._log.fold(self.state, commit)
+            except Unavailable as error:
+                logger.warning("fragment %d cannot catch up for now: %s", self.fragment.index, error)
+                return actions
+            self._release()
+            actions = self._settle(commit, result.state)
+
+    def _settle(self, commit: Commit, state: State) -> list[Action]:
+        """A commit is in the log: it becomes the state, and only now is it said."""
+        self._release()
+        self.state, self._digest = state, commit.digest
+        ours = commit.header.writer == self._name
+        if ours:
+            self._say(
+                Committed(
+                    run=self._log.run.digest,
+                    id=self._runtime.new_id(),
+                    syncer=self._name,
+                    fragment=self.fragment.index,
+                    version=commit.version,
+                )
+            )
+        due = (commit.version + self.fragment.index) % self._pace.snapshot_every == 0
+        if ours and due and self._tasks is not None and (self._snapshot is None or self._snapshot.done()):
+            self._snapshot = self._tasks.create_task(self._write_snapshot(state))
+        return self.rounds.committed(commit.header, self._runtime.now())
+
+    async def _write_snapshot(self, state: State) -> None:
+        blob = await self._runtime.offload(merge.snapshot, state, self.fragment.index, self._log.run.digest)
+        try:
+            await self._log.store.put(snapshot_key(self.fragment.index, state.version, frame.digest(blob)), blob)
+        except Unavailable as error:
+            logger.warning("no snapshot of fragment %d version %d: %s", self.fragment.index, state.version, error)
+
+    # --- the accumulator's place in the pool --------------------------------------------------------------------------
+
+    async def _slot(self) -> None:
+        """Wait until this fragment may hold an accumulator; until then its updates stay pointers."""
+        async with self._slot_lock:
+            if self._has_slot:
+                return
+            await self._limits.accumulators.acquire()
+            if self.rounds.round is None:
+                self._limits.accumulators.release()  # the round is over; what was to be fetched stays a pointer
+            else:
+                self._has_slot = True
+
+    def _release(self) -> None:
+        self._accumulator, self._inputs = None, []
+        if self._has_slot:
+            self._has_slot = False
+            self._limits.accumulators.release()
+
+
+def _waited(r: Round, closed_by: ClosedBy, merge_s: float, publish_s: float) -> Waited:
+    return Waited(
+        called_by=r.called_by,
+        quorum=r.quorum,
+        quorum_missed=r.quorum_missed,
+        closed_by=closed_by.value,
+        expected=tuple(sorted(r.expected)),
+        missing=tuple(sorted(r.missing)),
+        passed=tuple(sorted(r.passed)),
+        quorum_s=r.quorum_s,
+        grace_s=r.grace_s,
+        waited_s=max(0.0, r.closed_at - r.opened_at),
+        merge_s=max(0.0, merge_s),
+        publish_s=max(0.0, publish_s),
+        overlap_steps=r.overlap_steps,
+    )
