@@ -1,0 +1,94 @@
+"""A byte-level GPT of 0.84 million parameters: pre-norm blocks, tied head, nothing that needs a tokenizer."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCABULARY = 256
+CONTEXT = 128
+
+
+class Block(nn.Module):
+    """Causal self-attention and a feed-forward net, both on a residual stream [batch, time, width]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.proj = nn.Linear(width, width, bias=False)
+        self.norm2 = nn.LayerNorm(width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, time, width] → the same."""
+        batch, time, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attended.transpose(1, 2).reshape(batch, time, width))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class ByteGPT(nn.Module):
+    """Bytes in, logits over the next byte out."""
+
+    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, context: int = CONTEXT) -> None:
+        super().__init__()
+        self.context = context
+        self.bytes = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.bytes.weight
+        for name, p in self.named_parameters():
+            if p.dim() > 1:
+                # Layers that write to the residual stream start smaller, so that depth does not raise its variance.
+                scale = (2 * layers) ** -0.5 if name.endswith(("proj.weight", "down.weight")) else 1.0
+                nn.init.normal_(p, std=0.02 * scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Bytes [batch, time ≤ context] int64 → logits [batch, time, 256]."""
+        h = self.bytes(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+def byte_gpt() -> nn.Module:
+    """Return the demo's model, initialised from torch's current seed."""
+    return ByteGPT()
+
+
+def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats per byte over windows [batch, time + 1] of bytes."""
+    logits = model(windows[:, :-1])
+    return functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module, text: Tensor, context: int = CONTEXT, batch: int = 32) -> float:
+    """Return the mean loss in nats per byte over all of text [n] uint8, in windows that do not overlap."""
+    was = model.training
+    model.eval()
+    count = (text.numel() - 1) // context
+    starts = torch.arange(count) * context
+    total = 0.0
+    for part in starts.split(batch):
+        windows = torch.stack([text[s : s + context + 1] for s in part.tolist()]).long()
+        total += float(loss_of(model, windows)) * len(part)
+    model.train(was)
+    return total / count
+
+
+@torch.no_grad()
+def sample(model: nn.Module, prompt: bytes, length: int, seed: int, temperature: float = 0.8) -> str:
+    """Return the prompt continued by `length` bytes drawn from the model."""
+    generator = torch.Generator().manual_seed(seed)
+    context = int(getattr(model, "context", CONTEXT))
+    x = torch.tensor(list(prompt), dtype=torch.long)[None]
+    for _ in range(length):
+        logits = model(x[:, -context:])[0, -1] / temperature
+        x = torch.cat([x, torch.multinomial(logits.softmax(-1), 1, generator=generator)[None]], dim=1)
+    return bytes(x[0].tolist()).decode("utf-8", errors="replace")

@@ -1,0 +1,110 @@
+"""The built-in trainer, and what any trainer gets: one `Task`, from which it joins the run itself."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from isthmus.demo.gpt import CONTEXT, loss_of
+from isthmus.demo.text import corpus
+from isthmus.link import Link, join
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BATCH = 2
+"""Windows of 128 bytes per step: 256 tokens."""
+
+PEAK_LR = 2e-3
+WARMUP = 100
+FINAL_SHARE = 0.05
+WEIGHT_DECAY = 0.1
+CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What `isthmus learner` asks of a trainer: `def train(task: Task) -> None`."""
+
+    run: str
+    bus: str | None
+    learner: str
+    model: "Callable[[], nn.Module]"
+    steps: int
+    seed: int
+    data: str | None
+    shard: tuple[int, int]
+    """This learner's shard: index and count."""
+    adopt: str
+    should_stop: Callable[[], bool]
+    """Whether the process was asked to end: finish the step and close the link."""
+
+    def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer) -> Link:
+        """Join the run under this task's name."""
+        return join(
+            self.run, model, optimizer, bus=self.bus, learner=self.learner, adopt=self.adopt, steps=self.steps
+        )
+
+
+def schedule(step: int, steps: int) -> float:
+    """Return the learning rate of step 0 … steps − 1: linear warm-up, then a cosine down to a twentieth."""
+    warmup = min(WARMUP, max(1, steps // 4))
+    if step < warmup:
+        return PEAK_LR * (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return PEAK_LR * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def optimizer_for(model: "nn.Module") -> torch.optim.AdamW:
+    """Return AdamW in two groups: matrices decay, gains do not."""
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
+    gains = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": gains, "weight_decay": 0.0}],
+        lr=PEAK_LR,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+
+
+def windows(text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, shard: int, step: int) -> torch.Tensor:
+    """Return the batch [BATCH, CONTEXT + 1] int64 of a step: drawn by (seed, shard, step), so a restart repeats none."""
+    draw = np.random.Generator(np.random.PCG64([seed, shard, step]))
+    starts = draw.integers(0, text.size - CONTEXT - 1, BATCH)
+    return torch.from_numpy(np.stack([text[s : s + CONTEXT + 1] for s in starts]).astype(np.int64))
+
+
+def train_step(model: "nn.Module", optimizer: torch.optim.Optimizer, batch: torch.Tensor, rate: float) -> float:
+    """Take one optimizer step and return the loss of the batch, in nats per byte."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    loss = loss_of(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(loss)
+
+
+def train(task: Task) -> None:
+    """Train the run's model on this learner's shard until all steps are done or the process is asked to stop."""
+    torch.set_num_threads(1)
+    text = np.frombuffer(corpus(task.data).shard(*task.shard), np.uint8)
+    model = task.model()
+    optimizer = optimizer_for(model)
+    link = task.join(model, optimizer)
+    done = False
+    try:
+        while not task.should_stop():
+            if link.steps_done >= task.steps:
+                done = True
+                break
+            step = link.steps_done
+            batch = windows(text, task.seed, task.shard[0], step)
+            loss = train_step(model, optimizer, batch, schedule(step, task.steps))
+            link.step(tokens=BATCH * CONTEXT, loss=loss)
+    finally:
+        link.close(done=done)

@@ -1,0 +1,335 @@
+"""The training side of a learner: what happens between two optimizer steps, and nothing that could wait.
+
+Owned by the training thread. It talks to the agent by two queues only (`deque.append` and `popleft` are atomic), so
+the same code runs under a thread or on one event loop. At each boundary at most one fragment is copied out and one in.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from isthmus import kernels
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Tensor
+from isthmus.members import smooth
+
+UPLOADS_MAX = 2
+"""Captures under way at once; a further one waits for a later boundary."""
+
+BLEND = np.float32(0.5)
+"""α of Streaming DiLoCo (arXiv 2501.18512): θ ← α θ_local + (1 − α) Θ."""
+
+
+class Replica(Protocol):
+    """A learner's model as the boundary sees it. One learner may be many processes: this is the seam for that."""
+
+    def read(self, fragment: int, out: F32) -> None:
+        """Copy the fragment's parameters into out [n] float32."""
+        ...
+
+    def write(self, fragment: int, values: F32) -> None:
+        """Set the fragment's parameters from values [n] float32, rounded to the parameters' own dtypes."""
+        ...
+
+
+def rounded(values: F32, tensors: Sequence[Tensor]) -> F32:
+    """Return values [n] as the parameters hold them: what bfloat16 or float16 cannot hold is no local progress."""
+    if all(t.spec.dtype == "float32" for t in tensors):
+        return values
+    out = values.copy()
+    for t in tensors:
+        piece = out[t.start : t.stop]
+        if t.spec.dtype == "bfloat16":
+            half = np.empty(piece.size, np.uint16)
+            kernels.encode_bf16(piece, half)
+            kernels.decode_bf16(half, piece)
+        elif t.spec.dtype == "float16":
+            piece[:] = piece.astype(np.float16)
+    return out
+
+
+# --- to the agent -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A fragment as it was at a step boundary."""
+
+    fragment: int
+    base: int
+    base_values: F32
+    values: F32
+    steps: int
+    tokens: int
+    step: int
+    tokens_seen: int
+    due: bool
+    boundary_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Called, and nothing to give."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A version is in the model; these tokens of local work on the fragment were replaced by it."""
+
+    fragment: int
+    version: int
+    overwritten: int
+
+
+# --- to the training side ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A round is open that creates this version."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A newer published value [n] can be adopted."""
+
+    fragment: int
+    version: int
+    values: F32
+
+
+@dataclass(frozen=True, slots=True)
+class BaseMerged:
+    """An update of ours on this or a newer base is in the log: nothing more on it will be merged."""
+
+    fragment: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadDone:
+    """A capture is dealt with."""
+
+
+ToAgent = Captured | Passed | Adopted
+ToTraining = Called | Ready | BaseMerged | UploadDone
+
+
+@dataclass(slots=True)
+class Slot:
+    """One fragment as the training side knows it. Counters are differences of the learner's own totals."""
+
+    base: int
+    values: F32
+    """The published value at `base`."""
+    due_at: int
+    """Own step at which the next upload is due."""
+    origin_step: int
+    origin_tokens: int
+    sent_step: int | None = None
+    """Own step of the last upload on this base; None while there is none."""
+    sent_tokens: int = 0
+    sent_values: F32 | None = None
+    """Parameters at that upload; kept only where adoption needs them."""
+    called: int | None = None
+    ready: Ready | None = None
+    merged: bool = False
+
+
+class Boundary:
+    """Counts steps and moves fragments in and out of the model between them."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        replica: Replica,
+        *,
+        sync_every: int,
+        staleness: int,
+        adopt: str,
+        versions: Sequence[tuple[int, F32]],
+        step: int,
+        tokens_seen: int,
+        now: Callable[[], float],
+        notify: Callable[[], None],
+    ) -> None:
+        self.step = step
+        self.tokens_seen = tokens_seen
+        self.loss: float | None = None
+        self.step_s = 0.0
+        self.outbox: deque[ToAgent] = deque()
+        self.inbox: deque[ToTraining] = deque()
+        self._first_tokens = tokens_seen
+        self._layout = layout
+        self._replica = replica
+        self._sync_every = sync_every
+        self._staleness = staleness
+        self._adopt_rule = adopt
+        self._now = now
+        self._notify = notify
+        self._uploads = 0
+        self._stepped_at: float | None = None
+        count = len(layout.fragments)
+        self.slots = [
+            Slot(base, values, self._first_due(p, count, base), step, tokens_seen)
+            for p, (base, values) in enumerate(versions)
+        ]
+        for p, slot in enumerate(self.slots):
+            replica.write(p, slot.values)
+
+    @property
+    def tokens_here(self) -> int:
+        """Tokens trained by this incarnation."""
+        return self.tokens_seen - self._first_tokens
+
+    def local_tokens(self, fragment: int) -> int:
+        """Tokens of local work on a fragment that no upload holds."""
+        slot = self.slots[fragment]
+        return self.tokens_seen - (slot.origin_tokens if slot.sent_step is None else slot.sent_tokens)
+
+    def after_step(self, tokens: int, loss: float | None = None) -> None:
+        """Count one optimizer step of this many tokens; copy at most one fragment out and one in."""
+        now = self._now()
+        if self._stepped_at is not None:
+            self.step_s = smooth(self.step_s, now - self._stepped_at)
+        self._stepped_at = now
+        self.step += 1
+        self.tokens_seen += tokens
+        self.loss = loss
+        self._drain()
+        out, due = self._choose_out()
+        into = self._choose_in()
+        if into is not None and self._is_worth_sending(into):
+            # Work that no upload holds is sent before it is replaced: the next round may still take it.
+            if out is None and self._uploads < UPLOADS_MAX:
+                out, due = into, False
+            elif out != into:
+                into = None
+        if out is not None:
+            self._capture(out, due, now)
+        if into is not None:
+            self._adopt(into)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _first_due(self, fragment: int, count: int, base: int) -> int:
+        # Staggered once. Into a run in flight, a newcomer waits a whole period: others call it before that.
+        offset = 1 + fragment * self._sync_every // count
+        return self.step + offset + (self._sync_every if base > 0 else 0)
+
+    def _drain(self) -> None:
+        while self.inbox:
+            match self.inbox.popleft():
+                case UploadDone():
+                    self._uploads -= 1
+                case Ready() as ready:
+                    slot = self.slots[ready.fragment]
+                    if ready.version > slot.base:
+                        slot.ready = ready
+                case BaseMerged(fragment, base):
+                    slot = self.slots[fragment]
+                    slot.merged = slot.merged or base >= slot.base
+                case Called(fragment, version):
+                    self._called(fragment, version)
+
+    def _called(self, fragment: int, version: int) -> None:
+        slot = self.slots[fragment]
+        if version <= slot.base or slot.sent_step is not None:
+            return  # answered, or history; what was sent is said again by the agent
+        behind = version - 1 - slot.base
+        if behind > self._staleness or slot.merged:
+            self._tell(Passed(fragment, version))
+        else:
+            slot.called = version
+
+    def _choose_out(self) -> tuple[int | None, bool]:
+        """Return the fragment to copy out, called ones first, and whether its own schedule asks for it."""
+        if self._uploads >= UPLOADS_MAX:
+            return None, False
+        called = [(slot.called, p) for p, slot in enumerate(self.slots) if slot.called is not None]
+        if called:
+            _, p = min(called)
+            return p, self.step >= self.slots[p].due_at
+        # With a newer version at hand, a due update would come too late to open anything.
+        due = [
+            (slot.due_at, p)
+            for p, slot in enumerate(self.slots)
+            if self.step >= slot.due_at and slot.ready is None and not slot.merged
+        ]
+        return (min(due)[1], True) if due else (None, False)
+
+    def _choose_in(self) -> int | None:
+        ready = [(slot.ready.version, p) for p, slot in enumerate(self.slots) if slot.ready is not None]
+        return min(ready)[1] if ready else None
+
+    def _is_worth_sending(self, fragment: int) -> bool:
+        slot = self.slots[fragment]
+        if slot.ready is None or slot.sent_step is not None or slot.merged:
+            return False
+        return slot.ready.version - slot.base <= self._staleness and self.step > slot.origin_step
+
+    def _capture(self, fragment: int, due: bool, now: float) -> None:
+        slot = self.slots[fragment]
+        values = np.empty(self._layout.fragments[fragment].size, np.float32)
+        self._replica.read(fragment, values)
+        slot.sent_step, slot.sent_tokens = self.step, self.tokens_seen
+        slot.sent_values = None if self._adopt_rule == "overwrite" else values
+        slot.called = None
+        slot.due_at = self.step + self._sync_every
+        self._uploads += 1
+        self._tell(
+            Captured(
+                fragment=fragment,
+                base=slot.base,
+                base_values=slot.values,
+                values=values,
+                steps=self.step - slot.origin_step,
+                tokens=self.tokens_seen - slot.origin_tokens,
+                step=self.step,
+                tokens_seen=self.tokens_seen,
+                due=due,
+                boundary_at=now,
+            )
+        )
+
+    def _adopt(self, fragment: int) -> None:
+        slot = self.slots[fragment]
+        assert slot.ready is not None, "nothing to adopt"
+        version, values = slot.ready.version, slot.ready.values
+        overwritten = 0
+        if self._adopt_rule == "overwrite":
+            self._replica.write(fragment, values)
+            overwritten = self.local_tokens(fragment)
+            slot.origin_step, slot.origin_tokens = self.step, self.tokens_seen
+        else:
+            local = np.empty_like(values)
+            self._replica.read(fragment, local)
+            if self._adopt_rule == "blend":
+                mixed = BLEND * local + (np.float32(1.0) - BLEND) * values
+            else:
+                since = slot.sent_values
+                if since is None:
+                    since = rounded(slot.values, self._layout.fragments[fragment].tensors)
+                mixed = values + (local - since)
+            self._replica.write(fragment, mixed)
+            if slot.sent_step is not None:
+                # Everything uploaded is gone from local progress, merged or not; what came after it is kept.
+                slot.origin_step, slot.origin_tokens = slot.sent_step, slot.sent_tokens
+        if slot.sent_step is None:
+            slot.due_at = max(slot.due_at, self.step + self._sync_every)  # as if it had joined just now
+        slot.base, slot.values, slot.ready = version, values, None
+        slot.sent_step, slot.sent_values, slot.called, slot.merged = None, None, None, False
+        self._tell(Adopted(fragment, version, overwritten))
+
+    def _tell(self, message: ToAgent) -> None:
+        self.outbox.append(message)
+        self._notify()

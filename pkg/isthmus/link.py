@@ -1,0 +1,277 @@
+"""The front door for a training loop: `join` a run, call `step` after each optimizer step, `close` at the end.
+
+    link = isthmus.join("s3://bucket/run", model, optimizer, bus="redis://host", learner="eu-1")
+    for batch in loader:
+        loss(batch).backward(); optimizer.step(); optimizer.zero_grad()
+        link.step(tokens=batch.numel())
+    link.close()
+
+This is the outer shell: the only module with threads. The agent runs on an event loop of its own in one of them.
+"""
+
+# The one place where a thread is started. # ruff: noqa: TID251
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from isthmus.bus import default_bus, open_bus
+from isthmus.errors import InputError, RunMissing, Unavailable
+from isthmus.learner import Boundary, LearnerAgent
+from isthmus.log import Log
+from isthmus.rules import Pace, Rules
+from isthmus.run import Run, Seed, create_run, read_run
+from isthmus.runtime import Runtime, threaded
+from isthmus.store import AT_START, RUNNING, EdgeStore, open_store, require_create_only
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+OFFLOAD_THREADS = 4
+START_S = 60.0
+"""Reaching the run may take this long before joining gives up; each request fails much sooner."""
+
+DRAIN_S = 10.0
+"""Uploads under way get this long at the end."""
+
+
+class Link:
+    """A learner's hold on a run. Made by `join`; used from the training thread only."""
+
+    def __init__(self, shell: "_Shell") -> None:
+        self._shell = shell
+        self._closed = False
+
+    @property
+    def run(self) -> Run:
+        """The run: layout, rules, pace."""
+        return self._shell.run
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps this learner's name has behind it, over all restarts: where the training loop goes on."""
+        return self._boundary.step
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of those steps."""
+        return self._boundary.tokens_seen
+
+    @property
+    def versions(self) -> list[int]:
+        """The global version each fragment of the model is based on."""
+        return [slot.base for slot in self._boundary.slots]
+
+    @property
+    def incarnation(self) -> int:
+        """How often this name has joined the run, this time included."""
+        return self._shell.agent.incarnation
+
+    @property
+    def _boundary(self) -> Boundary:
+        boundary = self._shell.agent.boundary
+        assert boundary is not None, "a link exists only once it has joined"
+        return boundary
+
+    def step(self, tokens: int, *, loss: float | None = None) -> None:
+        """Report one optimizer step over this many tokens; call it right after `optimizer.step()`.
+
+        Copies at most one fragment out of the model and one into it; everything else happens elsewhere. A store or bus
+        that is away does not hold it up. `loss` is shown by `status` and nothing else.
+
+        Raises `InputError` for a token count below one, and whatever ended the agent for good: `Denied` (credentials
+        were revoked), `Fenced` (another process took over this name).
+        """
+        if tokens < 1:
+            raise InputError(f"a step has at least one token, not {tokens}")
+        if self._closed:
+            raise InputError("the link is closed")
+        self._shell.check()
+        self._boundary.after_step(tokens, loss)
+
+    def close(self, *, done: bool = True) -> None:
+        """Announce what is under way and leave the run. `done` says that this learner has trained all its steps."""
+        if not self._closed:
+            self._closed = True
+            self._shell.close(done)
+
+    def __enter__(self) -> "Link":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(done=kind is None)
+
+
+def join(
+    run: str,
+    model: "nn.Module",
+    optimizer: "torch.optim.Optimizer",
+    *,
+    bus: str | None = None,
+    learner: str,
+    create: Rules | None = None,
+    pace: Pace | None = None,
+    adopt: str = "overwrite",
+    steps: int = 0,
+) -> Link:
+    """Join a run and bring the model to its newest global version.
+
+    Args:
+        run: where the run lives: `s3://bucket/prefix` or a folder.
+        model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
+            float16). Frozen parameters must hold the run's values; buffers stay local.
+        optimizer: the inner optimizer; its state is kept when a fragment is adopted.
+        bus: `redis://host:port`; by default the embedded bus beside a run in a folder.
+        learner: this learner's name, unique in the run; the same name goes on where it stopped.
+        create: with rules, a missing run is created from this model; of several creators one wins, the others adopt its
+            run and its initial values.
+        pace: overrides the run's pace here.
+        adopt: `overwrite` (default), `blend` or `carry`: what happens to local work when a version arrives.
+        steps: how many steps this learner will train, for display; 0 where it is not known.
+
+    Raises:
+        RunMissing: no run there and `create` is not given.
+        LayoutMismatch: the model is not the run's; the message names the first difference.
+        InputError: a bad name, URL or setting.
+        Unavailable, Denied: store or bus cannot be reached or used.
+    """
+    from isthmus import torch_model
+
+    torch_model.check_optimizer(model, optimizer)
+    bus = bus or default_bus(run)
+    if bus is None:
+        raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
+
+    async def enter(store: EdgeStore, runtime: Runtime) -> Run:
+        try:
+            found = await read_run(store)
+        except RunMissing:
+            if create is None:
+                raise
+            await require_create_only(store, runtime)
+            found = await create_run(
+                store,
+                runtime,
+                Seed(
+                    torch_model.specs_of(model),
+                    torch_model.values_of(model),
+                    torch_model.frozen_of(model),
+                    create,
+                    pace or Pace(),
+                ),
+            )
+        found.require(torch_model.specs_of(model), torch_model.frozen_of(model))
+        return found
+
+    shell = _Shell(run, bus, learner, adopt, steps, pace)
+    shell.start(enter, lambda layout: torch_model.TorchReplica(model, layout))
+    return Link(shell)
+
+
+class _Shell:
+    """The thread in which the agent lives, and the way in and out of it."""
+
+    def __init__(self, run_url: str, bus_url: str, learner: str, adopt: str, steps: int, pace: Pace | None) -> None:
+        import re
+
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", learner):
+            raise InputError(
+                f"learner name {learner!r}: use up to 63 letters, digits, dots, dashes and underscores, "
+                "beginning with a letter or digit"
+            )
+        self.run: Run
+        self.agent: LearnerAgent
+        self._urls = run_url, bus_url
+        self._settings = learner, adopt, steps, pace
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._joined = threading.Event()
+        self._attached = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(
+        self,
+        enter: "Callable[[EdgeStore, Runtime], object]",
+        replica: "Callable[[object], object]",
+    ) -> None:
+        """Start the thread; return once the run is joined and the model holds its newest values."""
+        self._thread = threading.Thread(target=self._main, args=(enter,), name="isthmus-agent", daemon=True)
+        self._thread.start()
+        self._joined.wait()
+        self.check()
+        loop, agent = self._loop, self.agent
+        assert loop is not None, "joined without a loop"
+
+        def notify() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(agent.wake)
+
+        agent.attach(replica(self.run.layout), notify)  # type: ignore[arg-type]
+        self._attached.set()
+
+    def check(self) -> None:
+        """Raise what ended the agent, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self, done: bool) -> None:
+        """Let the agent finish what is under way, for a while, then end the thread."""
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive() and not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(lambda: self.agent.drain(done=done))
+                loop.call_soon_threadsafe(lambda: loop.call_later(DRAIN_S, self._give_up))
+            except RuntimeError:
+                return  # it ended in this very moment
+            thread.join(DRAIN_S + 5.0)
+
+    def _give_up(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+
+    def _main(self, enter: "Callable[[EdgeStore, Runtime], object]") -> None:
+        try:
+            asyncio.run(self._agent(enter))
+        except asyncio.CancelledError:
+            pass
+        except BaseExceptionGroup as group:
+            self._failure = _first(group)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._joined.set()
+
+    async def _agent(self, enter: "Callable[[EdgeStore, Runtime], object]") -> None:
+        self._loop = asyncio.get_running_loop()
+        runtime, pool = threaded(OFFLOAD_THREADS)
+        run_url, bus_url = self._urls
+        learner, adopt, steps, pace = self._settings
+        try:
+            async with AsyncExitStack() as stack:
+                store = await stack.enter_async_context(open_store(run_url, runtime))
+                store.patience = AT_START
+                try:
+                    async with asyncio.timeout(START_S):
+                        self.run = await enter(store, runtime)  # type: ignore[misc]
+                        bus = await stack.enter_async_context(open_bus(bus_url, self.run.digest))
+                        log = Log(self.run, store, runtime)
+                        self.agent = LearnerAgent(
+                            log, store, bus, runtime, learner, adopt=adopt, steps_target=steps, pace=pace
+                        )
+                        await self.agent.join()
+                except TimeoutError:
+                    raise Unavailable(f"{run_url}: not joined within {START_S:g} s") from None
+                store.patience = RUNNING
+                self._joined.set()
+                await runtime.offload(self._attached.wait)
+                await self.agent.run()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first cause in a group of failures."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
