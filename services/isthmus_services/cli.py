@@ -1,0 +1,49 @@
+"""The `isthmus` command: one parser, one place where errors become exit codes.
+
+0 done · 1 the check failed · 2 bad usage or input (one line on stderr that says what and where) · 130 interrupted
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from isthmus.errors import InputError, IsthmusError, LogCorrupt
+from isthmus_services import commands
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in commands.ALL:
+        add(subparsers)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run_command(arguments) or 0)
+    except KeyboardInterrupt:
+        return 130
+    except BaseExceptionGroup as group:
+        return _explain(_first(group), arguments.command)
+    except IsthmusError as error:
+        return _explain(error, arguments.command)
+
+
+def _explain(error: BaseException, command: str) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if not isinstance(error, IsthmusError):
+        raise error
+    print(f"isthmus {command}: {' '.join(str(error).split())}", file=sys.stderr)
+    # A damaged log is a failed check, everything else is for the operator to set right.
+    return 1 if isinstance(error, LogCorrupt) and not isinstance(error, InputError) else 2
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+if __name__ == "__main__":
+    sys.exit(main())

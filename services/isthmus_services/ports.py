@@ -1,0 +1,45 @@
+"""Settings → ports: opens a run's store and bus for a service, with short patience until both have answered once."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from isthmus.bus import Bus, open_bus
+from isthmus.errors import Unavailable
+from isthmus.log import Log
+from isthmus.records.messages import SYNCER_STREAM
+from isthmus.run import read_run
+from isthmus.runtime import Runtime, threaded
+from isthmus.store import AT_START, RUNNING, EdgeStore, open_store
+
+OFFLOAD_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Ports:
+    """A run and the ways to it."""
+
+    log: Log
+    store: EdgeStore
+    bus: Bus
+    runtime: Runtime
+
+
+@asynccontextmanager
+async def open_ports(run: str, bus: str, *, bus_must_answer: bool = True) -> AsyncIterator[Ports]:
+    """Open both and read the run. Raises `RunMissing`, `Denied`, `Unavailable` within seconds."""
+    runtime, pool = threaded(OFFLOAD_THREADS)
+    try:
+        async with open_store(run, runtime) as store:
+            store.patience = AT_START
+            found = await read_run(store)
+            async with open_bus(bus, found.digest) as opened:
+                try:
+                    await opened.tail(SYNCER_STREAM)
+                except Unavailable:
+                    if bus_must_answer:
+                        raise
+                store.patience = RUNNING
+                yield Ports(Log(found, store, runtime), store, opened, runtime)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
