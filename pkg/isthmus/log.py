@@ -27,6 +27,7 @@ from isthmus.records.objects import (
     UpdateHeader,
     ValueHeader,
     commit_key,
+    snapshot_key,
     snapshots_prefix,
     version_in,
 )
@@ -140,6 +141,12 @@ class Log:
                 version, digest = commit.version, commit.digest
             return version, values, digest
         raise LogCorrupt(snapshots_prefix(fragment), "no snapshot can be believed: " + ("; ".join(problems) or "none"))
+
+    async def initial(self, fragment: int) -> F32:
+        """Return the published value [n] of version 0."""
+        key = snapshot_key(fragment, 0, self.run.header.snapshots[fragment])
+        values, _ = await self._published_at(fragment, 0, key)
+        return values
 
     # --- folding ------------------------------------------------------------------------------------------------------
 

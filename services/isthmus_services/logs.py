@@ -12,3 +12,8 @@ def configure(*, verbose: bool = False) -> None:
     for noisy in ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("isthmus").setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def quiet() -> None:
+    """Warnings only: for commands that have a display of their own."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BATCH = 2
 """Windows of 128 bytes per step: 256 tokens."""
 
-PEAK_LR = 2e-3
+PEAK_LR = 1.5e-3
 WARMUP = 100
 FINAL_SHARE = 0.05
 WEIGHT_DECAY = 0.1
@@ -86,7 +86,7 @@ def train_step(model: "nn.Module", optimizer: torch.optim.Optimizer, batch: torc
     torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(loss)
+    return float(loss.detach())
 
 
 def train(task: Task) -> None:

@@ -378,8 +378,7 @@ class LearnerAgent:
             case Call(fragment=p, version=version) if p < len(self._known):
                 self._known[p].heard_at = self._runtime.now()
                 self._want(p, version - 1)
-                attempts = self._attempts[p]
-                newest = attempts[max(attempts)] if attempts else None
+                newest = self._attempts[p].get(version - 1)
                 # Maybe the announcement was lost, maybe it crossed the call: say it again, but not at once.
                 if newest is not None and self._runtime.now() - newest.said_at > self.pace.heartbeat_s / 4:
                     self._announce(newest)

@@ -1,7 +1,9 @@
 """The training side of a learner: what happens between two optimizer steps, and nothing that could wait.
 
 Owned by the training thread. It talks to the agent by two queues only (`deque.append` and `popleft` are atomic), so
-the same code runs under a thread or on one event loop. At each boundary at most one fragment is copied out and one in.
+the same code runs under a thread or on one event loop. At each boundary a small, fixed number of fragments is copied
+out and in: twice what the schedule needs on average, so that a learner half as fast as the fastest one, at whose pace
+rounds are called, still answers every call.
 """
 
 from collections import deque
@@ -16,7 +18,7 @@ from isthmus.kernels import F32
 from isthmus.layout import Layout, Tensor
 from isthmus.members import smooth
 
-UPLOADS_MAX = 2
+UPLOADS_MAX = 4
 """Captures under way at once; a further one waits for a later boundary."""
 
 BLEND = np.float32(0.5)
@@ -179,6 +181,8 @@ class Boundary:
         self._uploads = 0
         self._stepped_at: float | None = None
         count = len(layout.fragments)
+        self.moves = max(2, -(-2 * count // sync_every))
+        """Fragments copied out, and in, at one boundary at most."""
         self.slots = [
             Slot(base, values, self._first_due(p, count, base), step, tokens_seen)
             for p, (base, values) in enumerate(versions)
@@ -197,7 +201,7 @@ class Boundary:
         return self.tokens_seen - (slot.origin_tokens if slot.sent_step is None else slot.sent_tokens)
 
     def after_step(self, tokens: int, loss: float | None = None) -> None:
-        """Count one optimizer step of this many tokens; copy at most one fragment out and one in."""
+        """Count one optimizer step of this many tokens; copy at most `moves` fragments out and in."""
         now = self._now()
         if self._stepped_at is not None:
             self.step_s = smooth(self.step_s, now - self._stepped_at)
@@ -206,17 +210,20 @@ class Boundary:
         self.tokens_seen += tokens
         self.loss = loss
         self._drain()
-        out, due = self._choose_out()
-        into = self._choose_in()
-        if into is not None and self._is_worth_sending(into):
-            # Work that no upload holds is sent before it is replaced: the next round may still take it.
-            if out is None and self._uploads < UPLOADS_MAX:
-                out, due = into, False
-            elif out != into:
-                into = None
-        if out is not None:
+        for _ in range(self.moves):
+            out, due = self._choose_out()
+            if out is None:
+                break
             self._capture(out, due, now)
-        if into is not None:
+        for _ in range(self.moves):
+            into = self._choose_in()
+            if into is None:
+                break
+            if self._is_worth_sending(into):
+                # Work that no upload holds is sent before it is replaced: the next round may still take it.
+                if self._uploads >= UPLOADS_MAX:
+                    break
+                self._capture(into, False, now)
             self._adopt(into)
 
     # --- inside -------------------------------------------------------------------------------------------------------

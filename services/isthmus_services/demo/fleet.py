@@ -1,0 +1,167 @@
+"""The demo's processes: one syncer and M learners, started by the same commands a user types, killed and restarted."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from isthmus.errors import InputError
+from isthmus.status import Hearing
+
+STOP_S = 30.0
+CRASHES_MAX = 3
+"""Unasked ends of one process after which the demo gives up."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One SIGKILL."""
+
+    kind: str
+    name: str
+    at: float
+    """Seconds since 1970."""
+    incarnation: int
+    step: int
+
+
+@dataclass
+class Worker:
+    """One process of the fleet and its predecessors."""
+
+    name: str
+    kind: str
+    command: list[str]
+    log: Path
+    environment: Mapping[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    killed_incarnation: int = 0
+    done: bool = False
+    crashes: int = 0
+
+    def start(self) -> None:
+        """Start it; a syncer gets a name of its own each time, so that the log tells its lives apart."""
+        self.starts += 1
+        command = [*self.command, "--name", f"{self.name}-{self.starts}"] if self.kind == "syncer" else self.command
+        with open(self.log, "ab") as out:
+            self.process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether it has a living process."""
+        return self.process is not None and self.process.poll() is None
+
+
+@dataclass
+class Fleet:
+    """All processes of a demo, and who was killed."""
+
+    syncer: Worker
+    learners: list[Worker]
+    steps: int
+    sync_every: int
+    random: random.Random
+    kill_every: float | None
+    kill_syncer_every: float | None
+    kills: list[Kill] = field(default_factory=list)
+    _next: dict[str, float] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Start everything."""
+        for worker in (self.syncer, *self.learners):
+            worker.start()
+        now = time.monotonic()
+        self._next = {"learner": now + (self.kill_every or 0.0), "syncer": now + (self.kill_syncer_every or 0.0)}
+
+    @property
+    def finished(self) -> bool:
+        """Whether every learner has done its steps."""
+        return all(worker.done for worker in self.learners)
+
+    def tend(self, hearing: Hearing) -> None:
+        """Restart what ended unasked, kill what is due. Raises `InputError` for a process that keeps ending."""
+        for worker in (self.syncer, *self.learners):
+            if worker.done or worker.running or worker.process is None:
+                continue
+            if worker.kind == "learner" and worker.process.returncode == 0:
+                worker.done = True
+                continue
+            worker.crashes += 1
+            if worker.process.returncode == 2 or worker.crashes >= CRASHES_MAX:
+                last = worker.log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise InputError(f"{worker.name} ended with {worker.process.returncode}: {' '.join(last)} ({worker.log})")
+            worker.start()
+        now = time.monotonic()
+        if self.kill_every and now >= self._next["learner"]:
+            candidates = [w for w in self.learners if self._may_kill(w, hearing)]
+            if candidates:
+                self._kill(self.random.choice(candidates), hearing)
+                self._next["learner"] = now + self.kill_every
+        if self.kill_syncer_every and now >= self._next["syncer"]:
+            alive = hearing.syncers.get(f"{self.syncer.name}-{self.syncer.starts}")
+            if alive is not None and alive.commits > 0 and not self._nearly_done(hearing):
+                self._kill(self.syncer, hearing)
+                self._next["syncer"] = now + self.kill_syncer_every
+
+    def stop(self, worker: Worker) -> None:
+        """SIGTERM, and wait; SIGKILL where that does not help."""
+        if worker.process is None or not worker.running:
+            return
+        worker.process.terminate()
+        try:
+            worker.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+
+    def stop_all(self) -> None:
+        """End every process."""
+        for worker in (*self.learners, self.syncer):
+            if worker.running and worker.process is not None:
+                worker.process.terminate()
+        for worker in (*self.learners, self.syncer):
+            self.stop(worker)
+
+    def _may_kill(self, worker: Worker, hearing: Hearing) -> bool:
+        """Only who is up again since its last kill, and has enough left to do to show that it recovers."""
+        view = hearing.learners.get(worker.name)
+        if view is None or view.heartbeat is None or not worker.running:
+            return False
+        up = view.heartbeat.incarnation > worker.killed_incarnation
+        return up and view.step < self.steps - 4 * self.sync_every
+
+    def _nearly_done(self, hearing: Hearing) -> bool:
+        return all(
+            worker.done or hearing.learners[worker.name].step > self.steps - 4 * self.sync_every
+            for worker in self.learners
+            if worker.name in hearing.learners
+        )
+
+    def _kill(self, worker: Worker, hearing: Hearing) -> None:
+        assert worker.process is not None, "killing what never started"
+        view = hearing.learners.get(worker.name)
+        worker.process.send_signal(signal.SIGKILL)
+        worker.process.wait()
+        incarnation = view.incarnation if view and worker.kind == "learner" else worker.starts
+        name = worker.name if worker.kind == "learner" else f"{worker.name}-{worker.starts}"
+        self.kills.append(Kill(worker.kind, name, time.time(), incarnation, view.step if view else 0))
+        worker.killed_incarnation = incarnation
+        worker.start()
+
+
+def isthmus_command(*arguments: str) -> list[str]:
+    """Return the command line of `isthmus …` under this interpreter."""
+    return [sys.executable, "-m", "isthmus_services.cli", *arguments]

