@@ -1,17 +1,17 @@
 """Everything Isthmus raises on purpose. Each class says what its catcher does next.
 
-    IsthmusError
-    ├── InputError               fix the input: a flag, a name, a model that does not fit (exit code 2)
-    │   ├── RunMissing           create the run first (`isthmus init`)
-    │   ├── RunExists            choose another run, or use the one that is there
-    │   └── LayoutMismatch       bring the model the run was made for
-    ├── PortError                the world outside
-    │   ├── Unavailable          try again later; whether the last request took effect is unknown
-    │   ├── Denied               an operator has to act: credentials, permissions, a missing bucket
-    │   └── ObjectMissing        nothing is stored under this key
-    ├── RecordInvalid            bytes that are no record of ours; carries the `Reason` it is counted under
-    ├── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
-    └── Fenced                   another process of this name took over: stop
+IsthmusError
+├── InputError               fix the input: a flag, a name, a model that does not fit (exit code 2)
+│   ├── RunMissing           create the run first (`isthmus init`)
+│   ├── RunExists            choose another run, or use the one that is there
+│   └── LayoutMismatch       bring the model the run was made for
+├── PortError                the world outside
+│   ├── Unavailable          try again later; whether the last request took effect is unknown
+│   ├── Denied               an operator has to act: credentials, permissions, a missing bucket
+│   └── ObjectMissing        nothing is stored under this key
+├── RecordInvalid            bytes that are no record of ours; carries the `Reason` it is counted under
+├── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
+└── Fenced                   another process of this name took over: stop
 """
 
 from isthmus.reasons import Reason

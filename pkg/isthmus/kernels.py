@@ -6,6 +6,7 @@ instead of a library call. Whoever changes the result of one of these raises `AR
 written under another number.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -62,7 +63,7 @@ def norm(x: F32) -> float:
             i += 1
         total += ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
         start = stop
-    return np.sqrt(total)
+    return math.sqrt(total)
 
 
 @_kernel
@@ -73,7 +74,7 @@ def all_finite(x: F32) -> bool:
     for i in range(bits.size):
         # All eight exponent bits set is what NaN and infinity have in common.
         bad |= np.uint32((bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000))
-    return bad == 0
+    return bool(bad == 0)
 
 
 # --- the merge --------------------------------------------------------------------------------------------------------
@@ -169,8 +170,7 @@ def _block_scale(x: F32, start: int, stop: int, levels: np.float32, scale_bits: 
     largest = np.float32(0.0)
     for i in range(start, stop):
         magnitude = abs(x[i])
-        if magnitude > largest:
-            largest = magnitude
+        largest = max(largest, magnitude)
     bits = _bf16_bits(np.float32(largest / levels))
     scale_bits[block] = bits
     one = np.empty(1, np.uint32)
@@ -180,7 +180,8 @@ def _block_scale(x: F32, start: int, stop: int, levels: np.float32, scale_bits: 
     if scale < np.float32(1.1754944e-38):
         scale_bits[block] = np.uint16(0)
         return np.float32(0.0)
-    return np.float32(1.0) / scale
+    inverse: np.float32 = np.float32(1.0) / scale
+    return inverse
 
 
 @_kernel

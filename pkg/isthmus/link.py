@@ -9,16 +9,18 @@
 This is the outer shell: the only module with threads. The agent runs on an event loop of its own in one of them.
 """
 
-# The one place where a thread is started. # ruff: noqa: TID251
+# ruff: noqa: TID251  (threads: this is their one place)
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from isthmus.bus import default_bus, open_bus
 from isthmus.errors import InputError, RunMissing, Unavailable
-from isthmus.learner import Boundary, LearnerAgent
+from isthmus.layout import Layout
+from isthmus.learner import Boundary, LearnerAgent, Replica
 from isthmus.log import Log
 from isthmus.rules import Pace, Rules
 from isthmus.run import Run, Seed, create_run, read_run
@@ -28,6 +30,10 @@ from isthmus.store import AT_START, RUNNING, EdgeStore, open_store, require_crea
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+logger = logging.getLogger(__name__)
+
+Enter = Callable[[EdgeStore, Runtime], Awaitable[Run]]
 
 OFFLOAD_THREADS = 4
 START_S = 60.0
@@ -193,8 +199,8 @@ class _Shell:
 
     def start(
         self,
-        enter: "Callable[[EdgeStore, Runtime], object]",
-        replica: "Callable[[object], object]",
+        enter: Enter,
+        replica: Callable[[Layout], Replica],
     ) -> None:
         """Start the thread; return once the run is joined and the model holds its newest values."""
         self._thread = threading.Thread(target=self._main, args=(enter,), name="isthmus-agent", daemon=True)
@@ -208,7 +214,7 @@ class _Shell:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(agent.wake)
 
-        agent.attach(replica(self.run.layout), notify)  # type: ignore[arg-type]
+        agent.attach(replica(self.run.layout), notify)
         self._attached.set()
 
     def check(self) -> None:
@@ -231,7 +237,7 @@ class _Shell:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
 
-    def _main(self, enter: "Callable[[EdgeStore, Runtime], object]") -> None:
+    def _main(self, enter: Enter) -> None:
         try:
             asyncio.run(self._agent(enter))
         except asyncio.CancelledError:
@@ -243,18 +249,19 @@ class _Shell:
         finally:
             self._joined.set()
 
-    async def _agent(self, enter: "Callable[[EdgeStore, Runtime], object]") -> None:
+    async def _agent(self, enter: Enter) -> None:
         self._loop = asyncio.get_running_loop()
         runtime, pool = threaded(OFFLOAD_THREADS)
         run_url, bus_url = self._urls
         learner, adopt, steps, pace = self._settings
+        started = runtime.now()
         try:
             async with AsyncExitStack() as stack:
                 store = await stack.enter_async_context(open_store(run_url, runtime))
                 store.patience = AT_START
                 try:
                     async with asyncio.timeout(START_S):
-                        self.run = await enter(store, runtime)  # type: ignore[misc]
+                        self.run = await enter(store, runtime)
                         bus = await stack.enter_async_context(open_bus(bus_url, self.run.digest))
                         log = Log(self.run, store, runtime)
                         self.agent = LearnerAgent(
@@ -264,6 +271,16 @@ class _Shell:
                 except TimeoutError:
                     raise Unavailable(f"{run_url}: not joined within {START_S:g} s") from None
                 store.patience = RUNNING
+                history = self.agent.history
+                logger.info(
+                    "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",
+                    learner,
+                    run_url,
+                    self.agent.incarnation,
+                    history.step,
+                    history.tokens_lost,
+                    runtime.now() - started,
+                )
                 self._joined.set()
                 await runtime.offload(self._attached.wait)
                 await self.agent.run()

@@ -130,7 +130,8 @@ class Log:
         What a learner joins with: the published part of the newest snapshot, read by range, and the values after it.
         """
         problems: list[str] = []
-        for version, key in await self.snapshots(fragment):
+        for start, key in await self.snapshots(fragment):
+            version = start
             try:
                 values, digest = await self._published_at(fragment, version, key)
             except (LogCorrupt, ObjectMissing) as error:
@@ -182,9 +183,11 @@ class Log:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        result = await self._runtime.offload(merge.advance, state, accumulator, codec(header.codec_down), self.run.digest)
+        result = await self._runtime.offload(
+            merge.advance, state, accumulator, codec(header.codec_down), self.run.digest
+        )
         if result.state_digest != header.state_digest:
-            raise LogCorrupt(key, f"folding its inputs gives another state than the one it recorded, from {header.writer}")
+            raise LogCorrupt(key, f"its inputs fold to another state than the one {header.writer} recorded")
         return result
 
     async def apply(self, values: F32, commit: Commit) -> F32:
@@ -216,9 +219,7 @@ class Log:
 
     # --- starting points ----------------------------------------------------------------------------------------------
 
-    async def _start(
-        self, fragment: int, version: int, key: str, keep: int
-    ) -> tuple[State, bytes, list[Commit]]:
+    async def _start(self, fragment: int, version: int, key: str, keep: int) -> tuple[State, bytes, list[Commit]]:
         """Return the state in a snapshot, the digest of its commit, and the last commits up to it."""
         blob = await self.store.get(key)
         try:
@@ -233,7 +234,9 @@ class Log:
         # Version 0 has no commit: the run object names the digest of the whole snapshot.
         computed = await self._runtime.offload(lambda: state.digest() if version else frame.digest(blob))
         if computed != wanted:
-            raise LogCorrupt(key, f"does not match the digest in {f'commit {version}' if version else 'the run object'}")
+            raise LogCorrupt(
+                key, f"does not match the digest in {f'commit {version}' if version else 'the run object'}"
+            )
         return state, digest, last
 
     async def _anchor(self, fragment: int, version: int, keep: int) -> tuple[bytes, bytes, list[Commit]]:

@@ -44,7 +44,14 @@ class Members:
         self._deaf_before = now
 
     def heard(
-        self, learner: str, incarnation: int, now: float, *, step_s: float = 0.0, upload_s: float = 0.0, sync_s: float = 0.0
+        self,
+        learner: str,
+        incarnation: int,
+        now: float,
+        *,
+        step_s: float = 0.0,
+        upload_s: float = 0.0,
+        sync_s: float = 0.0,
     ) -> None:
         """Note a sign of life; durations of 0 are left as they were."""
         if self._left.get(learner, -1) >= incarnation:

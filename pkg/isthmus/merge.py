@@ -161,9 +161,7 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
     pack(codec_down, fragment, difference, as_bytes(value.payload))
     published = apply_value(state.published, fragment, codec_down, value.payload)
     after = State(version, published, master, momentum)
-    return Advance(
-        after, value.blob, frame.digest(value.blob), array_digest(published), after.digest(), cancelled
-    )
+    return Advance(after, value.blob, frame.digest(value.blob), array_digest(published), after.digest(), cancelled)
 
 
 def apply_value(published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview) -> F32:

@@ -239,9 +239,8 @@ class Rounds:
         self._fetching.pop(place, None)
         if self.round is None or self.phase not in (Phase.OPEN, Phase.GRACE):
             return False  # too late for this round: it stays a pointer and is fetched again
-        if self._waiting.get(place) is not pointer:
-            return False  # replaced by one with more tokens while it was fetched
-        return True
+        # Another one there: replaced by one with more tokens while it was fetched.
+        return self._waiting.get(place) is pointer
 
     def arrived(self, pointer: Pointer, now: float) -> list[Action]:
         """Note that an accepted update is accumulated."""
@@ -374,7 +373,7 @@ class Rounds:
     def rejections(self) -> tuple[Rejection, ...]:
         """Return what was turned away since the commit before (bounded; the totals hold the rest)."""
         listed = list(self._rejections.items())[:LISTED_MAX]
-        return tuple(Rejection(learner=l, base=b, reason=r, count=n) for (l, b, r), n in listed)
+        return tuple(Rejection(learner=who, base=b, reason=r, count=n) for (who, b, r), n in listed)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

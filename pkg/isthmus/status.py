@@ -9,7 +9,7 @@ from isthmus.bus.base import Said
 from isthmus.bus.voice import Listener
 from isthmus.errors import RecordInvalid, Unavailable
 from isthmus.log import Commit, Log
-from isthmus.records.messages import Alive, Announce, Call, Committed, Heartbeat, Leave, Pass, decode
+from isthmus.records.messages import Alive, Announce, Call, Committed, Heartbeat, Leave, Pass, Progress, decode
 from isthmus.runtime import Runtime
 
 
@@ -58,10 +58,10 @@ class Hearing:
                 self.heads[message.fragment] = max(message.version, self.heads.get(message.fragment, 0))
             case Call():
                 self.calls[message.fragment] = max(message.version, self.calls.get(message.fragment, 0))
-            case Heartbeat() | Announce() | Leave() | Pass():
+            case Heartbeat() | Progress() | Announce() | Leave() | Pass():
                 self._learner(message, live)
 
-    def _learner(self, message: Heartbeat | Announce | Leave | Pass, live: bool) -> None:
+    def _learner(self, message: Heartbeat | Progress | Announce | Leave | Pass, live: bool) -> None:
         view = self.learners.setdefault(message.learner, LearnerView(message.learner))
         if isinstance(message, Pass) or message.incarnation < view.incarnation:
             return
@@ -182,7 +182,9 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
                 hearing.take(said, live=True)
     except Unavailable as error:
         bus_error = str(error)
-    heads = await asyncio.gather(*(_head(log, p.index, hearing.heads.get(p.index, 0)) for p in log.run.layout.fragments))
+    heads = await asyncio.gather(
+        *(_head(log, p.index, hearing.heads.get(p.index, 0)) for p in log.run.layout.fragments)
+    )
     return Status(hearing, list(heads), bus_error)
 
 

@@ -18,12 +18,8 @@ from isthmus.layout import DENSE, EMBEDDING, Layout, Spec
 
 
 def specs_of(model: nn.Module) -> list[Spec]:
-    """Return the trainable parameters, in the module's own order; tied parameters appear once, under their first name."""
-    embeddings = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-    }
+    """Return the trainable parameters, in the module's own order; tied ones appear once, under their first name."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     return [
         Spec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), EMBEDDING if id(p) in embeddings else DENSE)
         for name, p in model.named_parameters()
@@ -38,13 +34,11 @@ def values_of(model: nn.Module) -> list[F32]:
 
 def frozen_of(model: nn.Module) -> dict[str, bytes]:
     """Return the SHA-256 of each frozen parameter's values (as float32)."""
-    return {
-        name: hashlib.sha256(_flat(p).data).digest() for name, p in model.named_parameters() if not p.requires_grad
-    }
+    return {name: hashlib.sha256(_flat(p).data).digest() for name, p in model.named_parameters() if not p.requires_grad}
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise `InputError` where the optimizer trains a tensor that is no parameter of the model: it would not be merged."""
+    """Raise `InputError` where the optimizer trains a tensor that is no parameter of the model: it is not merged."""
     known = {id(p) for p in model.parameters()}
     for number, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
@@ -56,7 +50,7 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 class TorchReplica:
-    """Reads and writes a module's parameters, fragment by fragment, on whatever device and in whatever dtype they are."""
+    """Reads and writes a module's parameters, fragment by fragment, on any device and in any of the dtypes."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         named = dict(model.named_parameters())

@@ -1,1 +1,1 @@
-"""What runs: the `isthmus` command and its services. Each is a thin main: settings → ports → library object → signals."""
+"""What runs: the `isthmus` command and its services. Thin mains: settings → ports → library object → signals."""

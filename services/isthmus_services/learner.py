@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import functools
+import logging
 import signal
 
 import torch
@@ -15,10 +16,13 @@ from isthmus.runtime import threaded
 from isthmus.store import AT_START, open_store
 from isthmus_services import logs, options
 
+logger = logging.getLogger("isthmus.services.learner")
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Train."""
     logs.configure()
+    logger.info("%s starts", arguments.learner)
     train = options.callable_of(arguments.train, "--train")
     if arguments.steps < 1:
         raise InputError(f"--steps {arguments.steps}: at least one")

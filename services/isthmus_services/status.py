@@ -90,6 +90,8 @@ def show(status: Status, title: str) -> None:
     for alive in status.hearing.syncers.values():
         live = "alive" if alive.syncer in status.hearing.syncers_live else "silent"
         waiting = f", waiting for {alive.waiting_for}" if alive.waiting_for else ""
-        console.print(f"syncer {alive.syncer}: {live}, {alive.commits} commits since its start{waiting}", highlight=False)
+        console.print(
+            f"syncer {alive.syncer}: {live}, {alive.commits} commits since its start{waiting}", highlight=False
+        )
     rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))
     console.print(f"rejected: {rejected or 'nothing'}", highlight=False)

@@ -34,7 +34,7 @@ class Bus(Protocol):
         """Add a message to the end of a stream."""
         ...
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> dict[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """Return what came after each stream's position, waiting up to `timeout_s` for the first; {} if nothing did."""
         ...
 

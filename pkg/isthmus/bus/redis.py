@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -37,11 +37,11 @@ class RedisBus:
             self._writer.xadd(self._prefix + stream, {_FIELD: body}, maxlen=RETAINED, approximate=True),
         )
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> dict[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """See `Bus.read`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
-        after = {self._prefix + stream: position or "0-0" for stream, position in positions.items()}
+        after: dict[str, str] = {self._prefix + stream: position or "0-0" for stream, position in positions.items()}
         while True:
             left = min(until - loop.time(), BLOCK_S_MAX)
             if not after:
@@ -49,7 +49,7 @@ class RedisBus:
                 return {}
             # BLOCK 0 would wait for ever; no BLOCK at all returns at once.
             block = int(left * 1000) if left > 0.001 else None
-            reply = await self._guard(self._reader.xread(after, count=READ_MAX, block=block))
+            reply = await self._guard(self._reader.xread(cast("dict[Any, Any]", after), count=READ_MAX, block=block))
             found = {
                 key.decode().removeprefix(self._prefix): [
                     Said(entry.decode(), fields[_FIELD]) for entry, fields in entries if fields and _FIELD in fields
@@ -83,8 +83,8 @@ class RedisBus:
         await self._guard(self._writer.ping())
 
     async def _newest(self, key: str) -> str | None:
-        entries = await self._guard(self._writer.xrevrange(key, count=1))
-        return entries[0][0].decode() if entries else None
+        entries: Any = await self._guard(self._writer.xrevrange(key, count=1))
+        return str(entries[0][0].decode()) if entries else None
 
     async def _rewind(self, after: dict[str, str]) -> bool:
         """Start again wherever a stream ends before our position: the server lost its tail. True if one does."""
@@ -117,8 +117,10 @@ def _pairs(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]
         return []
     if isinstance(reply, dict):
         # RESP3: {key: [[entry, …]]}, one more level of nesting than RESP2.
-        return [(key, entries[0] if entries and isinstance(entries[0], list) else entries) for key, entries in reply.items()]
-    return [(key, entries) for key, entries in reply]
+        reply = [
+            (key, groups[0] if groups and isinstance(groups[0], list) else groups) for key, groups in reply.items()
+        ]
+    return list(reply)
 
 
 def _order(entry: str) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class SqliteBus:
         await self._do(insert)
         self._written += 1
 
-    async def read(self, positions: Mapping[str, str], timeout_s: float) -> dict[str, Sequence[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """See `Bus.read`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
@@ -93,7 +93,7 @@ class SqliteBus:
             self._db.close()
             self._db = None
 
-    def _after(self, db: sqlite3.Connection, positions: Mapping[str, str]) -> dict[str, Sequence[Said]]:
+    def _after(self, db: sqlite3.Connection, positions: Mapping[str, str]) -> Mapping[str, Sequence[Said]]:
         found: dict[str, Sequence[Said]] = {}
         for stream, position in positions.items():
             start = int(position or 0)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from isthmus.bus.base import START, Bus, Said
 from isthmus.errors import Unavailable
@@ -102,7 +102,7 @@ class Listener:
             for pair in self._advance(found):
                 yield pair
 
-    def _advance(self, found: dict[str, list[Said]] | dict[str, tuple[Said, ...]]) -> list[tuple[str, Said]]:
+    def _advance(self, found: Mapping[str, Sequence[Said]]) -> list[tuple[str, Said]]:
         pairs = []
         for stream, messages in found.items():
             self.positions[stream] = messages[-1].position

@@ -29,7 +29,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).reshape(batch, time, width))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        out: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return out
 
 
 class ByteGPT(nn.Module):
@@ -55,7 +56,8 @@ class ByteGPT(nn.Module):
         h = self.bytes(x) + self.places.weight[: x.shape[1]]
         for block in self.blocks:
             h = block(h)
-        return self.head(self.norm(h))
+        logits: Tensor = self.head(self.norm(h))
+        return logits
 
 
 def byte_gpt() -> nn.Module:
@@ -77,7 +79,7 @@ def held_out_loss(model: nn.Module, text: Tensor, context: int = CONTEXT, batch:
     count = (text.numel() - 1) // context
     starts = torch.arange(count) * context
     total = 0.0
-    for part in starts.split(batch):
+    for part in torch.split(starts, batch):
         windows = torch.stack([text[s : s + context + 1] for s in part.tolist()]).long()
         total += float(loss_of(model, windows)) * len(part)
     model.train(was)

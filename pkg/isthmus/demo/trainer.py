@@ -44,9 +44,7 @@ class Task:
 
     def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer) -> Link:
         """Join the run under this task's name."""
-        return join(
-            self.run, model, optimizer, bus=self.bus, learner=self.learner, adopt=self.adopt, steps=self.steps
-        )
+        return join(self.run, model, optimizer, bus=self.bus, learner=self.learner, adopt=self.adopt, steps=self.steps)
 
 
 def schedule(step: int, steps: int) -> float:
@@ -71,7 +69,7 @@ def optimizer_for(model: "nn.Module") -> torch.optim.AdamW:
 
 
 def windows(text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, shard: int, step: int) -> torch.Tensor:
-    """Return the batch [BATCH, CONTEXT + 1] int64 of a step: drawn by (seed, shard, step), so a restart repeats none."""
+    """Return the batch [BATCH, CONTEXT + 1] int64 of a step, drawn by (seed, shard, step): a restart repeats none."""
     draw = np.random.Generator(np.random.PCG64([seed, shard, step]))
     starts = draw.integers(0, text.size - CONTEXT - 1, BATCH)
     return torch.from_numpy(np.stack([text[s : s + CONTEXT + 1] for s in starts]).astype(np.int64))

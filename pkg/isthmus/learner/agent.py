@@ -47,6 +47,7 @@ from isthmus.records.messages import (
     Heartbeat,
     Leave,
     Pass,
+    Progress,
     decode,
     learner_stream,
 )
@@ -62,6 +63,9 @@ FETCHERS = 4
 
 PROBE_BEATS = 10
 """Heartbeats without a word about a fragment after which its next commit is looked for in the store."""
+
+PROGRESS_BEATS = 0.1
+"""Heartbeats between two reports of new steps."""
 
 SETTLED_BY_OTHERS = {Reason.SUPERSEDED.value, Reason.DUPLICATE.value, Reason.OVERTAKEN.value}
 """Rejections that say nothing about the newest update on a base."""
@@ -194,9 +198,7 @@ class LearnerAgent:
                 incarnation=incarnation,
                 claimed_at=self._runtime.wall(),
             )
-            if await self._store.create(
-                claim_key(self.name, incarnation), frame.draft(frame.Kind.CLAIM, header).blob
-            ):
+            if await self._store.create(claim_key(self.name, incarnation), frame.draft(frame.Kind.CLAIM, header).blob):
                 return incarnation
             incarnation += 1
 
@@ -210,6 +212,7 @@ class LearnerAgent:
                 tasks.create_task(self._speaker.run()),
                 tasks.create_task(self._beat()),
                 tasks.create_task(self._probe()),
+                tasks.create_task(self._report_progress()),
                 *(tasks.create_task(self._fetch_stale()) for _ in range(FETCHERS)),
             ]
             await self._serve_boundary(tasks)
@@ -515,6 +518,25 @@ class LearnerAgent:
                         self._announce(newest)
             await asyncio.sleep(self.pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
 
+    async def _report_progress(self) -> None:
+        assert self.boundary is not None, "run before attach"
+        said = self.boundary.step
+        while True:
+            await asyncio.sleep(self.pace.heartbeat_s * PROGRESS_BEATS)
+            if self.boundary.step == said:
+                continue
+            said = self.boundary.step
+            self._speaker.say(
+                Progress(
+                    run=self._run.digest,
+                    id=self._runtime.new_id(),
+                    learner=self.name,
+                    incarnation=self.incarnation,
+                    step=said,
+                    tokens_seen=self.boundary.tokens_seen,
+                )
+            )
+
     def _heartbeat(self) -> Heartbeat:
         b = self.boundary
         assert b is not None, "heartbeat before attach"
@@ -563,5 +585,3 @@ class LearnerAgent:
                 await self._speaker.flush()
         except (TimeoutError, Unavailable) as error:
             logger.warning("last words not said: %s", error)
-
-

@@ -7,7 +7,7 @@ from isthmus.bus import START, Bus
 from isthmus.errors import ObjectMissing, RecordInvalid
 from isthmus.log import Log
 from isthmus.records import frame
-from isthmus.records.messages import Announce, Heartbeat, decode, learner_stream
+from isthmus.records.messages import Announce, Heartbeat, Progress, decode, learner_stream
 from isthmus.records.objects import UpdateHeader, updates_prefix
 
 _READS = 8
@@ -73,7 +73,7 @@ async def read_history(log: Log, bus: Bus, learner: str) -> History:
                 message = decode(item.body)
             except RecordInvalid:
                 continue
-            if not isinstance(message, Announce | Heartbeat) or message.run != log.run.digest:
+            if not isinstance(message, Announce | Heartbeat | Progress) or message.run != log.run.digest:
                 continue
             if message.incarnation < newest_heard:
                 continue

@@ -37,7 +37,7 @@ def weigh(accounts: list[Account], shares: list[float], processed: int) -> Tally
     """Return a learner's ledger: the fragments' accounts weighted by their shares of the parameters."""
 
     def total(field: str) -> float:
-        return sum(share * getattr(account, field) for account, share in zip(accounts, shares, strict=True))
+        return sum(share * float(getattr(account, field)) for account, share in zip(accounts, shares, strict=True))
 
     return Tally(
         processed=float(processed),

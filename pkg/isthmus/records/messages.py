@@ -114,6 +114,15 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """What it cannot reach right now, or empty."""
 
 
+class Progress(Message, frozen=True, kw_only=True, tag="progress"):
+    """A learner has trained on: said between heartbeats, so that what a kill loses is known."""
+
+    learner: Name
+    incarnation: Counter
+    step: Steps
+    tokens_seen: Tokens
+
+
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
     """A learner stops on purpose: do not wait for it."""
 
@@ -158,7 +167,7 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """Worst delay of its event loop since the message before."""
 
 
-FromLearner = Announce | Pass | Heartbeat | Leave
+FromLearner = Announce | Pass | Heartbeat | Progress | Leave
 FromSyncer = Call | Committed | Alive
 AnyMessage = FromLearner | FromSyncer
 

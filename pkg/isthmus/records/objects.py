@@ -22,8 +22,8 @@ from isthmus.records.fields import (
 )
 from isthmus.rules import Pace, Rules
 
-SCHEMA = 1
 Schema = Literal[1]
+SCHEMA: Schema = 1
 
 INPUTS_MAX = 4096
 LISTED_MAX = 64
@@ -37,7 +37,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 # --- run --------------------------------------------------------------------------------------------------------------
 
 
-class TensorSpec(Record):
+class TensorSpec(Record, frozen=True, kw_only=True):
     """One parameter: its place in the model and in the run."""
 
     name: Text
@@ -47,7 +47,7 @@ class TensorSpec(Record):
     fragment: Index
 
 
-class RunHeader(Record):
+class RunHeader(Record, frozen=True, kw_only=True):
     """What the run is. The payload is a msgpack list of `TensorSpec` and the digests of frozen parameters."""
 
     schema: Schema
@@ -62,7 +62,7 @@ class RunHeader(Record):
     """Digest of the version-0 snapshot object of each fragment."""
 
 
-class RunLayout(Record):
+class RunLayout(Record, frozen=True, kw_only=True):
     """The payload of the run object."""
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1)]
@@ -73,7 +73,7 @@ class RunLayout(Record):
 # --- what learners write ----------------------------------------------------------------------------------------------
 
 
-class UpdateHeader(Record):
+class UpdateHeader(Record, frozen=True, kw_only=True):
     """One learner's outer gradient of one fragment: base − θ, compressed. The whole way since `base` was adopted."""
 
     schema: Schema
@@ -91,7 +91,7 @@ class UpdateHeader(Record):
     """The tokens of those steps."""
 
 
-class ClaimHeader(Record):
+class ClaimHeader(Record, frozen=True, kw_only=True):
     """Taking a learner's name: created once per incarnation."""
 
     schema: Schema
@@ -104,7 +104,7 @@ class ClaimHeader(Record):
 # --- what syncers write -----------------------------------------------------------------------------------------------
 
 
-class ValueHeader(Record):
+class ValueHeader(Record, frozen=True, kw_only=True):
     """What a commit published: the compressed difference of the published value to the version before."""
 
     schema: Schema
@@ -114,7 +114,7 @@ class ValueHeader(Record):
     codec: Text
 
 
-class SnapshotHeader(Record):
+class SnapshotHeader(Record, frozen=True, kw_only=True):
     """The full state of a fragment: published value, master, momentum; float32 each, in this order."""
 
     schema: Schema
@@ -125,7 +125,7 @@ class SnapshotHeader(Record):
     state_digest: Digest
 
 
-class Input(Record):
+class Input(Record, frozen=True, kw_only=True):
     """One update as it was merged."""
 
     key: Key
@@ -143,7 +143,7 @@ class Input(Record):
     """Effective weight, exactly as it was used (float64)."""
 
 
-class Late(Record):
+class Late(Record, frozen=True, kw_only=True):
     """An update that was announced but not in this round; it may still join the next one."""
 
     learner: Name
@@ -151,7 +151,7 @@ class Late(Record):
     digest: Digest
 
 
-class Rejection(Record):
+class Rejection(Record, frozen=True, kw_only=True):
     """An update or announcement that was turned away since the commit before."""
 
     learner: Name
@@ -160,7 +160,7 @@ class Rejection(Record):
     count: Counter
 
 
-class Outer(Record):
+class Outer(Record, frozen=True, kw_only=True):
     """The arithmetic of one class of tensors in this commit."""
 
     merge: Literal["rda", "avg"]
@@ -168,7 +168,7 @@ class Outer(Record):
     momentum: Finite
 
 
-class Waited(Record):
+class Waited(Record, frozen=True, kw_only=True):
     """Who a round waited for, and how long each phase took."""
 
     called_by: Text
@@ -189,7 +189,7 @@ class Waited(Record):
     """The effective τ of this round."""
 
 
-class CommitHeader(Record):
+class CommitHeader(Record, frozen=True, kw_only=True):
     """One step of a fragment's log: what was merged, how, and what came out. The commit point of the system."""
 
     schema: Schema

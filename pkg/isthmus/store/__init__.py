@@ -11,7 +11,17 @@ from isthmus.store.base import Entry, Store
 from isthmus.store.edge import AT_START, RUNNING, EdgeStore, Patience
 from isthmus.store.files import FileStore
 
-__all__ = ["AT_START", "RUNNING", "EdgeStore", "Entry", "FileStore", "Patience", "Store", "open_store", "require_create_only"]
+__all__ = [
+    "AT_START",
+    "RUNNING",
+    "EdgeStore",
+    "Entry",
+    "FileStore",
+    "Patience",
+    "Store",
+    "open_store",
+    "require_create_only",
+]
 
 
 @asynccontextmanager
@@ -32,12 +42,16 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
                 await store.create_bucket()
             yield EdgeStore(store, runtime)
     elif parts.scheme in ("", "file"):
-        path = Path(parts.path if parts.scheme else url).expanduser().absolute()
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path} is a file; a run is a folder")
-        yield EdgeStore(FileStore(path, runtime), runtime)
+        yield EdgeStore(FileStore(_folder(parts.path if parts.scheme else url), runtime), runtime)
     else:
         raise InputError(f"{url}: runs live in s3://bucket/prefix or in a folder, not in {parts.scheme}://")
+
+
+def _folder(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; a run is a folder")
+    return path
 
 
 async def require_create_only(store: Store, runtime: Runtime) -> None:

@@ -114,5 +114,5 @@ class EdgeStore:
         raise AssertionError("unreachable: tenacity re-raises")
 
     def _wait(self, state: RetryCallState) -> float:
-        ceiling = min(self.patience.longest_s, self.patience.first_s * 2 ** (state.attempt_number - 1))
+        ceiling = min(self.patience.longest_s, self.patience.first_s * 2.0 ** (state.attempt_number - 1))
         return ceiling * self._runtime.random.random()

@@ -27,6 +27,7 @@ from isthmus.records.messages import (
     Heartbeat,
     Leave,
     Pass,
+    Progress,
     decode,
     learner_of,
 )
@@ -154,8 +155,10 @@ class Syncer:
         if isinstance(message, Pass):
             self._offer(message.fragment, Passed(message.learner, message.version))
             return
-        if not old:
-            # What was said before we listened proves no life.
+        # What was said before we listened proves no life.
+        if not old and isinstance(message, Progress):
+            self._members.heard(message.learner, message.incarnation, now)
+        elif not old and isinstance(message, Announce | Heartbeat):
             self._members.heard(
                 message.learner,
                 message.incarnation,
@@ -164,11 +167,8 @@ class Syncer:
                 upload_s=message.upload_s,
                 sync_s=message.sync_s,
             )
-        match message:
-            case Announce():
-                self._announced(message, now, old)
-            case Heartbeat():
-                pass
+        if isinstance(message, Announce):
+            self._announced(message, now, old)
 
     def _announced(self, message: Announce, now: float, old: bool) -> None:
         if message.fragment >= len(self.keepers):
@@ -176,9 +176,8 @@ class Syncer:
         fragment = self._run.layout.fragments[message.fragment]
         payload = packed_size(codec(self._run.rules.codec_up), fragment)
         reason = None
-        if message.key != update_key(message.fragment, message.learner, message.base, message.digest):
-            reason = Reason.MALFORMED
-        elif message.steps == 0 or message.tokens == 0:
+        key = update_key(message.fragment, message.learner, message.base, message.digest)
+        if message.key != key or message.steps == 0 or message.tokens == 0:
             reason = Reason.MALFORMED
         elif message.size > frame.largest(frame.Kind.UPDATE, payload):
             reason = Reason.OVERSIZED

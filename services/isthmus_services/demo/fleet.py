@@ -102,7 +102,9 @@ class Fleet:
             worker.crashes += 1
             if worker.process.returncode == 2 or worker.crashes >= CRASHES_MAX:
                 last = worker.log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise InputError(f"{worker.name} ended with {worker.process.returncode}: {' '.join(last)} ({worker.log})")
+                raise InputError(
+                    f"{worker.name} ended with {worker.process.returncode}: {' '.join(last)} ({worker.log})"
+                )
             worker.start()
         now = time.monotonic()
         if self.kill_every and now >= self._next["learner"]:

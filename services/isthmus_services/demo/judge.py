@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from isthmus import torch_model
-from isthmus.demo.gpt import held_out_loss
+from isthmus.demo.gpt import CONTEXT, held_out_loss
 from isthmus.demo.text import Corpus
-from isthmus.demo.trainer import BATCH, CONTEXT, optimizer_for, schedule, train_step, windows
+from isthmus.demo.trainer import BATCH, optimizer_for, schedule, train_step, windows
 from isthmus.kernels import F32
 from isthmus.log import Commit, Log
 from isthmus.store import Store

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -44,7 +45,9 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
     axes.set_xlabel("thousand tokens per learner")
     axes.set_ylabel("held-out loss, nats per byte")
     axes.set_title(title)
-    total = axes.secondary_xaxis("top", functions=(lambda x: x * learners, lambda x: x / learners))
+    total = axes.secondary_xaxis(
+        "top", functions=(lambda x: np.asarray(x) * learners, lambda x: np.asarray(x) / learners)
+    )
     total.set_xlabel(f"thousand tokens of all {learners} learners")
     axes.grid(alpha=0.3)
     axes.legend()

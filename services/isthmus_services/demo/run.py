@@ -56,8 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupt())
         store, bus = _place(arguments, out, stack)
-        asyncio.run(_refuse_existing(store))
         arguments.create_bucket = arguments.servers
+        if not arguments.servers:
+            asyncio.run(_refuse_existing(store))
         made = init.create(arguments, store)
         kernels.warm()
         print(
@@ -106,7 +107,9 @@ async def _demo(a: argparse.Namespace, out: Path, store: str, bus: str, started:
         console = Console(width=None if sys.stdout.isatty() else 110)
         report.show(summary, console)
         console.print(f"sample of the global model:\n{sample}", highlight=False, markup=False)
-        console.print(f"report {out / 'report.json'}   picture {out / 'loss.png'}   log of the run {store}", highlight=False)
+        console.print(
+            f"report {out / 'report.json'}   picture {out / 'loss.png'}   log of the run {store}", highlight=False
+        )
     return 0 if summary["log_intact"] else 1
 
 

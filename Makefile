@@ -1,0 +1,42 @@
+# `make` lists the targets. Everything runs in .venv, made from pyproject.toml and constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# More for pip, for example the index of another build of torch (see README, Install).
+PIP_ARGS ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-s3 test lint types clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/demo ## train a small model with four learner processes on this machine (ARGS="--kill-every 10" …)
+	$(BIN)/isthmus demo $(ARGS)
+
+demo-s3: $(VENV)/servers ## the same through a real S3 server and a real Redis, started and stopped here
+	$(BIN)/isthmus demo --servers --out out/demo-s3 $(ARGS)
+
+test: $(VENV)/dev ## run the tests, real servers and killed processes included
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev ## check style and formatting
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(VENV)/dev ## check types, strictly
+	$(BIN)/mypy
+
+clean: ## remove the environment and everything the demo wrote
+	rm -rf $(VENV) out
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "make: $(PYTHON) is missing or older than Python 3.11: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) has no venv module: install it (Debian: python3-venv)" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of extras; each is made again when what it depends on changes.
+$(VENV)/demo $(VENV)/servers $(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[$(if $(filter servers,$(@F)),demo$(comma)servers,$(@F))]'
+	@touch $@
+comma := ,
