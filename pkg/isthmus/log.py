@@ -14,7 +14,7 @@ import numpy as np
 from isthmus import merge
 from isthmus.codecs import as_bytes, codec, packed_size, unpack
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
-from isthmus.kernels import ARITHMETIC, F32, all_finite
+from isthmus.kernels import ARITHMETIC, F32, all_finite, norm
 from isthmus.layout import DENSE, EMBEDDING, Fragment
 from isthmus.merge import Accumulator, Advance, State
 from isthmus.reasons import Reason
@@ -34,6 +34,9 @@ from isthmus.records.objects import (
 from isthmus.run import Run
 from isthmus.runtime import Runtime
 from isthmus.store import Store
+
+GRADIENT_NORM_MAX = 1e18
+"""Length of an update above which it is turned away: sums of such numbers leave float32's range."""
 
 FETCHES = 8
 """Inputs of one commit fetched at once while folding."""
@@ -299,7 +302,7 @@ class Update:
 def open_update(blob: Blob, digest: bytes, run: Run, fragment: Fragment, learner: str, base: int) -> Update:
     """Verify and decode an update. Pure, slow: runs off the loop. Raises `RecordInvalid` with a named reason.
 
-    Checked in this order: digest, frame, run, fragment and codec, author, base, size, finiteness.
+    Checked in this order: digest, frame, run, fragment and codec, author, base, size, finiteness, length.
     """
     if frame.digest(blob) != digest:
         raise RecordInvalid(Reason.DIGEST_MISMATCH, "the bytes are not those that were announced")
@@ -319,6 +322,8 @@ def open_update(blob: Blob, digest: bytes, run: Run, fragment: Fragment, learner
     unpack(code, fragment, as_bytes(payload), gradient)
     if not all_finite(gradient):
         raise RecordInvalid(Reason.NON_FINITE, "holds a NaN or an infinity")
+    if norm(gradient) > GRADIENT_NORM_MAX:
+        raise RecordInvalid(Reason.OVERFLOW, f"longer than {GRADIENT_NORM_MAX:g}: no training step goes that far")
     return Update(header, gradient)
 
 

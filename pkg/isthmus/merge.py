@@ -82,11 +82,14 @@ class Accumulator:
         self.outer = outer
         self.count = 0
         self._total = np.zeros(fragment.size, np.float32)
+        self._unit = 0.0  # weights are taken relative to the first one: the sum stays in the range of the updates
         self._weights = 0.0
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
 
     def add(self, x: F32, weight: float) -> None:
         """Add one finite outer gradient x [n] float32 with its effective weight (> 0)."""
+        self._unit = self._unit or weight
+        weight /= self._unit
         for i, t in enumerate(self.fragment.tensors):
             piece = x[t.start : t.stop]
             coefficient = weight
@@ -144,6 +147,8 @@ class Advance:
     published_digest: bytes
     state_digest: bytes
     cancelled: int
+    finite: bool
+    """Whether the state can go on; numbers near the end of float32's range can overflow in a sum."""
 
 
 def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) -> Advance:
@@ -161,7 +166,15 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
     pack(codec_down, fragment, difference, as_bytes(value.payload))
     published = apply_value(state.published, fragment, codec_down, value.payload)
     after = State(version, published, master, momentum)
-    return Advance(after, value.blob, frame.digest(value.blob), array_digest(published), after.digest(), cancelled)
+    return Advance(
+        state=after,
+        value=value.blob,
+        value_digest=frame.digest(value.blob),
+        published_digest=array_digest(published),
+        state_digest=after.digest(),
+        cancelled=cancelled,
+        finite=all(kernels.all_finite(array) for array in (published, master, momentum)),
+    )
 
 
 def apply_value(published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview) -> F32:

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     WRONG_LAYOUT = "wrong-layout"  # not the size, codec or fragment this run has
     WRONG_AUTHOR = "wrong-author"  # a stream or key of one learner speaks for another
     NON_FINITE = "non-finite"  # holds a NaN or an infinity
+    OVERFLOW = "overflow"  # finite, but merging it would not be
     # About the round
     STALE = "stale"  # its base is more than `staleness` versions old
     BASE_MERGED = "base-merged"  # an update of this learner on this or a newer base was merged

@@ -352,6 +352,13 @@ class Rounds:
                 return [CallRound(self.head + 1), *self.fetches()]
         return []
 
+    def spoiled(self) -> None:
+        """Note that merging the round would give no finite state: its updates are turned away, all of them."""
+        if self.round is not None:
+            for pointer in self.round.arrived.values():
+                self._reject(pointer.learner, pointer.base, Reason.OVERFLOW)
+        self.phase, self.round = Phase.CLOSED, None
+
     def lost(self) -> None:
         """Note that our merge did not become the log: the round is forgotten until the winner's commit is folded."""
         if self.round is not None:

@@ -101,7 +101,10 @@ class RedisBus:
     async def _guard(self, request: Awaitable[T]) -> T:
         try:
             return await request
-        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+        except AuthenticationError as error:
+            ask = "the server asks for a password (redis://:PASSWORD@host:port) or refuses the one it got"
+            raise Denied(f"{self.url}: {ask}: {error}") from None
+        except (AuthorizationError, NoPermissionError) as error:
             raise Denied(f"{self.url}: {error}") from None
         except ResponseError as error:
             if str(error).startswith(("NOAUTH", "NOPERM", "WRONGPASS")):

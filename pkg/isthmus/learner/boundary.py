@@ -240,7 +240,7 @@ class Boundary:
                     self._uploads -= 1
                 case Ready() as ready:
                     slot = self.slots[ready.fragment]
-                    if ready.version > slot.base:
+                    if ready.version > (slot.base if slot.ready is None else slot.ready.version):
                         slot.ready = ready
                 case BaseMerged(fragment, base):
                     slot = self.slots[fragment]

@@ -296,6 +296,11 @@ class Keeper:
             merge.advance, self.state, self._accumulator, self._down, self._log.run.digest
         )
         merged = self._runtime.now()
+        if not result.finite:
+            logger.error("fragment %d: the merge of %s overflows", self.fragment.index, [i.key for i in self._inputs])
+            self._release()
+            self.rounds.spoiled()
+            return []
         key = value_key(self.fragment.index, version, result.value_digest)
         await self._put(key, result.value)
         published = self._runtime.now()

@@ -1,0 +1,276 @@
+"""What every bus must do. Each implementation passes the same suite, with several connections at once."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from isthmus.bus import START, Bus, open_bus
+from isthmus.bus.base import RETAINED
+from isthmus.errors import Denied, InputError, Unavailable
+from isthmus_services.servers import redis_server
+
+KINDS = ["sqlite", "redis"]
+
+
+@pytest.fixture(params=KINDS)
+def place(request, tmp_path):
+    """Return (URL, run) of an empty bus."""
+    run = os.urandom(32)
+    if request.param == "sqlite":
+        return f"sqlite://{tmp_path / 'deep' / 'bus.sqlite'}", run
+    return request.getfixturevalue("redis").url, run
+
+
+def run(place, body, connections=1):
+    @asynccontextmanager
+    async def opened(count) -> AsyncIterator[list[Bus]]:
+        async with open_bus(*place) as bus:
+            if count == 1:
+                yield [bus]
+            else:
+                async with opened(count - 1) as others:
+                    yield [bus, *others]
+
+    async def go():
+        async with opened(connections) as buses:
+            return await body(*buses)
+
+    return asyncio.run(go())
+
+
+async def drain(bus, stream, position=START):
+    found = []
+    while messages := (await bus.read({stream: position}, 0.0)).get(stream):
+        found += [m.body for m in messages]
+        position = messages[-1].position
+    return found, position
+
+
+def test_messages_come_back_in_order(place):
+    async def body(bus):
+        for i in range(5):
+            await bus.append("s", f"{i}".encode())
+        found, position = await drain(bus, "s")
+        assert found == [b"0", b"1", b"2", b"3", b"4"]
+        await bus.append("s", b"5")
+        assert (await drain(bus, "s", position))[0] == [b"5"]
+
+    run(place, body)
+
+
+def test_readers_have_positions_of_their_own(place):
+    async def body(writer, one, other):
+        await writer.append("s", b"x")
+        assert (await drain(one, "s"))[0] == (await drain(other, "s"))[0] == [b"x"]
+        assert (await drain(one, "s"))[0] == [b"x"]
+
+    run(place, body, 3)
+
+
+def test_several_streams_are_read_at_once(place):
+    async def body(bus):
+        await bus.append("a", b"1")
+        await bus.append("b", b"2")
+        found = await bus.read({"a": START, "b": START, "never": START}, 0.0)
+        assert {k: [m.body for m in v] for k, v in found.items()} == {"a": [b"1"], "b": [b"2"]}
+
+    run(place, body)
+
+
+def test_reading_waits_for_what_comes(place):
+    async def body(reader, writer):
+        async def later():
+            await asyncio.sleep(0.2)
+            await writer.append("s", b"late")
+
+        task = asyncio.ensure_future(later())
+        started = time.monotonic()
+        found = await reader.read({"s": START}, 10.0)
+        assert [m.body for m in found["s"]] == [b"late"]
+        assert time.monotonic() - started < 5.0
+        await task
+
+    run(place, body, 2)
+
+
+def test_what_one_connection_says_it_hears_itself(place):
+    async def body(bus):
+        reading = asyncio.ensure_future(bus.read({"s": START}, 10.0))
+        await asyncio.sleep(0.1)
+        await bus.append("s", b"x")
+        assert (await asyncio.wait_for(reading, 5.0))["s"][0].body == b"x"
+
+    run(place, body)
+
+
+def test_reading_nothing_ends_in_time(place):
+    async def body(bus):
+        await bus.append("s", b"x")
+        _, position = await drain(bus, "s")
+        started = time.monotonic()
+        assert await bus.read({"s": position}, 0.3) == {}
+        assert 0.2 < time.monotonic() - started < 3.0
+        assert await bus.read({}, 0.1) == {}
+
+    run(place, body)
+
+
+def test_the_tail_is_behind_the_newest_message(place):
+    async def body(bus):
+        assert (await drain(bus, "s", await bus.tail("s")))[0] == []
+        await bus.append("s", b"old")
+        position = await bus.tail("s")
+        await bus.append("s", b"new")
+        assert (await drain(bus, "s", position))[0] == [b"new"]
+
+    run(place, body)
+
+
+def test_streams_are_found_by_name(place):
+    async def body(bus, other):
+        assert await bus.names() == set()
+        await bus.append("learner/eu-1", b"x")
+        await other.append("syncer", b"x")
+        assert await bus.names() == {"learner/eu-1", "syncer"}
+
+    run(place, body, 2)
+
+
+def test_runs_do_not_hear_each_other(place):
+    async def body(bus):
+        await bus.append("s", b"mine")
+        async with open_bus(place[0], os.urandom(32)) as other:
+            assert await other.names() == set()
+            assert (await drain(other, "s"))[0] == []
+
+    run(place, body)
+
+
+def test_old_messages_are_dropped_and_memory_stays_bounded(place):
+    async def body(bus):
+        for i in range(3 * RETAINED):
+            await bus.append("s", f"{i}".encode())
+        found, _ = await drain(bus, "s")
+        assert RETAINED <= len(found) <= 2 * RETAINED
+        assert found[-1] == f"{3 * RETAINED - 1}".encode()
+
+    run(place, body)
+
+
+def test_any_bytes_survive(place):
+    async def body(bus):
+        data = bytes(range(256)) * 100
+        await bus.append("s", data)
+        assert (await drain(bus, "s"))[0] == [data]
+
+    run(place, body)
+
+
+def test_many_writers_lose_nothing(place):
+    async def body(*buses):
+        await asyncio.gather(*(bus.append("s", f"{i} {n}".encode()) for i, bus in enumerate(buses) for n in range(50)))
+        found, _ = await drain(buses[0], "s")
+        assert sorted(found) == sorted(f"{i} {n}".encode() for i in range(4) for n in range(50))
+
+    run(place, body, 4)
+
+
+# --- losing everything ------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path):
+    """Redis restarted empty, or without its last second: ids are issued again, positions lie in the future."""
+
+    async def body(url, port):
+        async with open_bus(url, b"r" * 32) as bus:
+            for i in range(10):
+                await bus.append("s", f"{i}".encode())
+            _, position = await drain(bus, "s")
+            ahead = f"{int(position.split('-')[0]) + 10_000_000}-0"
+            assert [m.body for m in (await bus.read({"s": ahead}, 0.5))["s"]] == [f"{i}".encode() for i in range(10)]
+
+    with redis_server(tmp_path) as server:
+        asyncio.run(body(server.url, 0))
+
+
+def test_a_wiped_redis_is_heard_again(redis):
+    async def body():
+        run = os.urandom(32)
+        async with open_bus(redis.url, run) as bus:
+            await bus.append("s", b"before")
+            _, position = await drain(bus, "s")
+            await bus._writer.flushall()
+            assert await bus.read({"s": position}, 0.05) == {}
+            await bus.append("s", b"after")
+            found = await bus.read({"s": position}, 1.0)
+            assert [m.body for m in found["s"]] == [b"after"]
+
+    asyncio.run(body())
+
+
+def test_a_deleted_sqlite_file_is_made_again(tmp_path):
+    async def body():
+        path, run = tmp_path / "bus.sqlite", os.urandom(32)
+        async with open_bus(f"sqlite://{path}", run) as bus, open_bus(f"sqlite://{path}", run) as reader:
+            for i in range(5):
+                await bus.append("s", f"{i}".encode())
+            _, position = await drain(reader, "s")
+            for file in tmp_path.glob("bus.sqlite*"):
+                file.unlink()
+            await bus.append("s", b"after")
+            assert [m.body for m in (await reader.read({"s": position}, 1.0))["s"]] == [b"after"]
+
+    asyncio.run(body())
+
+
+def test_a_file_that_is_no_database_is_unavailable(tmp_path):
+    path = tmp_path / "bus.sqlite"
+    path.write_bytes(b"this is not a database at all" * 100)
+
+    async def body():
+        async with open_bus(f"sqlite://{path}", bytes(32)) as bus:
+            with pytest.raises(Unavailable, match="not a database"):
+                await bus.append("s", b"x")
+
+    asyncio.run(body())
+
+
+# --- not getting in ---------------------------------------------------------------------------------------------------
+
+
+def failing(url):
+    async def go():
+        async with open_bus(url, bytes(32)) as bus:
+            await bus.tail("syncer")
+
+    asyncio.run(go())
+
+
+def test_a_redis_that_is_not_there_is_unavailable():
+    with pytest.raises(Unavailable, match=r"redis://127\.0\.0\.1:9"):
+        failing("redis://127.0.0.1:9")
+
+
+def test_a_redis_that_asks_for_a_password_is_denied(tmp_path):
+    with redis_server(tmp_path, arguments=("--save", "", "--requirepass", "sesame")) as server:
+        with pytest.raises(Denied, match="asks for a password"):
+            failing(server.url)
+        with pytest.raises(Denied, match="asks for a password"):
+            failing(server.url.replace("redis://", "redis://:guess@"))
+        failing(server.url.replace("redis://", "redis://:sesame@"))
+
+
+def test_a_password_is_never_part_of_an_error():
+    with pytest.raises(Unavailable) as caught:
+        failing("redis://:sesame@127.0.0.1:9")
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://host", "/just/a/path", "redis://host:notaport"])
+def test_a_url_of_no_bus_is_refused(url):
+    with pytest.raises(InputError):
+        failing(url)

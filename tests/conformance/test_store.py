@@ -1,0 +1,344 @@
+"""What every store must do. Each implementation, real servers included, passes the same suite."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
+from isthmus.runtime import threaded
+from isthmus.store import AT_START, EdgeStore, Patience, open_store, require_create_only
+
+KINDS = ["files", "moto", "seaweedfs"]
+
+
+@pytest.fixture(params=KINDS)
+def opened(request, tmp_path, use):
+    """Return a context that opens an empty store of this kind."""
+    if request.param == "files":
+        url = str(tmp_path / "store")
+    else:
+        use(request.getfixturevalue(request.param))
+        url = f"s3://bucket-{uuid.uuid4().hex[:10]}/some/prefix"
+
+    @asynccontextmanager
+    async def open_it() -> AsyncIterator[EdgeStore]:
+        runtime, pool = threaded(4)
+        async with open_store(url, runtime, make=True) as store:
+            yield store
+        pool.shutdown()
+
+    return open_it
+
+
+def run(opened, body):
+    async def go():
+        async with opened() as store:
+            return await body(store)
+
+    return asyncio.run(go())
+
+
+def test_what_is_put_is_there(opened):
+    async def body(store):
+        await store.put("a/b", b"one")
+        assert bytes(await store.get("a/b")) == b"one"
+        await store.put("a/b", memoryview(b"two!"))
+        assert bytes(await store.get("a/b")) == b"two!"
+
+    run(opened, body)
+
+
+def test_what_was_never_put_is_missing(opened):
+    async def body(store):
+        with pytest.raises(ObjectMissing) as caught:
+            await store.get("nothing/here")
+        assert caught.value.key == "nothing/here"
+        with pytest.raises(ObjectMissing):
+            await store.get_range("nothing/here", 0, 4)
+
+    run(opened, body)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "found"),
+    [(0, 4, b"0123"), (3, 5, b"34"), (8, 99, b"89"), (10, 12, b""), (50, 60, b""), (4, 4, b"")],
+)
+def test_a_range_is_cut_at_the_end(opened, start, stop, found):
+    async def body(store):
+        await store.put("digits", b"0123456789")
+        assert bytes(await store.get_range("digits", start, stop)) == found
+
+    run(opened, body)
+
+
+def test_create_writes_only_where_there_is_nothing(opened):
+    async def body(store):
+        assert await store.create("commits/1", b"first")
+        assert not await store.create("commits/1", b"second")
+        assert bytes(await store.get("commits/1")) == b"first"
+
+    run(opened, body)
+
+
+def test_of_racing_creators_one_wins_and_its_bytes_stay(opened):
+    async def body(store):
+        for version in range(3):
+            bodies = [f"writer {i}".encode() * 50 for i in range(8)]
+            won = await asyncio.gather(*(store.create(f"race/{version}", b) for b in bodies))
+            assert sum(won) == 1
+            assert bytes(await store.get(f"race/{version}")) == bodies[won.index(True)]
+
+    run(opened, body)
+
+
+def test_listing_goes_by_folder_and_in_order(opened):
+    async def body(store):
+        for key in ("b/2", "b/10", "a/1", "b/c/3", "bb/1"):
+            await store.put(key, b"x" * len(key))
+        assert [e.key for e in await store.list("b/")] == ["b/10", "b/2", "b/c/3"]
+        assert {e.key: e.size for e in await store.list("")} == {
+            k: len(k) for k in ("b/2", "b/10", "a/1", "b/c/3", "bb/1")
+        }
+        assert list(await store.list("nothing/")) == []
+
+    run(opened, body)
+
+
+def test_a_listing_has_more_than_one_page(opened):
+    async def body(store):
+        await asyncio.gather(*(store.put(f"many/{i:05d}", b"") for i in range(1005)))
+        assert len(await store.list("many/")) == 1005
+
+    run(opened, body)
+
+
+def test_deleting_twice_is_harmless(opened):
+    async def body(store):
+        await store.put("gone", b"x")
+        await store.delete("gone")
+        await store.delete("gone")
+        with pytest.raises(ObjectMissing):
+            await store.get("gone")
+
+    run(opened, body)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 << 20])
+def test_objects_of_any_size_come_back_whole(opened, size):
+    data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+
+    async def body(store):
+        await store.put("big", data)
+        assert await store.get("big") == data
+        assert store.traffic.bytes_up == store.traffic.bytes_down == size
+
+    run(opened, body)
+
+
+def test_readers_never_see_half_an_object(opened):
+    async def body(store):
+        await store.put("k", b"a" * 100_000)
+
+        async def write():
+            for letter in b"bcde":
+                await store.put("k", bytes([letter]) * 100_000)
+
+        async def read():
+            for _ in range(12):
+                assert len(set(await store.get("k"))) == 1
+
+        await asyncio.gather(write(), read(), read())
+
+    run(opened, body)
+
+
+def test_the_create_only_check_passes(opened):
+    async def body(store):
+        from isthmus.runtime import single_threaded
+
+        await require_create_only(store, single_threaded())
+        assert list(await store.list("scratch/")) == []
+
+    run(opened, body)
+
+
+def test_prefixes_end_with_a_slash(opened):
+    async def body(store):
+        with pytest.raises(ValueError, match="ends with"):
+            await store.list("commits")
+
+    run(opened, body)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def failing(url, use_server=None):
+    async def go():
+        runtime, pool = threaded(1)
+        try:
+            async with open_store(url, runtime) as store:
+                store.patience = AT_START
+                await store.get("run")
+        finally:
+            pool.shutdown()
+
+    asyncio.run(go())
+
+
+def test_a_missing_bucket_is_named(seaweedfs, use):
+    use(seaweedfs)
+    with pytest.raises(Denied, match=r"s3://no-such-bucket-here/x at http://127.0.0.1:\d+: there is no such bucket"):
+        failing("s3://no-such-bucket-here/x")
+
+
+def test_wrong_credentials_are_said_so(seaweedfs, use, monkeypatch):
+    use(seaweedfs)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(Denied, match="secret key does not fit"):
+        failing("s3://bucket/x")
+
+
+def test_missing_credentials_are_said_so(seaweedfs, use, monkeypatch):
+    use(seaweedfs)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    with pytest.raises(Denied, match="AWS_ACCESS_KEY_ID"):
+        failing("s3://bucket/x")
+
+
+def test_an_endpoint_that_does_not_answer_is_unavailable(seaweedfs, use, monkeypatch):
+    use(seaweedfs)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
+        failing("s3://bucket/x")
+
+
+@pytest.mark.parametrize("url", ["s3://", "ftp://host/x", "s3://UPPER_case!/x"])
+def test_a_url_of_no_store_is_refused(url, seaweedfs, use):
+    use(seaweedfs)
+    with pytest.raises(InputError):
+        failing(url)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file"):
+        failing(str(tmp_path / "file"))
+
+
+def test_a_folder_without_permission_is_denied(tmp_path, monkeypatch):
+    import isthmus.store.files as files
+
+    def refuse(*_args, **_kwargs):
+        raise PermissionError(13, "Permission denied", "somewhere")
+
+    monkeypatch.setattr(files.os, "link", refuse)
+    with pytest.raises(Denied, match="Permission denied"):
+
+        async def go():
+            runtime, pool = threaded(1)
+            async with open_store(str(tmp_path / "s"), runtime) as store:
+                await store.create("k", b"")
+            pool.shutdown()
+
+        asyncio.run(go())
+
+
+@pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a//b", "a/./b", ".hidden", "a/.x"])
+def test_a_key_never_leaves_the_folder(tmp_path, key):
+    async def go():
+        runtime, pool = threaded(1)
+        async with open_store(str(tmp_path / "s"), runtime) as store:
+            with pytest.raises(ValueError, match="not a key"):
+                await store.put(key, b"x")
+        pool.shutdown()
+
+    asyncio.run(go())
+
+
+class Flaky:
+    """A store that fails so many times, with its effect or without, and then works."""
+
+    def __init__(self, inner, failures, *, after: bool) -> None:
+        self.inner, self.failures, self.after, self.url = inner, failures, after, inner.url
+
+    def __getattr__(self, name):
+        async def call(*args):
+            if self.failures > 0:
+                self.failures -= 1
+                if self.after:
+                    await getattr(self.inner, name)(*args)
+                raise Unavailable("the reply was lost")
+            return await getattr(self.inner, name)(*args)
+
+        return call
+
+
+QUICK = Patience(attempts=5, first_s=0.001, longest_s=0.002)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_edge_tries_again_and_counts(opened, after):
+    async def body(store):
+        edge = EdgeStore(Flaky(store, 3, after=after), store._runtime, QUICK)
+        await edge.put("k", b"abc")
+        assert bytes(await store.get("k")) == b"abc"
+        assert (edge.traffic.retries, edge.traffic.bytes_up, edge.down_s) == (3, 3, 0.0)
+
+    run(opened, body)
+
+
+def test_the_edge_gives_up_and_remembers_since_when(opened):
+    async def body(store):
+        edge = EdgeStore(Flaky(store, 99, after=False), store._runtime, QUICK)
+        with pytest.raises(Unavailable):
+            await edge.get("k")
+        assert edge.down_s > 0
+
+    run(opened, body)
+
+
+def test_a_create_whose_reply_was_lost_finds_its_own_object(opened):
+    async def body(store):
+        edge = EdgeStore(Flaky(store, 1, after=True), store._runtime, QUICK)
+        assert not await edge.create("k", b"mine")
+        assert bytes(await edge.get("k")) == b"mine"
+
+    run(opened, body)
+
+
+def test_the_edge_does_not_swallow_cancellation(opened):
+    async def body(store):
+        edge = EdgeStore(Flaky(store, 10**9, after=False), store._runtime, Patience(attempts=10**9, first_s=0.01))
+        task = asyncio.ensure_future(edge.get("k"))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 1)
+
+    run(opened, body)
+
+
+def test_a_store_that_ignores_the_condition_is_refused(opened):
+    class Careless:
+        def __init__(self, inner) -> None:
+            self.inner, self.url = inner, inner.url
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        async def create(self, key, data):
+            await self.inner.put(key, data)
+            return True
+
+    async def body(store):
+        with pytest.raises(Denied, match="does not honour create-only PUT"):
+            await require_create_only(Careless(store), store._runtime)
+
+    run(opened, body)

@@ -1,0 +1,71 @@
+"""Real servers for the tests, started once per session on free loopback ports and stopped at its end."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from isthmus import kernels
+from isthmus.errors import InputError
+from isthmus_services.servers import Server, redis_server, s3_server
+
+AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    """Compile the kernels before any timeout of a test runs."""
+    kernels.warm()
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real Redis."""
+    try:
+        with redis_server(tmp_path_factory.mktemp("redis")) as server:
+            yield server
+    except InputError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real S3 server."""
+    try:
+        with s3_server(tmp_path_factory.mktemp("s3")) as server:
+            yield server
+    except InputError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[Server]:
+    """AWS's S3 as moto imitates it, in server mode."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    yield Server(url, None, {**AWS, "AWS_ENDPOINT_URL": url})  # type: ignore[arg-type]
+    server.stop()
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch):
+    """Point the AWS environment at a server."""
+
+    def point(server: Server) -> None:
+        for name in [n for n in os.environ if n.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+
+    return point
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A place for a run."""
+    return tmp_path / "run"

@@ -1,0 +1,136 @@
+"""What tests share: a model without torch, a run in a moment, and waiting for a condition instead of a time."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from isthmus.bus import Bus, default_bus, open_bus
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Spec
+from isthmus.learner import LearnerAgent
+from isthmus.log import Log
+from isthmus.rules import Pace, Rules
+from isthmus.run import Run, Seed, create_run
+from isthmus.runtime import Runtime, single_threaded
+from isthmus.store import EdgeStore, open_store
+from isthmus.syncer import Syncer
+
+SPECS = [Spec("embed", (40, 8), "float32", "embedding")] + [
+    Spec(f"layer{i}", (20 + i, 9), "float32", "dense") for i in range(7)
+]
+QUICK = Pace(heartbeat_s=0.2, silence_s=0.8)
+
+
+def seed_of(rules: Rules | None = None, pace: Pace = QUICK, specs: list[Spec] = SPECS, seed: int = 0) -> Seed:
+    """Return what a small run is created from."""
+    draw = np.random.default_rng(seed)
+    values = [draw.normal(size=s.size).astype(np.float32) for s in specs]
+    return Seed(specs, values, {}, rules or Rules(fragments=4, sync_every=4), pace, "", seed)
+
+
+class NumpyReplica:
+    """A model of plain arrays."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.values = [np.zeros(f.size, np.float32) for f in layout.fragments]
+
+    def read(self, fragment: int, out: F32) -> None:
+        """Copy out."""
+        out[:] = self.values[fragment]
+
+    def write(self, fragment: int, values: F32) -> None:
+        """Copy in."""
+        self.values[fragment][:] = values
+
+
+@dataclass
+class World:
+    """A run and the ways to it, on one event loop without a thread."""
+
+    run: Run
+    store: EdgeStore
+    bus: Bus
+    runtime: Runtime
+
+    @property
+    def log(self) -> Log:
+        """A log of its own for each caller, as processes have."""
+        return Log(self.run, self.store, self.runtime)
+
+    def syncer(self, name: str = "s1", pace: Pace | None = None) -> Syncer:
+        """Return a syncer that is not started."""
+        return Syncer(self.log, self.store, self.bus, self.runtime, name, pace)
+
+    def learner(self, name: str, **options: object) -> LearnerAgent:
+        """Return a learner's agent that has not joined."""
+        return LearnerAgent(self.log, self.store, self.bus, self.runtime, name, **options)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def world(folder: Path, seed: Seed | None = None) -> AsyncIterator[World]:
+    """Create a run in a folder and open it."""
+    runtime = single_threaded(0)
+    async with open_store(str(folder), runtime) as store:
+        run = await create_run(store, runtime, seed or seed_of())
+        bus = default_bus(str(folder))
+        assert bus is not None
+        async with open_bus(bus, run.digest) as opened:
+            yield World(run, store, opened, runtime)
+
+
+@asynccontextmanager
+async def serving(syncer: Syncer) -> AsyncIterator[Syncer]:
+    """Run a syncer beside the body; stop it at the end."""
+    await syncer.recover()
+    stopping = asyncio.Event()
+    task = asyncio.ensure_future(syncer.run(stopping))
+    try:
+        yield syncer
+    finally:
+        stopping.set()
+        await asyncio.wait_for(task, 20)
+
+
+async def train(
+    agent: LearnerAgent, steps: int, *, step_s: float = 0.01, seed: int = 0, tokens: int = 100
+) -> NumpyReplica:
+    """Join, train so many steps of a toy problem, wait for what is pending, leave."""
+    await agent.join()
+    replica = NumpyReplica(agent._run.layout)
+    boundary = agent.attach(replica)
+    task = asyncio.ensure_future(agent.run())
+    draw = np.random.default_rng(seed)
+    for _ in range(steps):
+        if task.done():
+            break
+        for values in replica.values:
+            values -= np.float32(0.02) * values + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
+        boundary.after_step(tokens, 1.0)
+        await asyncio.sleep(step_s)
+    agent.drain(done=True)
+    await task
+    return replica
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Wait for a condition. Raises `AssertionError` that says what never came."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"never happened: {what}"
+        await asyncio.sleep(0.02)
+
+
+def balanced(agent: LearnerAgent) -> None:
+    """Assert that every token of a learner is accounted for, in each fragment."""
+    assert agent.boundary is not None
+    for p, account in enumerate(agent.accounts):
+        account.local = agent.boundary.local_tokens(p)
+        held = sum(attempt.header.tokens for attempt in agent._attempts[p].values())
+        assert account.uploaded == held, f"fragment {p}: {account} holds {held} tokens in attempts"
+        processed = agent.boundary.tokens_here + agent.history.tokens_lost
+        assert account.processed == processed, f"fragment {p}: {account} does not add up to {processed}"

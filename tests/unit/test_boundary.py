@@ -1,0 +1,210 @@
+"""The training side: what is copied out and in between steps, and what the counters say afterwards."""
+
+import numpy as np
+import pytest
+
+from isthmus.layout import Spec, partition
+from isthmus.learner.boundary import Adopted, BaseMerged, Boundary, Called, Captured, Passed, Ready, UploadDone, rounded
+
+LAYOUT = partition([Spec(f"t{i}", (10,), "float32", "dense") for i in range(4)], 4)
+
+
+class Model:
+    """Four fragments that grow by one at each step."""
+
+    def __init__(self) -> None:
+        self.values = [np.zeros(10, np.float32) for _ in LAYOUT.fragments]
+
+    def read(self, fragment, out):
+        out[:] = self.values[fragment]
+
+    def write(self, fragment, values):
+        self.values[fragment][:] = values
+
+    def step(self):
+        for v in self.values:
+            v += 1
+
+
+class Loop:
+    """A training loop with its boundary; uploads are done at once unless told otherwise."""
+
+    def __init__(self, *, adopt="overwrite", sync_every=4, base=0, staleness=1) -> None:
+        self.model = Model()
+        self.time = 0.0
+        self.boundary = Boundary(
+            LAYOUT,
+            self.model,
+            sync_every=sync_every,
+            staleness=staleness,
+            adopt=adopt,
+            versions=[(base, np.zeros(10, np.float32)) for _ in LAYOUT.fragments],
+            step=0,
+            tokens_seen=0,
+            now=lambda: self.time,
+            notify=lambda: None,
+        )
+
+    def step(self, count=1, *, tokens=100, finish=True):
+        said = []
+        for _ in range(count):
+            self.time += 0.1
+            self.model.step()
+            self.boundary.after_step(tokens)
+            while self.boundary.outbox:
+                message = self.boundary.outbox.popleft()
+                said.append(message)
+                if isinstance(message, Captured) and finish:
+                    self.boundary.inbox.append(UploadDone())
+        return said
+
+    def tell(self, message):
+        self.boundary.inbox.append(message)
+
+
+def captured(said, fragment=None):
+    return [m for m in said if isinstance(m, Captured) and fragment in (None, m.fragment)]
+
+
+def test_fragments_leave_one_after_another_then_every_h_steps():
+    loop = Loop(sync_every=4)
+    assert [(m.fragment, m.step) for m in captured(loop.step(4))] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [(m.fragment, m.step) for m in captured(loop.step(4))] == [(0, 5), (1, 6), (2, 7), (3, 8)]
+
+
+def test_an_update_is_the_whole_way_since_its_base():
+    loop = Loop(sync_every=4)
+    second = captured(loop.step(5), 0)[-1]
+    assert (second.base, second.steps, second.tokens) == (0, 5, 500)
+    assert (second.values == 5).all()
+    assert second.due
+
+
+def test_a_call_is_answered_at_the_next_boundary_whatever_the_schedule():
+    loop = Loop(sync_every=100)
+    loop.step(2)
+    loop.tell(Called(3, 1))
+    answer = captured(loop.step(1))[0]
+    assert (answer.fragment, answer.steps, answer.due) == (3, 3, False)
+
+
+def test_an_answer_counts_for_the_schedule():
+    loop = Loop(sync_every=8)
+    loop.tell(Called(3, 1))
+    loop.step(1)
+    later = captured(loop.step(12), 3)
+    assert [m.step for m in later] == [9]
+
+
+def test_what_was_sent_on_a_base_answers_the_call():
+    loop = Loop(sync_every=100)
+    loop.tell(Called(2, 1))
+    loop.step(1)
+    loop.tell(Called(2, 1))
+    assert not captured(loop.step(3), 2)
+
+
+def test_a_call_for_history_is_ignored():
+    loop = Loop(base=5, sync_every=100)
+    loop.tell(Called(0, 5))
+    assert not loop.step(1)
+
+
+def test_a_learner_too_far_behind_passes():
+    loop = Loop(sync_every=100)
+    loop.tell(Called(0, 3))
+    assert Passed(0, 3) in loop.step(1)
+
+
+def test_a_learner_whose_base_is_merged_passes():
+    loop = Loop(sync_every=100)
+    loop.tell(BaseMerged(0, 0))
+    loop.tell(Called(0, 2))
+    assert Passed(0, 2) in loop.step(1)
+
+
+def test_overwrite_discards_what_came_after_the_upload():
+    loop = Loop(sync_every=100)
+    loop.tell(Called(0, 1))
+    loop.step(1)
+    loop.step(2)
+    loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
+    said = loop.step(1)
+    assert said == [Adopted(0, 1, overwritten=300)]
+    assert (loop.model.values[0] == 40).all()
+    loop.tell(Called(0, 2))
+    assert (captured(loop.step(1))[0].base, loop.boundary.slots[0].origin_step) == (1, 4)
+
+
+def test_carry_keeps_what_came_after_the_upload():
+    loop = Loop(adopt="carry", sync_every=100)
+    loop.tell(Called(0, 1))
+    loop.step(1)
+    loop.step(2)
+    loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
+    assert loop.step(1) == [Adopted(0, 1, overwritten=0)]
+    assert (loop.model.values[0] == 43).all()  # three steps after the upload
+    loop.tell(Called(0, 2))
+    answer = captured(loop.step(1))[0]
+    assert (answer.base, answer.steps, answer.tokens) == (1, 4, 400)
+
+
+def test_blend_mixes_half_and_half():
+    loop = Loop(adopt="blend", sync_every=100)
+    loop.tell(Called(0, 1))
+    loop.step(1)
+    loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
+    loop.step(1)
+    assert (loop.model.values[0] == 21).all()  # half of 2 and half of 40
+
+
+def test_work_that_no_upload_holds_is_sent_before_it_is_replaced():
+    loop = Loop(sync_every=100)
+    loop.step(3)
+    loop.tell(Ready(3, 1, np.zeros(10, np.float32)))
+    sent, adopted = loop.step(1)
+    assert (sent.base, sent.steps, sent.due) == (0, 4, False)
+    assert adopted == Adopted(3, 1, overwritten=0)
+
+
+def test_work_too_old_to_be_merged_is_not_sent():
+    loop = Loop(sync_every=100, staleness=1)
+    loop.step(3)
+    loop.tell(Ready(3, 2, np.zeros(10, np.float32)))
+    assert loop.step(1) == [Adopted(3, 2, overwritten=400)]
+
+
+def test_the_newest_version_wins():
+    loop = Loop(sync_every=100)
+    loop.tell(Ready(0, 1, np.full(10, 1, np.float32)))
+    loop.tell(Ready(0, 2, np.full(10, 2, np.float32)))
+    loop.tell(Ready(0, 1, np.full(10, 1, np.float32)))
+    loop.step(2)
+    assert loop.boundary.slots[0].base == 2
+
+
+def test_uploads_under_way_are_bounded():
+    loop = Loop(sync_every=1)
+    said = [m for _ in range(6) for m in loop.step(finish=False)]
+    assert len(captured(said)) == 4
+    for _ in range(4):
+        loop.tell(UploadDone())
+    assert captured(loop.step())
+
+
+def test_a_boundary_moves_few_fragments():
+    loop = Loop(sync_every=100)
+    for p in range(4):
+        loop.tell(Ready(p, 1, np.zeros(10, np.float32)))
+        loop.tell(Called(p, 1))
+    assert len(captured(loop.step(1))) <= loop.boundary.moves == 2
+
+
+def test_a_newcomer_to_a_run_in_flight_waits_a_period_before_it_opens_rounds():
+    assert not captured(Loop(base=7, sync_every=4).step(4))
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("float32", 1 + 2**-20), ("bfloat16", 1.0), ("float16", 1.0)])
+def test_what_a_parameter_cannot_hold_is_no_local_progress(dtype, kept):
+    tensors = partition([Spec("w", (3,), dtype, "dense")], 1).fragments[0].tensors
+    assert (rounded(np.full(3, 1 + 2**-20, np.float32), tensors) == np.float32(kept)).all()

@@ -1,0 +1,213 @@
+"""The arithmetic of a round against a plain float64 reference, and its bits against everything that must not matter."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from isthmus import kernels, merge
+from isthmus.codecs import codec
+from isthmus.kernels import F32
+from isthmus.layout import Spec, partition
+from isthmus.records import frame
+from isthmus.records.objects import SnapshotHeader
+from isthmus.rules import Rules
+
+FRAGMENT = partition(
+    [
+        Spec("embed", (50, 16), "float32", "embedding"),
+        Spec("weight", (64, 33), "float32", "dense"),
+        Spec("gain", (17,), "float32", "dense"),
+    ],
+    1,
+).fragments[0]
+
+
+def updates(count: int, seed: int = 0) -> list[tuple[F32, float]]:
+    draw = np.random.default_rng(seed)
+    return [
+        (draw.normal(scale=0.01, size=FRAGMENT.size).astype(np.float32), merge.weight(int(draw.integers(1, 9999)), 12))
+        for _ in range(count)
+    ]
+
+
+def state(seed: int = 1) -> merge.State:
+    return merge.initial(np.random.default_rng(seed).normal(size=FRAGMENT.size).astype(np.float32))
+
+
+def accumulated(given: list[tuple[F32, float]], rules: Rules) -> merge.Accumulator:
+    accumulator = merge.Accumulator(FRAGMENT, merge.outers(rules))
+    for x, w in given:
+        accumulator.add(x, w)
+    return accumulator
+
+
+def reference(given: list[tuple[F32, float]], rules: Rules) -> np.ndarray:
+    """Δ in float64, straight from the definitions."""
+    out = np.zeros(FRAGMENT.size)
+    weights = np.array([w for _, w in given])
+    for t in FRAGMENT.tensors:
+        vs = np.stack([x[t.start : t.stop].astype(np.float64) for x, _ in given])
+        norms = np.linalg.norm(vs, axis=1)
+        if rules.merge_for(t.spec.role) == "avg":
+            out[t.start : t.stop] = weights @ vs / weights.sum()
+            continue
+        units = np.divide(vs, norms[:, None], out=np.zeros_like(vs), where=norms[:, None] > 0)
+        direction = weights @ units / weights.sum()
+        length = np.linalg.norm(direction)
+        magnitude = weights @ norms / weights.sum()
+        out[t.start : t.stop] = magnitude * (direction / length if length >= merge.CANCELLED_BELOW else direction)
+    return out
+
+
+def gradient_of(accumulator: merge.Accumulator) -> np.ndarray:
+    """Δ as the outer step sees it: one step of plain descent at rate 1 from zero."""
+    scales, _ = accumulator.outer_gradient()
+    out = np.zeros(FRAGMENT.size, np.float32)
+    zero = np.zeros_like(out)
+    for t, scale in zip(FRAGMENT.tensors, scales, strict=True):
+        at = slice(t.start, t.stop)
+        kernels.outer_step(accumulator._total[at], scale, 1.0, 0.0, zero[at], zero[at], out[at], zero[at].copy())
+    return -out.astype(np.float64)
+
+
+@pytest.mark.parametrize("rule", ["rda", "avg"])
+@pytest.mark.parametrize("learners", [1, 2, 4, 16])
+def test_a_round_matches_the_reference(rule, learners):
+    rules, given = Rules(merge=rule), updates(learners)
+    expected = reference(given, rules)
+    assert np.abs(gradient_of(accumulated(given, rules)) - expected).max() < 2e-6 * np.abs(expected).max()
+
+
+def test_rda_keeps_the_length_that_avg_loses():
+    given = [(x, 1.0) for x, _ in updates(16)]
+    weight = FRAGMENT.tensors[1] if FRAGMENT.tensors[1].spec.name == "weight" else FRAGMENT.tensors[0]
+    at = slice(weight.start, weight.stop)
+    mean = np.mean([np.linalg.norm(x[at]) for x, _ in given])
+    rda = np.linalg.norm(gradient_of(accumulated(given, Rules(merge="rda")))[at])
+    avg = np.linalg.norm(gradient_of(accumulated(given, Rules(merge="avg")))[at])
+    assert rda == pytest.approx(mean, rel=1e-5)
+    assert avg == pytest.approx(mean / 4, rel=0.1)  # 1/√16, the directions being nearly orthogonal
+
+
+def test_embeddings_are_averaged_and_all_else_is_not():
+    given = updates(8)
+    mixed, avg = gradient_of(accumulated(given, Rules())), gradient_of(accumulated(given, Rules(merge="avg")))
+    for t in FRAGMENT.tensors:
+        same = np.array_equal(mixed[t.start : t.stop], avg[t.start : t.stop])
+        assert same == (t.spec.role == "embedding")
+
+
+def test_directions_that_cancel_are_counted_and_not_blown_up():
+    x = updates(1)[0][0]
+    accumulator = accumulated([(x, 1.0), (-x, 1.0)], Rules())
+    _, cancelled = accumulator.outer_gradient()
+    assert cancelled == 2  # the two dense tensors; the embedding is averaged
+    assert np.abs(gradient_of(accumulator)).max() < 1e-6 * np.abs(x).max()
+
+
+def test_a_learner_without_gradient_weighs_but_does_not_move():
+    x = updates(1)[0][0]
+    zero = np.zeros_like(x)
+    alone = gradient_of(accumulated([(x, 1.0)], Rules()))
+    both = gradient_of(accumulated([(x, 1.0), (zero, 1.0)], Rules()))
+    assert np.allclose(both, alone / 2, rtol=1e-5)
+    assert not gradient_of(accumulated([(zero, 1.0)], Rules())).any()
+
+
+def test_an_overflow_is_seen():
+    x = np.full(FRAGMENT.size, 3e38, np.float32)
+    rules = Rules(merge="avg", outer_lr=1.0)
+    assert not merge.advance(state(), accumulated([(x, 1.0), (x, 1.0)], rules), codec("f32"), bytes(32)).finite
+    assert merge.advance(state(), accumulated(updates(2), rules), codec("f32"), bytes(32)).finite
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30])
+def test_extreme_lengths_neither_overflow_nor_vanish(scale):
+    x = (updates(1)[0][0] * np.float32(100)).astype(np.float64)
+    given = [((x * scale).astype(np.float32), 1e12)]
+    out = gradient_of(accumulated(given, Rules()))
+    assert np.isfinite(out).all()
+    assert np.linalg.norm(out) == pytest.approx(np.linalg.norm(given[0][0].astype(np.float64)), rel=1e-2)
+
+
+def test_the_outer_step_is_torchs_nesterov():
+    rules = Rules(merge="avg", outer_lr=0.7, outer_momentum=0.9)
+    now = state()
+    parameter = torch.nn.Parameter(torch.from_numpy(now.master.copy()))
+    sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    for version in range(4):
+        given = updates(3, seed=version)
+        accumulator = accumulated(given, rules)
+        parameter.grad = torch.from_numpy(reference(given, rules).astype(np.float32))
+        sgd.step()
+        now = merge.advance(now, accumulator, codec("f32"), bytes(32)).state
+    assert np.allclose(now.master, parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_are_quantity_times_quality():
+    assert merge.weight(3072, 12) == 3072 * 256
+    assert merge.weight(100, 50) == 200.0
+
+
+@pytest.mark.parametrize("down", ["f32", "bf16", "int8", "int4"])
+def test_the_published_value_follows_the_master_through_the_codec(down):
+    now = state()
+    for version in range(30):
+        before = now
+        result = merge.advance(now, accumulated(updates(4, seed=version), Rules()), codec(down), bytes(32))
+        now = result.state
+        # A learner that applies the value object holds exactly the published version.
+        _, payload = frame.parse(result.value, frame.Kind.VALUE, merge.ValueHeader)
+        learner = merge.apply_value(before.published, FRAGMENT, codec(down), payload)
+        assert merge.array_digest(learner) == result.published_digest
+    # What the codec dropped is carried, not lost: the distance stays at one step's rounding.
+    moved = np.abs(now.master - before.master).max()
+    assert np.abs(now.master - now.published).max() <= moved
+
+
+def test_state_is_never_written_to():
+    now = state()
+    digest = now.digest()
+    merge.advance(now, accumulated(updates(4), Rules()), codec("int8"), bytes(32))
+    assert now.digest() == digest
+
+
+def test_the_same_round_gives_the_same_bits_whoever_computes_it():
+    given, start = updates(8), state()
+
+    def digest() -> bytes:
+        return merge.advance(start, accumulated(given, Rules()), codec("int4"), bytes(32)).state_digest
+
+    wanted, found = digest(), []
+    threads = [threading.Thread(target=lambda: found.append(digest())) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert found == [wanted] * 8
+
+
+def test_the_order_of_accumulation_is_part_of_the_bits():
+    given, start = updates(8), state()
+    one = merge.advance(start, accumulated(given, Rules()), codec("f32"), bytes(32))
+    other = merge.advance(start, accumulated(given[::-1], Rules()), codec("f32"), bytes(32))
+    assert one.state_digest != other.state_digest
+    assert np.allclose(one.state.master, other.state.master, rtol=1e-4, atol=1e-6)
+
+
+def test_a_snapshot_brings_the_state_back_bit_by_bit():
+    now = merge.advance(state(), accumulated(updates(3), Rules()), codec("int8"), bytes(32)).state
+    header, payload = frame.parse(merge.snapshot(now, 0, bytes(32)), frame.Kind.SNAPSHOT, SnapshotHeader)
+    assert merge.restore(header, payload).digest() == now.digest() == header.state_digest
+
+
+def test_the_kernels_bits_are_recorded():
+    """A recorded fixture: whoever changes these bits raises `kernels.ARITHMETIC` and records new ones."""
+    result = merge.advance(state(), accumulated(updates(5), Rules()), codec("int8"), bytes(32))
+    assert kernels.ARITHMETIC == 1
+    assert result.state_digest.hex() == RECORDED
+
+
+RECORDED = "5359a0877eb53a94216f47020722a0b3abef0629207aac4a47cec1751115c09f"

@@ -1,0 +1,417 @@
+"""The state machine of a round, told as stories: events with a time in, actions out."""
+
+import msgspec
+import pytest
+
+from isthmus.members import Members
+from isthmus.reasons import Reason
+from isthmus.records.objects import CommitHeader, Input, Outer, Waited
+from isthmus.rounds import (
+    Abandon,
+    CallRound,
+    CatchUp,
+    ClosedBy,
+    Fetch,
+    Merge,
+    Phase,
+    Pointer,
+    Rounds,
+    adaptive_grace,
+)
+from isthmus.rules import Pace
+
+PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)
+STEP_S = 0.1
+
+
+class Story:
+    """Rounds of one fragment, with a clock that is told what time it is."""
+
+    def __init__(self, *learners: str, pace: Pace = PACE, sync_every: int = 12, step_s: float = STEP_S) -> None:
+        self.now = 100.0
+        self.members = Members(pace, 0.0)
+        self.rounds = Rounds(pace, sync_every, self.members)
+        self.step_s = step_s
+        for learner in learners:
+            self.beat(learner)
+
+    def beat(self, learner: str) -> None:
+        self.members.heard(learner, 1, self.now, step_s=self.step_s, upload_s=0.02, sync_s=0.01)
+
+    def pointer(self, learner: str, base: int = 0, *, due: bool = False, tokens: int = 1000, tag: str = "") -> Pointer:
+        return Pointer(
+            learner=learner,
+            incarnation=1,
+            base=base,
+            digest=f"{learner}{base}{tokens}{tag}".encode().ljust(32, b"."),
+            key="k",
+            size=10,
+            steps=10,
+            tokens=tokens,
+            step=10,
+            tokens_seen=tokens,
+            due=due,
+            boundary_at=self.now - 0.02,
+        )
+
+    def announce(self, learner: str, base: int = 0, **options):
+        return self.rounds.announced(self.pointer(learner, base, **options), self.now)
+
+    def arrive(self, actions):
+        """Let every fetch asked for succeed; return what came of it."""
+        following = []
+        for action in actions:
+            if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
+                following += self.rounds.arrived(action.pointer, self.now)
+        return following
+
+    def commit(self, *learners: str, base: int | None = None):
+        return self.rounds.committed(committed(self.rounds.head + 1, *learners, base=base), self.now)
+
+
+def committed(version: int, *learners: str, base: int | None = None) -> CommitHeader:
+    outer = Outer(merge="rda", learning_rate=0.4, momentum=0.5)
+    inputs = tuple(
+        Input(
+            key="k",
+            digest=f"{who}{version - 1 if base is None else base}1000".encode().ljust(32, b"."),
+            learner=who,
+            incarnation=1,
+            base=version - 1 if base is None else base,
+            steps=1,
+            tokens=1,
+            step=1,
+            tokens_seen=1,
+            bytes=1,
+            arrived_at=0.0,
+            weight=1.0,
+        )
+        for who in learners
+    )
+    waited = Waited(
+        called_by="",
+        quorum=1,
+        quorum_missed=False,
+        closed_by="",
+        expected=(),
+        missing=(),
+        passed=(),
+        quorum_s=0.0,
+        grace_s=0.0,
+        waited_s=0.0,
+        merge_s=0.0,
+        publish_s=0.0,
+        overlap_steps=2.0,
+    )
+    return CommitHeader(
+        schema=1,
+        run=bytes(32),
+        previous=bytes(32),
+        arithmetic=1,
+        fragment=0,
+        version=version,
+        inputs=inputs,
+        late=(),
+        dense=outer,
+        embedding=outer,
+        codec_down="f32",
+        cancelled=0,
+        value_key="v",
+        value_digest=bytes(32),
+        published_digest=bytes(32),
+        state_digest=bytes(32),
+        rejected=(),
+        rejected_total={},
+        waited=waited,
+        writer="w",
+        attempt="",
+        written_at=0.0,
+    )
+
+
+def kinds(actions):
+    return [type(a) for a in actions]
+
+
+def test_a_due_update_opens_a_round_and_calls_everyone():
+    story = Story("a", "b")
+    assert kinds(story.announce("a", due=True)) == [CallRound, Fetch]
+    assert story.rounds.phase is Phase.OPEN
+
+
+def test_an_answer_alone_opens_nothing():
+    story = Story("a", "b")
+    assert story.announce("a") == []
+    assert story.rounds.phase is Phase.CLOSED
+
+
+def test_announced_is_not_arrived():
+    story = Story("a")
+    story.announce("a", due=True)
+    assert story.rounds.tick(story.now) == []
+    assert story.rounds.phase is Phase.OPEN
+
+
+def test_the_round_closes_early_once_all_expected_are_in():
+    story = Story("a", "b")
+    assert story.arrive(story.announce("a", due=True)) == []
+    assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
+
+
+def test_who_passes_is_not_waited_for():
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    assert story.rounds.passed("b", 1, story.now) == [Merge(1, ClosedBy.EVERYONE)]
+
+
+def test_a_pass_for_another_version_says_nothing():
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    assert story.rounds.passed("b", 7, story.now) == []
+
+
+def test_grace_ends_the_wait_for_a_slow_learner():
+    story = Story("a", "b")
+    story.members._members["b"].heard_at = story.now
+    story.arrive(story.announce("a", due=True))
+    story.arrive(story.announce("c"))  # a third, so that more than one is in
+    assert story.rounds.phase is Phase.GRACE
+    ends = story.rounds.deadline(story.now)
+    assert ends is not None
+    assert story.now < ends <= story.now + STEP_S + 0.05
+    assert story.rounds.tick(ends + 1e-6) == [Merge(1, ClosedBy.GRACE)]
+    assert story.rounds.round.missing == {"b"}
+
+
+def test_quorum_waits_for_k_fresh_updates():
+    story = Story("a", "b", "c", pace=Pace(quorum=2))
+    story.arrive(story.announce("a", due=True))
+    assert story.rounds.phase is Phase.OPEN
+    story.arrive(story.announce("b"))
+    assert story.rounds.phase is Phase.GRACE
+
+
+def test_quorum_is_never_more_than_are_expected():
+    story = Story("a", "b", pace=Pace(quorum=8))
+    story.arrive(story.announce("a", due=True))
+    assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
+    assert not story.rounds.round.quorum_missed
+
+
+def test_quorum_falls_when_a_learner_falls_silent():
+    story = Story("a", "b", pace=Pace(quorum=2), sync_every=1000)
+    story.arrive(story.announce("a", due=True))
+    story.now += 2.0
+    story.beat("a")
+    assert story.rounds.tick(story.now) in ([], [CallRound(1)])
+    story.now += 1.5
+    assert Merge(1, ClosedBy.EVERYONE) in story.rounds.tick(story.now)
+
+
+def test_nobody_waits_for_ever():
+    story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=10.0, silence_s=1000.0))
+    story.arrive(story.announce("a", due=True))
+    story.now += 12 * STEP_S + 0.01
+    assert story.rounds.tick(story.now) == [Merge(1, ClosedBy.DEADLINE)]
+    assert story.rounds.round.quorum_missed
+
+
+def test_a_round_to_which_nothing_comes_is_abandoned():
+    story = Story("a", "b")
+    actions = story.announce("a", due=True)
+    pointer = next(a.pointer for a in actions if isinstance(a, Fetch))
+    assert story.rounds.refused(pointer, Reason.NON_FINITE, story.now) == []
+    story.now += 100
+    assert kinds(story.rounds.tick(story.now)) == [Abandon]
+    assert story.rounds.phase is Phase.CLOSED
+    assert story.rounds.rejected_total == {"non-finite": 1}
+
+
+def test_calls_are_repeated_while_a_round_is_open():
+    story = Story("a", "b", pace=Pace(quorum=2, silence_s=1000.0), sync_every=1000)
+    story.arrive(story.announce("a", due=True))
+    assert kinds(story.rounds.tick(story.now + 1.01)) == [CallRound]
+
+
+def test_one_learner_heard_does_not_mean_there_is_only_one():
+    story = Story()
+    story.members.gap(story.now)  # just started: whoever is there had no chance to say so
+    story.beat("a")
+    assert story.arrive(story.announce("a", due=True)) == []
+    assert story.rounds.tick(story.now + 0.5) == []
+    assert story.rounds.tick(story.now + 1.01) == [Merge(1, ClosedBy.EVERYONE)]
+
+
+def test_those_in_the_last_commits_are_expected_after_a_restart():
+    story = Story()
+    story.members.gap(story.now)
+    story.rounds.restored(1, [committed(1, "a", "b")])
+    story.beat("a")
+    story.arrive(story.announce("a", base=1, due=True))
+    assert story.rounds.tick(story.now + 0.1) == []
+    assert story.arrive(story.announce("b", base=1)) == [Merge(2, ClosedBy.EVERYONE)]
+
+
+# --- what is turned away ----------------------------------------------------------------------------------------------
+
+
+def test_more_tokens_on_a_base_replace_fewer():
+    story = Story("a", "b")
+    story.announce("a", tokens=1000)
+    story.announce("a", tokens=2000)
+    fetches = [a for a in story.announce("b", due=True) if isinstance(a, Fetch)]
+    assert {(f.pointer.learner, f.pointer.tokens) for f in fetches} == {("a", 2000), ("b", 1000)}
+    story.announce("a", tokens=1500)
+    assert story.rounds.rejected_total == {"superseded": 2}
+
+
+def test_an_update_replaced_while_it_is_fetched_is_not_merged():
+    story = Story("a", "b")
+    first = next(a for a in story.announce("a", due=True) if isinstance(a, Fetch))
+    story.announce("a", tokens=9000)
+    assert not story.rounds.accepts(first.pointer)
+    assert [f.pointer.tokens for f in story.rounds.fetches()] == [9000]
+
+
+def test_saying_it_again_changes_nothing():
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    assert story.announce("a", due=True) == []
+    assert story.rounds.rejected_total == {"duplicate": 1}
+
+
+def test_a_base_is_merged_once():
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    story.arrive(story.announce("b"))
+    story.commit("a", "b")
+    story.announce("a", base=0, tokens=5000)
+    assert story.rounds.rejected_total == {"base-merged": 1}
+
+
+def test_late_work_joins_the_next_round_and_never_opens_one():
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    story.commit("a")
+    assert story.announce("b", base=0, due=True) == []
+    assert story.rounds.phase is Phase.CLOSED
+    fetched = [a.pointer for a in story.announce("a", base=1, due=True) if isinstance(a, Fetch)]
+    assert {(p.learner, p.base) for p in fetched} == {("a", 1), ("b", 0)}
+
+
+def test_late_work_does_not_count_towards_the_quorum():
+    story = Story("a", "b", "c", pace=Pace(quorum=2))
+    story.commit("a")
+    story.announce("b", base=0)
+    story.arrive(story.announce("a", base=1, due=True))
+    assert len(story.rounds.round.arrived) == 2
+    assert story.rounds.phase is Phase.OPEN
+
+
+@pytest.mark.parametrize(("staleness", "reason"), [(0, "stale"), (1, None), (2, None)])
+def test_staleness_is_a_bound_on_bases(staleness, reason):
+    story = Story("a", "b", pace=Pace(staleness=staleness))
+    story.commit("a")
+    story.announce("b", base=0)
+    assert story.rounds.rejected_total == ({reason: 1} if reason else {})
+
+
+def test_two_bases_of_one_learner_come_oldest_first():
+    story = Story("a", "b")
+    story.commit("a")
+    story.announce("b", base=0)
+    story.announce("b", base=1)
+    actions = story.announce("a", base=1, due=True)
+    mine = [a.pointer.base for a in actions if isinstance(a, Fetch) and a.pointer.learner == "b"]
+    assert mine == [0]
+    following = [f for f in story.rounds.arrived(_accept(story, actions, "b"), story.now) if isinstance(f, Fetch)]
+    assert [f.pointer.base for f in following] == [1]
+
+
+def _accept(story, actions, learner):
+    pointer = next(a.pointer for a in actions if isinstance(a, Fetch) and a.pointer.learner == learner)
+    assert story.rounds.accepts(pointer)
+    return pointer
+
+
+def test_an_older_base_behind_a_newer_one_is_overtaken():
+    story = Story("a", "b", "c")
+    story.commit("c")
+    story.arrive(story.announce("a", base=1, due=True))
+    story.announce("a", base=0)
+    assert story.rounds.rejected_total == {"overtaken": 1}
+
+
+def test_a_made_up_base_is_turned_away_and_a_newer_one_means_reading_the_log():
+    story = Story("a")
+    assert kinds(story.announce("a", base=1)) == [CatchUp]
+    assert kinds(story.announce("a", base=50)) == [CatchUp]
+    assert story.rounds.rejected_total == {"unknown-base": 1}
+
+
+def test_an_update_on_a_version_that_another_syncer_made_opens_once_it_is_read():
+    story = Story("a", "b")
+    assert kinds(story.announce("a", base=1, due=True)) == [CatchUp]
+    assert kinds(story.commit("b")) == [CallRound, Fetch]
+
+
+# --- losing and spoiling ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_lost_commit_left_over_is_taken_up_again():
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    story.arrive(story.announce("b"))
+    story.rounds.lost()
+    story.commit("a")  # the winner had only a
+    fetched = [a.pointer for a in story.announce("a", base=1, due=True) if isinstance(a, Fetch)]
+    assert ("b", 0) in {(p.learner, p.base) for p in fetched}
+
+
+def test_a_spoiled_round_turns_its_updates_away():
+    story = Story("a")
+    story.arrive(story.announce("a", due=True))
+    story.rounds.spoiled()
+    assert story.rounds.rejected_total == {"overflow": 1}
+    assert story.rounds.phase is Phase.CLOSED
+
+
+def test_another_syncers_call_opens_the_same_round():
+    story = Story("a", "b")
+    story.rounds.called(1, "s2", story.now)
+    assert story.rounds.phase is Phase.OPEN
+    assert kinds(story.rounds.called(5, "s2", story.now)) == [CatchUp]
+    assert kinds(story.announce("a", due=True)) == [Fetch]  # no second call
+
+
+def test_rejections_are_listed_in_the_commit_and_totals_survive_it():
+    story = Story("a", "b")
+    story.rounds.invalid("a", 0, Reason.MALFORMED)
+    assert [r.reason for r in story.rounds.rejections()] == ["malformed"]
+    header = committed(1, "a")
+    header = msgspec.structs.replace(header, rejected=story.rounds.rejections(), rejected_total={"malformed": 1})
+    story.rounds.committed(header, story.now)
+    assert story.rounds.rejections() == ()
+    assert story.rounds.rejected_total == {"malformed": 1}
+
+
+# --- grace ------------------------------------------------------------------------------------------------------------
+
+
+def test_grace_is_a_share_of_the_slack():
+    granted = adaptive_grace(Pace(grace=0.5, overlap=4.0), 12, 1.0, quorum_s=0.5, sync_s=0.5, cap_s=10.0)
+    # τ is raised until the cap would fit, at most to H/2 = 6: slack 6 − 1, half of it.
+    assert granted.overlap_steps == 6.0
+    assert granted.seconds == pytest.approx(2.5)
+
+
+def test_grace_is_never_more_than_the_cap():
+    assert adaptive_grace(Pace(grace=0.8, overlap=100.0), 12, 1.0, 0.1, 0.1, cap_s=1.2).seconds == 1.2
+
+
+def test_without_slack_nobody_is_waited_for():
+    assert adaptive_grace(Pace(grace=0.8), 12, 1.0, quorum_s=50.0, sync_s=0.1, cap_s=1.0).seconds == 0.0
+
+
+def test_grace_can_be_turned_off():
+    assert adaptive_grace(Pace(grace=0.0), 12, 1.0, 0.0, 0.0, 1.0).seconds == 0.0
