@@ -55,7 +55,7 @@ class Loop:
                 message = self.boundary.outbox.popleft()
                 said.append(message)
                 if isinstance(message, Captured) and finish:
-                    self.boundary.inbox.append(UploadDone())
+                    self.boundary.inbox.append(UploadDone(message.fragment))
         return said
 
     def tell(self, message):
@@ -187,8 +187,8 @@ def test_uploads_under_way_are_bounded():
     loop = Loop(sync_every=1)
     said = [m for _ in range(6) for m in loop.step(finish=False)]
     assert len(captured(said)) == 4
-    for _ in range(4):
-        loop.tell(UploadDone())
+    for p in range(4):
+        loop.tell(UploadDone(p))
     assert captured(loop.step())
 
 

@@ -13,7 +13,8 @@ UNSAID_MAX = 512
 """Messages kept while the bus is away; the oldest are dropped, since whatever matters is said again."""
 
 NAMES_EVERY_S = 1.0
-READ_S = 1.0
+"""How often new streams are looked for, at most."""
+
 BACKOFF_S = (0.1, 2.0)
 
 
@@ -62,12 +63,15 @@ class Speaker:
 class Listener:
     """Reads streams from positions of its own, finds new ones, and survives outages of the bus."""
 
-    def __init__(self, bus: Bus, runtime: Runtime, wanted: Callable[[str], bool]) -> None:
+    def __init__(
+        self, bus: Bus, runtime: Runtime, wanted: Callable[[str], bool], every_s: float = NAMES_EVERY_S
+    ) -> None:
         self.positions: dict[str, str] = {}
         self.down_since: float | None = None
         self._bus = bus
         self._runtime = runtime
         self._wanted = wanted
+        self._every_s = min(every_s, NAMES_EVERY_S)
 
     async def find(self) -> None:
         """Look for streams; new ones are read from their beginning. Raises `Unavailable`."""
@@ -87,10 +91,10 @@ class Listener:
         looked = self._runtime.now()
         while True:
             try:
-                if self.down_since is not None or self._runtime.now() - looked >= NAMES_EVERY_S:
+                if self.down_since is not None or self._runtime.now() - looked >= self._every_s:
                     await self.find()
                     looked = self._runtime.now()
-                found = await self._bus.read(self.positions, READ_S)
+                found = await self._bus.read(self.positions, self._every_s)
             except Unavailable:
                 if self.down_since is None:
                     self.down_since = self._runtime.now()

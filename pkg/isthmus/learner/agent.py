@@ -28,7 +28,9 @@ from isthmus.learner.boundary import (
     Ready,
     Replica,
     ToAgent,
+    ToTraining,
     UploadDone,
+    UploadFailed,
     rounded,
 )
 from isthmus.learner.history import History, read_history
@@ -67,8 +69,13 @@ PROBE_BEATS = 10
 PROGRESS_BEATS = 0.1
 """Heartbeats between two reports of new steps."""
 
-SETTLED_BY_OTHERS = {Reason.SUPERSEDED.value, Reason.DUPLICATE.value, Reason.OVERTAKEN.value}
-"""Rejections that say nothing about the newest update on a base."""
+FINAL = {
+    reason.value
+    for reason in Reason
+    # These speak of one update among several on its base, not of the newest one.
+    if reason not in (Reason.SUPERSEDED, Reason.DUPLICATE, Reason.UNKNOWN_BASE, Reason.BASE_MERGED)
+}
+"""Rejections after which an update is not said again."""
 
 
 @dataclass(slots=True)
@@ -239,6 +246,9 @@ class LearnerAgent:
     def _take(self, message: ToAgent, tasks: asyncio.TaskGroup) -> None:
         match message:
             case Captured() as captured:
+                if not self.accounts[captured.fragment].send(captured.base, captured.tokens):
+                    self._tell(UploadDone(captured.fragment))  # an earlier update on this base was merged meanwhile
+                    return
                 task = tasks.create_task(self._upload(captured))
                 self._uploading.add(task)
                 task.add_done_callback(self._uploaded)
@@ -255,10 +265,12 @@ class LearnerAgent:
             case Adopted(fragment, _, overwritten):
                 self.accounts[fragment].overwritten += overwritten
 
+    def _tell(self, message: ToTraining) -> None:
+        if self.boundary is not None:
+            self.boundary.inbox.append(message)
+
     def _uploaded(self, task: asyncio.Task[None]) -> None:
         self._uploading.discard(task)
-        if self.boundary is not None:
-            self.boundary.inbox.append(UploadDone())
         self._wake.set()
 
     # --- up -----------------------------------------------------------------------------------------------------------
@@ -279,40 +291,44 @@ class LearnerAgent:
             tokens_seen=captured.tokens_seen,
         )
         account = self.accounts[p]
-        before = self._attempts[p].get(captured.base)
-        # Tokens of an earlier attempt on the same base are in this one too.
-        account.uploaded += captured.tokens - (before.header.tokens if before else 0)
         blob, residual = await self._runtime.offload(
             self._pack, captured, header, self._run.layout.fragments[p], self._residual[p]
         )
         if blob is None:
             logger.warning("fragment %d diverged here: the difference to version %d is not finite", p, captured.base)
-            account.uploaded -= captured.tokens - (before.header.tokens if before else 0)
-            account.rejected += captured.tokens - (before.header.tokens if before else 0)
+            account.settle(captured.base, "rejected")
+            self._tell(UploadDone(p))
             return
         digest = frame.digest(blob)
         key = update_key(p, self.name, captured.base, digest)
-        while True:
-            try:
-                await self._store.put(key, blob)
-                break
-            except Unavailable as error:
-                logger.warning("%s cannot be uploaded for now: %s", key, error)
-                if self._draining.is_set():
-                    return  # stays pending; nobody is left to repeat it
-                await asyncio.sleep(self._runtime.random.uniform(0.2, 1.0))
+        try:
+            await self._store.put(key, blob)
+        except Unavailable as error:
+            logger.warning("%s cannot be uploaded for now: %s", key, error)
+            self._upload_failed(captured)
+            return
+        self._tell(UploadDone(p))
         self._upload_s = smooth(self._upload_s, self._runtime.now() - captured.boundary_at)
-        attempt = Attempt(
+        if captured.base not in account.sent:
+            return  # settled while it was on its way
+        self._attempts[p][captured.base] = Attempt(
             header, key, digest, len(blob), captured.due, captured.boundary_at, 0.0, residual if self._lossy else None
         )
-        if self._known[p].version - captured.base > self.pace.staleness:
-            # While it was on its way the log went past it.
-            account.uploaded -= header.tokens
-            account.late += header.tokens
-            self._attempts[p].pop(captured.base, None)
+        self._announce(self._attempts[p][captured.base])
+
+    def _upload_failed(self, captured: Captured) -> None:
+        p, base = captured.fragment, captured.base
+        account, earlier = self.accounts[p], self._attempts[p].get(base)
+        if base not in account.sent or self._draining.is_set():
+            self._tell(UploadDone(p))  # settled without it, or nobody is left to take it again
             return
-        self._attempts[p][captured.base] = attempt
-        self._announce(attempt)
+        if self.boundary is not None and self.boundary.slots[p].base != base:
+            account.settle(base, "late", earlier.header.tokens if earlier else None)
+            self._tell(UploadDone(p))
+            return
+        account.unsend(base, earlier.header.tokens if earlier else None)
+        header = earlier.header if earlier else None
+        self._tell(UploadFailed(p, base, header.step if header else None, header.tokens_seen if header else 0))
 
     def _pack(
         self, captured: Captured, header: UpdateHeader, fragment: Fragment, residual: F32 | None
@@ -385,8 +401,7 @@ class LearnerAgent:
                 # Maybe the announcement was lost, maybe it crossed the call: say it again, but not at once.
                 if newest is not None and self._runtime.now() - newest.said_at > self.pace.heartbeat_s / 4:
                     self._announce(newest)
-                if self.boundary is not None:
-                    self.boundary.inbox.append(Called(p, version))
+                self._tell(Called(p, version))
             case _:
                 pass
 
@@ -462,8 +477,7 @@ class LearnerAgent:
             self._settle(p, commit)
         if behind == 1:
             self._sync_s = smooth(self._sync_s, self._runtime.now() - started)
-        if self.boundary is not None:
-            self.boundary.inbox.append(Ready(p, known.version, known.values))
+        self._tell(Ready(p, known.version, known.values))
 
     def _settle(self, p: int, commit: Commit) -> None:
         """Learn from a commit what became of our updates."""
@@ -471,39 +485,25 @@ class LearnerAgent:
         for given in commit.header.inputs:
             if given.learner != self.name:
                 continue
-            merged = attempts.get(given.base)
-            if merged is not None:
-                ours = given.tokens if given.incarnation == self.incarnation else 0
-                account.merged += ours
-                account.uploaded -= merged.header.tokens
-                account.rejected += merged.header.tokens - ours
-                if merged.digest == given.digest:
-                    self._residual[p] = merged.residual
-                del attempts[given.base]
-            for base in [b for b in attempts if b < given.base]:
-                self._give_up(p, base, rejected=True)
-            if self.boundary is not None:
-                self.boundary.inbox.append(BaseMerged(p, given.base))
+            for base in [b for b in account.sent if b < given.base]:
+                self._close(p, base, "rejected")
+            attempt = attempts.get(given.base)
+            if attempt is not None and attempt.digest == given.digest:
+                self._residual[p] = attempt.residual
+            # A predecessor's update on this base is not ours, but closes the base all the same.
+            self._close(p, given.base, "merged", given.tokens if given.incarnation == self.incarnation else 0)
+            self._tell(BaseMerged(p, given.base))
         for turned in commit.header.rejected:
-            if (
-                turned.learner == self.name
-                and turned.base in attempts
-                and turned.reason not in SETTLED_BY_OTHERS
-                and turned.base <= commit.version - 1
-            ):
-                self._give_up(p, turned.base, rejected=True)
-        for base in [b for b in attempts if commit.version - b > self.pace.staleness]:
-            self._give_up(p, base, rejected=False)
+            if turned.learner == self.name and turned.reason in FINAL and turned.base in attempts:
+                self._close(p, turned.base, "rejected")
+        for base in [b for b in account.sent if commit.version - b > self.pace.staleness]:
+            self._close(p, base, "late")
+        account.forget(commit.version - self.pace.staleness - 1)
 
-    def _give_up(self, p: int, base: int, *, rejected: bool) -> None:
-        """Settle an attempt that will not be merged; its residual goes with it."""
-        tokens = self._attempts[p].pop(base).header.tokens
-        account = self.accounts[p]
-        account.uploaded -= tokens
-        if rejected:
-            account.rejected += tokens
-        else:
-            account.late += tokens
+    def _close(self, p: int, base: int, part: str, tokens: int | None = None) -> None:
+        """Settle a base; an attempt that was not merged takes its residual with it."""
+        self._attempts[p].pop(base, None)
+        self.accounts[p].settle(base, part, tokens)
 
     # --- saying -------------------------------------------------------------------------------------------------------
 

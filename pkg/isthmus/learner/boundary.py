@@ -121,9 +121,21 @@ class BaseMerged:
 class UploadDone:
     """A capture is dealt with."""
 
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadFailed:
+    """A capture could not be stored: what it held is local again, but for what an earlier update on the base holds."""
+
+    fragment: int
+    base: int
+    sent_step: int | None
+    sent_tokens: int
+
 
 ToAgent = Captured | Passed | Adopted
-ToTraining = Called | Ready | BaseMerged | UploadDone
+ToTraining = Called | Ready | BaseMerged | UploadDone | UploadFailed
 
 
 @dataclass(slots=True)
@@ -142,6 +154,7 @@ class Slot:
     sent_tokens: int = 0
     sent_values: F32 | None = None
     """Parameters at that upload; kept only where adoption needs them."""
+    uploading: bool = False
     called: int | None = None
     ready: Ready | None = None
     merged: bool = False
@@ -236,8 +249,16 @@ class Boundary:
     def _drain(self) -> None:
         while self.inbox:
             match self.inbox.popleft():
-                case UploadDone():
+                case UploadDone(fragment):
                     self._uploads -= 1
+                    self.slots[fragment].uploading = False
+                case UploadFailed(fragment, base, sent_step, sent_tokens):
+                    self._uploads -= 1
+                    slot = self.slots[fragment]
+                    slot.uploading = False
+                    if slot.base == base:
+                        # Taken again, with what came on top, as soon as there is room.
+                        slot.sent_step, slot.sent_tokens, slot.due_at = sent_step, sent_tokens, self.step
                 case Ready() as ready:
                     slot = self.slots[ready.fragment]
                     if ready.version > (slot.base if slot.ready is None else slot.ready.version):
@@ -262,7 +283,7 @@ class Boundary:
         """Return the fragment to copy out, called ones first, and whether its own schedule asks for it."""
         if self._uploads >= UPLOADS_MAX:
             return None, False
-        called = [(slot.called, p) for p, slot in enumerate(self.slots) if slot.called is not None]
+        called = [(slot.called, p) for p, slot in enumerate(self.slots) if slot.called and not slot.uploading]
         if called:
             _, p = min(called)
             return p, self.step >= self.slots[p].due_at
@@ -270,7 +291,7 @@ class Boundary:
         due = [
             (slot.due_at, p)
             for p, slot in enumerate(self.slots)
-            if self.step >= slot.due_at and slot.ready is None and not slot.merged
+            if self.step >= slot.due_at and slot.ready is None and not slot.merged and not slot.uploading
         ]
         return (min(due)[1], True) if due else (None, False)
 
@@ -280,7 +301,7 @@ class Boundary:
 
     def _is_worth_sending(self, fragment: int) -> bool:
         slot = self.slots[fragment]
-        if slot.ready is None or slot.sent_step is not None or slot.merged:
+        if slot.ready is None or slot.sent_step is not None or slot.merged or slot.uploading:
             return False
         return slot.ready.version - slot.base <= self._staleness and self.step > slot.origin_step
 
@@ -292,6 +313,7 @@ class Boundary:
         slot.sent_values = None if self._adopt_rule == "overwrite" else values
         slot.called = None
         slot.due_at = self.step + self._sync_every
+        slot.uploading = True
         self._uploads += 1
         self._tell(
             Captured(

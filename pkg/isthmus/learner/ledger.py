@@ -1,8 +1,14 @@
-"""Where every token went, per fragment: processed = merged + overwritten + late + pending + rejected + lost."""
+"""Where every token went, per fragment: processed = merged + overwritten + late + pending + rejected + lost.
 
-from dataclasses import dataclass
+Tokens are local until an update holds them, then sent until a commit settles their base: once, whatever is uploaded
+on that base afterwards.
+"""
+
+from dataclasses import dataclass, field
 
 from isthmus.records.messages import Tally
+
+PARTS = ("merged", "overwritten", "late", "pending", "rejected", "lost")
 
 
 @dataclass(slots=True)
@@ -13,33 +19,63 @@ class Account:
     overwritten: int = 0
     """Trained after the upload, and replaced by the new global version."""
     late: int = 0
-    """Uploaded, but no round took it before its base was too old."""
+    """Sent, but no round took it before its base was too old."""
     rejected: int = 0
     lost: int = 0
     """Trained by a predecessor that was killed before it uploaded them."""
-    uploaded: int = 0
-    """Uploaded and not settled by any commit."""
     local: int = 0
-    """Trained and not uploaded."""
+    """Trained and in no update; the boundary knows."""
+    sent: dict[int, int] = field(default_factory=dict)
+    """Tokens of the longest update on each base whose fate is open."""
+    settled: dict[int, int] = field(default_factory=dict)
+    """Tokens already accounted for on bases whose fate is known."""
 
     @property
     def pending(self) -> int:
         """Tokens whose fate is open."""
-        return self.uploaded + self.local
+        return self.local + sum(self.sent.values())
 
     @property
     def processed(self) -> int:
         """The sum of the parts."""
-        return self.merged + self.overwritten + self.late + self.pending + self.rejected + self.lost
+        return sum(getattr(self, part) for part in PARTS)
+
+    def send(self, base: int, tokens: int) -> bool:
+        """Note an update of `tokens` on a base; False where that base is settled and the rest of it is turned away."""
+        if base in self.settled:
+            self.rejected += tokens - self.settled[base]
+            self.settled[base] = tokens
+            return False
+        self.sent[base] = tokens
+        return True
+
+    def unsend(self, base: int, before: int | None) -> None:
+        """Take back an update that was never stored; `before`: the tokens of an earlier one on the base, if any."""
+        if before is None:
+            self.sent.pop(base, None)
+        else:
+            self.sent[base] = before
+
+    def settle(self, base: int, part: str, tokens: int | None = None) -> None:
+        """Close a base: `tokens` of what was sent on it (None: all) are `part`, the rest is rejected."""
+        if base not in self.sent:
+            return
+        total = self.sent.pop(base)
+        self.settled[base] = total
+        share = total if tokens is None else tokens
+        setattr(self, part, getattr(self, part) + share)
+        self.rejected += total - share
+
+    def forget(self, before: int) -> None:
+        """Drop the memory of bases below a version: nothing can come of them any more."""
+        for base in [b for b in self.settled if b < before]:
+            del self.settled[base]
 
 
 def weigh(accounts: list[Account], shares: list[float], processed: int) -> Tally:
     """Return a learner's ledger: the fragments' accounts weighted by their shares of the parameters."""
 
-    def total(field: str) -> float:
-        return sum(share * float(getattr(account, field)) for account, share in zip(accounts, shares, strict=True))
+    def total(part: str) -> float:
+        return sum(share * float(getattr(account, part)) for account, share in zip(accounts, shares, strict=True))
 
-    return Tally(
-        processed=float(processed),
-        **{f: total(f) for f in ("merged", "overwritten", "late", "pending", "rejected", "lost")},
-    )
+    return Tally(processed=float(processed), **{part: total(part) for part in PARTS})

@@ -69,7 +69,12 @@ class Syncer:
         self._run = log.run
         self._members = Members(self.pace, runtime.now())
         self._speaker = Speaker(bus, SYNCER_STREAM, runtime)
-        self._listener = Listener(bus, runtime, lambda name: name == SYNCER_STREAM or learner_of(name) is not None)
+        self._listener = Listener(
+            bus,
+            runtime,
+            lambda name: name == SYNCER_STREAM or learner_of(name) is not None,
+            self.pace.heartbeat_s,
+        )
         limits = Limits(asyncio.Semaphore(ACCUMULATORS_MAX), asyncio.Semaphore(FETCHES_MAX))
         self.keepers = [
             Keeper(log, f.index, self._members, self.pace, runtime, limits, self.tallies, name, self._speaker.say)

@@ -130,7 +130,7 @@ def balanced(agent: LearnerAgent) -> None:
     assert agent.boundary is not None
     for p, account in enumerate(agent.accounts):
         account.local = agent.boundary.local_tokens(p)
-        held = sum(attempt.header.tokens for attempt in agent._attempts[p].values())
-        assert account.uploaded == held, f"fragment {p}: {account} holds {held} tokens in attempts"
+        held = {base: attempt.header.tokens for base, attempt in agent._attempts[p].items()}
+        assert account.sent == held, f"fragment {p}: {account} does not fit the attempts {held}"
         processed = agent.boundary.tokens_here + agent.history.tokens_lost
         assert account.processed == processed, f"fragment {p}: {account} does not add up to {processed}"

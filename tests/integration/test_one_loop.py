@@ -1,0 +1,584 @@
+"""Learners and syncers on one event loop, without a thread: the agents' logic, on a real folder and a real bus file."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from isthmus import merge
+from isthmus.errors import LogCorrupt, Unavailable
+from isthmus.layout import Spec
+from isthmus.log import Log
+from isthmus.records import frame
+from isthmus.records.messages import Announce, decode, encode, learner_stream
+from isthmus.records.objects import CommitHeader, UpdateHeader, commit_key, update_key
+from isthmus.rules import Pace, Rules
+from isthmus.run import read_run
+from tests_helpers import QUICK, balanced, seed_of, serving, train, until, world
+
+
+async def all_commits(log: Log):
+    return {f.index: [c async for c in log.commits(f.index, 0, log.run.digest)] for f in log.run.layout.fragments}
+
+
+async def check_log(w) -> int:
+    """Assert what must hold for any log: contiguous, chained, every input there, every base once, every digest right."""
+    count = 0
+    for p, commits in (await all_commits(w.log)).items():
+        assert [c.version for c in commits] == list(range(1, len(commits) + 1))
+        bases: dict[str, int] = {}
+        state = merge.initial(await w.log.initial(p))
+        for commit in commits:
+            for given in commit.header.inputs:
+                assert given.base > bases.get(given.learner, -1), "a base was merged twice, or out of order"
+                bases[given.learner] = given.base
+            state = (await w.log.fold(state, commit)).state  # raises unless every digest is as recorded
+            count += 1
+        version, values, _ = await w.log.published(p)
+        assert version == len(commits)
+        assert merge.array_digest(values) == merge.array_digest(state.published)
+        assert (await w.log.head(p)).state.digest() == state.digest()
+    return count
+
+
+def test_learners_and_a_syncer_share_one_loop_without_any_thread(folder):
+    async def body():
+        threads = threading.active_count()
+        async with world(folder) as w:
+            learners = [w.learner(f"l{i}") for i in range(3)]
+            async with serving(w.syncer()) as syncer:
+                replicas = await asyncio.gather(*(train(a, 120, seed=i) for i, a in enumerate(learners)))
+            assert threading.active_count() == threads
+            assert syncer.tallies.commits >= 4 * 4
+            assert await check_log(w) == syncer.tallies.commits
+            for agent, replica in zip(learners, replicas, strict=True):
+                balanced(agent)
+                merged = sum(a.merged for a in agent.accounts)
+                assert merged > 0.3 * sum(a.processed for a in agent.accounts)
+                assert all(np.isfinite(v).all() for v in replica.values)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("adopt", ["overwrite", "blend", "carry"])
+@pytest.mark.parametrize("up", ["f32", "bf16", "int8", "int4"])
+def test_every_adoption_and_codec_keeps_the_ledger(folder, adopt, up):
+    async def body():
+        rules = Rules(fragments=3, sync_every=4, codec_up=up, codec_down=up)
+        async with world(folder, seed_of(rules)) as w:
+            learners = [w.learner(f"l{i}", adopt=adopt) for i in range(2)]
+            async with serving(w.syncer()):
+                await asyncio.gather(*(train(a, 50, seed=i) for i, a in enumerate(learners)))
+            assert await check_log(w) >= 6
+            for agent in learners:
+                balanced(agent)
+
+    asyncio.run(body())
+
+
+def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder):
+    """A learner that trains nothing sends zeros: the model stays where it is, whatever codec and dtype."""
+
+    async def body():
+        specs = [Spec("half", (300,), "bfloat16", "dense"), Spec("whole", (200,), "float32", "dense")]
+        async with world(folder, seed_of(Rules(fragments=2, sync_every=2), specs=specs)) as w:
+            before = [await w.log.initial(p) for p in range(2)]
+            agent = w.learner("idle")
+            async with serving(w.syncer()):
+                await agent.join()
+                from isthmus.learner.boundary import rounded
+
+                class Still:
+                    def __init__(self):
+                        self.values = [None, None]
+
+                    def read(self, fragment, out):
+                        out[:] = self.values[fragment]
+
+                    def write(self, fragment, values):
+                        self.values[fragment] = rounded(values, w.run.layout.fragments[fragment].tensors)
+
+                boundary = agent.attach(Still())
+                task = asyncio.ensure_future(agent.run())
+                for _ in range(60):
+                    boundary.after_step(10)
+                    await asyncio.sleep(0.01)
+                agent.drain()
+                await task
+            assert await check_log(w) > 4
+            for p in range(2):
+                assert np.array_equal((await w.log.published(p))[1], before[p])
+
+    asyncio.run(body())
+
+
+def test_error_feedback_starts_from_the_last_merged_update(folder):
+    async def body():
+        async with world(folder) as w:
+            agent = w.learner("l0")
+            async with serving(w.syncer()):
+                await train(agent, 60)
+            merged = {p: c[-1].header.inputs[-1] for p, c in (await all_commits(w.log)).items()}
+            for p, given in merged.items():
+                header = frame.parse(await w.store.get(given.key), frame.Kind.UPDATE, UpdateHeader)[0]
+                assert header.codec == "int4"
+                residual = agent._residual[p]
+                assert residual is not None
+                assert residual.any()
+
+    asyncio.run(body())
+
+
+class Slow:
+    """A store in which requests take long enough to overlap."""
+
+    def __init__(self, inner):
+        self.inner, self.url = inner, inner.url
+
+    def __getattr__(self, name):
+        async def call(*args):
+            await asyncio.sleep(0.004)
+            return await getattr(self.inner, name)(*args)
+
+        return call
+
+
+# --- several syncers, restarts ----------------------------------------------------------------------------------------
+
+
+def test_two_syncers_that_both_hold_everything_do_no_harm(folder):
+    async def body():
+        async with world(folder) as w:
+            w.store._store = Slow(w.store._store)
+            one, two = w.syncer("s1"), w.syncer("s2")
+            learners = [w.learner(f"l{i}") for i in range(3)]
+            async with serving(one), serving(two):
+                await asyncio.gather(*(train(a, 120, seed=i) for i, a in enumerate(learners)))
+                await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
+            assert await check_log(w) == one.tallies.commits + two.tallies.commits
+            assert one.tallies.commits_lost + two.tallies.commits_lost > 0, "they never raced: this shows nothing"
+            for agent in learners:
+                balanced(agent)
+
+    asyncio.run(body())
+
+
+def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder):
+    async def body():
+        async with world(folder) as w:
+            learners = [w.learner(f"l{i}") for i in range(2)]
+            training = [asyncio.ensure_future(train(a, 300, seed=i)) for i, a in enumerate(learners)]
+            heads = []
+            for life in range(4):
+                syncer = w.syncer(f"s{life}")
+                await syncer.recover()
+                heads.append(sum(k.head for k in syncer.keepers))
+                task = asyncio.ensure_future(syncer.run(asyncio.Event()))
+                await until(lambda s=syncer: s.tallies.commits >= 8, "eight commits of this life")
+                task.cancel()  # like a kill: nothing is finished, nothing is said
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert heads == sorted(heads)
+            assert heads[0] == 0 < heads[1]
+            async with serving(w.syncer("last")):
+                await asyncio.gather(*training)
+            await check_log(w)
+            for agent in learners:
+                balanced(agent)
+
+    asyncio.run(body())
+
+
+def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(folder):
+    async def body():
+        async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4))) as w:
+            async with serving(w.syncer()):
+                await train(w.learner("l0"), 200)
+            log, read = w.log, []
+            inner = log.store.get
+
+            async def get(key):
+                read.append(key)
+                return await inner(key)
+
+            log.store.get = get
+            head = await log.head(0)
+            assert head.state.version > 12
+            commits = sorted(int(k.rsplit("/", 1)[1]) for k in read if k.startswith("commits/"))
+            # The two before and at the snapshot, those after it, and the probe that finds the end.
+            assert commits[-1] == head.state.version + 1
+            assert len(commits) <= 4 + 3
+            assert len([k for k in read if k.startswith("snapshots/")]) == 1
+
+    asyncio.run(body())
+
+
+def test_a_learner_that_comes_back_goes_on_after_its_last_upload(folder):
+    async def body():
+        async with world(folder) as w, serving(w.syncer()):
+            first = w.learner("l0")
+            await first.join()
+            from tests_helpers import NumpyReplica
+
+            boundary = first.attach(NumpyReplica(w.run.layout))
+            task = asyncio.ensure_future(first.run())
+            for _ in range(40):
+                boundary.after_step(100)
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            # Three more steps that are reported, but that nothing holds; then it is gone.
+            uploads = boundary._uploads
+            boundary._uploads = 99
+            for _ in range(3):
+                boundary.after_step(100)
+            await asyncio.sleep(0.1)
+            boundary._uploads = uploads
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            second = w.learner("l0")
+            await second.join()
+            assert second.incarnation == 2
+            assert second.history.step == 40
+            assert second.history.tokens_seen == 4000
+            assert second.history.tokens_lost == 300
+            again = second.attach(NumpyReplica(w.run.layout))
+            assert again.step == 40
+            assert all(slot.base > 0 for slot in again.slots)
+
+    asyncio.run(body())
+
+
+# --- the world outside ------------------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """A store that loses replies and refuses requests, at random, for a while."""
+
+    def __init__(self, inner, random, rate):
+        self.inner, self.random, self.rate, self.url, self.faults = inner, random, rate, inner.url, 0
+
+    def __getattr__(self, name):
+        async def call(*args):
+            if self.random.random() < self.rate:
+                self.faults += 1
+                if self.random.random() < 0.5:
+                    await getattr(self.inner, name)(*args)
+                raise Unavailable("lost")
+            return await getattr(self.inner, name)(*args)
+
+        return call
+
+
+def test_lost_replies_and_refusals_leave_the_log_whole(folder):
+    async def body():
+        async with world(folder) as w:
+            faulty = Faulty(w.store._store, w.runtime.random, 0.2)
+            w.store._store = faulty
+            w.store.patience = type(w.store.patience)(attempts=3, first_s=0.001, longest_s=0.01)
+            syncers = [w.syncer("s1"), w.syncer("s2")]
+            learners = [w.learner(f"l{i}") for i in range(2)]
+            faulty.rate = 0.0
+            async with serving(syncers[0]), serving(syncers[1]):
+                training = [asyncio.ensure_future(train(a, 200, seed=i)) for i, a in enumerate(learners)]
+                await asyncio.sleep(0.5)
+                faulty.rate = 0.2
+                await asyncio.sleep(2.0)
+                faulty.rate = 0.0
+                await asyncio.gather(*training)
+            assert faulty.faults > 20
+            assert await check_log(w) >= 20
+            for agent in learners:
+                balanced(agent)
+
+    asyncio.run(body())
+
+
+def test_learners_train_on_without_store_and_bus_and_catch_up(folder):
+    async def body():
+        async with world(folder) as w, serving(w.syncer()) as syncer:
+            agent = w.learner("l0")
+            training = asyncio.ensure_future(train(agent, 400))
+            await until(lambda: syncer.tallies.commits > 4, "a first few commits")
+            store, bus = w.store._store, w.bus
+            w.store._store = Faulty(store, w.runtime.random, 1.0)
+            append = bus.append
+
+            async def refuse(*_):
+                raise Unavailable("the bus is away")
+
+            bus.append = refuse
+            step = agent.boundary.step
+            await asyncio.sleep(1.0)
+            assert agent.boundary.step > step + 20, "training was held up"
+            assert "store" in agent._heartbeat().waiting_for
+            assert "bus" in agent._heartbeat().waiting_for
+            commits = syncer.tallies.commits
+            w.store._store, bus.append = store, append
+            await until(lambda: syncer.tallies.commits > commits + 8, "commits after the outage")
+            await training
+            balanced(agent)
+        async with world(folder) as w:
+            await check_log(w)
+
+    asyncio.run(body())
+
+
+def test_a_bus_that_lost_everything_is_told_again(folder):
+    async def body():
+        async with world(folder) as w, serving(w.syncer()) as syncer:
+            learners = [w.learner(f"l{i}") for i in range(2)]
+            training = [asyncio.ensure_future(train(a, 400, seed=i)) for i, a in enumerate(learners)]
+            for _ in range(3):
+                commits = syncer.tallies.commits
+                await until(lambda c=commits: syncer.tallies.commits > c + 6, "commits between losses")
+                for file in folder.glob("bus.sqlite*"):
+                    file.unlink()
+            commits = syncer.tallies.commits
+            await until(lambda: syncer.tallies.commits > commits + 6, "commits after the last loss")
+            await asyncio.gather(*training)
+            await check_log(w)
+
+    asyncio.run(body())
+
+
+# --- strangers --------------------------------------------------------------------------------------------------------
+
+
+async def post(w, learner, blob, *, base=0, announce=None, fragment=0, put=True, **changes):
+    """Store an update and announce it, both exactly as given."""
+    digest = frame.digest(blob)
+    key = update_key(fragment, learner, base, digest)
+    if put:
+        await w.store.put(key, blob)
+    fields = {
+        "run": w.run.digest,
+        "id": "x",
+        "learner": learner,
+        "incarnation": 1,
+        "fragment": fragment,
+        "base": base,
+        "key": key,
+        "digest": digest,
+        "size": len(blob),
+        "steps": 5,
+        "tokens": 500,
+        "step": 5,
+        "tokens_seen": 500,
+        "due": True,
+        "age_s": 0.0,
+        "step_s": 0.01,
+        "upload_s": 0.01,
+        "sync_s": 0.01,
+    } | changes
+    await w.bus.append(learner_stream(learner), announce or encode(Announce(**fields)))
+
+
+def forged(w, learner="evil", *, values=None, fragment=0, **changes):
+    from isthmus.codecs import as_bytes, codec, pack, packed_size
+
+    cut = w.run.layout.fragments[fragment]
+    fields = {
+        "schema": 1,
+        "run": w.run.digest,
+        "fragment": fragment,
+        "learner": learner,
+        "incarnation": 1,
+        "base": 0,
+        "codec": w.run.rules.codec_up,
+        "steps": 5,
+        "tokens": 500,
+        "step": 5,
+        "tokens_seen": 500,
+    } | changes
+    code = codec(w.run.rules.codec_up)
+    out = frame.draft(frame.Kind.UPDATE, UpdateHeader(**fields), packed_size(code, cut))
+    values = np.full(cut.size, 1e-3, np.float32) if values is None else values
+    pack(code, cut, values, as_bytes(out.payload))
+    return bytes(out.blob)
+
+
+CASES = {
+    "non-finite": lambda w: post(
+        w, "evil", forged(w, values=np.full(w.run.layout.fragments[0].size, np.nan, np.float32))
+    ),
+    "overflow": lambda w: post(w, "evil", forged(w, values=np.full(w.run.layout.fragments[0].size, 1e30, np.float32))),
+    "wrong-run": lambda w: post(w, "evil", forged(w, run=bytes(32))),
+    "wrong-layout": lambda w: post(w, "evil", forged(w, fragment=1), fragment=0, put=True),
+    "wrong-author": lambda w: post(w, "evil", forged(w, learner="l0")),
+    "malformed": lambda w: post(w, "evil", forged(w)[:10] + b"\xff" + forged(w)[11:]),
+    "digest-mismatch": lambda w: _other_bytes(w),
+    "truncated": lambda w: post(w, "evil", forged(w)[:-64], size=len(forged(w))),
+    "oversized": lambda w: post(w, "evil", forged(w) + bytes(64), size=len(forged(w))),
+    "missing": lambda w: post(w, "evil", forged(w), put=False),
+    "unknown-base": lambda w: post(w, "evil", forged(w, base=77), base=77),
+}
+
+
+async def _other_bytes(w):
+    blob = forged(w)
+    await w.store.put(update_key(0, "evil", 0, frame.digest(blob)), forged(w, tokens=501))
+    await post(w, "evil", blob, put=False)
+
+
+@pytest.mark.parametrize("reason", CASES)
+def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder, reason):
+    async def body():
+        rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
+        async with world(folder, seed_of(rules, QUICK)) as w, serving(w.syncer()) as syncer:
+            await CASES[reason](w)
+            keeper = syncer.keepers[0]
+            await until(lambda: keeper.rounds.rejected_total.get(reason, 0) >= 1, f"rejected as {reason}")
+            await train(w.learner("l0"), 60)
+            commits = (await all_commits(w.log))[0]
+            assert commits
+            assert all(i.learner == "l0" for c in commits for i in c.header.inputs)
+            # The rejection is in the log, where status and explain find it.
+            assert commits[-1].header.rejected_total[reason] >= 1
+            assert any(r.learner == "evil" and r.reason == reason for c in commits for r in c.header.rejected)
+            await check_log(w)
+
+    asyncio.run(body())
+
+
+def _announce_by_syncer(w):
+    from isthmus.records.messages import Alive
+
+    return encode(
+        Alive(run=w.run.digest, id="1", syncer="s9", commits=0, heads=(), rejected={}, waiting_for="", lag_ms=0.0)
+    )
+
+
+def _announce_of(w, **changes):
+    fields = {
+        "run": w.run.digest,
+        "id": "x",
+        "learner": "evil",
+        "incarnation": 1,
+        "fragment": 0,
+        "base": 0,
+        "key": "updates/x",
+        "digest": bytes(32),
+        "size": 1,
+        "steps": 1,
+        "tokens": 1,
+        "step": 1,
+        "tokens_seen": 1,
+        "due": False,
+        "age_s": 0.0,
+        "step_s": 0.0,
+        "upload_s": 0.0,
+        "sync_s": 0.0,
+    } | changes
+    return encode(Announce(**fields))
+
+
+@pytest.mark.parametrize(
+    ("body_of", "reason"),
+    [
+        (lambda _: b"", "truncated"),
+        (lambda _: b"\x80" * 500, "malformed"),
+        (_announce_by_syncer, "wrong-author"),
+        (lambda w: _announce_of(w, learner="l9"), "wrong-author"),
+        (lambda w: _announce_of(w, run=bytes(32)), "wrong-run"),
+        (lambda w: _announce_of(w, fragment=99), "wrong-layout"),
+    ],
+)
+def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(folder, body_of, reason):
+    async def body():
+        async with world(folder) as w, serving(w.syncer()) as syncer:
+            await w.bus.append(learner_stream("evil"), body_of(w))
+            await until(lambda: syncer.tallies.rejected.get(reason) == 1, f"counted as {reason}")
+
+    asyncio.run(body())
+
+
+def test_an_old_announcement_played_again_is_turned_away(folder):
+    async def body():
+        async with world(folder) as w, serving(w.syncer()) as syncer:
+            await train(w.learner("l0"), 40)
+            said = (await w.bus.read({learner_stream("l0"): ""}, 0.0))[learner_stream("l0")]
+            first = next(s.body for s in said if isinstance(decode(s.body), Announce))
+            keeper = syncer.keepers[decode(first).fragment]
+            before = dict(keeper.rounds.rejected_total)
+            await w.bus.append(learner_stream("l0"), first)
+            await until(
+                lambda: (
+                    sum(keeper.rounds.rejected_total.get(r, 0) - before.get(r, 0) for r in ("stale", "base-merged"))
+                    == 1
+                ),
+                "the replay is counted",
+            )
+            await check_log(w)
+
+    asyncio.run(body())
+
+
+# --- a damaged log ----------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder):
+    async def body():
+        async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))) as w:
+            async with serving(w.syncer()):
+                await train(w.learner("l0"), 150)
+            good = await w.log.head(0)
+            version, key = (await w.log.snapshots(0))[0]
+            assert version > 0
+            blob = await w.store.get(key)
+            blob[-1] ^= 1
+            await w.store.put(key, blob)
+            assert (await w.log.head(0)).state.digest() == good.state.digest()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("what", ["input", "commit", "missing input"])
+def test_damage_in_the_log_names_the_key(folder, what):
+    async def body():
+        async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))) as w:
+            async with serving(w.syncer()):
+                await train(w.learner("l0"), 60)
+            commit = await w.log.commit(0, 2)
+            assert commit is not None
+            key = commit_key(0, 2) if what == "commit" else commit.header.inputs[0].key
+            if what == "missing input":
+                await w.store.delete(key)
+            else:
+                blob = await w.store.get(key)
+                blob[200] ^= 255
+                await w.store.put(key, blob)
+            with pytest.raises(LogCorrupt) as caught:
+                await w.log.head(0)
+            assert caught.value.key == key
+
+    asyncio.run(body())
+
+
+def test_a_run_object_that_is_none_is_said_so(folder):
+    async def body():
+        async with world(folder) as w:
+            await w.store.put("run", b"nonsense")
+            with pytest.raises(LogCorrupt, match="not a run object"):
+                await read_run(w.store)
+
+    asyncio.run(body())
+
+
+def test_a_commit_survives_the_trip_and_records_what_the_design_lists(folder):
+    async def body():
+        async with world(folder) as w:
+            async with serving(w.syncer()):
+                await asyncio.gather(train(w.learner("l0"), 40), train(w.learner("l1"), 40, seed=1))
+            commit = (await all_commits(w.log))[0][2].header
+            assert isinstance(commit, CommitHeader)
+            given = commit.inputs[0]
+            assert given.weight == merge.weight(given.tokens, given.steps)
+            assert given.arrived_at > 0
+            assert commit.waited.expected
+            assert commit.writer == "s1"
+            assert commit.dense.merge == "rda"
+            assert commit.embedding.merge == "avg"
+
+    asyncio.run(body())
