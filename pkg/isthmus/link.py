@@ -153,6 +153,8 @@ def join(
     async def enter(store: EdgeStore, runtime: Runtime) -> Run:
         try:
             found = await read_run(store)
+            if create is not None:
+                found.require_rules(create.check())
         except RunMissing:
             if create is None:
                 raise

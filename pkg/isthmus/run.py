@@ -66,6 +66,13 @@ class Run:
         if difference is not None:
             raise LayoutMismatch(difference)
 
+    def require_rules(self, rules: Rules) -> None:
+        """Raise `RunExists`, naming the first difference, unless these are the run's rules."""
+        for name, ours in msgspec.structs.asdict(rules).items():
+            theirs = getattr(self.rules, name)
+            if ours != theirs:
+                raise RunExists(self.url, f"{name} is {theirs} there, not {ours}")
+
 
 async def read_run(store: Store) -> Run:
     """Return the run at this store. Raises `RunMissing`, or `LogCorrupt` for a run object that cannot be read."""
@@ -154,12 +161,7 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
 def _same(run: Run, seed: Seed) -> Run:
     """Return the run unless it differs from what was to be created."""
     difference = first_difference(seed.specs, run.layout.specs)
-    if difference is None and run.rules != seed.rules:
-        for name, ours in msgspec.structs.asdict(seed.rules).items():
-            theirs = getattr(run.rules, name)
-            if ours != theirs:
-                difference = f"{name} is {theirs} there, not {ours}"
-                break
     if difference is not None:
         raise RunExists(run.url, difference)
+    run.require_rules(seed.rules)
     return run

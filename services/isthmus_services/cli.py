@@ -6,14 +6,23 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from isthmus.errors import InputError, IsthmusError, LogCorrupt
 from isthmus_services import commands
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; `--help` has the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -399,6 +399,12 @@ def forged(w, learner="evil", *, values=None, fragment=0, **changes):
     return bytes(out.blob)
 
 
+async def _other_bytes(w):
+    blob = forged(w)
+    await w.store.put(update_key(0, "evil", 0, frame.digest(blob)), forged(w, tokens=501))
+    await post(w, "evil", blob, put=False)
+
+
 CASES = {
     "non-finite": lambda w: post(
         w, "evil", forged(w, values=np.full(w.run.layout.fragments[0].size, np.nan, np.float32))
@@ -408,18 +414,12 @@ CASES = {
     "wrong-layout": lambda w: post(w, "evil", forged(w, fragment=1), fragment=0, put=True),
     "wrong-author": lambda w: post(w, "evil", forged(w, learner="l0")),
     "malformed": lambda w: post(w, "evil", forged(w)[:10] + b"\xff" + forged(w)[11:]),
-    "digest-mismatch": lambda w: _other_bytes(w),
+    "digest-mismatch": _other_bytes,
     "truncated": lambda w: post(w, "evil", forged(w)[:-64], size=len(forged(w))),
     "oversized": lambda w: post(w, "evil", forged(w) + bytes(64), size=len(forged(w))),
     "missing": lambda w: post(w, "evil", forged(w), put=False),
     "unknown-base": lambda w: post(w, "evil", forged(w, base=77), base=77),
 }
-
-
-async def _other_bytes(w):
-    blob = forged(w)
-    await w.store.put(update_key(0, "evil", 0, frame.digest(blob)), forged(w, tokens=501))
-    await post(w, "evil", blob, put=False)
 
 
 @pytest.mark.parametrize("reason", CASES)

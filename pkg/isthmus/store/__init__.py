@@ -1,11 +1,12 @@
 """Where the bytes of a run live: the port, its implementations, the edge that retries, and opening by URL."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from isthmus.errors import Denied, InputError
+from isthmus.errors import Denied, InputError, ObjectMissing
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry, Store
 from isthmus.store.edge import AT_START, RUNNING, EdgeStore, Patience
@@ -61,6 +62,9 @@ async def require_create_only(store: Store, runtime: Runtime) -> None:
     """
     key = f"scratch/{runtime.new_id()}"
     first, second = b"isthmus: first", b"isthmus: second"
+    # Reading comes first: some servers create a missing bucket on the first write, and hide a mistyped name.
+    with contextlib.suppress(ObjectMissing):
+        await store.get(key)
     await store.create(key, first)
     again = await store.create(key, second)
     found = bytes(await store.get(key))

@@ -1,0 +1,162 @@
+"""Wrong flags, missing things, closed doors: one line that says what and where, exit 2 within ten seconds."""
+
+import time
+
+import pytest
+
+from e2e.test_processes import isthmus
+from isthmus_services.cli import main
+from isthmus_services.servers import redis_server
+
+TEN_S = 10.0
+CLOSED = "127.0.0.1:9"
+
+
+def refused(*arguments: str, environment=None) -> str:
+    started = time.monotonic()
+    done = isthmus(*arguments, environment=environment)
+    took = time.monotonic() - started
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    errors = [line for line in lines if not line[:4].isdigit()]  # the log's lines start with a year
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert took < TEN_S, f"took {took:.1f} s"
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--steps", "0"], "--steps 0: at least one"),
+        (["demo", "--learners", "x"], "invalid int value: 'x'"),
+        (["demo", "--codec", "int3"], "invalid choice: 'int3'"),
+        (["demo", "--kill-every", "-1"], "--kill-every -1: seconds"),
+        (["demo", "--data", "/nonexistent/text"], "--data /nonexistent/text: there is no such file"),
+        (["demo", "--learners", "100000"], "too little text for 100000 shards"),
+        (["demo", "--store", "s3://bucket/run"], "say which bus"),
+        (["demo", "--outer-momentum", "1.0"], "outer_momentum"),
+        (["demo", "--heartbeat", "5", "--silence", "2"], "not longer than the heartbeat"),
+        (["demo", "--servers", "--store", "x"], "leave --store and --bus out"),
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        ([], "required"),
+        (["init", "x", "--model", "no.such.module:f"], "--model no.such.module:f"),
+        (["init", "x", "--model", "json"], "write it as PACKAGE.MODULE:FUNCTION"),
+        (["init", "x", "--model", "json:nothing"], "has no nothing"),
+        (["init", "x", "--model", "platform:node"], "not a torch.nn.Module"),
+        (["init", "ftp://host/run"], "not in ftp://"),
+        (["init", "x", "--fragments", "0"], "fragments"),
+        (["learner", "nowhere", "--learner", "a"], "no run at"),
+        (["learner", "nowhere"], "--learner"),
+        (["learner", "nowhere", "--learner", "a", "--shard", "3/2"], "--shard 3/2"),
+        (["learner", "nowhere", "--learner", "a", "--train", "x:y"], "--train x:y"),
+        (["syncer", "nowhere"], "no run at"),
+        (["syncer", "nowhere", "--name", "a b"], "--name 'a b'"),
+        (["status", "nowhere"], "no run at"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("isthmus_services.logs.configure", lambda **_: None)
+    try:
+        code = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert message in error
+    assert len(error.splitlines()) == 1, error
+
+
+def test_a_learners_name_is_checked(folder):
+    assert isthmus("init", str(folder)).returncode == 0
+    assert "learner name 'a/b'" in refused("learner", str(folder), "--learner", "a/b")
+
+
+def test_another_run_in_the_same_place_is_refused(folder):
+    assert isthmus("init", str(folder)).returncode == 0
+    assert "merge is rda there, not avg" in refused("init", str(folder), "--merge", "avg")
+    assert "already holds a run" in refused("demo", "--store", str(folder), "--steps", "1")
+
+
+@pytest.mark.parametrize("command", [["init"], ["syncer"], ["status"], ["learner", "--learner", "a"]])
+def test_a_missing_bucket_is_named(command, seaweedfs, redis, use):
+    use(seaweedfs)
+    name, *rest = command
+    bus = [] if name == "init" else ["--bus", redis.url]
+    line = refused(name, "s3://no-such-bucket/run", *rest, *bus)
+    assert "s3://no-such-bucket/run at http://127.0.0.1" in line
+    assert "there is no such bucket" in line
+
+
+@pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
+def test_an_endpoint_that_does_not_answer_is_named(command, seaweedfs, redis, use):
+    use(seaweedfs)
+    name, *rest = command
+    bus = [] if name == "init" else ["--bus", redis.url]
+    assert CLOSED in refused(name, "s3://b/r", *rest, *bus, environment={"AWS_ENDPOINT_URL": f"http://{CLOSED}"})
+
+
+@pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
+def test_a_redis_that_is_not_there_is_named(command, folder):
+    assert isthmus("init", str(folder)).returncode == 0
+    name, *rest = command
+    assert f"redis://{CLOSED}" in refused(name, str(folder), *rest, "--bus", f"redis://{CLOSED}")
+
+
+@pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"], ["status"]])
+def test_a_redis_that_asks_for_a_password_is_named(command, folder, tmp_path):
+    assert isthmus("init", str(folder)).returncode == 0
+    with redis_server(tmp_path / "redis", arguments=("--save", "", "--requirepass", "sesame")) as server:
+        name, *rest = command
+        assert "asks for a password" in refused(name, str(folder), *rest, "--bus", server.url)
+
+
+def test_a_store_without_conditional_put_is_refused(use, tmp_path):
+    """A server that ignores If-None-Match, as some do."""
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    objects: dict[str, bytes] = {}
+
+    class Careless(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self, status: int, body: bytes = b"") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_PUT(self) -> None:
+            if "chunked" in self.headers.get("Content-Encoding", ""):
+                raise AssertionError("not expected")
+            objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+            self.answer(200)
+
+        def do_GET(self) -> None:
+            found = objects.get(self.path)
+            missing = b"<Error><Code>NoSuchKey</Code></Error>"
+            self.answer(200 if found is not None else 404, missing if found is None else found)
+
+        def do_DELETE(self) -> None:
+            objects.pop(self.path, None)
+            self.answer(204)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Careless)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        environment = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "y",
+        }
+        assert "does not honour create-only PUT" in refused("init", "s3://bucket/run", environment=environment)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

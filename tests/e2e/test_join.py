@@ -1,0 +1,215 @@
+"""The front door, as a user's training loop sees it: real threads, a real folder, any torch module."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import isthmus
+from isthmus import torch_model
+from isthmus.errors import InputError, LayoutMismatch, RunMissing
+from isthmus.rules import Rules
+
+RULES = Rules(fragments=2, sync_every=4)
+
+
+def net(width: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+def join(folder, model, **options):
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    return isthmus.join(str(folder), model, optimizer, learner=options.pop("learner", "a"), **options)
+
+
+def test_a_missing_run_names_init(folder):
+    with pytest.raises(RunMissing, match="isthmus init"):
+        join(folder, net())
+
+
+def test_the_first_creates_and_the_next_adopts_its_values(folder):
+    first, second = net(), net()
+    with torch.no_grad():
+        for p in second.parameters():
+            p.add_(1.0)
+    with join(folder, first, create=RULES) as a, join(folder, second, learner="b", create=RULES) as b:
+        assert a.run.digest == b.run.digest
+        assert a.steps_done == b.steps_done == 0
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_of_racing_creators_all_join_one_run(folder):
+    models = []
+    for i in range(4):
+        torch.manual_seed(i)
+        models.append(nn.Linear(3, 3))
+    digests, failures = [], []
+
+    def go(i):
+        try:
+            with join(folder, models[i], learner=f"l{i}", create=RULES) as link:
+                digests.append(link.run.digest)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=go, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+    assert len(set(digests)) == 1
+    assert all(torch.equal(m.weight, models[0].weight) for m in models)
+
+
+def test_another_model_is_refused_by_its_first_difference(folder):
+    join(folder, net(), create=RULES).close()
+    with pytest.raises(LayoutMismatch, match=r"tensor '0.weight' has shape \(9, 4\), the run has \(8, 4\)"):
+        join(folder, net(9))
+
+
+def test_other_rules_are_refused(folder):
+    join(folder, net(), create=RULES).close()
+    with pytest.raises(InputError, match="sync_every is 4 there, not 7"):
+        join(folder, net(), create=Rules(fragments=2, sync_every=7))
+
+
+def test_tied_weights_are_merged_once(folder):
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(10, 4)
+            self.head = nn.Linear(4, 10, bias=False)
+            self.head.weight = self.embed.weight
+
+    model = Tied()
+    with join(folder, model, create=RULES) as link:
+        (spec,) = link.run.layout.specs
+        assert (spec.name, spec.role) == ("embed.weight", "embedding")
+    assert model.head.weight is model.embed.weight
+
+
+def test_frozen_parameters_stay_and_must_agree(folder):
+    model = net()
+    model[0].weight.requires_grad_(False)
+    with join(folder, model, create=RULES) as link:
+        assert "0.weight" not in {s.name for s in link.run.layout.specs}
+        assert set(link.run.frozen) == {"0.weight"}
+    other = net()
+    other[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        other[0].weight[0, 0] += 1
+    with pytest.raises(LayoutMismatch, match=r"frozen parameter '0\.weight' has other values"):
+        join(folder, other)
+
+
+def test_buffers_stay_local(folder):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with join(folder, model, create=RULES):
+        model[1].running_mean.add_(5.0)
+    assert (model[1].running_mean == 5.0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_parameters_keep_their_dtype(folder, dtype):
+    model = net().to(dtype)
+    before = [p.detach().clone() for p in model.parameters()]
+    with join(folder, model, create=RULES) as link:
+        link.step(tokens=4)
+        assert {s.dtype for s in link.run.layout.specs} == {str(dtype).removeprefix("torch.")}
+    for p, q in zip(model.parameters(), before, strict=True):
+        assert p.dtype == dtype
+        assert torch.equal(p, q)
+
+
+def test_a_dtype_that_cannot_be_merged_is_refused(folder):
+    with pytest.raises(InputError, match="is float64"):
+        join(folder, net().double(), create=RULES)
+
+
+def test_parameters_without_a_gradient_and_several_groups_are_fine(folder):
+    model = net()
+    unused = nn.Linear(3, 3)
+    model.append(unused)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": model[0].parameters(), "lr": 1e-2},
+            {"params": model[2].parameters()},
+            {"params": unused.parameters()},
+        ]
+    )
+    link = isthmus.join(str(folder), model, optimizer, learner="a", create=RULES)
+    for _ in range(10):
+        model[2](model[1](model[0](torch.ones(2, 4)))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        link.step(tokens=2)
+    link.close()
+    assert link.steps_done == 10
+
+
+def test_an_optimizer_of_another_model_is_refused(folder):
+    with pytest.raises(InputError, match="parameter group 0"):
+        isthmus.join(str(folder), net(), torch.optim.SGD(net().parameters(), lr=1.0), learner="a", create=RULES)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learner": "no/slash"}, "learner name"),
+        ({"adopt": "swallow"}, "unknown adoption"),
+        ({"bus": "ftp://x"}, "a bus is redis://"),
+        ({"create": Rules(codec_up="int3")}, "unknown codec 'int3'"),
+        ({"create": Rules(merge="median")}, "unknown merge 'median'"),
+        ({"create": Rules(outer_momentum=1.5)}, "outer_momentum"),
+        ({"create": Rules(fragments=0)}, "fragments"),
+    ],
+)
+def test_bad_settings_are_named(folder, options, message):
+    with pytest.raises(InputError, match=message):
+        join(folder, net(), **({"create": RULES} | options))
+
+
+def test_a_run_in_a_bucket_needs_a_bus():
+    with pytest.raises(InputError, match="say which bus"):
+        join("s3://bucket/run", net())
+
+
+def test_steps_are_checked(folder):
+    link = join(folder, net(), create=RULES)
+    with pytest.raises(InputError, match="at least one token"):
+        link.step(tokens=0)
+    link.close()
+    link.close()
+    with pytest.raises(InputError, match="closed"):
+        link.step(tokens=1)
+
+
+def test_importing_the_library_needs_no_torch():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; sys.modules['torch'] = None; import isthmus, isthmus.syncer, isthmus.log, isthmus_services.syncer"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_values_go_in_and_out_of_a_module_unchanged():
+    model = net()
+    specs, values = torch_model.specs_of(model), torch_model.values_of(model)
+    assert [s.size for s in specs] == [v.size for v in values]
+    from isthmus.layout import partition
+
+    layout = partition(specs, 2)
+    replica = torch_model.TorchReplica(model, layout)
+    for fragment in layout.fragments:
+        out = np.empty(fragment.size, np.float32)
+        replica.read(fragment.index, out)
+        replica.write(fragment.index, out + 1)
+    for before, after in zip(values, torch_model.values_of(model), strict=True):
+        assert np.array_equal(after, before + 1)

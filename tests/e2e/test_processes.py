@@ -1,0 +1,285 @@
+"""Real processes, started as a user starts them, on both kinds of store; killed with SIGKILL in mid-run."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from isthmus.bus import default_bus
+from isthmus.log import Log
+from isthmus.run import read_run
+from isthmus.runtime import threaded
+from isthmus.store import open_store
+from isthmus_services.demo import judge
+from isthmus_services.servers import redis_server
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_loop.py"
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def isthmus(*arguments: str, timeout: float = 60, environment=None):
+    command = [sys.executable, "-m", "isthmus_services.cli", *arguments]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**QUIET, **os.environ, **(environment or {})},
+        check=False,
+    )
+
+
+class Processes:
+    """What a test started; nothing of it outlives the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.all: list[subprocess.Popen] = []
+
+    def start(self, name: str, *command: str) -> subprocess.Popen:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**QUIET, **os.environ})
+        self.all.append(process)
+        return process
+
+    def isthmus(self, name: str, *arguments: str) -> subprocess.Popen:
+        return self.start(name, sys.executable, "-m", "isthmus_services.cli", *arguments)
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+
+@contextmanager
+def processes(folder: Path):
+    """End everything a test started, by its process id."""
+    started = Processes(folder)
+    try:
+        yield started
+    finally:
+        for process in started.all:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture(params=["folder and sqlite", "s3 and redis"])
+def place(request, tmp_path, use):
+    """Return (run, bus) of one of the two ways to run."""
+    if request.param == "folder and sqlite":
+        run = str(tmp_path / "run")
+        return run, default_bus(run)
+    use(request.getfixturevalue("seaweedfs"))
+    return f"s3://b{uuid.uuid4().hex[:10]}/run", request.getfixturevalue("redis").url
+
+
+def commits_of(run: str):
+    async def go():
+        runtime, pool = threaded(4)
+        try:
+            async with open_store(run, runtime) as store:
+                log = Log(await read_run(store), store, runtime)
+                commits = await judge.read_commits(log)
+                # The fold checks every digest on the way.
+                for fragment in log.run.layout.fragments:
+                    await log.head(fragment.index)
+                return commits
+        finally:
+            pool.shutdown()
+
+    return asyncio.run(go())
+
+
+def wait_for(condition, what: str, timeout: float = 60):
+    end = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < end, f"never happened: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def heads(run, bus):
+    done = isthmus("status", run, "--bus", bus, "--json", "/dev/stdout")
+    assert done.returncode == 0, done.stderr
+    return sum(f["version"] for f in json.loads(done.stdout[done.stdout.index("{\n") :])["fragments"])
+
+
+@pytest.mark.timeout(240)
+def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
+    run, bus = place
+    made = isthmus("init", run, "--seed", "3", "--create-bucket")
+    assert made.returncode == 0, made.stderr
+    assert isthmus("init", run, "--seed", "3").returncode == 0, "creating the same run twice is harmless"
+    with processes(tmp_path) as p:
+
+        def syncer(name):
+            return p.isthmus(name, "syncer", run, "--bus", bus, "--name", name)
+
+        def learner(i):
+            arguments = ("--learner", f"l{i}", "--shard", f"{i}/2", "--steps", "260")
+            return p.isthmus(f"l{i}", "learner", run, "--bus", bus, *arguments)
+
+        first, learners = syncer("s1"), [learner(0), learner(1)]
+        wait_for(lambda: heads(run, bus) > 30, "thirty commits")
+        first.kill()
+        first.wait()
+        learners[0].kill()
+        learners[0].wait()
+        before = len(commits_of(run))
+        second, learners[0] = syncer("s2"), learner(0)
+        for process in learners:
+            assert process.wait(150) == 0, p.said("l0") + p.said("l1")
+        # Asked to stop, a syncer finishes what is under way.
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(30) == 0
+        assert "folded in" in p.said("s2")
+    commits = commits_of(run)
+    assert judge.continuous(commits)
+    assert len(commits) > before
+    assert {c.header.writer for c in commits} == {"s1", "s2"}
+    assert any(i.learner == "l0" and i.incarnation == 2 for c in commits for i in c.header.inputs)
+    assert max(i.step for c in commits for i in c.header.inputs) > 240
+    status = isthmus("status", run, "--bus", bus, "--json", str(tmp_path / "status.json"))
+    assert status.returncode == 0, status.stderr
+    found = json.loads((tmp_path / "status.json").read_text())
+    assert {row["learner"]: row["state"] for row in found["learners"]} == {"l0": "done", "l1": "done"}
+    for row in found["learners"]:
+        ledger = row["ledger"]
+        parts = sum(v for k, v in ledger.items() if k != "processed")
+        assert parts == pytest.approx(ledger["processed"], abs=1.0)
+
+
+@pytest.mark.timeout(180)
+def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_path):
+    use(seaweedfs)
+    run = f"s3://b{uuid.uuid4().hex[:10]}/run"
+    assert isthmus("init", run, "--create-bucket").returncode == 0
+    with processes(tmp_path) as p:
+        with redis_server(tmp_path / "redis") as redis:
+            port = int(redis.url.rsplit(":", 1)[1])
+            bus = redis.url
+            p.isthmus("s", "syncer", run, "--bus", bus)
+            arguments = ("--bus", bus, "--steps", "400", "--learner")
+            learners = [p.isthmus(f"l{i}", "learner", run, *arguments, f"l{i}", "--shard", f"{i}/2") for i in range(2)]
+            wait_for(lambda: heads(run, bus) > 20, "twenty commits")
+            redis.kill()
+        before = len(commits_of(run))
+        away = isthmus("status", run, "--bus", bus)
+        assert away.returncode == 0
+        assert "the bus cannot be reached" in away.stdout
+        with redis_server(tmp_path / "redis", port=port):
+            wait_for(lambda: len(commits_of(run)) > before + 24, "commits after Redis came back empty")
+            for process in learners:
+                assert process.wait(100) == 0
+    assert judge.continuous(commits_of(run))
+
+
+@pytest.mark.timeout(120)
+def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder, tmp_path):
+    run = str(folder)
+    assert isthmus("init", run).returncode == 0
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run)
+        arguments = ("learner", run, "--learner", "l0", "--steps", "100000")
+        process = p.isthmus("l0", *arguments)
+        wait_for(lambda: heads(run, default_bus(run)) > 10, "ten commits")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, p.said("l0")
+        status = isthmus("status", run, "--json", str(tmp_path / "s.json"))
+        assert status.returncode == 0
+        (row,) = json.loads((tmp_path / "s.json").read_text())["learners"]
+        assert row["state"] == "left"
+        again = p.isthmus("l0", *arguments)
+        wait_for(lambda: "for the 2. time" in p.said("l0"), "a second joining")
+        again.terminate()
+        assert again.wait(30) == 0
+        # Nothing was lost: everything under way was stored before it left.
+        assert "(0 tokens lost)" in p.said("l0").split("for the 2. time")[1]
+
+
+@pytest.mark.timeout(120)
+def test_the_example_trains_in_its_own_loop(folder, tmp_path):
+    with processes(tmp_path) as p:
+        command = (sys.executable, str(EXAMPLE), str(folder), "--steps", "150", "--step-seconds", "0.02", "--learner")
+        first = p.start("eu-1", *command, "eu-1")
+        wait_for((folder / "run").exists, "the first one creates the run")
+        p.isthmus("s", "syncer", str(folder))
+        second = p.start("us-1", *command, "us-1")
+        for process in (first, second):
+            assert process.wait(90) == 0, p.said("eu-1") + p.said("us-1")
+        assert "eu-1: 150 steps" in p.said("eu-1")
+    commits = commits_of(str(folder))
+    assert judge.continuous(commits)
+    assert {i.learner for c in commits for i in c.header.inputs} == {"eu-1", "us-1"}
+
+
+@pytest.mark.timeout(90)
+def test_a_syncer_runs_where_torch_cannot_be_imported(folder, tmp_path):
+    assert isthmus("init", str(folder)).returncode == 0
+    code = (
+        "import sys; sys.modules['torch'] = None; from isthmus_services.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with processes(tmp_path) as p:
+        process = p.start("s", sys.executable, "-c", code, "syncer", str(folder))
+        wait_for(lambda: "serves" in p.said("s"), "the syncer serves")
+        process.terminate()
+        assert process.wait(30) == 0, p.said("s")
+
+
+REPORT_KEYS = {
+    "global_val_loss",
+    "single_val_loss",
+    "tokens_total",
+    "tokens_lost",
+    "commits",
+    "commits_per_fragment",
+    "participation",
+    "updates_rejected",
+    "bytes_up",
+    "bytes_down",
+    "kills",
+    "recoveries",
+    "wall_s",
+    "seed",
+    "settings",
+    "run",
+}
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("servers", [[], ["--servers"]], ids=["folder", "servers"])
+def test_the_demo_kills_recovers_and_reports(tmp_path, servers):
+    out = tmp_path / "demo"
+    kills = ("--kill-every", "6", "--kill-syncer-every", "7")
+    done = isthmus(
+        "demo", "--out", str(out), "--steps", "300", "--learners", "2", *kills, *servers,
+        "--json", str(tmp_path / "copy.json"), timeout=270,
+    )  # fmt: skip
+    logs = "".join(f.read_text() for f in (out / "logs").glob("*.log")) if done.returncode else ""
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    report = json.loads((out / "report.json").read_text())
+    assert report == json.loads((tmp_path / "copy.json").read_text())
+    assert report.keys() >= REPORT_KEYS
+    assert report["log_intact"]
+    assert report["kills_by_kind"]["learner"] >= 1
+    assert report["kills_by_kind"]["syncer"] >= 1
+    assert report["recoveries"] == report["kills"]
+    assert report["tokens_total"] == 2 * 300 * 256 + report["tokens_lost"]
+    assert report["held_out_bytes"] >= 64 << 10
+    assert sum(report["commits_per_fragment"]) == report["commits"] > 50
+    assert 0.3 < report["participation"] <= 1.0
+    assert report["bytes_up"] > report["commits"] * 1000
+    assert report["bytes_down"] > 0
+    assert report["global_val_loss"] < 4.0 < report["global_curve"][0][1]
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "killed learner-" in done.stdout
+    shutil.rmtree(out)
