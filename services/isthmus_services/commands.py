@@ -12,7 +12,7 @@ Subparsers = Any  # argparse keeps its type private
 
 def _demo(subparsers: Subparsers) -> None:
     p = subparsers.add_parser("demo", help="train a small model with four learner processes, watch and report")
-    p.add_argument("--steps", type=int, default=1800, help="optimizer steps per learner (1800)")
+    p.add_argument("--steps", type=int, default=1500, help="optimizer steps per learner (1500)")
     p.add_argument("--learners", type=int, default=4, metavar="M", help="learner processes (4)")
     p.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and kills (0)")
     p.add_argument("--data", metavar="PATH", help="text file or folder (default: Python's standard library)")
@@ -61,7 +61,7 @@ def _learner(subparsers: Subparsers) -> None:
         metavar="PACKAGE.MODULE:FUNCTION",
         help="called with an isthmus.demo.trainer.Task",
     )
-    p.add_argument("--steps", type=int, default=1800, help="optimizer steps, over all restarts (1800)")
+    p.add_argument("--steps", type=int, default=1500, help="optimizer steps, over all restarts (1500)")
     p.add_argument("--data", metavar="PATH", help="text file or folder (default: Python's standard library)")
     p.add_argument("--shard", default="0/1", metavar="I/M", help="this learner's part of the data (0/1: all)")
     p.add_argument("--seed", type=int, help="seed of the data order (default: the run's)")

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -40,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def show(status: Status, title: str) -> None:
     """Print a status as tables."""
-    console = Console()
+    # Into a pipe there is no width to fit.
+    console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(title, highlight=False)
     if status.bus_error:
         console.print(f"the bus cannot be reached: {status.bus_error}", style="red", highlight=False)

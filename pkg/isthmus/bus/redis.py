@@ -99,8 +99,15 @@ class RedisBus:
         return rewound
 
     async def _guard(self, request: Awaitable[T]) -> T:
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         try:
-            return await request
+            result = await request
+            # redis-py writes inside asyncio.wait_for, which before Python 3.12 swallows a cancellation that meets a
+            # write already done (bpo-37658). A task that goes on after being cancelled never ends: say it again.
+            if task and task.cancelling() > cancelled:
+                raise asyncio.CancelledError
+            return result
         except AuthenticationError as error:
             ask = "the server asks for a password (redis://:PASSWORD@host:port) or refuses the one it got"
             raise Denied(f"{self.url}: {ask}: {error}") from None

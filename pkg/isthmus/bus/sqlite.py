@@ -108,6 +108,7 @@ class SqliteBus:
         return found
 
     async def _do(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        await asyncio.sleep(0)  # a statement never suspends; without this a busy speaker would own the loop
         for _ in range(_LOCKED_TRIES):
             try:
                 return fn(self._open())
