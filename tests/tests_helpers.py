@@ -97,17 +97,23 @@ async def serving(syncer: Syncer) -> AsyncIterator[Syncer]:
 
 
 async def train(
-    agent: LearnerAgent, steps: int, *, step_s: float = 0.01, seed: int = 0, tokens: int = 100
+    agent: LearnerAgent,
+    steps: int,
+    *,
+    step_s: float = 0.01,
+    seed: int = 0,
+    tokens: int = 100,
+    enough: Callable[[], bool] = lambda: True,
 ) -> NumpyReplica:
-    """Join, train so many steps of a toy problem, wait for what is pending, leave."""
+    """Join, train so many steps of a toy problem and on until there is enough, finish the uploads, leave."""
     await agent.join()
     replica = NumpyReplica(agent._run.layout)
     boundary = agent.attach(replica)
     task = asyncio.ensure_future(agent.run())
     draw = np.random.default_rng(seed)
-    for _ in range(steps):
-        if task.done():
-            break
+    end = time.monotonic() + 40.0
+    while (boundary.step < steps or not enough()) and not task.done():
+        assert time.monotonic() < end, "never enough"
         for values in replica.values:
             values -= np.float32(0.02) * values + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
         boundary.after_step(tokens, 1.0)
@@ -128,9 +134,9 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.
 def balanced(agent: LearnerAgent) -> None:
     """Assert that every token of a learner is accounted for, in each fragment."""
     assert agent.boundary is not None
-    for p, account in enumerate(agent.accounts):
+    for p, account in enumerate(agent.uplink.accounts):
         account.local = agent.boundary.local_tokens(p)
-        held = {base: attempt.header.tokens for base, attempt in agent._attempts[p].items()}
+        held = {base: attempt.header.tokens for base, attempt in agent.uplink.attempts[p].items()}
         assert account.sent == held, f"fragment {p}: {account} does not fit the attempts {held}"
         processed = agent.boundary.tokens_here + agent.history.tokens_lost
         assert account.processed == processed, f"fragment {p}: {account} does not add up to {processed}"

@@ -14,6 +14,8 @@ IsthmusError
 └── Fenced                   another process of this name took over: stop
 """
 
+from typing import cast
+
 from isthmus.reasons import Reason
 
 
@@ -90,3 +92,10 @@ class LogCorrupt(IsthmusError):
 
 class Fenced(IsthmusError):
     """Another process took over this name; this one must stop."""
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return what a task group failed with first, however deep the groups are nested; any other error as it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast(BaseException, error.exceptions[0])
+    return error

@@ -18,10 +18,11 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from isthmus.bus import default_bus, open_bus
-from isthmus.errors import InputError, RunMissing, Unavailable
+from isthmus.errors import InputError, RunMissing, Unavailable, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import Boundary, LearnerAgent, Replica
 from isthmus.log import Log
+from isthmus.records.fields import require_name
 from isthmus.rules import Pace, Rules
 from isthmus.run import Run, Seed, create_run, read_run
 from isthmus.runtime import Runtime, threaded
@@ -182,13 +183,7 @@ class _Shell:
     """The thread in which the agent lives, and the way in and out of it."""
 
     def __init__(self, run_url: str, bus_url: str, learner: str, adopt: str, steps: int, pace: Pace | None) -> None:
-        import re
-
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", learner):
-            raise InputError(
-                f"learner name {learner!r}: use up to 63 letters, digits, dots, dashes and underscores, "
-                "beginning with a letter or digit"
-            )
+        require_name("learner name", learner)
         self.run: Run
         self.agent: LearnerAgent
         self._urls = run_url, bus_url
@@ -244,10 +239,8 @@ class _Shell:
             asyncio.run(self._agent(enter))
         except asyncio.CancelledError:
             pass
-        except BaseExceptionGroup as group:
-            self._failure = _first(group)
         except BaseException as error:
-            self._failure = error
+            self._failure = first_cause(error)
         finally:
             self._joined.set()
 
@@ -288,9 +281,3 @@ class _Shell:
                 await self.agent.run()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first cause in a group of failures."""
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -9,6 +9,9 @@ from isthmus.errors import InputError
 from isthmus.layout import EMBEDDING
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+FRAGMENTS_MAX = 4096
+"""Heartbeats list the version of every fragment."""
+
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 MERGES = ("rda", "avg")
@@ -22,7 +25,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     outer_lr / (1 − momentum), about 0.8 for RDA and 1.4 for Avg with four learners; momentum 0.9 overdrives small H.
     """
 
-    fragments: Count = 12
+    fragments: Annotated[int, msgspec.Meta(ge=1, le=FRAGMENTS_MAX)] = 12
     """P: fragments the model is cut into (at most one per tensor)."""
     sync_every: Count = 12
     """H: steps between two uploads of one fragment."""

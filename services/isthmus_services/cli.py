@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from isthmus.errors import InputError, IsthmusError, LogCorrupt
+from isthmus.errors import IsthmusError, LogCorrupt, first_cause
 from isthmus_services import commands
 
 
@@ -33,10 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.run_command(arguments) or 0)
     except KeyboardInterrupt:
         return 130
-    except BaseExceptionGroup as group:
-        return _explain(_first(group), arguments.command)
-    except IsthmusError as error:
-        return _explain(error, arguments.command)
+    except (BaseExceptionGroup, IsthmusError) as error:
+        return _explain(first_cause(error), arguments.command)
 
 
 def _explain(error: BaseException, command: str) -> int:
@@ -46,12 +44,7 @@ def _explain(error: BaseException, command: str) -> int:
         raise error
     print(f"isthmus {command}: {' '.join(str(error).split())}", file=sys.stderr)
     # A damaged log is a failed check, everything else is for the operator to set right.
-    return 1 if isinstance(error, LogCorrupt) and not isinstance(error, InputError) else 2
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+    return 1 if isinstance(error, LogCorrupt) else 2
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
 import argparse
 import asyncio
 import logging
-import re
 import signal
 
 from isthmus import kernels
-from isthmus.errors import InputError
+from isthmus.records.fields import require_name
 from isthmus.runtime import random_id
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
@@ -24,8 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve a run."""
     logs.configure()
     name = arguments.name or f"syncer-{random_id()[:6]}"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
-        raise InputError(f"--name {name!r}: up to 63 letters, digits, dots, dashes and underscores")
+    require_name("--name", name)
     kernels.warm()
     asyncio.run(_serve(arguments, name))
     return 0

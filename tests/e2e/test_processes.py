@@ -222,6 +222,35 @@ def test_the_example_trains_in_its_own_loop(folder, tmp_path):
     assert {i.learner for c in commits for i in c.header.inputs} == {"eu-1", "us-1"}
 
 
+OWN = """
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
+
+def train(task):
+    model = task.model()
+    link = task.join(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    while link.steps_done < task.steps and not task.should_stop():
+        model(torch.ones(4, 3)).sum().backward()
+        link.step(tokens=4)
+    link.close()
+    print("trained", link.steps_done, task.shard, task.learner)
+"""
+
+
+@pytest.mark.timeout(90)
+def test_a_model_and_a_trainer_of_ones_own(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.py").write_text(OWN)
+    made = isthmus("init", str(folder), "--model", "ours:model", "--fragments", "2", "--sync-every", "4")
+    assert made.returncode == 0, made.stderr
+    assert "26 parameters in 2 fragments" in made.stdout
+    done = isthmus("learner", str(folder), "--learner", "a", "--train", "ours:train", "--steps", "20", "--shard", "1/2")
+    assert done.returncode == 0, done.stderr
+    assert "trained 20 (1, 2) a" in done.stdout
+
+
 @pytest.mark.timeout(90)
 def test_a_syncer_runs_where_torch_cannot_be_imported(folder, tmp_path):
     assert isthmus("init", str(folder)).returncode == 0

@@ -1,13 +1,17 @@
 """The types that headers are made of: every number has a range, every text and list a limit. NaN is in no range."""
 
+import re
 from typing import Annotated
 
 import msgspec
 
+from isthmus.errors import InputError
+
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """SHA-256 of a whole object, or of a flat float32 vector."""
 
-Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
+NAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
+Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """Name of a learner or a syncer; also a segment of keys."""
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"\A[A-Za-z0-9._/-]+\Z")]
@@ -31,3 +35,11 @@ Instant = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 """Seconds since 1970; for people to read."""
 Weight = Annotated[float, msgspec.Meta(gt=0.0, le=1e300)]
 Finite = Annotated[float, msgspec.Meta(ge=-1.7e308, le=1.7e308)]
+
+
+def require_name(what: str, name: str) -> None:
+    """Raise `InputError` unless this can be the name of a learner or syncer."""
+    if not re.match(NAME_PATTERN, name):
+        raise InputError(
+            f"{what} {name!r}: up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
+        )

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections import deque
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,7 +13,6 @@ from isthmus.log import Commit
 from isthmus.status import Hearing
 
 LINES_EVERY_S = 5.0
-_RECENT = 48
 
 
 class Watch:
@@ -29,7 +27,8 @@ class Watch:
         self._steps = steps
         self._fragments = fragments
         self._hearing = hearing
-        self._participation: deque[float] = deque(maxlen=_RECENT)
+        self._seen = 0
+        self._took_part = 0.0
         self._kills = 0
         self._started = time.monotonic()
         self._first: tuple[float, int] | None = None
@@ -51,7 +50,8 @@ class Watch:
     def committed(self, commit: Commit) -> None:
         """Note a commit."""
         self.commits[commit.header.fragment] = commit
-        self._participation.append(len({i.learner for i in commit.header.inputs}) / self._learners)
+        self._seen += 1
+        self._took_part += len({i.learner for i in commit.header.inputs}) / self._learners
 
     def show(self, kills: int) -> None:
         """Show the present state."""
@@ -86,8 +86,7 @@ class Watch:
         return (self._steps * self._learners - done) / rate
 
     def _totals(self) -> tuple[float, int]:
-        mean = sum(self._participation) / len(self._participation) if self._participation else 0.0
-        return mean, sum(commit.version for commit in self.commits.values())
+        return self._took_part / max(self._seen, 1), sum(commit.version for commit in self.commits.values())
 
     def _line(self) -> str:
         participation, commits = self._totals()

@@ -1,0 +1,146 @@
+"""The way down: follow the log of every fragment, lazily, and hand newer values to the training side."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from isthmus.codecs import codec, packed_size
+from isthmus.errors import LogCorrupt, Unavailable
+from isthmus.kernels import F32
+from isthmus.learner.boundary import Ready, ToTraining
+from isthmus.log import Commit, Log
+from isthmus.members import smooth
+from isthmus.rules import Pace
+from isthmus.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+FETCHERS = 4
+"""Fragments fetched at once."""
+
+PROBE_BEATS = 10
+"""Heartbeats without a word about a fragment after which its next commit is looked for in the store."""
+
+
+@dataclass(slots=True)
+class Known:
+    """A fragment as the agent knows the log."""
+
+    version: int
+    values: F32
+    digest: bytes
+    wanted: int
+    heard_at: float
+    fetching: bool = False
+
+
+class Downlink:
+    """What one learner knows of the log, and how it learns more."""
+
+    def __init__(
+        self,
+        log: Log,
+        runtime: Runtime,
+        pace: Pace,
+        *,
+        settle: Callable[[Commit], None],
+        tell: Callable[[ToTraining], None],
+    ) -> None:
+        self.known: list[Known] = []
+        self.sync_s = 0.0
+        """From hearing of a commit to having its value ready to adopt, a moving average."""
+        self._log = log
+        self._run = log.run
+        self._runtime = runtime
+        self._pace = pace
+        self._settle = settle
+        self._tell = tell
+        self._stale = asyncio.Event()
+
+    async def begin(self) -> None:
+        """Read the newest published value of every fragment."""
+        gate = asyncio.Semaphore(FETCHERS)
+
+        async def one(fragment: int) -> Known:
+            async with gate:
+                version, values, digest = await self._log.published(fragment)
+                return Known(version, values, digest, version, self._runtime.now())
+
+        self.known = list(await asyncio.gather(*(one(f.index) for f in self._run.layout.fragments)))
+
+    def want(self, fragment: int, version: int) -> None:
+        """Note that a version is said to exist; false words cost one look."""
+        if fragment >= len(self.known):
+            return
+        known = self.known[fragment]
+        known.heard_at = self._runtime.now()
+        if version > known.wanted:
+            known.wanted = version
+            self._stale.set()
+
+    async def probe(self) -> None:
+        """Look for commits nobody told us of: the bus may have lost the word, or be away."""
+        while True:
+            await asyncio.sleep(self._pace.heartbeat_s * self._runtime.random.uniform(0.5, 1.5))
+            quiet = self._runtime.now() - PROBE_BEATS * self._pace.heartbeat_s
+            for p, known in enumerate(self.known):
+                if known.heard_at < quiet:
+                    known.heard_at = self._runtime.now()
+                    try:
+                        if await self._log.commit(p, known.version + 1) is not None:
+                            self.want(p, known.version + 1)
+                    except (Unavailable, LogCorrupt) as error:
+                        logger.warning("probing fragment %d: %s", p, error)
+                        break
+
+    async def fetch(self) -> None:
+        """Fetch whatever is behind, for ever; several of these run at once."""
+        while True:
+            behind = [p for p, k in enumerate(self.known) if k.wanted > k.version and not k.fetching]
+            if not behind:
+                self._stale.clear()
+                await self._stale.wait()
+                continue
+            p = min(behind, key=lambda p: self.known[p].version)
+            self.known[p].fetching = True
+            try:
+                await self._bring(p)
+            except (Unavailable, LogCorrupt) as error:
+                logger.warning("fragment %d cannot be fetched for now: %s", p, error)
+                await asyncio.sleep(self._runtime.random.uniform(0.2, 1.0))
+            finally:
+                self.known[p].fetching = False
+                self._stale.set()
+
+    async def _bring(self, p: int) -> None:
+        """Bring one fragment to the newest version heard of: difference by difference, or from a snapshot."""
+        known = self.known[p]
+        started = self._runtime.now()
+        behind = known.wanted - known.version
+        fragment = self._run.layout.fragments[p]
+        difference = packed_size(codec(self._run.rules.codec_down), fragment)
+        # A snapshot's published part and, on average, half a snapshot interval of differences after it.
+        from_snapshot = 4 * fragment.size + difference * self._pace.snapshot_every // 2
+        if behind * difference > from_snapshot:
+            version, values, _ = await self._log.published(p)
+            for v in range(known.version + 1, version + 1):
+                commit = await self._log.commit(p, v)
+                if commit is None:
+                    raise LogCorrupt(f"version {v} of fragment {p}", "is missing from the log")
+                self._settle(commit)
+                known.version, known.digest = v, commit.digest
+            known.values = values
+        while known.version < known.wanted:
+            commit = await self._log.commit(p, known.version + 1)
+            if commit is None:
+                known.wanted = known.version  # said, but not in the log
+                break
+            if commit.header.previous != known.digest:
+                raise LogCorrupt(f"version {commit.version} of fragment {p}", "does not follow the version held here")
+            known.values = await self._log.apply(known.values, commit)
+            known.version, known.digest = commit.version, commit.digest
+            self._settle(commit)
+        if behind == 1:
+            self.sync_s = smooth(self.sync_s, self._runtime.now() - started)
+        self._tell(Ready(p, known.version, known.values))
