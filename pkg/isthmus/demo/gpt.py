@@ -72,18 +72,17 @@ def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, text: Tensor, context: int = CONTEXT, batch: int = 32) -> float:
-    """Return the mean loss in nats per byte over all of text [n] uint8, in windows that do not overlap."""
+def held_out_loss(model: nn.Module, text: Tensor, *, every: int = 1, context: int = CONTEXT, batch: int = 32) -> float:
+    """Return the mean loss in nats per byte over text [n] uint8: of its windows, which do not overlap, every so many."""
     was = model.training
     model.eval()
-    count = (text.numel() - 1) // context
-    starts = torch.arange(count) * context
+    starts = torch.arange(0, (text.numel() - 1) // context, every) * context
     total = 0.0
     for part in torch.split(starts, batch):
         windows = torch.stack([text[s : s + context + 1] for s in part.tolist()]).long()
         total += float(loss_of(model, windows)) * len(part)
     model.train(was)
-    return total / count
+    return total / len(starts)
 
 
 @torch.no_grad()

@@ -42,6 +42,10 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
         color="tab:blue",
         label=f"global model of {learners} learners",
     )
+    # The first drop, from noise to letters, would flatten everything that matters.
+    later = [p.loss for p in (*global_points[1:], *single_points[1:])]
+    if later:
+        axes.set_ylim(min(later) - 0.05, max(later) + 0.15)
     axes.set_xlabel("thousand tokens per learner")
     axes.set_ylabel("held-out loss, nats per byte")
     axes.set_title(title)

@@ -209,7 +209,6 @@ async def _judge(
     torch.set_num_threads(os.cpu_count() or 1)
     text = corpus(a.data)
     held_out = torch.frombuffer(bytearray(text.held_out), dtype=torch.uint8)
-    short = held_out[: judge.CURVE_TEXT]
     commits = await judge.read_commits(log)
 
     def progress(phase: str, share: float) -> None:
@@ -217,13 +216,13 @@ async def _judge(
         watch.show(len(fleet.kills))
 
     model = byte_gpt()
-    global_points = await judge.global_curve(log, commits, model, short, lambda s: progress("judging the run", s))
+    global_points = await judge.global_curve(log, commits, model, held_out, lambda s: progress("judging the run", s))
     global_loss = held_out_loss(model, held_out)
     words = sample(model, SAMPLE_PROMPT, SAMPLE_BYTES, a.seed)
     torch.manual_seed(a.seed)
     alone = byte_gpt()
     single_points = judge.single_curve(
-        alone, text, (0, a.learners), a.seed, a.steps, short, lambda s: progress("training one learner alone", s)
+        alone, text, (0, a.learners), a.seed, a.steps, held_out, lambda s: progress("training one learner alone", s)
     )
     single_loss = held_out_loss(alone, held_out)
     title = f"Isthmus demo: {a.learners} learners, {len(commits)} commits, {len(fleet.kills)} kills"
