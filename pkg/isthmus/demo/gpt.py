@@ -73,7 +73,7 @@ def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, text: Tensor, *, every: int = 1, context: int = CONTEXT, batch: int = 32) -> float:
-    """Return the mean loss in nats per byte over text [n] uint8: of its windows, which do not overlap, every so many."""
+    """Return the mean loss in nats per byte on text [n] uint8, over every so many of its windows (none overlap)."""
     was = model.training
     model.eval()
     starts = torch.arange(0, (text.numel() - 1) // context, every) * context
