@@ -51,7 +51,7 @@ class Watch:
         """Note a commit."""
         self.commits[commit.header.fragment] = commit
         self._seen += 1
-        self._took_part += len({i.learner for i in commit.header.inputs}) / self._learners
+        self._took_part += len(commit.header.inputs) / self._learners
 
     def show(self, kills: int) -> None:
         """Show the present state."""
