@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from isthmus import merge
 from isthmus.bus import Bus, default_bus, open_bus
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec
@@ -140,3 +141,27 @@ def balanced(agent: LearnerAgent) -> None:
         assert account.sent == held, f"fragment {p}: {account} does not fit the attempts {held}"
         processed = agent.boundary.tokens_here + agent.history.tokens_lost
         assert account.processed == processed, f"fragment {p}: {account} does not add up to {processed}"
+
+
+async def all_commits(log: Log):
+    return {f.index: [c async for c in log.commits(f.index, 0, log.run.digest)] for f in log.run.layout.fragments}
+
+
+async def check_log(w) -> int:
+    """Assert what must hold for any log: contiguous, chained, every input there, every base once, every digest right."""
+    count = 0
+    for p, commits in (await all_commits(w.log)).items():
+        assert [c.version for c in commits] == list(range(1, len(commits) + 1))
+        bases: dict[str, int] = {}
+        state = merge.initial(await w.log.initial(p))
+        for commit in commits:
+            for given in commit.header.inputs:
+                assert given.base > bases.get(given.learner, -1), "a base was merged twice, or out of order"
+                bases[given.learner] = given.base
+            state = (await w.log.fold(state, commit)).state  # raises unless every digest is as recorded
+            count += 1
+        version, values, _ = await w.log.published(p)
+        assert version == len(commits)
+        assert merge.array_digest(values) == merge.array_digest(state.published)
+        assert (await w.log.head(p)).state.digest() == state.digest()
+    return count

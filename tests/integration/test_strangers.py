@@ -1,0 +1,183 @@
+"""Strangers on the bus and in the store: turned away by name, counted, and the run goes on."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from isthmus.records import frame
+from isthmus.records.messages import Announce, decode, encode, learner_stream
+from isthmus.records.objects import UpdateHeader, update_key
+from isthmus.rules import Rules
+from tests_helpers import QUICK, all_commits, check_log, seed_of, serving, train, until, world
+
+
+async def post(w, learner, blob, *, base=0, announce=None, fragment=0, put=True, **changes):
+    """Store an update and announce it, both exactly as given."""
+    digest = frame.digest(blob)
+    key = update_key(fragment, learner, base, digest)
+    if put:
+        await w.store.put(key, blob)
+    fields = {
+        "run": w.run.digest,
+        "id": "x",
+        "learner": learner,
+        "incarnation": 1,
+        "fragment": fragment,
+        "base": base,
+        "key": key,
+        "digest": digest,
+        "size": len(blob),
+        "steps": 5,
+        "tokens": 500,
+        "step": 5,
+        "tokens_seen": 500,
+        "due": True,
+        "age_s": 0.0,
+        "step_s": 0.01,
+        "upload_s": 0.01,
+        "sync_s": 0.01,
+    } | changes
+    await w.bus.append(learner_stream(learner), announce or encode(Announce(**fields)))
+
+
+def forged(w, learner="evil", *, values=None, fragment=0, **changes):
+    from isthmus.codecs import as_bytes, codec, pack, packed_size
+
+    cut = w.run.layout.fragments[fragment]
+    fields = {
+        "schema": 1,
+        "run": w.run.digest,
+        "fragment": fragment,
+        "learner": learner,
+        "incarnation": 1,
+        "base": 0,
+        "codec": w.run.rules.codec_up,
+        "steps": 5,
+        "tokens": 500,
+        "step": 5,
+        "tokens_seen": 500,
+    } | changes
+    code = codec(w.run.rules.codec_up)
+    out = frame.draft(frame.Kind.UPDATE, UpdateHeader(**fields), packed_size(code, cut))
+    values = np.full(cut.size, 1e-3, np.float32) if values is None else values
+    pack(code, cut, values, as_bytes(out.payload))
+    return bytes(out.blob)
+
+
+async def _other_bytes(w):
+    blob = forged(w)
+    await w.store.put(update_key(0, "evil", 0, frame.digest(blob)), forged(w, tokens=501))
+    await post(w, "evil", blob, put=False)
+
+
+CASES = {
+    "non-finite": lambda w: post(
+        w, "evil", forged(w, values=np.full(w.run.layout.fragments[0].size, np.nan, np.float32))
+    ),
+    "overflow": lambda w: post(w, "evil", forged(w, values=np.full(w.run.layout.fragments[0].size, 1e30, np.float32))),
+    "wrong-run": lambda w: post(w, "evil", forged(w, run=bytes(32))),
+    "wrong-layout": lambda w: post(w, "evil", forged(w, fragment=1), fragment=0, put=True),
+    "wrong-author": lambda w: post(w, "evil", forged(w, learner="l0")),
+    "malformed": lambda w: post(w, "evil", forged(w)[:10] + b"\xff" + forged(w)[11:]),
+    "digest-mismatch": _other_bytes,
+    "truncated": lambda w: post(w, "evil", forged(w)[:-64], size=len(forged(w))),
+    "oversized": lambda w: post(w, "evil", forged(w) + bytes(64), size=len(forged(w))),
+    "missing": lambda w: post(w, "evil", forged(w), put=False),
+    "unknown-base": lambda w: post(w, "evil", forged(w, base=77), base=77),
+}
+
+
+@pytest.mark.parametrize("reason", CASES)
+def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder, reason):
+    async def body():
+        rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
+        async with world(folder, seed_of(rules, QUICK)) as w, serving(w.syncer()) as syncer:
+            await CASES[reason](w)
+            keeper = syncer.keepers[0]
+            await until(lambda: keeper.rounds.rejected_total.get(reason, 0) >= 1, f"rejected as {reason}")
+            await train(w.learner("l0"), 60, enough=lambda: keeper.head >= 2)
+            commits = (await all_commits(w.log))[0]
+            assert commits
+            assert all(i.learner == "l0" for c in commits for i in c.header.inputs)
+            # The rejection is in the log, where status and explain find it.
+            assert commits[-1].header.rejected_total[reason] >= 1
+            assert any(r.learner == "evil" and r.reason == reason for c in commits for r in c.header.rejected)
+        async with world(folder, seed_of(rules, QUICK)) as w:
+            await check_log(w)
+
+    asyncio.run(body())
+
+
+def _announce_by_syncer(w):
+    from isthmus.records.messages import Alive
+
+    return encode(
+        Alive(run=w.run.digest, id="1", syncer="s9", commits=0, heads=(), rejected={}, waiting_for="", lag_ms=0.0)
+    )
+
+
+def _announce_of(w, **changes):
+    fields = {
+        "run": w.run.digest,
+        "id": "x",
+        "learner": "evil",
+        "incarnation": 1,
+        "fragment": 0,
+        "base": 0,
+        "key": "updates/x",
+        "digest": bytes(32),
+        "size": 1,
+        "steps": 1,
+        "tokens": 1,
+        "step": 1,
+        "tokens_seen": 1,
+        "due": False,
+        "age_s": 0.0,
+        "step_s": 0.0,
+        "upload_s": 0.0,
+        "sync_s": 0.0,
+    } | changes
+    return encode(Announce(**fields))
+
+
+@pytest.mark.parametrize(
+    ("body_of", "reason"),
+    [
+        (lambda _: b"", "truncated"),
+        (lambda _: b"\x80" * 500, "malformed"),
+        (_announce_by_syncer, "wrong-author"),
+        (lambda w: _announce_of(w, learner="l9"), "wrong-author"),
+        (lambda w: _announce_of(w, run=bytes(32)), "wrong-run"),
+        (lambda w: _announce_of(w, fragment=99), "wrong-layout"),
+    ],
+)
+def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(folder, body_of, reason):
+    async def body():
+        async with world(folder) as w, serving(w.syncer()) as syncer:
+            await w.bus.append(learner_stream("evil"), body_of(w))
+            await until(lambda: syncer.tallies.rejected.get(reason) == 1, f"counted as {reason}")
+
+    asyncio.run(body())
+
+
+def test_an_old_announcement_played_again_is_turned_away(folder):
+    async def body():
+        async with world(folder) as w, serving(w.syncer()) as syncer:
+            await train(w.learner("l0"), 40)
+            said = (await w.bus.read({learner_stream("l0"): ""}, 0.0))[learner_stream("l0")]
+            first = next(s.body for s in said if isinstance(decode(s.body), Announce))
+            keeper = syncer.keepers[decode(first).fragment]
+            before = dict(keeper.rounds.rejected_total)
+            await w.bus.append(learner_stream("l0"), first)
+            await until(
+                lambda: (
+                    sum(keeper.rounds.rejected_total.get(r, 0) - before.get(r, 0) for r in ("stale", "base-merged"))
+                    == 1
+                ),
+                "the replay is counted",
+            )
+        async with world(folder) as w:
+            await check_log(w)
+
+    asyncio.run(body())
