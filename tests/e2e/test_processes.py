@@ -20,7 +20,7 @@ from isthmus.run import read_run
 from isthmus.runtime import threaded
 from isthmus.store import open_store
 from isthmus_services.demo import judge
-from isthmus_services.servers import redis_server
+from isthmus_services.servers import redis_server, s3_server
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_loop.py"
@@ -181,6 +181,32 @@ def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_pat
             for process in learners:
                 assert process.wait(100) == 0
     assert judge.continuous(commits_of(run))
+
+
+@pytest.mark.timeout(200)
+def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis, use, tmp_path):
+    run = f"s3://b{uuid.uuid4().hex[:10]}/run"
+    with processes(tmp_path) as p:
+        with s3_server(tmp_path / "s3") as s3:
+            use(s3)
+            port = int(s3.url.rsplit(":", 1)[1])
+            assert isthmus("init", run, "--create-bucket").returncode == 0
+            p.isthmus("s", "syncer", run, "--bus", redis.url)
+            arguments = ("--bus", redis.url, "--steps", "100000", "--learner", "l0")
+            learner = p.isthmus("l0", "learner", run, *arguments)
+            wait_for(lambda: heads(run, redis.url) > 20, "twenty commits")
+            before = len(commits_of(run))
+            s3.kill()
+            away = isthmus("status", run, "--bus", redis.url)
+            assert away.returncode == 2
+            assert f"127.0.0.1:{port}" in away.stderr
+        time.sleep(3.0)
+        assert learner.poll() is None, p.said("l0")
+        with s3_server(tmp_path / "s3", port=port):
+            wait_for(lambda: len(commits_of(run)) > before + 24, "commits after the store came back")
+            learner.terminate()
+            assert learner.wait(30) == 0, p.said("l0")
+            assert judge.continuous(commits_of(run))
 
 
 @pytest.mark.timeout(120)
