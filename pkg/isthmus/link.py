@@ -160,6 +160,7 @@ def join(
             if create is None:
                 raise
             await require_create_only(store, runtime)
+            store.patience = RUNNING
             found = await create_run(
                 store,
                 runtime,
@@ -257,6 +258,7 @@ class _Shell:
                 try:
                     async with asyncio.timeout(START_S):
                         self.run = await enter(store, runtime)
+                        store.patience = RUNNING
                         bus = await stack.enter_async_context(open_bus(bus_url, self.run.digest))
                         log = Log(self.run, store, runtime)
                         self.agent = LearnerAgent(
@@ -265,7 +267,6 @@ class _Shell:
                         await self.agent.join()
                 except TimeoutError:
                     raise Unavailable(f"{run_url}: not joined within {START_S:g} s") from None
-                store.patience = RUNNING
                 history = self.agent.history
                 logger.info(
                     "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",

@@ -7,7 +7,7 @@ from isthmus.errors import InputError
 from isthmus.rules import Pace, overdrive
 from isthmus.run import Run, Seed, create_run
 from isthmus.runtime import threaded
-from isthmus.store import AT_START, open_store, require_create_only
+from isthmus.store import AT_START, RUNNING, open_store, require_create_only
 from isthmus_services import options
 
 
@@ -56,6 +56,7 @@ def create(arguments: argparse.Namespace, url: str) -> Run:
             async with open_store(url, runtime, make=getattr(arguments, "create_bucket", False)) as store:
                 store.patience = AT_START
                 await require_create_only(store, runtime)
+                store.patience = RUNNING
                 return await create_run(store, runtime, seed)
         finally:
             pool.shutdown(wait=False)

@@ -33,13 +33,13 @@ async def open_ports(run: str, bus: str, *, bus_must_answer: bool = True) -> Asy
         async with open_store(run, runtime) as store:
             store.patience = AT_START
             found = await read_run(store)
+            store.patience = RUNNING
             async with open_bus(bus, found.digest) as opened:
                 try:
                     await opened.tail(SYNCER_STREAM)
                 except Unavailable:
                     if bus_must_answer:
                         raise
-                store.patience = RUNNING
                 yield Ports(Log(found, store, runtime), store, opened, runtime)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

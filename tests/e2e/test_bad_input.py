@@ -97,6 +97,19 @@ def test_an_endpoint_that_does_not_answer_is_named(command, seaweedfs, redis, us
     assert CLOSED in refused(name, "s3://b/r", *rest, *bus, environment={"AWS_ENDPOINT_URL": f"http://{CLOSED}"})
 
 
+@pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
+def test_an_endpoint_that_accepts_and_never_answers_is_named(command, seaweedfs, redis, use):
+    import socket
+
+    use(seaweedfs)
+    name, *rest = command
+    bus = [] if name == "init" else ["--bus", redis.url]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        line = refused(name, "s3://bucket/run", *rest, *bus, environment={"AWS_ENDPOINT_URL": endpoint})
+    assert "no answer within 2.5 s" in line
+
+
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
 def test_a_redis_that_is_not_there_is_named(command, folder):
     assert isthmus("init", str(folder)).returncode == 0

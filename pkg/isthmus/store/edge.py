@@ -32,13 +32,15 @@ class Patience:
     attempts: int = 8
     first_s: float = 0.05
     longest_s: float = 10.0
+    request_s: float | None = None
+    """A request that takes longer counts as not answered; None: the store's own timeouts decide."""
 
 
 RUNNING = Patience()
 """Once it has worked."""
 
-AT_START = Patience(attempts=3, first_s=0.1, longest_s=0.5)
-"""Before the first success: an operator is watching, say it soon."""
+AT_START = Patience(attempts=2, first_s=0.1, longest_s=0.5, request_s=2.5)
+"""For the first, small request: an operator is watching, say it within ten seconds."""
 
 
 class EdgeStore:
@@ -103,7 +105,7 @@ class EdgeStore:
             with attempt:
                 self.traffic.requests += 1
                 try:
-                    result = await request()
+                    result = await self._in_time(request)
                 except Unavailable:
                     if self._down_since is None:
                         self._down_since = self._runtime.now()
@@ -112,6 +114,13 @@ class EdgeStore:
                 self._down_since = None
                 return result
         raise AssertionError("unreachable: tenacity re-raises")
+
+    async def _in_time(self, request: Callable[[], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(self.patience.request_s):
+                return await request()
+        except TimeoutError:
+            raise Unavailable(f"{self.url}: no answer within {self.patience.request_s:g} s") from None
 
     def _wait(self, state: RetryCallState) -> float:
         ceiling = min(self.patience.longest_s, self.patience.first_s * 2.0 ** (state.attempt_number - 1))
