@@ -10,8 +10,7 @@ IsthmusError
 │   ├── Denied               an operator has to act: credentials, permissions, a missing bucket
 │   └── ObjectMissing        nothing is stored under this key
 ├── RecordInvalid            bytes that are no record of ours; carries the `Reason` it is counted under
-├── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
-└── Fenced                   another process of this name took over: stop
+└── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
 """
 
 from typing import cast
@@ -88,10 +87,6 @@ class LogCorrupt(IsthmusError):
         super().__init__(f"{key}: {detail}")
         self.key = key
         self.detail = detail
-
-
-class Fenced(IsthmusError):
-    """Another process took over this name; this one must stop."""
 
 
 def first_cause(error: BaseException) -> BaseException:

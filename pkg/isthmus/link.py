@@ -89,7 +89,7 @@ class Link:
         that is away does not hold it up. `loss` is shown by `status` and nothing else.
 
         Raises `InputError` for a token count below one, and whatever ended the agent for good: `Denied` (credentials
-        were revoked), `Fenced` (another process took over this name).
+        were revoked), for example.
         """
         if tokens < 1:
             raise InputError(f"a step has at least one token, not {tokens}")

@@ -78,10 +78,6 @@ class RedisBus:
 
         return await self._guard(scan())
 
-    async def ping(self) -> None:
-        """Raise `Unavailable` or `Denied` unless the server answers."""
-        await self._guard(self._writer.ping())
-
     async def _newest(self, key: str) -> str | None:
         entries: Any = await self._guard(self._writer.xrevrange(key, count=1))
         return str(entries[0][0].decode()) if entries else None

@@ -25,13 +25,8 @@ class History:
     last_tokens: int = 0
 
     @property
-    def steps_lost(self) -> int:
-        """Steps known of that no stored update holds."""
-        return max(0, self.last_step - self.step)
-
-    @property
     def tokens_lost(self) -> int:
-        """Tokens of those steps."""
+        """Tokens of the steps heard of that no stored update holds."""
         return max(0, self.last_tokens - self.tokens_seen)
 
 

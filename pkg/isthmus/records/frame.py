@@ -21,7 +21,7 @@ import hashlib
 import struct
 import zlib
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgpack
 import msgspec
@@ -69,13 +69,6 @@ class Draft(NamedTuple):
     """An object under construction: fill `payload` [n] in place, then use `blob`."""
 
     blob: bytearray
-    payload: memoryview
-
-
-class Parsed(NamedTuple):
-    """A frame taken apart; the payload is a view into the given bytes."""
-
-    header: Any
     payload: memoryview
 
 

@@ -32,17 +32,6 @@ class Point:
     loss: float
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What the log and the models say."""
-
-    commits: list[Commit]
-    global_curve: list[Point]
-    single_curve: list[Point]
-    global_loss: float
-    single_loss: float
-
-
 async def read_commits(log: Log) -> list[Commit]:
     """Return every commit of the run, in the order they were written."""
 

@@ -100,7 +100,7 @@ async def _demo(a: argparse.Namespace, out: Path, store: str, bus: str, started:
                     task.cancel()
                 await asyncio.gather(listening, following, return_exceptions=True)
             train_s = time.monotonic() - train_started
-            await traffic.last(ports.bus, hearing)
+            traffic.last(hearing)
             summary, sample = await _judge(a, out, log, fleet, traffic, watch)
         summary |= {"wall_s": round(time.monotonic() - started, 1), "train_s": round(train_s, 1)}
         report.write_json(summary, out / "report.json", a.json)
@@ -133,7 +133,7 @@ class Traffic:
             self._lost[place] = message.tokens_lost
             self._seen[message.learner] = max(message.tokens_seen, self._seen.get(message.learner, 0))
 
-    async def last(self, bus: object, hearing: Hearing) -> None:
+    def last(self, hearing: Hearing) -> None:
         """Take the learners' last words too."""
         for view in hearing.learners.values():
             if view.heartbeat is not None:
