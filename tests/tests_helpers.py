@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus import merge
+from isthmus import fold, merge
 from isthmus.bus import Bus, default_bus, open_bus
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec
@@ -20,6 +20,7 @@ from isthmus.run import Run, Seed, create_run
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, open_store
 from isthmus.syncer import Syncer
+from isthmus.syncer.shards import Shards
 
 SPECS = [Spec("embed", (40, 8), "float32", "embedding")] + [
     Spec(f"layer{i}", (20 + i, 9), "float32", "dense") for i in range(7)
@@ -84,6 +85,18 @@ async def world(folder: Path, seed: Seed | None = None) -> AsyncIterator[World]:
             yield World(run, store, opened, runtime)
 
 
+class _Deaf(Shards):
+    def heard(self, *_: object) -> None:
+        """Hear nobody."""
+
+
+def deaf(*syncers: Syncer) -> None:
+    """Let syncers never hear of each other: each believes it holds everything, all the time."""
+    for syncer in syncers:
+        s = syncer._shards
+        syncer._shards = _Deaf(s.name, s.pace, s.fragments, s.started_at)
+
+
 @asynccontextmanager
 async def serving(syncer: Syncer) -> AsyncIterator[Syncer]:
     """Run a syncer beside the body; stop it at the end."""
@@ -143,6 +156,11 @@ def balanced(agent: LearnerAgent) -> None:
         assert account.processed == processed, f"fragment {p}: {account} does not add up to {processed}"
 
 
+async def head(w, fragment: int) -> fold.At[merge.State]:
+    """Return the fragment at the end of its log."""
+    return await fold.fold(w.log, fragment, fold.Merging(w.log))
+
+
 async def all_commits(log: Log):
     return {f.index: [c async for c in log.commits(f.index, 0, log.run.digest)] for f in log.run.layout.fragments}
 
@@ -153,15 +171,15 @@ async def check_log(w) -> int:
     for p, commits in (await all_commits(w.log)).items():
         assert [c.version for c in commits] == list(range(1, len(commits) + 1))
         bases: dict[str, int] = {}
-        state = merge.initial(await w.log.initial(p))
+        state = merge.initial(await fold.initial(w.log, p))
         for commit in commits:
             for given in commit.header.inputs:
                 assert given.base > bases.get(given.learner, -1), "a base was merged twice, or out of order"
                 bases[given.learner] = given.base
-            state = (await w.log.fold(state, commit)).state  # raises unless every digest is as recorded
+            state = await fold.Merging(w.log).step(state, commit)  # raises unless every digest is as recorded
             count += 1
-        version, values, _ = await w.log.published(p)
-        assert version == len(commits)
-        assert merge.array_digest(values) == merge.array_digest(state.published)
-        assert (await w.log.head(p)).state.digest() == state.digest()
+        published = await fold.fold(w.log, p, fold.Publishing(w.log))
+        assert published.version == len(commits)
+        assert merge.array_digest(published.carried) == merge.array_digest(state.published)
+        assert (await head(w, p)).carried.digest() == state.digest()
     return count

@@ -10,6 +10,7 @@ IsthmusError
 │   ├── Denied               an operator has to act: credentials, permissions, a missing bucket
 │   └── ObjectMissing        nothing is stored under this key
 ├── RecordInvalid            bytes that are no record of ours; carries the `Reason` it is counted under
+├── Fenced                   another process has taken over this name: stop; what was stored is its to go on with
 └── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
 """
 
@@ -80,13 +81,29 @@ class RecordInvalid(IsthmusError):
         self.detail = detail
 
 
+class Fenced(IsthmusError):
+    """A process of the same name started later: this one stops."""
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        super().__init__(f"{name} was started again elsewhere (its life {incarnation}): this process stops")
+        self.name = name
+        self.incarnation = incarnation
+
+
 class LogCorrupt(IsthmusError):
     """An object of the log is missing or is not what the log says it is."""
 
-    def __init__(self, key: str, detail: str) -> None:
-        super().__init__(f"{key}: {detail}")
+    def __init__(self, key: str, detail: str, readable: tuple[int, int] | None = None) -> None:
+        until = "" if readable is None else f" (fragment {readable[0]} can be read up to version {readable[1]})"
+        super().__init__(f"{key}: {detail}{until}")
         self.key = key
         self.detail = detail
+        self.readable = readable
+        """Fragment, and the last version of it that was still whole; None where that is not known."""
+
+    def after(self, fragment: int, version: int) -> "LogCorrupt":
+        """Return this error, saying up to where the fragment was whole."""
+        return self if self.readable else LogCorrupt(self.key, self.detail, (fragment, version))
 
 
 def first_cause(error: BaseException) -> BaseException:

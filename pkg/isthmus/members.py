@@ -5,6 +5,12 @@ from dataclasses import dataclass
 
 from isthmus.rules import Pace
 
+FORGET_SILENCES = 100
+"""Times L after which a silent learner is a stranger again."""
+
+LEFT_MAX = 1024
+"""Learners remembered as having left on purpose."""
+
 SMOOTHING = 0.2
 """Weight of a new measurement in the moving averages of durations."""
 
@@ -12,6 +18,18 @@ SMOOTHING = 0.2
 def smooth(average: float, sample: float) -> float:
     """Return the moving average one sample on; the first sample stands for itself."""
     return sample if average == 0.0 else average + SMOOTHING * (sample - average)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the waits of a round are computed from, in seconds; 0 while unknown."""
+
+    fastest_step_s: float = 0.0
+    slowest_step_s: float = 0.0
+    sync_s: float = 0.0
+    """From close to adoptable at a learner."""
+    cap_s: float = 0.0
+    """The most that grace may be: one step and the slowest missing learner's transfer."""
 
 
 @dataclass(slots=True)
@@ -96,14 +114,21 @@ class Members:
                 here.add(name)
         return here
 
-    def __getitem__(self, learner: str) -> Member:
-        """Return what is known of a learner; a stranger has no durations."""
-        return self._members.get(learner) or Member(-1, 0.0)
+    def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
+        """Return what is known of these learners' speeds."""
+        found = [self._members[name] for name in expected if name in self._members]
+        late = [self._members[name] for name in missing if name in self._members]
+        slowest = max((m.step_s for m in found), default=0.0)
+        return Terms(
+            fastest_step_s=min((m.step_s for m in found if m.step_s > 0.0), default=0.0),
+            slowest_step_s=slowest,
+            sync_s=max((m.sync_s for m in found), default=0.0),
+            cap_s=slowest + max((m.transfer_s for m in late), default=0.0),
+        )
 
-    def fastest_step_s(self, among: Iterable[str]) -> float:
-        """Return the shortest step duration known among these learners, 0 if none is."""
-        return min((self[m].step_s for m in among if self[m].step_s > 0.0), default=0.0)
-
-    def slowest_step_s(self, among: Iterable[str]) -> float:
-        """Return the longest step duration known among these learners, 0 if none is."""
-        return max((self[m].step_s for m in among), default=0.0)
+    def forget(self, now: float) -> None:
+        """Drop whom nobody will wait for again, so that memory is bounded by who is here."""
+        gone = now - FORGET_SILENCES * self._pace.silence_s
+        self._members = {name: m for name, m in self._members.items() if m.heard_at >= gone}
+        if len(self._left) > LEFT_MAX:
+            self._left = dict(list(self._left.items())[-LEFT_MAX:])

@@ -7,11 +7,11 @@ not drifted into: only a due update on the newest version opens one, then every 
 Announced is not arrived: an update counts once its bytes are here and checked. Nobody waits for ever.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from isthmus.members import Members, smooth
+from isthmus.members import Members, Terms, smooth
 from isthmus.reasons import Reason
 from isthmus.records.objects import LISTED_MAX, CommitHeader, Late, Rejection
 from isthmus.rules import Pace
@@ -60,6 +60,7 @@ class Pointer:
     due: bool
     boundary_at: float
     """The step boundary at which it was taken, on the syncer's clock."""
+    heard_at: float
     old: bool = False
     """Said before this syncer listened: `boundary_at` means nothing, and rejections of it are not counted."""
 
@@ -119,6 +120,7 @@ class Round:
     quorum_s: float = 0.0
     grace_s: float = 0.0
     overlap_steps: float = 0.0
+    terms: Terms = field(default_factory=Terms)
     closed_by: ClosedBy | None = None
     closed_at: float = 0.0
     expected: frozenset[str] = frozenset()
@@ -144,20 +146,18 @@ class Grace:
     overlap_steps: float
 
 
-def adaptive_grace(
-    pace: Pace, sync_every: int, fastest_step_s: float, quorum_s: float, sync_s: float, cap_s: float
-) -> Grace:
+def adaptive_grace(pace: Pace, sync_every: int, terms: Terms, quorum_s: float) -> Grace:
     """Return how long to wait for more learners after the quorum (arXiv 2604.21428, adaptive grace window).
 
     slack = τ·t_step − (t_quorum + t_sync); grace = clamp(γ·slack, 0, cap). Where a slow link or short steps leave no
     slack, τ is raised to what lets the cap fit, at most H/2: waiting is free only while the result is not yet missed.
     """
-    if pace.grace == 0.0 or fastest_step_s <= 0.0:
+    if pace.grace == 0.0 or terms.fastest_step_s <= 0.0:
         return Grace(0.0, pace.overlap)
-    needed = (quorum_s + sync_s + cap_s / pace.grace) / fastest_step_s
+    needed = (quorum_s + terms.sync_s + terms.cap_s / pace.grace) / terms.fastest_step_s
     overlap = max(pace.overlap, min(needed, sync_every / 2))
-    slack = overlap * fastest_step_s - (quorum_s + sync_s)
-    return Grace(min(max(pace.grace * slack, 0.0), cap_s), overlap)
+    slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)
+    return Grace(min(max(pace.grace * slack, 0.0), terms.cap_s), overlap)
 
 
 class Rounds:
@@ -167,6 +167,8 @@ class Rounds:
         self.phase = Phase.CLOSED
         self.round: Round | None = None
         self.head = 0
+        self.holding = True
+        """Whether this syncer opens rounds here. One that does not keeps pointers and follows the log."""
         self.rejected_total: dict[str, int] = {}
         """By reason, over the fragment's log, what is not yet in a commit included."""
         self._pace = pace
@@ -176,7 +178,7 @@ class Rounds:
         self._recent: list[set[str]] = []  # learners of the last two commits
         self._waiting: dict[tuple[str, int], Pointer] = {}
         self._fetching: dict[tuple[str, int], Pointer] = {}
-        self._rejections: dict[tuple[str, int, str], int] = {}
+        self._rejections: dict[tuple[str, int, str], tuple[int, float]] = {}  # how often, and when last
         self._close_to_commit_s = 0.0
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -187,10 +189,16 @@ class Rounds:
         for commit in last:
             self._note_commit(commit)
 
+    def hold(self, holding: bool, now: float) -> list[Action]:
+        """Take the fragment over, or leave it to another syncer once the round under way is through."""
+        taken = holding and not self.holding
+        self.holding = holding
+        return self._open_if_due(now) if taken else []
+
     def announced(self, pointer: Pointer, now: float) -> list[Action]:
         """Take an announcement."""
         if pointer.base > self.head + AHEAD_MAX:
-            self._reject(pointer.learner, pointer.base, Reason.UNKNOWN_BASE)
+            self._reject(pointer.learner, pointer.base, Reason.UNKNOWN_BASE, now)
             return [CatchUp()]
         place = (pointer.learner, pointer.base)
         reason = self._judge(pointer)
@@ -203,17 +211,17 @@ class Rounds:
         elif reason is None and known is None and len(self._waiting) >= POINTERS_MAX:
             reason = Reason.OVERSIZED
         if reason is not None:
-            self._reject(pointer.learner, pointer.base, reason, count=not pointer.old)
+            self._reject(pointer.learner, pointer.base, reason, now, count=not pointer.old)
             # A repeated due update still opens: the round it opened may have come to nothing.
             if reason is not Reason.DUPLICATE:
                 return []
         else:
             if known is not None:
-                self._reject(known.learner, known.base, Reason.SUPERSEDED)
+                self._reject(known.learner, known.base, Reason.SUPERSEDED, now)
             self._waiting[place] = pointer
         # Its base is newer than what we hold: another syncer committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
-        if self.phase is Phase.CLOSED and pointer.due and pointer.base == self.head:
+        if self._may_open and pointer.due and pointer.base == self.head:
             self._open(pointer.boundary_at, now, pointer.learner)
             actions.append(CallRound(self.head + 1))
         return actions + self.fetches()
@@ -222,7 +230,7 @@ class Rounds:
         """Take another syncer's call: one round, whoever called it."""
         if version > self.head + 1:
             return [CatchUp()]
-        if version == self.head + 1 and self.phase is Phase.CLOSED:
+        if version == self.head + 1 and self._may_open:
             self._open(now, now, by)
             return self.fetches()
         return []
@@ -277,7 +285,7 @@ class Rounds:
         self._fetching.pop(place, None)
         if self._waiting.get(place) is pointer:
             del self._waiting[place]
-        self._reject(pointer.learner, pointer.base, reason)
+        self._reject(pointer.learner, pointer.base, reason, now)
         return self.tick(now) + self.fetches()
 
     def unreachable(self, pointer: Pointer) -> None:
@@ -296,7 +304,8 @@ class Rounds:
             self.phase = Phase.GRACE
             r.quorum_at = now
             r.quorum_s = max(0.0, now - r.boundary_at)
-            granted = self._grace(r, expected)
+            r.terms = self._terms(r, expected)
+            granted = adaptive_grace(self._pace, self._sync_every, r.terms, r.quorum_s)
             r.grace_s, r.overlap_steps = granted.seconds, granted.overlap_steps
         everyone = bool(r.arrived) and expected <= (r.fresh | r.passed)
         # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
@@ -344,19 +353,14 @@ class Rounds:
             if reason is not None:
                 del self._waiting[place]
                 if pointer.digest not in merged:
-                    self._reject(pointer.learner, pointer.base, reason)
-        # A due update that waits on the new head opens the next round.
-        for pointer in self._waiting.values():
-            if pointer.due and pointer.base == self.head:
-                self._open(pointer.boundary_at, now, pointer.learner)
-                return [CallRound(self.head + 1), *self.fetches()]
-        return []
+                    self._reject(pointer.learner, pointer.base, reason, now)
+        return self._open_if_due(now)
 
-    def spoiled(self) -> None:
+    def spoiled(self, now: float) -> None:
         """Note that merging the round would give no finite state: its updates are turned away, all of them."""
         if self.round is not None:
             for pointer in self.round.arrived.values():
-                self._reject(pointer.learner, pointer.base, Reason.OVERFLOW)
+                self._reject(pointer.learner, pointer.base, Reason.OVERFLOW, now)
         self.phase, self.round = Phase.CLOSED, None
 
     def lost(self) -> None:
@@ -366,21 +370,24 @@ class Rounds:
                 self._waiting.setdefault((pointer.learner, pointer.base), pointer)
         self.phase, self.round = Phase.CLOSED, None
 
-    def invalid(self, learner: str, base: int, reason: Reason) -> None:
+    def invalid(self, learner: str, base: int, reason: Reason, now: float) -> None:
         """Count an announcement that could not even become a pointer."""
-        self._reject(learner, base, reason)
+        self._reject(learner, base, reason, now)
 
     # --- what a commit records ----------------------------------------------------------------------------------------
 
-    def late(self) -> tuple[Late, ...]:
-        """Return the updates that wait but are not in this round (bounded)."""
+    def late(self, wall: Callable[[float], float]) -> tuple[Late, ...]:
+        """Return the updates that wait but are not in this round (bounded). `wall` turns our times into dates."""
         waiting = list(self._waiting.values())[:LISTED_MAX]
-        return tuple(Late(learner=p.learner, base=p.base, digest=p.digest) for p in waiting)
+        return tuple(Late(learner=p.learner, base=p.base, digest=p.digest, heard_at=wall(p.heard_at)) for p in waiting)
 
-    def rejections(self) -> tuple[Rejection, ...]:
+    def rejections(self, wall: Callable[[float], float]) -> tuple[Rejection, ...]:
         """Return what was turned away since the commit before (bounded; the totals hold the rest)."""
         listed = list(self._rejections.items())[:LISTED_MAX]
-        return tuple(Rejection(learner=who, base=b, reason=r, count=n) for (who, b, r), n in listed)
+        return tuple(
+            Rejection(learner=who, base=base, reason=reason, count=count, at=wall(at))
+            for (who, base, reason), (count, at) in listed
+        )
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -395,13 +402,13 @@ class Rounds:
                 return Reason.OVERTAKEN
         return None
 
-    def _reject(self, learner: str, base: int, reason: Reason, *, count: bool = True) -> None:
+    def _reject(self, learner: str, base: int, reason: Reason, now: float, *, count: bool = True) -> None:
         if not count:
             return
         self.rejected_total[reason.value] = self.rejected_total.get(reason.value, 0) + 1
         place = (learner, base, reason.value)
         if place in self._rejections or len(self._rejections) < LISTED_MAX:
-            self._rejections[place] = self._rejections.get(place, 0) + 1
+            self._rejections[place] = self._rejections.get(place, (0, now))[0] + 1, now
 
     def _note_commit(self, commit: CommitHeader) -> None:
         for given in commit.inputs:
@@ -421,17 +428,25 @@ class Rounds:
     def _expected(self, now: float) -> set[str]:
         return self._members.expected(self._known(), now)
 
+    @property
+    def _may_open(self) -> bool:
+        return self.holding and self.phase is Phase.CLOSED
+
+    def _open_if_due(self, now: float) -> list[Action]:
+        """Open the next round where a due update on the newest version waits for it."""
+        for pointer in self._waiting.values():
+            if self._may_open and pointer.due and pointer.base == self.head:
+                self._open(pointer.boundary_at, now, pointer.learner)
+                return [CallRound(self.head + 1), *self.fetches()]
+        return []
+
     def _open(self, boundary_at: float, now: float, by: str) -> None:
         self.phase = Phase.OPEN
         self.round = Round(opened_at=now, boundary_at=min(boundary_at, now), called_at=now, called_by=by)
 
-    def _grace(self, r: Round, expected: set[str]) -> Grace:
-        missing = expected - r.fresh - r.passed
-        cap = self._members.slowest_step_s(expected) + max((self._members[m].transfer_s for m in missing), default=0.0)
-        sync = self._close_to_commit_s + max((self._members[m].sync_s for m in expected), default=0.0)
-        return adaptive_grace(
-            self._pace, self._sync_every, self._members.fastest_step_s(expected), r.quorum_s, sync, cap
-        )
+    def _terms(self, r: Round, expected: set[str]) -> Terms:
+        terms = self._members.terms(expected, expected - r.fresh - r.passed)
+        return replace(terms, sync_s=terms.sync_s + self._close_to_commit_s)
 
     def _grace_ends(self, r: Round) -> float:
         assert r.quorum_at is not None, "grace without quorum"
@@ -440,7 +455,7 @@ class Rounds:
         return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
 
     def _gives_up(self, r: Round) -> float:
-        slowest = self._members.slowest_step_s(self._expected(r.opened_at)) or STEP_UNKNOWN_S
+        slowest = self._members.terms(self._expected(r.opened_at), ()).slowest_step_s or STEP_UNKNOWN_S
         return max(r.opened_at + self._sync_every * slowest, self._members.hold_until)
 
     def _close(self, by: ClosedBy, now: float) -> list[Action]:

@@ -183,18 +183,6 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
     except Unavailable as error:
         bus_error = str(error)
     heads = await asyncio.gather(
-        *(_head(log, p.index, hearing.heads.get(p.index, 0)) for p in log.run.layout.fragments)
+        *(log.newest(p.index, hearing.heads.get(p.index, 0)) for p in log.run.layout.fragments)
     )
     return Status(hearing, list(heads), bus_error)
-
-
-async def _head(log: Log, fragment: int, hint: int) -> Commit | None:
-    """Return the newest commit: from what the bus said, or the newest snapshot, forward to the end of the log."""
-    found = await log.commit(fragment, hint) if hint else None
-    if found is None:
-        snapshots = await log.snapshots(fragment)
-        version = snapshots[0][0] if snapshots else 0
-        found = await log.commit(fragment, version) if version else None
-    while (following := await log.commit(fragment, (found.version if found else 0) + 1)) is not None:
-        found = following
-    return found

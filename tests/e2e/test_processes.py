@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus import fold
 from isthmus.bus import default_bus
 from isthmus.log import Log
 from isthmus.run import read_run
@@ -91,7 +92,7 @@ def commits_of(run: str):
                 commits = await judge.read_commits(log)
                 # The fold checks every digest on the way.
                 for fragment in log.run.layout.fragments:
-                    await log.head(fragment.index)
+                    await fold.fold(log, fragment.index, fold.Merging(log))
                 return commits
         finally:
             pool.shutdown()

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from isthmus import merge
+from isthmus import fold, merge
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.layout import Spec
 from isthmus.records import frame
@@ -14,7 +14,7 @@ from isthmus.records.messages import decode, learner_stream
 from isthmus.records.objects import CommitHeader, UpdateHeader, commit_key
 from isthmus.rules import Pace, Rules
 from isthmus.run import read_run
-from tests_helpers import all_commits, balanced, check_log, seed_of, serving, train, until, world
+from tests_helpers import all_commits, balanced, check_log, deaf, head, seed_of, serving, train, until, world
 
 
 def test_learners_and_a_syncer_share_one_loop_without_any_thread(folder):
@@ -63,7 +63,7 @@ def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder):
     async def body():
         specs = [Spec("half", (300,), "bfloat16", "dense"), Spec("whole", (200,), "float32", "dense")]
         async with world(folder, seed_of(Rules(fragments=2, sync_every=2), specs=specs)) as w:
-            before = [await w.log.initial(p) for p in range(2)]
+            before = [await fold.initial(w.log, p) for p in range(2)]
             agent = w.learner("idle")
             async with serving(w.syncer()) as syncer:
                 await agent.join()
@@ -88,7 +88,7 @@ def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder):
                 await task
             assert await check_log(w) > 4
             for p in range(2):
-                assert np.array_equal((await w.log.published(p))[1], before[p])
+                assert np.array_equal((await fold.fold(w.log, p, fold.Publishing(w.log))).carried, before[p])
 
     asyncio.run(body())
 
@@ -132,6 +132,7 @@ def test_two_syncers_that_both_hold_everything_do_no_harm(folder):
         async with world(folder) as w:
             w.store._store = Slow(w.store._store)
             one, two = w.syncer("s1"), w.syncer("s2")
+            deaf(one, two)
             learners = [w.learner(f"l{i}") for i in range(3)]
             async with serving(one), serving(two):
 
@@ -187,11 +188,11 @@ def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(folder):
                 return await inner(key)
 
             log.store.get = get
-            head = await log.head(0)
-            assert head.state.version > 12
+            head = await fold.fold(log, 0, fold.Merging(log))
+            assert head.version > 12
             commits = sorted(int(k.rsplit("/", 1)[1]) for k in read if k.startswith("commits/"))
             # The two before and at the snapshot, those after it, and the probe that finds the end.
-            assert commits[-1] == head.state.version + 1
+            assert commits[-1] == head.version + 1
             assert len(commits) <= 4 + 3
             assert len([k for k in read if k.startswith("snapshots/")]) == 1
 
@@ -342,13 +343,13 @@ def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder):
         async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))) as w:
             async with serving(w.syncer()) as syncer:
                 await train(w.learner("l0"), 150, enough=lambda: syncer.keepers[0].head >= 8)
-            good = await w.log.head(0)
+            good = await head(w, 0)
             version, key = (await w.log.snapshots(0))[0]
             assert version > 0
             blob = await w.store.get(key)
             blob[-1] ^= 1
             await w.store.put(key, blob)
-            assert (await w.log.head(0)).state.digest() == good.state.digest()
+            assert (await head(w, 0)).carried.digest() == good.carried.digest()
 
     asyncio.run(body())
 
@@ -369,7 +370,7 @@ def test_damage_in_the_log_names_the_key(folder, what):
                 blob[200] ^= 255
                 await w.store.put(key, blob)
             with pytest.raises(LogCorrupt) as caught:
-                await w.log.head(0)
+                await head(w, 0)
             assert caught.value.key == key
 
     asyncio.run(body())

@@ -57,6 +57,7 @@ def forged(w, learner="evil", *, values=None, fragment=0, **changes):
         "tokens": 500,
         "step": 5,
         "tokens_seen": 500,
+        "train_s": 1.0,
     } | changes
     code = codec(w.run.rules.codec_up)
     out = frame.draft(frame.Kind.UPDATE, UpdateHeader(**fields), packed_size(code, cut))
@@ -113,7 +114,20 @@ def _announce_by_syncer(w):
     from isthmus.records.messages import Alive
 
     return encode(
-        Alive(run=w.run.digest, id="1", syncer="s9", commits=0, heads=(), rejected={}, waiting_for="", lag_ms=0.0)
+        Alive(
+            run=w.run.digest,
+            id="1",
+            syncer="s9",
+            commits=0,
+            heads=(),
+            rejected={},
+            waiting_for="",
+            lag_ms=0.0,
+            held=0,
+            fold_s=0.0,
+            broken=(),
+            stopping=False,
+        )
     )
 
 

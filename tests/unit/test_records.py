@@ -27,6 +27,7 @@ UPDATE = UpdateHeader(
     tokens=3072,
     step=84,
     tokens_seen=21504,
+    train_s=1.5,
 )
 
 
@@ -196,6 +197,10 @@ def test_a_header_over_its_limit_is_never_written():
         rejected={f"{i:060d}": 1 for i in range(2000)},
         waiting_for="",
         lag_ms=0.0,
+        held=0,
+        fold_s=0.0,
+        broken=(),
+        stopping=False,
     )
     with pytest.raises(ValueError, match="over its limit"):
         messages.encode(big)

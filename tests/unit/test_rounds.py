@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from isthmus.members import Members
+from isthmus.members import Members, Terms
 from isthmus.reasons import Reason
 from isthmus.records.objects import CommitHeader, Input, Outer, Waited
 from isthmus.rounds import (
@@ -52,6 +52,7 @@ class Story:
             tokens_seen=tokens,
             due=due,
             boundary_at=self.now - 0.02,
+            heard_at=self.now,
         )
 
     def announce(self, learner: str, base: int = 0, **options):
@@ -83,6 +84,10 @@ def committed(version: int, *learners: str, base: int | None = None) -> CommitHe
             step=1,
             tokens_seen=1,
             bytes=1,
+            train_s=0.0,
+            taken_at=0.0,
+            heard_at=0.0,
+            fetched_at=0.0,
             arrived_at=0.0,
             weight=1.0,
         )
@@ -96,9 +101,16 @@ def committed(version: int, *learners: str, base: int | None = None) -> CommitHe
         expected=(),
         missing=(),
         passed=(),
+        boundary_at=0.0,
+        opened_at=0.0,
+        closed_at=0.0,
         quorum_s=0.0,
         grace_s=0.0,
         waited_s=0.0,
+        fastest_step_s=0.0,
+        slowest_step_s=0.0,
+        sync_s=0.0,
+        cap_s=0.0,
         merge_s=0.0,
         publish_s=0.0,
         overlap_steps=2.0,
@@ -371,7 +383,7 @@ def test_what_a_lost_commit_left_over_is_taken_up_again():
 def test_a_spoiled_round_turns_its_updates_away():
     story = Story("a")
     story.arrive(story.announce("a", due=True))
-    story.rounds.spoiled()
+    story.rounds.spoiled(story.now)
     assert story.rounds.rejected_total == {"overflow": 1}
     assert story.rounds.phase is Phase.CLOSED
 
@@ -386,12 +398,14 @@ def test_another_syncers_call_opens_the_same_round():
 
 def test_rejections_are_listed_in_the_commit_and_totals_survive_it():
     story = Story("a", "b")
-    story.rounds.invalid("a", 0, Reason.MALFORMED)
-    assert [r.reason for r in story.rounds.rejections()] == ["malformed"]
+    story.rounds.invalid("a", 0, Reason.MALFORMED, story.now)
+    assert [r.reason for r in story.rounds.rejections(lambda at: at)] == ["malformed"]
     header = committed(1, "a")
-    header = msgspec.structs.replace(header, rejected=story.rounds.rejections(), rejected_total={"malformed": 1})
+    header = msgspec.structs.replace(
+        header, rejected=story.rounds.rejections(lambda at: at), rejected_total={"malformed": 1}
+    )
     story.rounds.committed(header, story.now)
-    assert story.rounds.rejections() == ()
+    assert story.rounds.rejections(lambda at: at) == ()
     assert story.rounds.rejected_total == {"malformed": 1}
 
 
@@ -399,19 +413,19 @@ def test_rejections_are_listed_in_the_commit_and_totals_survive_it():
 
 
 def test_grace_is_a_share_of_the_slack():
-    granted = adaptive_grace(Pace(grace=0.5, overlap=4.0), 12, 1.0, quorum_s=0.5, sync_s=0.5, cap_s=10.0)
+    granted = adaptive_grace(Pace(grace=0.5, overlap=4.0), 12, Terms(1.0, 1.0, 0.5, 10.0), quorum_s=0.5)
     # τ is raised until the cap would fit, at most to H/2 = 6: slack 6 − 1, half of it.
     assert granted.overlap_steps == 6.0
     assert granted.seconds == pytest.approx(2.5)
 
 
 def test_grace_is_never_more_than_the_cap():
-    assert adaptive_grace(Pace(grace=0.8, overlap=100.0), 12, 1.0, 0.1, 0.1, cap_s=1.2).seconds == 1.2
+    assert adaptive_grace(Pace(grace=0.8, overlap=100.0), 12, Terms(1.0, 1.0, 0.1, 1.2), 0.1).seconds == 1.2
 
 
 def test_without_slack_nobody_is_waited_for():
-    assert adaptive_grace(Pace(grace=0.8), 12, 1.0, quorum_s=50.0, sync_s=0.1, cap_s=1.0).seconds == 0.0
+    assert adaptive_grace(Pace(grace=0.8), 12, Terms(1.0, 1.0, 0.1, 1.0), quorum_s=50.0).seconds == 0.0
 
 
 def test_grace_can_be_turned_off():
-    assert adaptive_grace(Pace(grace=0.0), 12, 1.0, 0.0, 0.0, 1.0).seconds == 0.0
+    assert adaptive_grace(Pace(grace=0.0), 12, Terms(1.0, 1.0, 0.0, 1.0), 0.0).seconds == 0.0

@@ -70,6 +70,8 @@ class Captured:
     tokens_seen: int
     due: bool
     boundary_at: float
+    train_s: float
+    """Since the base was adopted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ class Slot:
     """Own step at which the next upload is due."""
     origin_step: int
     origin_tokens: int
+    adopted_at: float
     sent_step: int | None = None
     """Own step of the last upload on this base; None while there is none."""
     sent_tokens: int = 0
@@ -197,7 +200,7 @@ class Boundary:
         self.moves = max(2, -(-2 * count // sync_every))
         """Fragments copied out, and in, at one boundary at most."""
         self.slots = [
-            Slot(base, values, self._first_due(p, count, base), step, tokens_seen)
+            Slot(base, values, self._first_due(p, count, base), step, tokens_seen, now())
             for p, (base, values) in enumerate(versions)
         ]
         for p, slot in enumerate(self.slots):
@@ -327,6 +330,7 @@ class Boundary:
                 tokens_seen=self.tokens_seen,
                 due=due,
                 boundary_at=now,
+                train_s=max(0.0, now - slot.adopted_at),
             )
         )
 
@@ -355,7 +359,7 @@ class Boundary:
                 slot.origin_step, slot.origin_tokens = slot.sent_step, slot.sent_tokens
         if slot.sent_step is None:
             slot.due_at = max(slot.due_at, self.step + self._sync_every)  # as if it had joined just now
-        slot.base, slot.values, slot.ready = version, values, None
+        slot.base, slot.values, slot.ready, slot.adopted_at = version, values, None, self._now()
         slot.sent_step, slot.sent_values, slot.called, slot.merged = None, None, None, False
         self._tell(Adopted(fragment, version, overwritten))
 

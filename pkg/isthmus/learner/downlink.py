@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from isthmus import fold
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.kernels import F32
@@ -56,6 +57,7 @@ class Downlink:
         self._pace = pace
         self._settle = settle
         self._tell = tell
+        self._carry = fold.Publishing(log)
         self._stale = asyncio.Event()
 
     async def begin(self) -> None:
@@ -64,8 +66,8 @@ class Downlink:
 
         async def one(fragment: int) -> Known:
             async with gate:
-                version, values, digest = await self._log.published(fragment)
-                return Known(version, values, digest, version, self._runtime.now())
+                at = await fold.fold(self._log, fragment, self._carry)
+                return Known(at.version, at.carried, at.digest, at.version, self._runtime.now())
 
         self.known = list(await asyncio.gather(*(one(f.index) for f in self._run.layout.fragments)))
 
@@ -117,30 +119,40 @@ class Downlink:
         """Bring one fragment to the newest version heard of: difference by difference, or from a snapshot."""
         known = self.known[p]
         started = self._runtime.now()
-        behind = known.wanted - known.version
+        wanted = known.wanted
+        behind = wanted - known.version
         fragment = self._run.layout.fragments[p]
         difference = packed_size(codec(self._run.rules.codec_down), fragment)
         # A snapshot's published part and, on average, half a snapshot interval of differences after it.
         from_snapshot = 4 * fragment.size + difference * self._pace.snapshot_every // 2
         if behind * difference > from_snapshot:
-            version, values, _ = await self._log.published(p)
-            for v in range(known.version + 1, version + 1):
-                commit = await self._log.commit(p, v)
-                if commit is None:
-                    raise LogCorrupt(f"version {v} of fragment {p}", "is missing from the log")
-                self._settle(commit)
-                known.version, known.digest = v, commit.digest
-            known.values = values
-        while known.version < known.wanted:
-            commit = await self._log.commit(p, known.version + 1)
-            if commit is None:
-                known.wanted = known.version  # said, but not in the log
-                break
-            if commit.header.previous != known.digest:
-                raise LogCorrupt(f"version {commit.version} of fragment {p}", "does not follow the version held here")
-            known.values = await self._log.apply(known.values, commit)
-            known.version, known.digest = commit.version, commit.digest
-            self._settle(commit)
+            await self._leap(p)
+        here = fold.At(known.version, known.values, known.digest, ())
+        try:
+            async for at in fold.onward(self._log, p, self._carry, here, until=wanted):
+                self._hold(p, at)
+        except LogCorrupt as error:
+            # What comes next may have been collected while we were away: start again from a snapshot.
+            logger.warning("fragment %d starts again from a snapshot: %s", p, error)
+            await self._leap(p)
+        if known.version < wanted == known.wanted:
+            known.wanted = known.version  # said, but not in the log
         if behind == 1:
             self.sync_s = smooth(self.sync_s, self._runtime.now() - started)
         self._tell(Ready(p, known.version, known.values))
+
+    async def _leap(self, p: int) -> None:
+        """Go on from the newest snapshot; the commits on the way are read all the same, for what they settle."""
+        known = self.known[p]
+        at = await fold.fold(self._log, p, self._carry)
+        async for commit in self._log.commits(p, known.version, known.digest):
+            if commit.version > at.version:
+                break
+            self._settle(commit)
+        if at.version > known.version:
+            known.version, known.values, known.digest = at.version, at.carried, at.digest
+
+    def _hold(self, p: int, at: fold.At[F32]) -> None:
+        known = self.known[p]
+        known.version, known.values, known.digest = at.version, at.carried, at.digest
+        self._settle(at.last[-1])

@@ -166,6 +166,7 @@ class Uplink:
             tokens=captured.tokens,
             step=captured.step,
             tokens_seen=captured.tokens_seen,
+            train_s=captured.train_s,
         )
         account = self.accounts[p]
         blob, residual = await self._runtime.offload(

@@ -50,6 +50,9 @@ class Kind(IntEnum):
     COMMIT = 5
     MESSAGE = 6
     CLAIM = 7
+    SEGMENT = 8
+    PACKED = 9
+    CHECKPOINT = 10
 
 
 HEADER_MAX = {
@@ -61,6 +64,10 @@ HEADER_MAX = {
     Kind.COMMIT: 1 << 20,
     Kind.MESSAGE: 64 << 10,
     Kind.CLAIM: 4 << 10,
+    Kind.SEGMENT: 64 << 10,
+    Kind.PACKED: 4 << 10,
+    # The shape of an optimizer's and a sampler's state; their arrays are the payload.
+    Kind.CHECKPOINT: 16 << 20,
 }
 """Bytes of header accepted per kind of record."""
 
@@ -125,6 +132,11 @@ def parse_head(blob: Blob, kind: Kind, schema: type[T]) -> T:
     if len(blob) < PREFIX.size + header_size:
         raise RecordInvalid(Reason.TRUNCATED, f"{len(blob)} bytes do not hold a header of {header_size}")
     return _header(memoryview(blob), header_size, schema)
+
+
+def kind_of(blob: Blob) -> int:
+    """Return the kind of record these bytes say they are, 0 where they say nothing; nothing is checked."""
+    return int(PREFIX.unpack_from(blob)[2]) if len(blob) >= PREFIX.size else 0
 
 
 def header_size(blob: Blob) -> int:

@@ -165,6 +165,14 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     waiting_for: Text
     lag_ms: Finite
     """Worst delay of its event loop since the message before."""
+    held: Counter
+    """Fragments it opens rounds of."""
+    fold_s: Seconds
+    """How long it took to fold the log at its start."""
+    broken: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)]
+    """Fragments whose log it cannot fold to the end."""
+    stopping: bool
+    """Its last word: others take over now."""
 
 
 FromLearner = Announce | Pass | Heartbeat | Progress | Leave

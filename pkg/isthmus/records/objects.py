@@ -89,6 +89,8 @@ class UpdateHeader(Record, frozen=True, kw_only=True):
     """The learner's own step count when this was taken, over all its incarnations."""
     tokens_seen: Tokens
     """The tokens of those steps."""
+    train_s: Seconds
+    """From adopting the base to taking this."""
 
 
 class ClaimHeader(Record, frozen=True, kw_only=True):
@@ -138,7 +140,14 @@ class Input(Record, frozen=True, kw_only=True):
     step: Steps
     tokens_seen: Tokens
     bytes: Bytes
+    train_s: Seconds
+    taken_at: Instant
+    """The step boundary at which it was taken. All times are the merging syncer's; learners send ages only."""
+    heard_at: Instant
+    fetched_at: Instant
+    """Its bytes are here and checked."""
     arrived_at: Instant
+    """It is accumulated: the moment that counts."""
     weight: Weight
     """Effective weight, exactly as it was used (float64)."""
 
@@ -149,6 +158,7 @@ class Late(Record, frozen=True, kw_only=True):
     learner: Name
     base: Version
     digest: Digest
+    heard_at: Instant
 
 
 class Rejection(Record, frozen=True, kw_only=True):
@@ -158,6 +168,8 @@ class Rejection(Record, frozen=True, kw_only=True):
     base: Version
     reason: Text
     count: Counter
+    at: Instant
+    """The last time."""
 
 
 class Outer(Record, frozen=True, kw_only=True):
@@ -178,11 +190,21 @@ class Waited(Record, frozen=True, kw_only=True):
     expected: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
     missing: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
     passed: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
+    boundary_at: Instant
+    """The opener's step boundary."""
+    opened_at: Instant
+    closed_at: Instant
     quorum_s: Seconds
+    """From the opener's boundary to the K-th fresh update."""
     grace_s: Seconds
     """Grace granted."""
     waited_s: Seconds
     """From opening to closing."""
+    fastest_step_s: Seconds
+    slowest_step_s: Seconds
+    sync_s: Seconds
+    cap_s: Seconds
+    """What grace was computed from: the expected members' step times, close to adoptable, and the most it may be."""
     merge_s: Seconds
     publish_s: Seconds
     overlap_steps: Finite
@@ -220,9 +242,39 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     written_at: Instant
 
 
+# --- what the collector writes ----------------------------------------------------------------------------------------
+
+SEGMENT_COMMITS_MAX = 1024
+
+
+class SegmentHeader(Record, frozen=True, kw_only=True):
+    """Old commits of one fragment, packed: the payload is their bytes, one after the other, as they were."""
+
+    schema: Schema
+    run: Digest
+    fragment: Index
+    first: Annotated[int, msgspec.Meta(ge=1)]
+    sizes: Annotated[tuple[Bytes, ...], msgspec.Meta(min_length=1, max_length=SEGMENT_COMMITS_MAX)]
+    """Bytes of each commit, in order of versions."""
+
+
+class PackedHeader(Record, frozen=True, kw_only=True):
+    """What stands under the key of a packed commit: where its bytes are now. The key itself is never free again."""
+
+    schema: Schema
+    run: Digest
+    fragment: Index
+    version: Annotated[int, msgspec.Meta(ge=1)]
+    segment: Key
+    offset: Bytes
+    size: Bytes
+    digest: Digest
+
+
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 RUN_KEY = "run"
+UPDATES, LEARNERS = "updates/", "learners/"
 
 
 def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
@@ -232,12 +284,17 @@ def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
 
 def updates_prefix(fragment: int, learner: str) -> str:
     """Where one learner's updates of a fragment live."""
-    return f"updates/{fragment:05d}/{learner}/"
+    return f"{UPDATES}{fragment:05d}/{learner}/"
 
 
 def value_key(fragment: int, version: int, digest: bytes) -> str:
     """Key of a published difference."""
-    return f"values/{fragment:05d}/{version:012d}-{digest[:8].hex()}"
+    return f"{values_prefix(fragment)}{version:012d}-{digest[:8].hex()}"
+
+
+def values_prefix(fragment: int) -> str:
+    """Where the published differences of a fragment live."""
+    return f"values/{fragment:05d}/"
 
 
 def snapshot_key(fragment: int, version: int, digest: bytes) -> str:
@@ -252,17 +309,32 @@ def snapshots_prefix(fragment: int) -> str:
 
 def commit_key(fragment: int, version: int) -> str:
     """Key of a commit. The only key that is not named after its content: creating it decides."""
-    return f"commits/{fragment:05d}/{version:012d}"
+    return f"{commits_prefix(fragment)}{version:012d}"
+
+
+def commits_prefix(fragment: int) -> str:
+    """Where the log of a fragment lives."""
+    return f"commits/{fragment:05d}/"
+
+
+def segment_key(fragment: int, first: int, digest: bytes) -> str:
+    """Key of packed commits, by the first one's version."""
+    return f"segments/{fragment:05d}/{first:012d}-{digest[:8].hex()}"
 
 
 def claims_prefix(learner: str) -> str:
     """Where a learner's incarnations live."""
-    return f"learners/{learner}/"
+    return f"{LEARNERS}{learner}/"
 
 
 def claim_key(learner: str, incarnation: int) -> str:
     """Key of the claim of one incarnation."""
     return f"{claims_prefix(learner)}{incarnation:06d}/claim"
+
+
+def checkpoint_key(learner: str, incarnation: int, step: int, digest: bytes) -> str:
+    """Key of a learner's checkpoint."""
+    return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/{step:012d}-{digest[:8].hex()}"
 
 
 def version_in(key: str) -> int:

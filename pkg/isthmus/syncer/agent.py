@@ -1,17 +1,17 @@
 """The syncer: hears learners, keeps fragments, commits. It imports no torch and keeps no state but a fold of the log.
 
-Any number of syncers may run at once, each believing it holds every fragment: the conditional create of a commit
-decides, the loser folds the winner's. A restart folds the log and goes on.
+Any number of syncers may run at once, and share the fragments by `shards`; should two believe they hold the same one,
+the conditional create of a commit decides and the loser folds the winner's. A restart folds the log and goes on.
 """
 
 import asyncio
 import logging
 
 from isthmus.bus import Bus
-from isthmus.bus.base import Said
+from isthmus.bus.base import START, Said
 from isthmus.bus.voice import Listener, Speaker
 from isthmus.codecs import codec, packed_size
-from isthmus.errors import RecordInvalid
+from isthmus.errors import LogCorrupt, RecordInvalid
 from isthmus.log import Log
 from isthmus.members import Members
 from isthmus.reasons import Reason
@@ -31,12 +31,13 @@ from isthmus.records.messages import (
     decode,
     learner_of,
 )
-from isthmus.records.objects import update_key
+from isthmus.records.objects import snapshots_prefix, update_key
 from isthmus.rounds import Pointer
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
 from isthmus.syncer.keeper import Announced, Called, FromBus, Heard, Invalid, Keeper, Limits, Passed, Tallies
+from isthmus.syncer.shards import Shards
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,17 @@ class Syncer:
         self.pace = (pace or log.run.pace).check()
         self.tallies = Tallies()
         self.lag_s_max = 0.0
+        self.fold_s = 0.0
+        """How long folding the log took at start."""
+        self.held: set[int] = set()
+        """Fragments this syncer opens rounds of."""
         self._log = log
         self._store = store
         self._bus = bus
         self._runtime = runtime
         self._run = log.run
         self._members = Members(self.pace, runtime.now())
+        self._shards = Shards(name, self.pace, len(log.run.layout.fragments), runtime.now())
         self._speaker = Speaker(bus, SYNCER_STREAM, runtime)
         self._listener = Listener(
             bus,
@@ -82,7 +88,8 @@ class Syncer:
         ]
 
     async def recover(self) -> None:
-        """Fold every fragment's log to its end. Raises `LogCorrupt`, `Unavailable`, `Denied`."""
+        """Fold every fragment's log to its end. Raises `LogCorrupt` where none can be, `Unavailable`, `Denied`."""
+        started = self._runtime.now()
         gate = asyncio.Semaphore(RECOVERIES_MAX)
 
         async def one(keeper: Keeper) -> None:
@@ -92,15 +99,22 @@ class Syncer:
         async with asyncio.TaskGroup() as tasks:
             for keeper in self.keepers:
                 tasks.create_task(one(keeper))
+        if all(keeper.broken for keeper in self.keepers):
+            raise LogCorrupt(snapshots_prefix(0).split("/", maxsplit=1)[0], self.keepers[0].broken)
+        self.fold_s = self._runtime.now() - started
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set; merges under way are finished, then everything ends."""
+        # Read from the start, whether it exists yet or not: other syncers must be heard at once.
+        self._listener.positions.setdefault(SYNCER_STREAM, START)
         async for stream, said in self._listener.backlog():
             self._hear(stream, said, old=True)
-        self._members.gap(self._runtime.now())
+        self._gap()
+        self._shards.started_at = self._runtime.now()
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self._listen()),
+                tasks.create_task(self._share()),
                 tasks.create_task(self._speaker.run()),
                 tasks.create_task(self._beat()),
                 tasks.create_task(self._watch_lag()),
@@ -115,11 +129,12 @@ class Syncer:
     # --- hearing ------------------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        def gap() -> None:
-            self._members.gap(self._runtime.now())
-
-        async for stream, said in self._listener.live(gap):
+        async for stream, said in self._listener.live(self._gap):
             self._hear(stream, said, old=False)
+
+    def _gap(self) -> None:
+        self._members.gap(self._runtime.now())
+        self._shards.gap(self._runtime.now())
 
     def _hear(self, stream: str, said: Said, *, old: bool) -> None:
         try:
@@ -127,7 +142,7 @@ class Syncer:
             if message.run != self._run.digest:
                 raise RecordInvalid(Reason.WRONG_RUN, "a message of another run")
             if stream == SYNCER_STREAM:
-                self._from_syncer(message)
+                self._from_syncer(message, old)
             else:
                 self._from_learner(message, stream, old)
         except RecordInvalid as error:
@@ -135,7 +150,12 @@ class Syncer:
             counts = self.tallies.rejected
             counts[error.reason.value] = counts.get(error.reason.value, 0) + 1
 
-    def _from_syncer(self, message: AnyMessage) -> None:
+    def _from_syncer(self, message: AnyMessage, old: bool) -> None:
+        if isinstance(message, Alive) and not old:
+            if message.stopping:
+                self._shards.left(message.syncer)
+            else:
+                self._shards.heard(message.syncer, self._runtime.now(), message.broken)
         match message:
             case Call() | Committed() | Alive() if message.syncer == self.name:
                 pass
@@ -205,6 +225,7 @@ class Syncer:
             tokens_seen=message.tokens_seen,
             due=message.due,
             boundary_at=now - message.age_s,
+            heard_at=now,
             old=old,
         )
         self._offer(message.fragment, Announced(pointer))
@@ -220,9 +241,26 @@ class Syncer:
         while True:
             self._speaker.say(self._alive())
             self.lag_s_max = 0.0
-            await asyncio.sleep(self.pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
+            await asyncio.sleep(self._shards.beat_s * self._runtime.random.uniform(0.8, 1.0))
 
-    def _alive(self) -> Alive:
+    async def _share(self) -> None:
+        """Take over and leave fragments as syncers come and go."""
+        while True:
+            now = self._runtime.now()
+            held = self._shards.held(now, self._broken)
+            for p in held ^ self.held:
+                self.keepers[p].hold(p in held)
+            if held != self.held:
+                logger.info("%s holds %d of %d fragments", self.name, len(held), len(self.keepers))
+            self.held = held
+            self._members.forget(now)
+            await asyncio.sleep(self._shards.beat_s / 2)
+
+    @property
+    def _broken(self) -> tuple[int, ...]:
+        return tuple(p for p, keeper in enumerate(self.keepers) if keeper.broken)
+
+    def _alive(self, *, stopping: bool = False) -> Alive:
         waiting = []
         if self._store.down_s:
             waiting.append(f"store ({self._store.down_s:.0f} s)")
@@ -237,10 +275,14 @@ class Syncer:
             rejected=dict(self.tallies.rejected),
             waiting_for=", ".join(waiting),
             lag_ms=self.lag_s_max * 1e3,
+            held=len(self.held),
+            fold_s=self.fold_s,
+            broken=self._broken,
+            stopping=stopping,
         )
 
     async def _last_words(self) -> None:
-        self._speaker.say(self._alive())
+        self._speaker.say(self._alive(stopping=True))
         await asyncio.sleep(0)
         # What was committed last should be heard, but an absent bus must not hold up the end.
         try:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from isthmus import merge
+from isthmus import fold, merge
 from isthmus.codecs import codec
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
 from isthmus.layout import DENSE, EMBEDDING
-from isthmus.log import Commit, Log, Update, open_update
+from isthmus.log import Commit, Log
 from isthmus.members import Members
 from isthmus.merge import Accumulator, Advance, State
 from isthmus.reasons import Reason
@@ -22,13 +22,13 @@ from isthmus.records.objects import (
     CommitHeader,
     Input,
     Waited,
-    commit_key,
     snapshot_key,
     value_key,
 )
 from isthmus.rounds import Abandon, Action, CallRound, CatchUp, ClosedBy, Fetch, Merge, Pointer, Round, Rounds
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
+from isthmus.updates import Update, open_update
 
 logger = logging.getLogger(__name__)
 
@@ -76,12 +76,20 @@ class Invalid:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Take the fragment over, or leave it to another syncer."""
+
+    holding: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched:
     """The outcome of a fetch; `done` is set once it was dealt with, so that memory in flight stays bounded."""
 
     pointer: Pointer
     update: Update | None
     reason: Reason | None
+    at: float
     done: asyncio.Event
 
 
@@ -123,7 +131,10 @@ class Keeper:
     ) -> None:
         self.fragment = log.run.layout.fragments[fragment]
         self.rounds = Rounds(pace, log.run.rules.sync_every, members)
+        self.rounds.holding = False
         self.state: State | None = None
+        self.broken = ""
+        """Why the log of this fragment cannot be folded to its end here, or empty."""
         self._log = log
         self._pace = pace
         self._runtime = runtime
@@ -138,7 +149,9 @@ class Keeper:
         self._inputs: list[Input] = []
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
-        self._inbox: asyncio.Queue[FromBus | Fetched] = asyncio.Queue()
+        self._carry = fold.Merging(log)
+        self._keep = max(2, pace.staleness + 1)
+        self._inbox: asyncio.Queue[FromBus | Fetched | Hold] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
         self._fetching: set[asyncio.Task[None]] = set()
         self._snapshot: asyncio.Task[None] | None = None
@@ -155,11 +168,19 @@ class Keeper:
             return
         self._inbox.put_nowait(event)
 
+    def hold(self, holding: bool) -> None:
+        """Take the fragment over, or leave it once the round under way is through."""
+        self._inbox.put_nowait(Hold(holding))
+
     async def recover(self) -> None:
-        """Fold the log to its end. Raises `LogCorrupt`."""
-        head = await self._log.head(self.fragment.index, keep=max(2, self._pace.staleness + 1))
-        self.state, self._digest = head.state, head.digest
-        self.rounds.restored(head.state.version, [commit.header for commit in head.last])
+        """Fold the log to its end. A damaged log leaves the fragment `broken`: not served here until it heals."""
+        try:
+            at = await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
+        except LogCorrupt as error:
+            self._break(error)
+            return
+        self.state, self._digest = at.carried, at.digest
+        self.rounds.restored(at.version, [commit.header for commit in at.last])
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve rounds until `stopping` is set; a merge under way is finished first."""
@@ -179,9 +200,11 @@ class Keeper:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    async def _handle(self, event: FromBus | Fetched) -> list[Action]:
+    async def _handle(self, event: FromBus | Fetched | Hold) -> list[Action]:
         now = self._runtime.now()
         match event:
+            case Hold(holding):
+                return self.rounds.hold(holding, now)
             case Announced(pointer):
                 return self.rounds.announced(pointer, now)
             case Called(version, by):
@@ -191,15 +214,17 @@ class Keeper:
             case Heard(version):
                 return [CatchUp()] if version > self.head else []
             case Invalid(learner, base, reason):
-                self.rounds.invalid(learner, base, reason)
+                self.rounds.invalid(learner, base, reason, now)
                 return []
-            case Fetched(pointer, update, reason, done):
+            case Fetched(pointer, update, reason, at, done):
                 try:
-                    return await self._arrive(pointer, update, reason)
+                    return await self._arrive(pointer, update, reason, at)
                 finally:
                     done.set()
 
-    async def _arrive(self, pointer: Pointer, update: Update | None, reason: Reason | None) -> list[Action]:
+    async def _arrive(
+        self, pointer: Pointer, update: Update | None, reason: Reason | None, fetched_at: float
+    ) -> list[Action]:
         if reason is not None:
             return self.rounds.refused(pointer, reason, self._runtime.now())
         if update is None:
@@ -209,6 +234,8 @@ class Keeper:
             return self.rounds.fetches()
         if self._accumulator is None:
             self._accumulator = Accumulator(self.fragment, self._outer)
+        effective = merge.weight(update.header.tokens, update.header.steps)
+        await self._runtime.offload(self._accumulator.add, update.gradient, effective)
         given = Input(
             key=pointer.key,
             digest=pointer.digest,
@@ -220,10 +247,13 @@ class Keeper:
             step=update.header.step,
             tokens_seen=update.header.tokens_seen,
             bytes=pointer.size,
+            train_s=update.header.train_s,
+            taken_at=self._wall(pointer.boundary_at),
+            heard_at=self._wall(pointer.heard_at),
+            fetched_at=self._wall(fetched_at),
             arrived_at=self._runtime.wall(),
-            weight=merge.weight(update.header.tokens, update.header.steps),
+            weight=effective,
         )
-        await self._runtime.offload(self._accumulator.add, update.gradient, given.weight)
         self._inputs.append(given)
         return self.rounds.arrived(pointer, self._runtime.now())
 
@@ -284,7 +314,7 @@ class Keeper:
             except Unavailable as error:
                 logger.warning("%s is not to be had for now: %s", pointer.key, error)
             done = asyncio.Event()
-            self._inbox.put_nowait(Fetched(pointer, None if reason else update, reason, done))
+            self._inbox.put_nowait(Fetched(pointer, None if reason else update, reason, self._runtime.now(), done))
             await done.wait()
 
     async def _merge(self, version: int, closed_by: ClosedBy) -> list[Action]:
@@ -299,7 +329,7 @@ class Keeper:
         if not result.finite:
             logger.error("fragment %d: the merge of %s overflows", self.fragment.index, [i.key for i in self._inputs])
             self._release()
-            self.rounds.spoiled()
+            self.rounds.spoiled(self._runtime.now())
             return []
         key = value_key(self.fragment.index, version, result.value_digest)
         await self._put(key, result.value)
@@ -312,7 +342,7 @@ class Keeper:
             fragment=self.fragment.index,
             version=version,
             inputs=tuple(self._inputs),
-            late=self.rounds.late(),
+            late=self.rounds.late(self._wall),
             dense=self._outer[DENSE],
             embedding=self._outer[EMBEDDING],
             codec_down=self._down.name,
@@ -321,9 +351,9 @@ class Keeper:
             value_digest=result.value_digest,
             published_digest=result.published_digest,
             state_digest=result.state_digest,
-            rejected=self.rounds.rejections(),
+            rejected=self.rounds.rejections(self._wall),
             rejected_total=dict(self.rounds.rejected_total),
-            waited=_waited(self.rounds.round, closed_by, merged - started, published - merged),
+            waited=self._waited(self.rounds.round, closed_by, merged - started, published - merged),
             writer=self._name,
             attempt=self._runtime.new_id(),
             written_at=self._runtime.wall(),
@@ -351,21 +381,36 @@ class Keeper:
 
     async def _catch_up(self) -> list[Action]:
         """Fold what others committed."""
-        assert self.state is not None, "catching up before recovery"
         actions: list[Action] = []
-        while True:
-            try:
-                commit = await self._log.commit(self.fragment.index, self.head + 1)
-                if commit is None:
+        try:
+            if self.state is not None:
+                here = fold.At(self.head, self.state, self._digest, ())
+                try:
+                    async for at in fold.onward(self._log, self.fragment.index, self._carry, here):
+                        actions = self._settle(at.last[-1], at.carried)
                     return actions
-                if commit.header.previous != self._digest:
-                    raise LogCorrupt(commit_key(self.fragment.index, commit.version), "does not follow our history")
-                result = await self._log.fold(self.state, commit)
-            except Unavailable as error:
-                logger.warning("fragment %d cannot catch up for now: %s", self.fragment.index, error)
-                return actions
-            self._release()
-            actions = self._settle(commit, result.state)
+                except LogCorrupt as error:
+                    # What comes next may have been collected while we were away: start again from a snapshot.
+                    logger.warning("fragment %d starts again from a snapshot: %s", self.fragment.index, error)
+            at = await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
+            for commit in at.last:
+                if commit.version > self.head:
+                    actions = self._settle(commit, at.carried)
+        except LogCorrupt as error:
+            self._break(error)
+        except Unavailable as error:
+            logger.warning("fragment %d cannot catch up for now: %s", self.fragment.index, error)
+        else:
+            self.broken = ""
+        return actions
+
+    def _break(self, error: LogCorrupt) -> None:
+        """Stop serving a fragment whose log is damaged; the next snapshot another syncer writes may heal it."""
+        if self.broken != str(error):
+            logger.error("fragment %d is not served here: %s", self.fragment.index, error)
+        self.broken = str(error)
+        self._release()
+        self.rounds.lost()
 
     def _settle(self, commit: Commit, state: State) -> list[Action]:
         """A commit is in the log: it becomes the state, and only now is it said."""
@@ -394,6 +439,34 @@ class Keeper:
         except Unavailable as error:
             logger.warning("no snapshot of fragment %d version %d: %s", self.fragment.index, state.version, error)
 
+    def _wall(self, at: float) -> float:
+        """Return the date of a time on our clock."""
+        return max(0.0, self._runtime.wall() - (self._runtime.now() - at))
+
+    def _waited(self, r: Round, closed_by: ClosedBy, merge_s: float, publish_s: float) -> Waited:
+        return Waited(
+            called_by=r.called_by,
+            quorum=r.quorum,
+            quorum_missed=r.quorum_missed,
+            closed_by=closed_by.value,
+            expected=tuple(sorted(r.expected)),
+            missing=tuple(sorted(r.missing)),
+            passed=tuple(sorted(r.passed)),
+            boundary_at=self._wall(r.boundary_at),
+            opened_at=self._wall(r.opened_at),
+            closed_at=self._wall(r.closed_at),
+            quorum_s=r.quorum_s,
+            grace_s=r.grace_s,
+            waited_s=max(0.0, r.closed_at - r.opened_at),
+            fastest_step_s=r.terms.fastest_step_s,
+            slowest_step_s=r.terms.slowest_step_s,
+            sync_s=r.terms.sync_s,
+            cap_s=r.terms.cap_s,
+            merge_s=max(0.0, merge_s),
+            publish_s=max(0.0, publish_s),
+            overlap_steps=r.overlap_steps,
+        )
+
     # --- the accumulator's place in the pool --------------------------------------------------------------------------
 
     async def _slot(self) -> None:
@@ -412,21 +485,3 @@ class Keeper:
         if self._has_slot:
             self._has_slot = False
             self._limits.accumulators.release()
-
-
-def _waited(r: Round, closed_by: ClosedBy, merge_s: float, publish_s: float) -> Waited:
-    return Waited(
-        called_by=r.called_by,
-        quorum=r.quorum,
-        quorum_missed=r.quorum_missed,
-        closed_by=closed_by.value,
-        expected=tuple(sorted(r.expected)),
-        missing=tuple(sorted(r.missing)),
-        passed=tuple(sorted(r.passed)),
-        quorum_s=r.quorum_s,
-        grace_s=r.grace_s,
-        waited_s=max(0.0, r.closed_at - r.opened_at),
-        merge_s=max(0.0, merge_s),
-        publish_s=max(0.0, publish_s),
-        overlap_steps=r.overlap_steps,
-    )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus import torch_model
+from isthmus import fold, torch_model
 from isthmus.demo.gpt import CONTEXT, held_out_loss
 from isthmus.demo.text import Corpus
 from isthmus.demo.trainer import BATCH, optimizer_for, schedule, train_step, windows
@@ -46,14 +46,15 @@ async def global_curve(
     log: Log, commits: list[Commit], model: nn.Module, text: torch.Tensor, progress: Callable[[float], None]
 ) -> list[Point]:
     """Return the held-out loss of the global model along the run, and leave its last version in the model."""
-    values: list[F32] = [await log.initial(f.index) for f in log.run.layout.fragments]
+    values: list[F32] = [await fold.initial(log, f.index) for f in log.run.layout.fragments]
+    publishing = fold.Publishing(log)
     marks = {round(i * len(commits) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
     tokens: dict[str, int] = {}
     points = []
     for number in range(len(commits) + 1):
         if number:
             commit = commits[number - 1]
-            values[commit.header.fragment] = await log.apply(values[commit.header.fragment], commit)
+            values[commit.header.fragment] = await publishing.step(values[commit.header.fragment], commit)
             for given in commit.header.inputs:
                 tokens[given.learner] = max(given.tokens_seen, tokens.get(given.learner, 0))
         if number in marks:

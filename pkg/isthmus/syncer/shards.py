@@ -1,0 +1,71 @@
+"""Who holds which fragment: a rendezvous hash over the syncers heard from lately. Pure; no lease, no election.
+
+Everybody computes it alone, from what it hears, and may be wrong for a moment: two syncers that both believe they hold
+a fragment cost one round done twice, since the conditional commit decides. A standby is just another shard.
+"""
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from isthmus.rules import Pace
+
+BEATS = 4
+"""Signs of life of a syncer per heartbeat interval: a dead one is to be noticed sooner than a dead learner."""
+
+SILENT_BEATS = 5
+"""Missed in a row, after which a syncer is taken for dead."""
+
+
+def preference(syncer: str, fragment: int) -> bytes:
+    """Return what is compared: of the living, the one with the highest holds the fragment."""
+    return hashlib.blake2b(f"{fragment}/{syncer}".encode(), digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class _Peer:
+    heard_at: float
+    broken: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Shards:
+    """The syncers heard of, as one of them sees it."""
+
+    name: str
+    pace: Pace
+    fragments: int
+    started_at: float
+    _peers: dict[str, _Peer] = field(default_factory=dict)
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two signs of life."""
+        return self.pace.heartbeat_s / BEATS
+
+    def heard(self, syncer: str, now: float, broken: Collection[int] = ()) -> None:
+        """Note a sign of life of another syncer, and the fragments it cannot fold."""
+        if syncer != self.name:
+            self._peers[syncer] = _Peer(now, frozenset(broken))
+
+    def left(self, syncer: str) -> None:
+        """Note that another syncer stopped on purpose."""
+        self._peers.pop(syncer, None)
+
+    def gap(self, now: float) -> None:
+        """Note that the bus was away until now: silence until here says nothing."""
+        for peer in self._peers.values():
+            peer.heard_at = now
+
+    def held(self, now: float, broken: Collection[int] = ()) -> set[int]:
+        """Return the fragments this syncer holds now; `broken` are those it cannot fold itself."""
+        silent = now - SILENT_BEATS * self.beat_s
+        self._peers = {name: peer for name, peer in self._peers.items() if peer.heard_at >= silent}
+        if now < self.started_at + 1.5 * self.beat_s:
+            return set()  # whoever is there has not had the chance to be heard
+        mine = set()
+        for p in range(self.fragments):
+            able = [name for name, peer in self._peers.items() if p not in peer.broken]
+            if p not in broken and preference(self.name, p) > max((preference(n, p) for n in able), default=b""):
+                mine.add(p)
+        return mine

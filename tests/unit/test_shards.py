@@ -1,0 +1,63 @@
+"""Who holds what: everybody computes it alone, and agrees with the others once it has heard them."""
+
+from isthmus.rules import Pace
+from isthmus.syncer.shards import SILENT_BEATS, Shards
+
+PACE = Pace(heartbeat_s=1.0)
+
+
+def syncers(*names: str, fragments: int = 24) -> dict[str, Shards]:
+    """Syncers that have just heard each other."""
+    found = {name: Shards(name, PACE, fragments, 0.0) for name in names}
+    for one in found.values():
+        for other in names:
+            one.heard(other, 10.0)
+    return found
+
+
+def test_the_living_share_all_fragments_and_none_twice():
+    held = [s.held(10.1) for s in syncers("a", "b", "c").values()]
+    assert set.union(*held) == set(range(24))
+    assert sum(map(len, held)) == 24
+    assert all(held)
+
+
+def test_a_dead_ones_fragments_go_to_the_others_and_nothing_else_moves():
+    found = syncers("a", "b", "c")
+    before = {name: s.held(10.1) for name, s in found.items()}
+    later = 10.0 + (SILENT_BEATS + 1) * found["a"].beat_s
+    for name in "ab":
+        for other in "ab":
+            found[name].heard(other, later - 0.1)
+    after = {name: found[name].held(later) for name in "ab"}
+    assert after["a"] | after["b"] == set(range(24))
+    assert not after["a"] & after["b"]
+    assert all(before[name] <= after[name] for name in "ab")
+
+
+def test_one_that_stops_on_purpose_is_not_waited_for():
+    found = syncers("a", "b")
+    found["a"].left("b")
+    assert found["a"].held(10.1) == set(range(24))
+
+
+def test_a_newcomer_holds_nothing_before_others_had_the_chance_to_be_heard():
+    alone = Shards("a", PACE, 4, started_at=5.0)
+    assert alone.held(5.1) == set()
+    assert alone.held(6.0) == {0, 1, 2, 3}
+
+
+def test_silence_during_a_gap_of_the_bus_says_nothing():
+    found = syncers("a", "b")
+    mine = found["a"].held(10.1)
+    found["a"].gap(60.0)
+    assert found["a"].held(60.1) == mine
+    assert found["a"].held(70.0) == set(range(24))
+
+
+def test_a_fragment_one_cannot_fold_goes_to_the_next():
+    found = syncers("a", "b")
+    lost = next(iter(found["a"].held(10.1)))
+    assert lost not in found["a"].held(10.1, broken={lost})
+    found["b"].heard("a", 10.1, broken={lost})
+    assert lost in found["b"].held(10.2)
