@@ -11,18 +11,22 @@ This is the outer shell: the only module with threads. The agent runs on an even
 
 # ruff: noqa: TID251  (threads: this is their one place)
 import asyncio
+import copy
 import logging
+import math
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from isthmus.bus import default_bus, open_bus
-from isthmus.errors import InputError, RunMissing, Unavailable, first_cause
+from isthmus.errors import InputError, RecordInvalid, RunMissing, Unavailable, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import Boundary, LearnerAgent, Replica
+from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.log import Log
 from isthmus.records.fields import require_name
+from isthmus.records.tree import Leaf
 from isthmus.rules import Pace, Rules
 from isthmus.run import Run, Seed, create_run, read_run
 from isthmus.runtime import Runtime, threaded
@@ -41,15 +45,34 @@ START_S = 60.0
 """Reaching the run may take this long before joining gives up; each request fails much sooner."""
 
 DRAIN_S = 10.0
-"""Uploads under way get this long at the end."""
+"""Uploads under way, and a last checkpoint, get this long at the end."""
+
+CHECKPOINT_S = 60.0
+WARMUP_STEPS = 100
+
+
+class Stateful(Protocol):
+    """A sampler or loader whose place in the data can be kept, such as torchdata's StatefulDataLoader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it is: plain data and arrays."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go there."""
+        ...
 
 
 class Link:
     """A learner's hold on a run. Made by `join`; used from the training thread only."""
 
-    def __init__(self, shell: "_Shell") -> None:
+    def __init__(self, shell: "_Shell", moments: str, warmup: int) -> None:
         self._shell = shell
         self._closed = False
+        self._warmup = warmup
+        self._first_step = shell.agent.history.step
+        self.moments = moments
+        """Where the inner optimizer's state came from: `own` checkpoint, `peer` (another learner's), or `fresh`."""
 
     @property
     def run(self) -> Run:
@@ -60,6 +83,14 @@ class Link:
     def steps_done(self) -> int:
         """Optimizer steps this learner's name has behind it, over all restarts: where the training loop goes on."""
         return self._boundary.step
+
+    @property
+    def rate(self) -> float:
+        """Multiply the learning rate with this: it rises to 1 over the warm-up after a start with fresh moments into a
+        run in flight, where the first steps of an Adam without a past are too long. Otherwise 1."""
+        if self.moments != "fresh" or self._warmup == 0 or not any(self._shell.joined_at):
+            return 1.0
+        return min(1.0, (self.steps_done - self._first_step + 1) / self._warmup)
 
     @property
     def tokens_seen(self) -> int:
@@ -99,7 +130,10 @@ class Link:
         self._boundary.after_step(tokens, loss)
 
     def close(self, *, done: bool = True) -> None:
-        """Announce what is under way and leave the run. `done` says that this learner has trained all its steps."""
+        """Announce what is under way, write a last checkpoint and leave the run.
+
+        `done` says that this learner has trained all its steps. Call it between two steps, as `step`.
+        """
         if not self._closed:
             self._closed = True
             self._shell.close(done)
@@ -122,6 +156,9 @@ def join(
     pace: Pace | None = None,
     adopt: str = "overwrite",
     steps: int = 0,
+    data: Stateful | None = None,
+    checkpoint_s: float = CHECKPOINT_S,
+    warmup_steps: int = WARMUP_STEPS,
 ) -> Link:
     """Join a run and bring the model to its newest global version.
 
@@ -137,6 +174,11 @@ def join(
         pace: overrides the run's pace here.
         adopt: `overwrite` (default), `blend` or `carry`: what happens to local work when a version arrives.
         steps: how many steps this learner will train, for display; 0 where it is not known.
+        data: a sampler or loader whose `state_dict` goes into checkpoints and comes back with them. It is read right
+            after a step: it must then stand behind that step's batch. Without one, start at batch `steps_done`.
+        checkpoint_s: seconds between two checkpoints (optimizer, local work, counters, data position) in the store. A
+            restart under the same name goes on at the newest one. The training thread is held only for the copy.
+        warmup_steps: length of the warm-up of `Link.rate`, for a start with fresh moments into a run in flight.
 
     Raises:
         RunMissing: no run there and `create` is not given.
@@ -147,6 +189,8 @@ def join(
     from isthmus import torch_model
 
     torch_model.check_optimizer(model, optimizer)
+    if not checkpoint_s > 0 or warmup_steps < 0:
+        raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
     bus = bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
@@ -175,20 +219,83 @@ def join(
         found.require(torch_model.specs_of(model), torch_model.frozen_of(model))
         return found
 
-    shell = _Shell(run, bus, learner, adopt, steps, pace)
-    shell.start(enter, lambda layout: torch_model.TorchReplica(model, layout))
-    return Link(shell)
+    def fits(found: Checkpoint) -> str | None:
+        try:
+            return torch_model.why_no_fit(model, optimizer, found.optimizer(torch_model.make_tensor))
+        except RecordInvalid as error:
+            return str(error)
+
+    shell = _Shell(run, bus, learner, adopt, steps, pace, checkpoint_s)
+    shell.start(enter, fits)
+    moments = _restore(shell, model, optimizer, data, fits)
+    shell.attach(lambda layout: torch_model.TorchReplica(model, layout), _TorchSaver(model, optimizer, data))
+    return Link(shell, moments, warmup_steps)
+
+
+def _restore(
+    shell: "_Shell",
+    model: "nn.Module",
+    optimizer: "torch.optim.Optimizer",
+    data: Stateful | None,
+    fits: Callable[[Checkpoint], str | None],
+) -> str:
+    """Bring optimizer and data to where they were; return where the moments came from."""
+    from isthmus import torch_model
+
+    own = shell.agent.history.checkpoint
+    if own is not None and data is not None:
+        state = own.data(torch_model.make_tensor)
+        if state is None:
+            logger.warning("%s was written without data=: the data starts anew", own.key)
+        else:
+            data.load_state_dict(state)
+    if own is not None:
+        why = fits(own)
+        if why is None:
+            torch_model.load_optimizer(optimizer, own.optimizer(torch_model.make_tensor), settings=True)
+            return "own"
+        logger.warning("the optimizer in %s is not used: %s", own.key, why)
+    elif shell.donor is not None:
+        torch_model.load_optimizer(optimizer, shell.donor.optimizer(torch_model.make_tensor), settings=False)
+        logger.info("moments of the inner optimizer from %s", shell.donor.key)
+        return "peer"
+    return "fresh"
+
+
+class _TorchSaver:
+    """Copies what a checkpoint holds besides the model."""
+
+    def __init__(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", data: Stateful | None) -> None:
+        self._model, self._optimizer, self._data = model, optimizer, data
+
+    def save(self) -> tuple[object, object]:
+        """See `Saver.save`."""
+        from isthmus import torch_model
+
+        data = None if self._data is None else copy.deepcopy(self._data.state_dict())
+        return torch_model.optimizer_state(self._model, self._optimizer), data
+
+    def take(self, node: object) -> Leaf | None:
+        """See `Saver.take`."""
+        from isthmus import torch_model
+
+        return torch_model.take_tensor(node)
 
 
 class _Shell:
     """The thread in which the agent lives, and the way in and out of it."""
 
-    def __init__(self, run_url: str, bus_url: str, learner: str, adopt: str, steps: int, pace: Pace | None) -> None:
+    def __init__(
+        self, run_url: str, bus_url: str, learner: str, adopt: str, steps: int, pace: Pace | None, checkpoint_s: float
+    ) -> None:
         require_name("learner name", learner)
+        self.donor: Checkpoint | None = None
+        self.joined_at: list[int] = []
+        """The version of each fragment at joining."""
         self.run: Run
         self.agent: LearnerAgent
         self._urls = run_url, bus_url
-        self._settings = learner, adopt, steps, pace
+        self._settings = learner, adopt, steps, pace, checkpoint_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._joined = threading.Event()
         self._attached = threading.Event()
@@ -198,13 +305,16 @@ class _Shell:
     def start(
         self,
         enter: Enter,
-        replica: Callable[[Layout], Replica],
+        fits: Callable[[Checkpoint], str | None],
     ) -> None:
-        """Start the thread; return once the run is joined and the model holds its newest values."""
-        self._thread = threading.Thread(target=self._main, args=(enter,), name="isthmus-agent", daemon=True)
+        """Start the thread; return once the run is joined. `fits` says why another's optimizer does not."""
+        self._thread = threading.Thread(target=self._main, args=(enter, fits), name="isthmus-agent", daemon=True)
         self._thread.start()
         self._joined.wait()
         self.check()
+
+    def attach(self, replica: Callable[[Layout], Replica], saver: Saver) -> None:
+        """Bring the model to the newest values, or the local work on them, and let the agent run."""
         loop, agent = self._loop, self.agent
         assert loop is not None, "joined without a loop"
 
@@ -212,7 +322,7 @@ class _Shell:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(agent.wake)
 
-        agent.attach(replica(self.run.layout), notify)
+        agent.attach(replica(self.run.layout), notify, saver)
         self._attached.set()
 
     def check(self) -> None:
@@ -225,6 +335,8 @@ class _Shell:
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None and thread.is_alive() and not loop.is_closed():
             try:
+                if self.agent.boundary is not None and math.isfinite(self._settings[4]):
+                    self.agent.boundary.freeze()
                 loop.call_soon_threadsafe(lambda: self.agent.drain(done=done))
                 loop.call_soon_threadsafe(lambda: loop.call_later(DRAIN_S, self._give_up))
             except RuntimeError:
@@ -235,9 +347,9 @@ class _Shell:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
 
-    def _main(self, enter: Enter) -> None:
+    def _main(self, enter: Enter, fits: Callable[[Checkpoint], str | None]) -> None:
         try:
-            asyncio.run(self._agent(enter))
+            asyncio.run(self._agent(enter, fits))
         except asyncio.CancelledError:
             pass
         except BaseException as error:
@@ -245,11 +357,11 @@ class _Shell:
         finally:
             self._joined.set()
 
-    async def _agent(self, enter: Enter) -> None:
+    async def _agent(self, enter: Enter, fits: Callable[[Checkpoint], str | None]) -> None:
         self._loop = asyncio.get_running_loop()
         runtime, pool = threaded(OFFLOAD_THREADS)
         run_url, bus_url = self._urls
-        learner, adopt, steps, pace = self._settings
+        learner, adopt, steps, pace, checkpoint_s = self._settings
         started = runtime.now()
         try:
             async with AsyncExitStack() as stack:
@@ -262,9 +374,13 @@ class _Shell:
                         bus = await stack.enter_async_context(open_bus(bus_url, self.run.digest))
                         log = Log(self.run, store, runtime)
                         self.agent = LearnerAgent(
-                            log, store, bus, runtime, learner, adopt=adopt, steps_target=steps, pace=pace
-                        )
+                            log, store, bus, runtime, learner,
+                            adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
+                        )  # fmt: skip
                         await self.agent.join()
+                        self.joined_at = [known.version for known in self.agent.downlink.known]
+                        if self.agent.history.checkpoint is None and any(self.joined_at):
+                            self.donor = await self.agent.donor(fits)
                 except TimeoutError:
                     raise Unavailable(f"{run_url}: not joined within {START_S:g} s") from None
                 history = self.agent.history

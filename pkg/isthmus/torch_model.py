@@ -5,6 +5,7 @@ same values everywhere. Buffers stay local and are not looked at: running statis
 """
 
 import hashlib
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,9 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import DENSE, EMBEDDING, Layout, Spec
+from isthmus.reasons import Reason
+from isthmus.records.tree import Leaf, LeafSpec
 
 
 def specs_of(model: nn.Module) -> list[Spec]:
@@ -69,6 +72,88 @@ class TorchReplica:
         with torch.no_grad():
             for parameter, at in self._places[fragment]:
                 parameter.copy_(torch.from_numpy(_writable(values[at])).view(parameter.shape))
+
+
+# --- optimizer state --------------------------------------------------------------------------------------------------
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return a copy of the optimizer's state on the CPU, with the names of its parameters."""
+    return {"class": _class_of(optimizer), "names": _names(model, optimizer), "state": copied(optimizer.state_dict())}
+
+
+def why_no_fit(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any) -> str | None:
+    """Return why a saved state is not for this optimizer, or None."""
+    try:
+        if saved["class"] != _class_of(optimizer):
+            return f"it is of a {saved['class']}, here is a {_class_of(optimizer)}"
+        if saved["names"] != _names(model, optimizer):
+            return "its parameters or their groups are others"
+        held = saved["state"]["state"]
+        shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
+        for index, entries in held.items():
+            for what, value in entries.items():
+                if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                    continue
+                if tuple(value.shape) != shapes[index]:
+                    return f"{what} of parameter {index} has shape {tuple(value.shape)}, not {shapes[index]}"
+                if not bool(torch.isfinite(value).all()):
+                    return f"{what} of parameter {index} is not finite"
+        if len(saved["state"]["param_groups"]) != len(optimizer.param_groups):
+            return "it has another number of parameter groups"
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        return f"it is no optimizer's state: {error!r}"
+    return None
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Any, *, settings: bool) -> None:
+    """Load a state that fits. Without `settings`, moments only: learning rates and the like stay as they are here."""
+    state = saved["state"]
+    if not settings:
+        state = {"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]}
+    optimizer.load_state_dict(state)
+
+
+def copied(tree: Any) -> Any:
+    """Return nested plain data with every tensor copied to the CPU."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(copied(item) for item in tree)
+    return tree
+
+
+def take_tensor(node: object) -> Leaf | None:
+    """Turn a tensor into a leaf (see `records.tree`)."""
+    if not isinstance(node, torch.Tensor):
+        return None
+    flat = node.detach().cpu().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    dtype = str(node.dtype).removeprefix("torch.")
+    return Leaf(LeafSpec(maker="torch", dtype=dtype, shape=tuple(node.shape), size=data.size), data)
+
+
+def make_tensor(leaf: Leaf) -> torch.Tensor:
+    """Undo `take_tensor`. Raises `RecordInvalid`."""
+    dtype = getattr(torch, leaf.spec.dtype, None)
+    if leaf.spec.maker != "torch" or not isinstance(dtype, torch.dtype):
+        raise RecordInvalid(Reason.MALFORMED, f"no tensor of {leaf.spec.maker}: {leaf.spec.dtype}")
+    if leaf.spec.size != math.prod(leaf.spec.shape) * dtype.itemsize:
+        raise RecordInvalid(Reason.MALFORMED, "a tensor is not of its dtype and shape")
+    if leaf.spec.size == 0:
+        return torch.empty(leaf.spec.shape, dtype=dtype)
+    return torch.from_numpy(leaf.data.copy()).view(dtype).reshape(leaf.spec.shape)
+
+
+def _class_of(optimizer: torch.optim.Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 
 def load(model: nn.Module, layout: Layout, values: Iterable[F32]) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from isthmus.errors import IsthmusError, LogCorrupt, first_cause
+from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause
 from isthmus_services import commands
 
 
@@ -43,8 +43,8 @@ def _explain(error: BaseException, command: str) -> int:
     if not isinstance(error, IsthmusError):
         raise error
     print(f"isthmus {command}: {' '.join(str(error).split())}", file=sys.stderr)
-    # A damaged log is a failed check, everything else is for the operator to set right.
-    return 1 if isinstance(error, LogCorrupt) else 2
+    # A damaged log is a failed check, a learner taken over has nothing left to do; the rest an operator sets right.
+    return 1 if isinstance(error, LogCorrupt | Fenced) else 2
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ def _learner(subparsers: Subparsers) -> None:
     p.add_argument("--shard", default="0/1", metavar="I/M", help="this learner's part of the data (0/1: all)")
     p.add_argument("--seed", type=int, help="seed of the data order (default: the run's)")
     p.add_argument("--adopt", choices=ADOPTIONS, default="overwrite", help="what a new version does to local work")
+    p.add_argument("--checkpoint", type=float, default=60.0, metavar="S", help="seconds between checkpoints (60)")
     options.add_bus(p)
     p.set_defaults(run_command=_lazy("learner", "run"))
 

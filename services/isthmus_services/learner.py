@@ -26,6 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     train = options.callable_of(arguments.train, "--train")
     if arguments.steps < 1:
         raise InputError(f"--steps {arguments.steps}: at least one")
+    if not arguments.checkpoint > 0:
+        raise InputError(f"--checkpoint {arguments.checkpoint:g}: seconds, more than none")
     shard = _shard(arguments.shard)
     made = asyncio.run(_read(arguments.run))
     stop: list[int] = []
@@ -50,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             shard=shard,
             adopt=arguments.adopt,
             should_stop=lambda: bool(stop),
+            checkpoint_s=arguments.checkpoint,
         )
     )
     return 130 if signal.SIGINT in stop else 0

@@ -10,7 +10,7 @@ import torch
 
 from isthmus.demo.gpt import CONTEXT, loss_of
 from isthmus.demo.text import corpus
-from isthmus.link import Link, join
+from isthmus.link import CHECKPOINT_S, Link, Stateful, join
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,10 +41,21 @@ class Task:
     adopt: str
     should_stop: Callable[[], bool]
     """Whether the process was asked to end: finish the step and close the link."""
+    checkpoint_s: float = CHECKPOINT_S
 
-    def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer) -> Link:
+    def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer, data: Stateful | None = None) -> Link:
         """Join the run under this task's name."""
-        return join(self.run, model, optimizer, bus=self.bus, learner=self.learner, adopt=self.adopt, steps=self.steps)
+        return join(
+            self.run,
+            model,
+            optimizer,
+            bus=self.bus,
+            learner=self.learner,
+            adopt=self.adopt,
+            steps=self.steps,
+            data=data,
+            checkpoint_s=self.checkpoint_s,
+        )
 
 
 def schedule(step: int, steps: int) -> float:
@@ -75,6 +86,30 @@ def windows(text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, shard
     return torch.from_numpy(np.stack([text[s : s + CONTEXT + 1] for s in starts]).astype(np.int64))
 
 
+class Batches:
+    """The batches of one shard in order, for ever, with a place that can be kept."""
+
+    def __init__(self, text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, shard: int) -> None:
+        self._text, self._seed, self._shard = text, seed, shard
+        self._next = 0
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        """Return the next batch [BATCH, CONTEXT + 1] int64."""
+        self._next += 1
+        return windows(self._text, self._seed, self._shard, self._next - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of the next batch."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on with the batch of this number."""
+        self._next = int(state_dict["next"])
+
+
 def train_step(model: "nn.Module", optimizer: torch.optim.Optimizer, batch: torch.Tensor, rate: float) -> float:
     """Take one optimizer step and return the loss of the batch, in nats per byte."""
     for group in optimizer.param_groups:
@@ -93,16 +128,16 @@ def train(task: Task) -> None:
     text = np.frombuffer(corpus(task.data).shard(*task.shard), np.uint8)
     model = task.model()
     optimizer = optimizer_for(model)
-    link = task.join(model, optimizer)
+    batches = Batches(text, task.seed, task.shard[0])
+    link = task.join(model, optimizer, batches)
     done = False
     try:
         while not task.should_stop():
             if link.steps_done >= task.steps:
                 done = True
                 break
-            step = link.steps_done
-            batch = windows(text, task.seed, task.shard[0], step)
-            loss = train_step(model, optimizer, batch, schedule(step, task.steps))
+            rate = schedule(link.steps_done, task.steps) * link.rate
+            loss = train_step(model, optimizer, next(batches), rate)
             link.step(tokens=BATCH * CONTEXT, loss=loss)
     finally:
         link.close(done=done)

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 from isthmus.bus import Bus
 from isthmus.bus.voice import Listener, Speaker
-from isthmus.errors import InputError, RecordInvalid, Unavailable
-from isthmus.learner.boundary import Adopted, Boundary, Called, Captured, Passed, Replica, ToAgent, ToTraining
+from isthmus.errors import Denied, Fenced, InputError, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.learner.boundary import Adopted, Boundary, Called, Captured, Freeze, Passed, Replica, ToAgent, ToTraining
+from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, pack
 from isthmus.learner.downlink import FETCHERS, Downlink
-from isthmus.learner.history import History, read_history
+from isthmus.learner.history import History, donors, read_checkpoint, read_history
 from isthmus.learner.ledger import weigh
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
@@ -33,7 +34,7 @@ from isthmus.records.messages import (
     decode,
     learner_stream,
 )
-from isthmus.records.objects import SCHEMA, ClaimHeader, claim_key, claims_prefix
+from isthmus.records.objects import SCHEMA, ClaimHeader, checkpoint_key, claim_key
 from isthmus.rules import ADOPTIONS, Pace
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
@@ -42,6 +43,12 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_BEATS = 0.1
 """Heartbeats between two reports of new steps."""
+
+CLAIM_BEATS = 10
+"""Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
+
+CHECKPOINTS_KEPT = 2
+"""Of one learner in the store; older ones are deleted once a newer one is there."""
 
 
 class LearnerAgent:
@@ -58,6 +65,7 @@ class LearnerAgent:
         adopt: str = "overwrite",
         steps_target: int = 0,
         pace: Pace | None = None,
+        checkpoint_s: float = math.inf,
     ) -> None:
         if adopt not in ADOPTIONS:
             raise InputError(f"unknown adoption {adopt!r}: choose one of {', '.join(ADOPTIONS)}")
@@ -72,9 +80,14 @@ class LearnerAgent:
         self._run = log.run
         self._adopt = adopt
         self._steps_target = steps_target
+        self._checkpoint_s = checkpoint_s
+        self._checkpoints: list[str] = []
+        self._checkpointing = False
+        self._saver: Saver | None = None
         self._speaker = Speaker(bus, learner_stream(name), runtime)
-        self._listener = Listener(bus, runtime, lambda stream: stream == SYNCER_STREAM)
+        self._listener = Listener(bus, runtime, lambda stream: False)
         self._wake = asyncio.Event()
+        self._look = asyncio.Event()
         self.uplink = Uplink(log.run, store, runtime, name, self.pace, announce=self._announce, tell=self._tell)
         self.downlink = Downlink(log, runtime, self.pace, settle=self.uplink.settle, tell=self._tell)
         self._done = False
@@ -89,18 +102,37 @@ class LearnerAgent:
     async def join(self) -> None:
         """Claim the name, find where predecessors stopped, and read the newest published values."""
         # The position first, the log after it: what is committed in between is heard again, which is harmless.
-        self._listener.positions[SYNCER_STREAM] = await self._bus.tail(SYNCER_STREAM)
-        self.uplink.incarnation = await self._claim()
-        self.history = await read_history(self._log, self._bus, self.name)
+        for stream in (SYNCER_STREAM, learner_stream(self.name)):
+            self._listener.positions[stream] = await self._bus.tail(stream)
+        self.history = await read_history(self._log, self._bus, self.name, self.pace.staleness + 2)
         await self.downlink.begin()
-        for account in self.uplink.accounts:
-            account.lost = self.history.tokens_lost
+        self.uplink.incarnation = await self._claim()
+        self.uplink.resume(self.history)
+        await self._settle_past()
 
-    def attach(self, replica: Replica, notify: Callable[[], None] | None = None) -> Boundary:
-        """Return the training side, with the newest values written into the replica.
+    async def donor(self, fits: Callable[[Checkpoint], str | None]) -> Checkpoint | None:
+        """Return a healthy learner's checkpoint that fits, for a newcomer to a run in flight; None where there is none.
+
+        `fits` returns why not. No process is asked: the checkpoints are in the store.
+        """
+        for entry in await donors(self._log, self.name):
+            found = await read_checkpoint(self._log, entry.key)
+            if found is None:
+                continue
+            why = "its loss is not finite" if found.header.loss is None else fits(found)
+            if why is None:
+                return found
+            logger.info("the optimizer of %s does not fit: %s", found.header.learner, why)
+        return None
+
+    def attach(
+        self, replica: Replica, notify: Callable[[], None] | None = None, saver: Saver | None = None
+    ) -> Boundary:
+        """Return the training side, with the newest values, or the local work on them, written into the replica.
 
         `notify` calls `wake` on the agent's loop; without one the boundary lives on that loop and calls it directly.
         """
+        self._saver = saver
         self.boundary = Boundary(
             self._run.layout,
             replica,
@@ -112,6 +144,8 @@ class LearnerAgent:
             tokens_seen=self.history.tokens_seen,
             now=self._runtime.now,
             notify=notify or self.wake,
+            points=[self.uplink.point(self.history, p, k.version, k.values) for p, k in enumerate(self.downlink.known)],
+            saver=saver,
         )
         return self.boundary
 
@@ -120,9 +154,7 @@ class LearnerAgent:
         self._wake.set()
 
     async def _claim(self) -> int:
-        incarnation = 1 + max(
-            (int(entry.key.split("/")[2]) for entry in await self._store.list(claims_prefix(self.name))), default=0
-        )
+        incarnation = self.history.life + 1
         while True:
             header = ClaimHeader(
                 schema=SCHEMA,
@@ -130,10 +162,33 @@ class LearnerAgent:
                 learner=self.name,
                 incarnation=incarnation,
                 claimed_at=self._runtime.wall(),
+                resumed=self.history.checkpoint.key if self.history.checkpoint else "",
+                versions=tuple(known.version for known in self.downlink.known),
+                tokens_seen=self.history.tokens_seen,
+                tokens_lost=self.history.tokens_lost,
             )
             if await self._store.create(claim_key(self.name, incarnation), frame.draft(frame.Kind.CLAIM, header).blob):
                 return incarnation
             incarnation += 1
+
+    async def _settle_past(self) -> None:
+        """Learn what became of earlier lives' updates: only commits that can hold one of them are read."""
+        gate = asyncio.Semaphore(FETCHERS)
+
+        async def one(p: int, known: int) -> None:
+            if not self.history.settled_to:
+                self.uplink.settled_to[p] = known
+                return
+            bases = [*self.uplink.attempts[p], *self.uplink.accounts[p].sent]
+            last = min(known, max(bases, default=-1) + self.pace.staleness + 1)
+            async with gate:
+                async for commit in self._log.commits(p, self.history.settled_to[p]):
+                    if commit.version > last:
+                        break
+                    self.uplink.settle(commit)
+            self.uplink.expire(p, known)
+
+        await asyncio.gather(*(one(p, k.version) for p, k in enumerate(self.downlink.known)))
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -146,6 +201,8 @@ class LearnerAgent:
                 tasks.create_task(self._beat()),
                 tasks.create_task(self.downlink.probe()),
                 tasks.create_task(self._report_progress()),
+                tasks.create_task(self._ask_for_checkpoints()),
+                tasks.create_task(self._watch_claim()),
                 *(tasks.create_task(self.downlink.fetch()) for _ in range(FETCHERS)),
             ]
             await self._serve_boundary(tasks)
@@ -164,7 +221,7 @@ class LearnerAgent:
         while True:
             while self.boundary.outbox:
                 self._take(self.boundary.outbox.popleft(), tasks)
-            if self.uplink.draining and not self.uplink.busy:
+            if self.uplink.draining and not self.uplink.busy and not self._checkpointing:
                 return
             await self._wake.wait()
             self._wake.clear()
@@ -185,22 +242,74 @@ class LearnerAgent:
                 )
             case Adopted(fragment, version, overwritten):
                 self.uplink.adopted(fragment, version, overwritten)
+            case Frozen() as frozen:
+                self._checkpointing = True
+                tasks.create_task(self._checkpoint(frozen))
 
     def _tell(self, message: ToTraining) -> None:
         if self.boundary is not None:
             self.boundary.inbox.append(message)
 
+    # --- checkpoints and twins ----------------------------------------------------------------------------------------
+
+    async def _ask_for_checkpoints(self) -> None:
+        """Ask for a copy at the cadence, but never while the one before is on its way."""
+        while math.isfinite(self._checkpoint_s):
+            await asyncio.sleep(self._checkpoint_s)
+            if not self._checkpointing:
+                self._tell(Freeze())
+
+    async def _checkpoint(self, frozen: Frozen) -> None:
+        take = self._saver.take if self._saver else lambda _: None
+        try:
+            blob = await self._runtime.offload(
+                pack, self._run, self.name, self.incarnation, self.history.tokens_lost, self._runtime.wall(), frozen,
+                self.uplink.traffic(), take,
+            )  # fmt: skip
+            key = checkpoint_key(self.name, self.incarnation, frozen.step, frame.digest(blob))
+            await self._store.put(key, blob)
+            if key not in self._checkpoints:
+                self._checkpoints.append(key)
+            while len(self._checkpoints) > CHECKPOINTS_KEPT:
+                await self._store.delete(self._checkpoints.pop(0))
+        except Unavailable as error:
+            logger.warning("no checkpoint of step %d: %s", frozen.step, error)
+        except Denied as error:
+            logger.warning("old checkpoints stay: %s", error)
+        finally:
+            self._checkpointing = False
+            self._wake.set()
+
+    async def _watch_claim(self) -> None:
+        """Stop when another process has claimed our name. Raises `Fenced`."""
+        while True:
+            try:
+                async with asyncio.timeout(CLAIM_BEATS * self.pace.heartbeat_s):
+                    await self._look.wait()
+            except TimeoutError:
+                pass
+            self._look.clear()
+            try:
+                await self._store.get_range(claim_key(self.name, self.incarnation + 1), 0, 1)
+            except (ObjectMissing, Unavailable):
+                continue
+            raise Fenced(self.name, self.incarnation + 1)
+
     # --- hearing ------------------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        async for _, said in self._listener.live(lambda: None):
+        async for stream, said in self._listener.live(lambda: None):
             try:
                 message = decode(said.body)
             except RecordInvalid as error:
-                logger.warning("message on the syncers' stream turned away: %s", error)
+                logger.warning("message on %s turned away: %s", stream, error)
                 continue
-            if message.run == self._run.digest and isinstance(message, FromSyncer):
+            if message.run != self._run.digest:
+                continue
+            if stream == SYNCER_STREAM and isinstance(message, FromSyncer):
                 self._hear(message)
+            elif isinstance(message, Announce | Heartbeat | Progress) and message.incarnation > self.incarnation:
+                self._look.set()  # somebody speaks as our successor: see whether it has claimed the name
 
     def _hear(self, message: FromSyncer) -> None:
         match message:
@@ -294,7 +403,7 @@ class LearnerAgent:
             bytes_up=self._store.traffic.bytes_up,
             bytes_down=self._store.traffic.bytes_down,
             tokens_lost=self.history.tokens_lost,
-            ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_here + self.history.tokens_lost),
+            ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.history.tokens_lost),
             waiting_for=", ".join(waiting),
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 from isthmus import kernels
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Tensor
+from isthmus.learner.checkpoint import Frozen, Point, Saver
 from isthmus.members import smooth
 
 UPLOADS_MAX = 4
@@ -136,8 +137,13 @@ class UploadFailed:
     sent_tokens: int
 
 
-ToAgent = Captured | Passed | Adopted
-ToTraining = Called | Ready | BaseMerged | UploadDone | UploadFailed
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Copy everything a checkpoint holds after the next step."""
+
+
+ToAgent = Captured | Passed | Adopted | Frozen
+ToTraining = Called | Ready | BaseMerged | UploadDone | UploadFailed | Freeze
 
 
 @dataclass(slots=True)
@@ -179,14 +185,16 @@ class Boundary:
         tokens_seen: int,
         now: Callable[[], float],
         notify: Callable[[], None],
+        points: Sequence[Point | None] = (),
+        saver: Saver | None = None,
     ) -> None:
+        """Write the newest versions into the model; a fragment with a point goes on from its local work."""
         self.step = step
         self.tokens_seen = tokens_seen
         self.loss: float | None = None
         self.step_s = 0.0
         self.outbox: deque[ToAgent] = deque()
         self.inbox: deque[ToTraining] = deque()
-        self._first_tokens = tokens_seen
         self._layout = layout
         self._replica = replica
         self._sync_every = sync_every
@@ -194,6 +202,8 @@ class Boundary:
         self._adopt_rule = adopt
         self._now = now
         self._notify = notify
+        self._saver = saver
+        self._freeze_asked = False
         self._uploads = 0
         self._stepped_at: float | None = None
         count = len(layout.fragments)
@@ -204,12 +214,14 @@ class Boundary:
             for p, (base, values) in enumerate(versions)
         ]
         for p, slot in enumerate(self.slots):
-            replica.write(p, slot.values)
-
-    @property
-    def tokens_here(self) -> int:
-        """Tokens trained by this incarnation."""
-        return self.tokens_seen - self._first_tokens
+            point = points[p] if points else None
+            if point is None:
+                replica.write(p, slot.values)
+                continue
+            replica.write(p, point.values)
+            slot.origin_step, slot.origin_tokens = point.origin_step, point.origin_tokens
+            slot.sent_step, slot.sent_tokens, slot.merged = point.sent_step, point.sent_tokens, point.merged
+            slot.sent_values = point.sent_values
 
     def local_tokens(self, fragment: int) -> int:
         """Tokens of local work on a fragment that no upload holds."""
@@ -241,6 +253,30 @@ class Boundary:
                     break
                 self._capture(into, False, now)
             self._adopt(into)
+        if self._freeze_asked:
+            self.freeze()
+
+    def freeze(self) -> None:
+        """Copy everything a checkpoint holds, as it is between two steps, and hand it to the agent."""
+        self._freeze_asked = False
+        points = []
+        for p, slot in enumerate(self.slots):
+            values = np.empty(self._layout.fragments[p].size, np.float32)
+            self._replica.read(p, values)
+            points.append(
+                Point(
+                    slot.base,
+                    values,
+                    slot.origin_step,
+                    slot.origin_tokens,
+                    slot.sent_step,
+                    slot.sent_tokens,
+                    slot.sent_values,
+                    slot.merged,
+                )
+            )
+        optimizer, data = self._saver.save() if self._saver else (None, None)
+        self._tell(Frozen(self.step, self.tokens_seen, self.loss, tuple(points), optimizer, data))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -271,6 +307,8 @@ class Boundary:
                     slot.merged = slot.merged or base >= slot.base
                 case Called(fragment, version):
                     self._called(fragment, version)
+                case Freeze():
+                    self._freeze_asked = True
 
     def _called(self, fragment: int, version: int) -> None:
         slot = self.slots[fragment]

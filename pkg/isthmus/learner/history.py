@@ -1,66 +1,169 @@
-"""What a learner's predecessors of the same name left behind: read from its own updates in the store, at start only."""
+"""What a name left behind in the store: claims of its lives, its newest good checkpoint, its newest updates.
+
+Read once, when a learner starts; this is the only place where its keys are listed.
+"""
 
 import asyncio
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from isthmus.bus import START, Bus
 from isthmus.errors import ObjectMissing, RecordInvalid
+from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
 from isthmus.records import frame
 from isthmus.records.messages import Announce, Heartbeat, Progress, decode, learner_stream
-from isthmus.records.objects import UpdateHeader, updates_prefix
+from isthmus.records.objects import (
+    LEARNERS,
+    ClaimHeader,
+    Sent,
+    UpdateHeader,
+    claim_key,
+    claims_prefix,
+    updates_prefix,
+    version_in,
+)
+from isthmus.store import Entry
+
+logger = logging.getLogger(__name__)
 
 _READS = 8
+DONORS_MAX = 3
+"""Checkpoints of other learners looked at for an optimizer that fits."""
 
 
 @dataclass(slots=True)
 class History:
     """Where to go on, and what was lost on the way here."""
 
-    step: int = 0
-    """Own steps that some stored update holds: training goes on after this one."""
-    tokens_seen: int = 0
-    last_step: int = 0
-    """The last step a predecessor was heard of: those after `step` are lost."""
-    last_tokens: int = 0
+    life: int = 0
+    """The newest claim; 0 for a new name."""
+    checkpoint: Checkpoint | None = None
+    tokens_lost: int = 0
+    """Tokens that all lives so far trained beyond the checkpoint the next one goes on from."""
+    settled_to: list[int] = field(default_factory=list)
+    """Per fragment, the last commit the ledger knows of; empty for a new name."""
+    stored: list[list[Sent]] = field(default_factory=list)
+    """Per fragment, this name's updates on its newest bases, as the store has them."""
 
     @property
-    def tokens_lost(self) -> int:
-        """Tokens of the steps heard of that no stored update holds."""
-        return max(0, self.last_tokens - self.tokens_seen)
+    def step(self) -> int:
+        """Own steps done: training goes on after this one."""
+        return self.checkpoint.header.step if self.checkpoint else 0
+
+    @property
+    def tokens_seen(self) -> int:
+        """The tokens of those steps."""
+        return self.checkpoint.header.tokens_seen if self.checkpoint else 0
+
+    @property
+    def lost_since(self) -> int:
+        """Tokens lost that the checkpoint's ledger does not know of."""
+        return self.tokens_lost - (self.checkpoint.header.tokens_lost if self.checkpoint else 0)
 
 
-async def read_history(log: Log, bus: Bus, learner: str) -> History:
-    """Return what is known of earlier incarnations. A missing or damaged update counts as not there."""
+async def read_history(log: Log, bus: Bus, learner: str, bases: int) -> History:
+    """Return what is known of earlier lives; of its updates those on the newest `bases` bases of each fragment.
+
+    A damaged checkpoint is named in the log and the one before it is used; a damaged update counts as not there.
+    """
+    entries = await log.store.list(claims_prefix(learner))
+    lives = sorted(int(e.key.split("/")[2]) for e in entries if e.key.endswith("/claim"))
+    history = History()
+    if not lives:
+        return history
+    history.life = lives[-1]
+    claim, first = [await _read_claim(log, learner, life) for life in (lives[-1], lives[0])]
+    history.checkpoint = await _newest(log, _checkpoints(entries))
+    history.stored = await _stored(log, learner, bases)
+    updates = [sent.header for found in history.stored for sent in found if sent.header.incarnation == lives[-1]]
+    heard = max([await _last_word(log, bus, learner, lives[-1]), *(h.tokens_seen for h in updates)])
+    begun, lost = (claim.tokens_seen, claim.tokens_lost) if claim else (0, 0)
+    c = history.checkpoint
+    if c is not None and (c.header.incarnation == lives[-1] or claim is None or claim.resumed != c.key):
+        begun, lost = c.header.tokens_seen, max(lost, c.header.tokens_lost)
+    history.tokens_lost = lost + max(0, heard - begun)
+    if c is not None:
+        history.settled_to = [f.settled_to for f in c.header.fragments]
+    elif first is not None:
+        history.settled_to = list(first.versions)
+    return history
+
+
+async def donors(log: Log, learner: str) -> Sequence[Entry]:
+    """Return the newest checkpoint of every other learner, the most recent first, a few of them. Lists."""
+    newest: dict[str, Entry] = {}
+    for entry in _checkpoints(await log.store.list(LEARNERS)):
+        newest.setdefault(entry.key.split("/")[1], entry)
+    newest.pop(learner, None)
+    return sorted(newest.values(), key=lambda e: e.modified, reverse=True)[:DONORS_MAX]
+
+
+async def read_checkpoint(log: Log, key: str) -> Checkpoint | None:
+    """Return a checkpoint, or None (named in the log) where it is damaged or gone."""
+    try:
+        blob = await log.store.get(key)
+        return await log.runtime.offload(open_checkpoint, blob, key, log.run)
+    except (ObjectMissing, RecordInvalid) as error:
+        logger.warning("checkpoint %s is not used: %s", key, error)
+        return None
+
+
+def _checkpoints(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the checkpoints in a listing: those of later lives first, of one life those of later steps."""
+    found = [e for e in entries if e.key.count("/") == 4 and e.key.split("/")[3] == "checkpoints"]
+    return sorted(found, key=lambda e: (int(e.key.split("/")[2]), version_in(e.key)), reverse=True)
+
+
+async def _newest(log: Log, entries: Sequence[Entry]) -> Checkpoint | None:
+    for entry in entries:
+        found = await read_checkpoint(log, entry.key)
+        if found is not None:
+            return found
+    return None
+
+
+async def _read_claim(log: Log, learner: str, life: int) -> ClaimHeader | None:
+    try:
+        blob = await log.store.get(claim_key(learner, life))
+        return frame.parse(blob, frame.Kind.CLAIM, ClaimHeader)[0]
+    except (ObjectMissing, RecordInvalid) as error:
+        logger.warning("claim %d of %s cannot be read: %s", life, learner, error)
+        return None
+
+
+async def _stored(log: Log, learner: str, bases: int) -> list[list[Sent]]:
+    """Return, per fragment, the learner's longest update on each of its newest bases."""
     gate = asyncio.Semaphore(_READS)
 
-    async def newest(fragment: int) -> UpdateHeader | None:
+    async def newest(fragment: int) -> list[Sent]:
         async with gate:
             entries = await log.store.list(updates_prefix(fragment, learner))
-            # Keys sort by base; of several updates on the newest base the longest way counts.
-            base = max((e.key.rsplit("/", 1)[1].split("-")[0] for e in entries), default=None)
-            best = None
+            wanted = sorted({version_in(e.key) for e in entries})[-bases:]
+            best: dict[int, Sent] = {}
             for entry in entries:
-                if not entry.key.rsplit("/", 1)[1].startswith(f"{base}-"):
+                base = version_in(entry.key)
+                if base not in wanted:
                     continue
                 try:
-                    blob = await log.store.get_range(entry.key, 0, frame.largest(frame.Kind.UPDATE, 0))
-                    header = frame.parse_head(blob, frame.Kind.UPDATE, UpdateHeader)
+                    blob = await log.store.get(entry.key)
+                    header, _ = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)
                 except (ObjectMissing, RecordInvalid):
                     continue
-                if header.run == log.run.digest and (best is None or header.step > best.step):
-                    best = header
-            return best
+                sent = Sent(header=header, key=entry.key, digest=frame.digest(blob), size=len(blob))
+                known = best.get(base)
+                ours = (header.run, header.base, header.learner) == (log.run.digest, base, learner)
+                if ours and (known is None or header.tokens > known.header.tokens):
+                    best[base] = sent
+            return [best[base] for base in sorted(best)]
 
-    found = await asyncio.gather(*(newest(f.index) for f in log.run.layout.fragments))
-    headers = [h for h in found if h is not None]
-    last = max(headers, key=lambda h: h.step, default=None)
-    history = History()
-    if last is not None:
-        history.step, history.tokens_seen = last.step, last.tokens_seen
-    history.last_step, history.last_tokens = history.step, history.tokens_seen
-    # Only the newest predecessor's last word: what those before it lost, it has already reported.
-    position, stream, newest_heard = START, learner_stream(learner), -1
+    return list(await asyncio.gather(*(newest(f.index) for f in log.run.layout.fragments)))
+
+
+async def _last_word(log: Log, bus: Bus, learner: str, life: int) -> int:
+    """Return the most tokens a life was heard to have seen, as far as the bus remembers."""
+    position, stream, tokens = START, learner_stream(learner), 0
     while said := (await bus.read({stream: position}, 0.0)).get(stream):
         position = said[-1].position
         for item in said:
@@ -68,13 +171,8 @@ async def read_history(log: Log, bus: Bus, learner: str) -> History:
                 message = decode(item.body)
             except RecordInvalid:
                 continue
-            if not isinstance(message, Announce | Heartbeat | Progress) or message.run != log.run.digest:
+            if not isinstance(message, Announce | Heartbeat | Progress):
                 continue
-            if message.incarnation < newest_heard:
-                continue
-            if message.incarnation > newest_heard:
-                newest_heard = message.incarnation
-                history.last_step, history.last_tokens = history.step, history.tokens_seen
-            history.last_step = max(history.last_step, message.step)
-            history.last_tokens = max(history.last_tokens, message.tokens_seen)
-    return history
+            if (message.run, message.incarnation) == (log.run.digest, life):
+                tokens = max(tokens, message.tokens_seen)
+    return tokens

@@ -4,7 +4,7 @@ Tokens are local until an update holds them, then sent until a commit settles th
 on that base afterwards.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from isthmus.records.messages import Tally
 
@@ -13,7 +13,7 @@ PARTS = ("merged", "overwritten", "late", "pending", "rejected", "lost")
 
 @dataclass(slots=True)
 class Account:
-    """One fragment's tokens at one learner, since its incarnation began (and what its predecessor lost)."""
+    """One fragment's tokens at one learner, over all its lives."""
 
     merged: int = 0
     overwritten: int = 0
@@ -22,7 +22,7 @@ class Account:
     """Sent, but no round took it before its base was too old."""
     rejected: int = 0
     lost: int = 0
-    """Trained by a predecessor that was killed before it uploaded them."""
+    """Trained after the checkpoint that a later life went on from, and not merged: trained again."""
     local: int = 0
     """Trained and in no update; the boundary knows."""
     sent: dict[int, int] = field(default_factory=dict)
@@ -39,6 +39,10 @@ class Account:
     def processed(self) -> int:
         """The sum of the parts."""
         return sum(getattr(self, part) for part in PARTS)
+
+    def copy(self) -> "Account":
+        """Return one that can change without this one."""
+        return replace(self, sent=dict(self.sent), settled=dict(self.settled))
 
     def send(self, base: int, tokens: int) -> bool:
         """Note an update of `tokens` on a base; False where that base is settled and the rest of it is turned away."""
@@ -57,14 +61,21 @@ class Account:
             self.sent[base] = before
 
     def settle(self, base: int, part: str, tokens: int | None = None) -> None:
-        """Close a base: `tokens` of what was sent on it (None: all) are `part`, the rest is rejected."""
-        if base not in self.sent:
+        """Close a base: `tokens` of what was sent on it (None: all) are `part`, the rest is rejected.
+
+        What was merged beyond what this life knows it sent was trained by a life before it, after the checkpoint this
+        one went on from: it was taken for lost, and was not.
+        """
+        if base in self.settled or (base not in self.sent and part != "merged"):
             return
-        total = self.sent.pop(base)
+        total = self.sent.pop(base, 0)
+        share = total if tokens is None else min(tokens, total)
+        found = min((tokens or 0) - share, self.lost) if part == "merged" else 0
         self.settled[base] = total
-        share = total if tokens is None else tokens
         setattr(self, part, getattr(self, part) + share)
         self.rejected += total - share
+        self.merged += max(found, 0)
+        self.lost -= max(found, 0)
 
     def forget(self, before: int) -> None:
         """Drop the memory of bases below a version: nothing can come of them any more."""

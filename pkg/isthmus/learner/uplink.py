@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,12 +13,14 @@ from isthmus.errors import Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.learner.boundary import BaseMerged, Captured, ToTraining, UploadDone, UploadFailed, rounded
+from isthmus.learner.checkpoint import Point, Traffic
+from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
 from isthmus.log import Commit
 from isthmus.members import smooth
 from isthmus.reasons import Reason
 from isthmus.records import frame
-from isthmus.records.objects import SCHEMA, UpdateHeader, update_key
+from isthmus.records.objects import SCHEMA, Sent, UpdateHeader, update_key
 from isthmus.rules import Pace
 from isthmus.run import Run
 from isthmus.runtime import Runtime
@@ -72,6 +74,10 @@ class Uplink:
         """By fragment and base."""
         self.residuals: list[F32 | None] = [None] * len(run.layout.fragments)
         """Error feedback: what the codec dropped from the last merged update."""
+        self.residual_of = [""] * len(run.layout.fragments)
+        """Key of that update."""
+        self.settled_to = [0] * len(run.layout.fragments)
+        """Newest commit these accounts know of, by fragment."""
         self.draining = False
         self._run = run
         self._store = store
@@ -83,7 +89,78 @@ class Uplink:
         self._up = codec(run.rules.codec_up)
         self._lossy = run.rules.error_feedback and not self._up.lossless
         self._bases = [0] * len(run.layout.fragments)
+        self._absorbed: set[int] = set()  # fragments whose local work at the checkpoint a later stored update holds
         self._uploading: set[asyncio.Task[None]] = set()
+
+    # --- going on from a checkpoint -----------------------------------------------------------------------------------
+
+    def resume(self, history: History) -> None:
+        """Take over the accounts, unsettled updates and error feedback of the lives before this one.
+
+        Updates they stored after the checkpoint are said again too: what no commit has settled may still be merged.
+        """
+        now = self._runtime.now()
+        c = history.checkpoint
+        if c is not None:
+            self.accounts = [t.account.copy() for t in c.traffic]
+        for p, account in enumerate(self.accounts):
+            if c is not None:
+                known, point = c.traffic[p], c.points[p]
+                self.residuals[p], self.residual_of[p] = known.residual, known.residual_of
+                for sent, residual in known.attempts:
+                    self.attempts[p][sent.header.base] = _attempt(sent, residual, now)
+            account.lost += history.lost_since
+            self.settled_to[p] = history.settled_to[p] if history.settled_to else 0
+            for sent in history.stored[p] if history.stored else []:
+                base, earlier = sent.header.base, self.attempts[p].get(sent.header.base)
+                if base in account.settled or (earlier and earlier.header.tokens >= sent.header.tokens):
+                    continue
+                if c is not None and base == point.base:
+                    # It holds what the checkpoint has as local work, and more: that work is in this update now.
+                    account.sent[base] = c.header.tokens_seen - point.origin_tokens
+                    self._absorbed.add(p)
+                else:
+                    account.sent.setdefault(base, 0)
+                self.attempts[p][base] = _attempt(sent, None, now)
+
+    def point(self, history: History, p: int, version: int, values: F32) -> Point | None:
+        """Return the local work a fragment goes on with at this version; None where the version replaces it."""
+        c, account = history.checkpoint, self.accounts[p]
+        if c is None:
+            return None
+        point = c.points[p]
+        if p in self._absorbed:
+            if version != point.base:
+                return None
+            # A longer update on this base is on its way: what we could add would be turned away.
+            return Point(version, values, history.step, history.tokens_seen, None, 0, None, merged=True)
+        if version != point.base:
+            local = c.header.tokens_seen - (point.origin_tokens if point.sent_step is None else point.sent_tokens)
+            account.overwritten += local
+            return None
+        if point.sent_step is not None and point.base not in self.attempts[p] and point.base in account.sent:
+            # Its upload was under way and is lost: it is local again.
+            account.unsend(point.base, None)
+            return replace(point, sent_step=None, sent_tokens=0, sent_values=None)
+        return point
+
+    def traffic(self) -> tuple[Traffic, ...]:
+        """Return what a checkpoint holds of this side."""
+        return tuple(
+            Traffic(
+                account.copy(),
+                self.settled_to[p],
+                tuple(
+                    (Sent(header=a.header, key=a.key, digest=a.digest, size=a.size), a.residual)
+                    for a in self.attempts[p].values()
+                ),
+                self.residuals[p],
+                self.residual_of[p],
+            )
+            for p, account in enumerate(self.accounts)
+        )
+
+    # --- a life -------------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
@@ -136,16 +213,20 @@ class Uplink:
                 self._close(p, base, "rejected")
             attempt = attempts.get(given.base)
             if attempt is not None and attempt.digest == given.digest:
-                self.residuals[p] = attempt.residual
-            # A predecessor's update on this base is not ours, but closes the base all the same.
-            self._close(p, given.base, "merged", given.tokens if given.incarnation == self.incarnation else 0)
+                self.residuals[p], self.residual_of[p] = attempt.residual, attempt.key
+            self._close(p, given.base, "merged", given.tokens)
             self._tell(BaseMerged(p, given.base))
         for turned in commit.header.rejected:
             if turned.learner == self._name and turned.reason in FINAL and turned.base in attempts:
                 self._close(p, turned.base, "rejected")
-        for base in [b for b in account.sent if commit.version - b > self._pace.staleness]:
+        self.expire(p, commit.version)
+
+    def expire(self, p: int, version: int) -> None:
+        """Note that the log has reached a version: what is based on too old a one was too late."""
+        for base in [b for b in self.accounts[p].sent if version - b > self._pace.staleness]:
             self._close(p, base, "late")
-        account.forget(commit.version - self._pace.staleness - 1)
+        self.accounts[p].forget(version - self._pace.staleness - 1)
+        self.settled_to[p] = max(version, self.settled_to[p])
 
     def _close(self, p: int, base: int, part: str, tokens: int | None = None) -> None:
         """Settle a base; an attempt that was not merged takes its residual with it."""
@@ -229,3 +310,8 @@ class Uplink:
     def _announce(self, attempt: Attempt) -> None:
         attempt.said_at = self._runtime.now()
         self._say(attempt)
+
+
+def _attempt(sent: Sent, residual: F32 | None, now: float) -> Attempt:
+    """Return a stored update of an earlier life as one to say again; it may open a round."""
+    return Attempt(sent.header, sent.key, sent.digest, sent.size, True, now, 0.0, residual)

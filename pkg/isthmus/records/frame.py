@@ -63,7 +63,7 @@ HEADER_MAX = {
     Kind.SNAPSHOT: 4 << 10,
     Kind.COMMIT: 1 << 20,
     Kind.MESSAGE: 64 << 10,
-    Kind.CLAIM: 4 << 10,
+    Kind.CLAIM: 64 << 10,
     Kind.SEGMENT: 64 << 10,
     Kind.PACKED: 4 << 10,
     # The shape of an optimizer's and a sampler's state; their arrays are the payload.

@@ -1,6 +1,6 @@
 """The objects a run consists of in the store: what each one says about itself, and the key it lives under."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from isthmus.records.fields import (
     Version,
     Weight,
 )
+from isthmus.records.tree import LeafSpec
 from isthmus.rules import Pace, Rules
 
 Schema = Literal[1]
@@ -93,14 +94,78 @@ class UpdateHeader(Record, frozen=True, kw_only=True):
     """From adopting the base to taking this."""
 
 
+Versions = Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
+"""One per fragment."""
+
+
 class ClaimHeader(Record, frozen=True, kw_only=True):
-    """Taking a learner's name: created once per incarnation."""
+    """Taking a learner's name: created once per incarnation. A learner stops when it sees a higher one."""
 
     schema: Schema
     run: Digest
     learner: Name
     incarnation: Counter
     claimed_at: Instant
+    resumed: Annotated[str, msgspec.Meta(max_length=512)]
+    """Key of the checkpoint this life goes on from, or empty."""
+    versions: Versions
+    """What the log held when this life began."""
+    tokens_seen: Tokens
+    """Where this life begins."""
+    tokens_lost: Tokens
+    """Tokens that all lives before this one trained beyond the checkpoint the next one went on from."""
+
+
+class Sent(Record, frozen=True, kw_only=True):
+    """An update no commit had settled when the checkpoint was taken."""
+
+    header: UpdateHeader
+    key: Key
+    digest: Digest
+    size: Bytes
+
+
+class FragmentPoint(Record, frozen=True, kw_only=True):
+    """One fragment of a learner at a checkpoint. Tokens and steps count from the learner's first step on."""
+
+    base: Version
+    settled_to: Version
+    """The last commit whose inputs and rejections the ledger below knows of."""
+    origin_step: Steps
+    origin_tokens: Tokens
+    sent_step: Steps | None
+    sent_tokens: Tokens
+    merged: bool
+    """Whether an update on `base` was merged already."""
+    ledger: tuple[Tokens, Tokens, Tokens, Tokens, Tokens]
+    """merged, overwritten, late, rejected, lost."""
+    open_bases: Annotated[tuple[tuple[Version, Tokens], ...], msgspec.Meta(max_length=1 << 12)]
+    settled_bases: Annotated[tuple[tuple[Version, Tokens], ...], msgspec.Meta(max_length=1 << 12)]
+    attempts: Annotated[tuple[Sent, ...], msgspec.Meta(max_length=128)]
+    residual_of: Annotated[str, msgspec.Meta(max_length=512)]
+    """Key of the merged update the error feedback comes from, or empty."""
+
+
+class CheckpointHeader(Record, frozen=True, kw_only=True):
+    """Where a learner stood after a step.
+
+    The payload holds the `arrays`. Of each fragment, float32 [n] or [0] where there is none: its parameters, those at
+    its last upload, its error feedback, the residual of each attempt. Then what `optimizer` and `data` refer to.
+    """
+
+    schema: Schema
+    run: Digest
+    learner: Name
+    incarnation: Counter
+    step: Steps
+    tokens_seen: Tokens
+    tokens_lost: Tokens
+    loss: Finite | None
+    taken_at: Instant
+    fragments: Annotated[tuple[FragmentPoint, ...], msgspec.Meta(max_length=1 << 12)]
+    arrays: tuple[LeafSpec, ...]
+    optimizer: Any
+    data: Any
 
 
 # --- what syncers write -----------------------------------------------------------------------------------------------

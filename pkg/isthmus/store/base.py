@@ -11,6 +11,8 @@ class Entry(NamedTuple):
 
     key: str
     size: int
+    modified: float
+    """When it was written, in seconds since 1970, on the store's clock."""
 
 
 class Store(Protocol):

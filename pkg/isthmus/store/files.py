@@ -100,10 +100,10 @@ class FileStore:
                 scratch.unlink()
 
     def _list(self, path: Path) -> Sequence[Entry]:
-        return sorted(Entry(str(p.relative_to(self.root)), size) for p, size in _walk(path))
+        return sorted(Entry(str(p.relative_to(self.root)), s.st_size, s.st_mtime) for p, s in _walk(path))
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, int]]:
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -116,7 +116,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, int]]:
         else:
             # Deleted between the listing and this call: not there.
             with contextlib.suppress(FileNotFoundError):
-                yield Path(entry.path), entry.stat().st_size
+                yield Path(entry.path), entry.stat()
 
 
 def _make_folder(path: Path) -> None:

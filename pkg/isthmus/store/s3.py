@@ -98,7 +98,8 @@ class S3Store:
             )
             async for page in pages:
                 entries.extend(
-                    Entry(item["Key"].removeprefix(self._prefix), item["Size"]) for item in page.get("Contents", ())
+                    Entry(item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"].timestamp())
+                    for item in page.get("Contents", ())
                 )
         except (ClientError, BotoCoreError, OSError) as error:
             self._fail(error, prefix)

@@ -40,6 +40,9 @@ QUIET_S = 1.5
 
 QUIET_MAX_S = 15.0
 TEND_S = 0.1
+CHECKPOINT_S = 3.0
+"""Checkpoints of so small a model cost little, and demos are short."""
+
 SAMPLE_PROMPT = b"def "
 SAMPLE_BYTES = 240
 
@@ -328,7 +331,7 @@ def _fleet(a: argparse.Namespace, out: Path, store: str, bus: str) -> Fleet:
             f"learner-{i}",
             "learner",
             *("learner", store, "--bus", bus, "--learner", f"learner-{i}", "--steps", str(a.steps)),
-            *("--shard", f"{i}/{a.learners}", "--adopt", a.adopt, *data),
+            *("--shard", f"{i}/{a.learners}", "--adopt", a.adopt, "--checkpoint", str(CHECKPOINT_S), *data),
         )
         for i in range(a.learners)
     ]

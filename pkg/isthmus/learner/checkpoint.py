@@ -1,0 +1,180 @@
+"""A learner's checkpoint: what it takes to go on after a step as if nothing had happened, as one object."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from isthmus import kernels
+from isthmus.errors import RecordInvalid
+from isthmus.kernels import F32
+from isthmus.learner.ledger import Account
+from isthmus.reasons import Reason
+from isthmus.records import frame, tree
+from isthmus.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Sent
+from isthmus.run import Run
+
+
+class Saver(Protocol):
+    """What a training loop has besides the model: its inner optimizer and its place in the data."""
+
+    def save(self) -> tuple[object, object]:
+        """Return copies of the optimizer's and the data's state, as trees. Called on the training thread."""
+        ...
+
+    def take(self, node: object) -> tree.Leaf | None:
+        """See `tree.Take`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One fragment at the training side."""
+
+    base: int
+    values: F32
+    """Parameters [n], local work included."""
+    origin_step: int
+    origin_tokens: int
+    sent_step: int | None
+    sent_tokens: int
+    sent_values: F32 | None
+    merged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The training side right after a step; nothing in it changes any more."""
+
+    step: int
+    tokens_seen: int
+    loss: float | None
+    points: tuple[Point, ...]
+    optimizer: object
+    data: object
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the agent knows of one fragment at that moment."""
+
+    account: Account
+    settled_to: int
+    attempts: tuple[tuple[Sent, F32 | None], ...]
+    residual: F32 | None
+    residual_of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as it was read."""
+
+    key: str
+    header: CheckpointHeader
+    points: tuple[Point, ...]
+    traffic: tuple[Traffic, ...]
+    _leaves: tuple[tree.Leaf, ...]
+
+    def optimizer(self, make: Callable[[tree.Leaf], object]) -> Any:
+        """Return the optimizer's state. Raises `RecordInvalid`."""
+        return tree.rebuild(self.header.optimizer, self._leaves, make)
+
+    def data(self, make: Callable[[tree.Leaf], object]) -> Any:
+        """Return the data's state. Raises `RecordInvalid`."""
+        return tree.rebuild(self.header.data, self._leaves, make)
+
+
+_NOTHING = np.empty(0, np.float32)
+
+
+def pack(
+    run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: Frozen,
+    traffic: Sequence[Traffic], take: tree.Take,
+) -> bytearray:  # fmt: skip
+    """Return the checkpoint object. Slow for large models: runs off the loop. Raises `InputError` for odd state."""
+    leaves: list[tree.Leaf] = []
+    fragments = []
+    for point, known in zip(frozen.points, traffic, strict=True):
+        arrays = [point.values, point.sent_values, known.residual, *(residual for _, residual in known.attempts)]
+        leaves += [tree.numpy_leaf(_NOTHING if array is None else array) for array in arrays]
+        a = known.account
+        fragments.append(
+            FragmentPoint(
+                base=point.base,
+                settled_to=known.settled_to,
+                origin_step=point.origin_step,
+                origin_tokens=point.origin_tokens,
+                sent_step=point.sent_step,
+                sent_tokens=point.sent_tokens,
+                merged=point.merged,
+                ledger=(a.merged, a.overwritten, a.late, a.rejected, a.lost),
+                open_bases=tuple(a.sent.items()),
+                settled_bases=tuple(a.settled.items()),
+                attempts=tuple(sent for sent, _ in known.attempts),
+                residual_of=known.residual_of,
+            )
+        )
+    optimizer = tree.flatten(frozen.optimizer, "optimizer", take, leaves)
+    data = tree.flatten(frozen.data, "data.state_dict()", take, leaves)
+    header = CheckpointHeader(
+        schema=SCHEMA,
+        run=run.digest,
+        learner=learner,
+        incarnation=incarnation,
+        step=frozen.step,
+        tokens_seen=frozen.tokens_seen,
+        tokens_lost=tokens_lost,
+        loss=frozen.loss if frozen.loss is not None and np.isfinite(frozen.loss) else None,
+        taken_at=taken_at,
+        fragments=tuple(fragments),
+        arrays=tuple(leaf.spec for leaf in leaves),
+        optimizer=optimizer,
+        data=data,
+    )
+    starts, size = tree.place(leaves)
+    out = frame.draft(frame.Kind.CHECKPOINT, header, size)
+    for leaf, start in zip(leaves, starts, strict=True):
+        out.payload[start : start + leaf.spec.size] = leaf.data.data
+    return out.blob
+
+
+def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
+    """Return the checkpoint in these bytes, checked against the run. Slow: off the loop. Raises `RecordInvalid`."""
+    if not key.endswith(frame.digest(blob)[:8].hex()):
+        raise RecordInvalid(Reason.DIGEST_MISMATCH, "the bytes are not those its key was named after")
+    header, payload = frame.parse(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
+    if header.run != run.digest:
+        raise RecordInvalid(Reason.WRONG_RUN, "a checkpoint of another run")
+    if len(header.fragments) != len(run.layout.fragments):
+        raise RecordInvalid(Reason.WRONG_LAYOUT, f"a checkpoint of {len(header.fragments)} fragments")
+    leaves = tree.cut(header.arrays, payload)
+    points, traffic, at = [], [], 0
+    for fragment, f in zip(run.layout.fragments, header.fragments, strict=True):
+        arrays = []
+        for leaf in leaves[at : at + 3 + len(f.attempts)]:
+            if (
+                leaf.spec.maker != "numpy"
+                or leaf.spec.dtype != "<f4"
+                or leaf.spec.shape not in ((0,), (fragment.size,))
+            ):
+                raise RecordInvalid(Reason.WRONG_LAYOUT, f"an array of fragment {fragment.index} is not of its size")
+            array = leaf.data.view(np.float32)
+            if not kernels.all_finite(array):
+                raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment.index} holds a NaN or an infinity")
+            arrays.append(array if array.size else None)
+        at += 3 + len(f.attempts)
+        values, sent_values, residual, *residuals = arrays if len(arrays) == 3 + len(f.attempts) else [None] * 3
+        if values is None:
+            raise RecordInvalid(Reason.TRUNCATED, f"fragment {fragment.index} is not whole")
+        points.append(
+            Point(f.base, values, f.origin_step, f.origin_tokens, f.sent_step, f.sent_tokens, sent_values, f.merged)
+        )
+        merged, overwritten, late, rejected, lost = f.ledger
+        account = Account(
+            merged=merged, overwritten=overwritten, late=late, rejected=rejected, lost=lost,
+            sent=dict(f.open_bases), settled=dict(f.settled_bases),
+        )  # fmt: skip
+        attempts = tuple(zip(f.attempts, residuals, strict=True))
+        traffic.append(Traffic(account, f.settled_to, attempts, residual, f.residual_of))
+    return Checkpoint(key, header, tuple(points), tuple(traffic), tuple(leaves))

@@ -1,0 +1,151 @@
+"""Nested plain data with arrays in it, such as an optimizer's `state_dict`, as msgpack plus raw bytes. Never pickle.
+
+A tree is None, bool, int, float, str, bytes, list, tuple, dict with plain keys, or a leaf. `flatten` takes the leaves
+out, `rebuild` puts them back; lists stay lists and tuples tuples, since `random.setstate` and its like insist on it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from isthmus.errors import InputError, RecordInvalid
+from isthmus.reasons import Reason
+from isthmus.records.frame import ALIGN
+
+DEPTH_MAX = 64
+_INT64 = range(-(1 << 63), 1 << 63)
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class LeafSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an array is; its bytes are in the payload."""
+
+    maker: Annotated[str, msgspec.Meta(max_length=16)]
+    """Whose array it is: `numpy`, or what the caller of `flatten` calls its own."""
+    dtype: Annotated[str, msgspec.Meta(max_length=32)]
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=16)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+    """Bytes."""
+
+
+class Leaf:
+    """An array as bytes [size] uint8, and what it was."""
+
+    __slots__ = ("data", "spec")
+
+    def __init__(self, spec: LeafSpec, data: Bytes) -> None:
+        self.spec = spec
+        self.data = data
+
+
+Take = Callable[[object], Leaf | None]
+"""Turns an object the tree does not know into a leaf; None where it is no array either."""
+
+
+def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
+    """Return msgpack-able data; the leaves it refers to are appended to `leaves`.
+
+    Raises `InputError`, naming the place in `what`, for an object that is neither.
+    """
+
+    def walk(node: object, path: str, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise InputError(f"{path}: nested more than {DEPTH_MAX} deep")
+        if node is None or isinstance(node, bool | float | str | bytes):
+            return node
+        if isinstance(node, int):
+            return node if node in _INT64 else ["i", str(node)]
+        if isinstance(node, list | tuple):
+            items = [walk(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(node)]
+            return ["l" if isinstance(node, list) else "t", items]
+        if isinstance(node, dict):
+            pairs = [[walk(k, f"{path} key", depth + 1), walk(v, f"{path}[{k!r}]", depth + 1)] for k, v in node.items()]
+            return ["d", pairs]
+        leaf = take(node) or _take_numpy(node)
+        if leaf is None:
+            raise InputError(
+                f"{path} is a {type(node).__module__}.{type(node).__qualname__}: a checkpoint holds plain data "
+                "(numbers, text, bytes, lists, tuples, dicts) and arrays"
+            )
+        leaves.append(leaf)
+        return ["a", len(leaves) - 1]
+
+    return walk(tree, what, 0)
+
+
+def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) -> Any:
+    """Undo `flatten`. `make` makes what is not numpy's. Raises `RecordInvalid` for anything `flatten` never wrote."""
+
+    def walk(node: Any, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise RecordInvalid(Reason.MALFORMED, "a tree is nested too deep")
+        if node is None or isinstance(node, bool | int | float | str | bytes):
+            return node
+        match node:
+            case ("i", str(text)) if len(text) < 512 and text.lstrip("-").isdigit():
+                return int(text)
+            case ("l", (*items,)):
+                return [walk(item, depth + 1) for item in items]
+            case ("t", (*items,)):
+                return tuple(walk(item, depth + 1) for item in items)
+            case ("d", (*pairs,)) if all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+                keys = [walk(key, depth + 1) for key, _ in pairs]
+                if any(isinstance(key, list | dict) for key in keys):
+                    raise RecordInvalid(Reason.MALFORMED, "a tree has a key that cannot be one")
+                return dict(zip(keys, (walk(value, depth + 1) for _, value in pairs), strict=True))
+            case ("a", int(index)) if 0 <= index < len(leaves):
+                leaf = leaves[index]
+                return _make_numpy(leaf) if leaf.spec.maker == "numpy" else make(leaf)
+        raise RecordInvalid(Reason.MALFORMED, "a tree holds something no tree holds")
+
+    return walk(plain, 0)
+
+
+def place(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
+    """Return where each leaf starts in a payload, and the payload's size in bytes."""
+    starts, at = [], 0
+    for leaf in leaves:
+        starts.append(at)
+        at += -(-leaf.spec.size // ALIGN) * ALIGN
+    return starts, at
+
+
+def cut(specs: Sequence[LeafSpec], payload: memoryview) -> list[Leaf]:
+    """Return the leaves in a payload. Raises `RecordInvalid` where it is not of their size."""
+    leaves, at = [], 0
+    for spec in specs:
+        if at + spec.size > len(payload):
+            raise RecordInvalid(Reason.TRUNCATED, "the payload is shorter than its arrays")
+        leaves.append(Leaf(spec, np.frombuffer(payload[at : at + spec.size], np.uint8)))
+        at += -(-spec.size // ALIGN) * ALIGN
+    if at != len(payload):
+        raise RecordInvalid(Reason.OVERSIZED, "the payload is longer than its arrays")
+    return leaves
+
+
+def numpy_leaf(array: "np.ndarray[Any, Any]") -> Leaf:
+    """Return an array of numbers [any shape] as a leaf; its bytes are shared where they lie together."""
+    spec = LeafSpec(maker="numpy", dtype=array.dtype.str, shape=array.shape, size=array.nbytes)
+    return Leaf(spec, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _take_numpy(node: object) -> Leaf | None:
+    if isinstance(node, np.generic):
+        node = np.asarray(node)
+    if not isinstance(node, np.ndarray) or node.dtype.kind not in "biufc":
+        return None
+    return numpy_leaf(node)
+
+
+def _make_numpy(leaf: Leaf) -> object:
+    try:
+        dtype = np.dtype(leaf.spec.dtype)
+    except TypeError as error:
+        raise RecordInvalid(Reason.MALFORMED, f"no dtype: {error}") from None
+    if dtype.kind not in "biufc" or leaf.spec.size != dtype.itemsize * math.prod(leaf.spec.shape):
+        raise RecordInvalid(Reason.MALFORMED, "an array is not of its dtype and shape")
+    return leaf.data.view(dtype).reshape(leaf.spec.shape).copy()
