@@ -108,10 +108,21 @@ async def onward(
 
 
 async def fold(log: Log, fragment: int, carry: Carry[T], *, until: int | None = None, keep: int = 1) -> At[T]:
-    """Return the fragment at a version, or at the end of its log."""
-    at = await begin(log, fragment, carry, at_most=until, keep=keep)
-    async for further in onward(log, fragment, carry, at, until=until, keep=keep):
-        at = further
+    """Return the fragment at a version, or at the end of its log.
+
+    Where the way from the newest snapshot is blocked, one that came meanwhile is tried: the collector may have passed.
+    """
+    start = at = await begin(log, fragment, carry, at_most=until, keep=keep)
+    while True:
+        try:
+            async for further in onward(log, fragment, carry, at, until=until, keep=keep):
+                at = further
+            break
+        except LogCorrupt:
+            again = await begin(log, fragment, carry, at_most=until, keep=keep)
+            if again.version <= start.version:
+                raise
+            start = at = again
     if until is not None and at.version < until:
         raise LogCorrupt(commit_key(fragment, at.version + 1), f"is missing: version {until} was asked for").after(
             fragment, at.version

@@ -14,6 +14,9 @@ FRAGMENTS_MAX = 4096
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
+STALENESS_MAX = 64
+"""No pace lets a base be older than this and still be merged: what is beyond it is settled for good."""
+
 MERGES = ("rda", "avg")
 ADOPTIONS = ("overwrite", "blend", "carry")
 
@@ -72,7 +75,7 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """τ, in steps: how long a fragment may be under way before learners miss it."""
     grace: Fraction = 0.8
     """γ: share of the slack that is spent waiting for more learners; 0 merges at quorum."""
-    staleness: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
+    staleness: Annotated[int, msgspec.Meta(ge=0, le=STALENESS_MAX)] = 1
     """How many versions old a base may be and still be merged; 0 drops all late work, as the paper does."""
     snapshot_every: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 8
     """S: versions between two full states of one fragment (staggered over fragments)."""

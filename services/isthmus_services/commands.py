@@ -79,6 +79,24 @@ def _status(subparsers: Subparsers) -> None:
     p.set_defaults(run_command=_lazy("status", "run"))
 
 
+def _gc(subparsers: Subparsers) -> None:
+    p = subparsers.add_parser("gc", help="delete what the log has passed by, pack old commits; a dry run by default")
+    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
+    p.add_argument(
+        "--keep", type=int, default=64, metavar="N", help="versions of each fragment that stay foldable (64)"
+    )
+    p.add_argument(
+        "--min-age",
+        type=float,
+        default=3600.0,
+        metavar="S",
+        help="leave what was written less than S seconds ago (3600)",
+    )
+    p.add_argument("--apply", action="store_true", help="do it")
+    p.add_argument("--json", metavar="PATH", help="write the figures there too")
+    p.set_defaults(run_command=_lazy("gc", "run"))
+
+
 def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
     """Import a command's module only when it is called: `isthmus --help` needs no torch."""
 
@@ -90,4 +108,4 @@ def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
     return call
 
 
-ALL = (_demo, _init, _syncer, _learner, _status)
+ALL = (_demo, _init, _syncer, _learner, _status, _gc)

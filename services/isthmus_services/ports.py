@@ -26,20 +26,32 @@ class Ports:
 
 
 @asynccontextmanager
+async def open_log(run: str, workers: int = OFFLOAD_THREADS) -> AsyncIterator[Log]:
+    """Open a run's log alone, without a bus. Raises `RunMissing`, `Denied`, `Unavailable` within seconds."""
+    async with _open(run, workers) as (log, _):
+        yield log
+
+
+@asynccontextmanager
 async def open_ports(run: str, bus: str, *, bus_must_answer: bool = True) -> AsyncIterator[Ports]:
-    """Open both and read the run. Raises `RunMissing`, `Denied`, `Unavailable` within seconds."""
-    runtime, pool = threaded(OFFLOAD_THREADS)
+    """Open store and bus and read the run. Raises `RunMissing`, `Denied`, `Unavailable` within seconds."""
+    async with _open(run, OFFLOAD_THREADS) as (log, store), open_bus(bus, log.run.digest) as opened:
+        try:
+            await opened.tail(SYNCER_STREAM)
+        except Unavailable:
+            if bus_must_answer:
+                raise
+        yield Ports(log, store, opened, log.runtime)
+
+
+@asynccontextmanager
+async def _open(run: str, workers: int) -> AsyncIterator[tuple[Log, EdgeStore]]:
+    runtime, pool = threaded(workers)
     try:
         async with open_store(run, runtime) as store:
             store.patience = AT_START
             found = await read_run(store)
             store.patience = RUNNING
-            async with open_bus(bus, found.digest) as opened:
-                try:
-                    await opened.tail(SYNCER_STREAM)
-                except Unavailable:
-                    if bus_must_answer:
-                        raise
-                yield Ports(Log(found, store, runtime), store, opened, runtime)
+            yield Log(found, store, runtime), store
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

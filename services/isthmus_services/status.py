@@ -2,9 +2,7 @@
 
 import argparse
 import asyncio
-import json
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +10,7 @@ from rich.table import Table
 from isthmus.status import Status, read_status
 from isthmus_services import options
 from isthmus_services.ports import open_ports
+from isthmus_services.report import write_json
 
 LISTEN_BEATS = 1.5
 """Heartbeats to listen for before a learner counts as silent."""
@@ -34,8 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     status, title = asyncio.run(go())
     show(status, title)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(status.as_json(), indent=2) + "\n")
+    write_json(status.as_json(), arguments.json)
     return 0
 
 

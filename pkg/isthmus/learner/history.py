@@ -75,7 +75,7 @@ async def read_history(log: Log, bus: Bus, learner: str, bases: int) -> History:
         return history
     history.life = lives[-1]
     claim, first = [await _read_claim(log, learner, life) for life in (lives[-1], lives[0])]
-    history.checkpoint = await _newest(log, _checkpoints(entries))
+    history.checkpoint = await _newest(log, checkpoints_in(entries))
     history.stored = await _stored(log, learner, bases)
     updates = [sent.header for found in history.stored for sent in found if sent.header.incarnation == lives[-1]]
     heard = max([await _last_word(log, bus, learner, lives[-1]), *(h.tokens_seen for h in updates)])
@@ -94,7 +94,7 @@ async def read_history(log: Log, bus: Bus, learner: str, bases: int) -> History:
 async def donors(log: Log, learner: str) -> Sequence[Entry]:
     """Return the newest checkpoint of every other learner, the most recent first, a few of them. Lists."""
     newest: dict[str, Entry] = {}
-    for entry in _checkpoints(await log.store.list(LEARNERS)):
+    for entry in checkpoints_in(await log.store.list(LEARNERS)):
         newest.setdefault(entry.key.split("/")[1], entry)
     newest.pop(learner, None)
     return sorted(newest.values(), key=lambda e: e.modified, reverse=True)[:DONORS_MAX]
@@ -110,7 +110,7 @@ async def read_checkpoint(log: Log, key: str) -> Checkpoint | None:
         return None
 
 
-def _checkpoints(entries: Sequence[Entry]) -> list[Entry]:
+def checkpoints_in(entries: Sequence[Entry]) -> list[Entry]:
     """Return the checkpoints in a listing: those of later lives first, of one life those of later steps."""
     found = [e for e in entries if e.key.count("/") == 4 and e.key.split("/")[3] == "checkpoints"]
     return sorted(found, key=lambda e: (int(e.key.split("/")[2]), version_in(e.key)), reverse=True)

@@ -339,7 +339,7 @@ class PackedHeader(Record, frozen=True, kw_only=True):
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 RUN_KEY = "run"
-UPDATES, LEARNERS = "updates/", "learners/"
+UPDATES, LEARNERS, SCRATCH = "updates/", "learners/", "scratch/"
 
 
 def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:

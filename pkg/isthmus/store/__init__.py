@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from isthmus.errors import Denied, InputError, ObjectMissing
+from isthmus.records.objects import SCRATCH
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry, Store
 from isthmus.store.edge import AT_START, RUNNING, EdgeStore, Patience
@@ -60,7 +61,7 @@ async def require_create_only(store: Store, runtime: Runtime) -> None:
 
     The log rests on this one request: a store that ignores the condition would let two syncers overwrite each other.
     """
-    key = f"scratch/{runtime.new_id()}"
+    key = f"{SCRATCH}{runtime.new_id()}"
     first, second = b"isthmus: first", b"isthmus: second"
     # Reading comes first: some servers create a missing bucket on the first write, and hide a mistyped name.
     with contextlib.suppress(ObjectMissing):

@@ -1,6 +1,5 @@
 """What the demo leaves behind: report.json, loss.png and a table."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +7,6 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus_services.demo.judge import Point
-
-
-def write_json(report: dict[str, object], *paths: str | Path | None) -> None:
-    """Write the report to each path that is given."""
-    for path in paths:
-        if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(json.dumps(report, indent=2) + "\n")
 
 
 def plot(path: Path, global_points: list[Point], single_points: list[Point], learners: int, title: str) -> None:

@@ -33,6 +33,7 @@ from isthmus_services.demo import judge, report
 from isthmus_services.demo.fleet import Fleet, Worker, isthmus_command
 from isthmus_services.demo.watch import Watch
 from isthmus_services.ports import open_ports
+from isthmus_services.report import write_json
 from isthmus_services.servers import redis_server, s3_server
 
 QUIET_S = 1.5
@@ -106,7 +107,7 @@ async def _demo(a: argparse.Namespace, out: Path, store: str, bus: str, started:
             traffic.last(hearing)
             summary, sample = await _judge(a, out, log, fleet, traffic, watch)
         summary |= {"wall_s": round(time.monotonic() - started, 1), "train_s": round(train_s, 1)}
-        report.write_json(summary, out / "report.json", a.json)
+        write_json(summary, out / "report.json", a.json)
         console = Console(width=None if sys.stdout.isatty() else 110)
         report.show(summary, console)
         console.print(f"sample of the global model:\n{sample}", highlight=False, markup=False)

@@ -1,0 +1,222 @@
+"""Collection of garbage: what a run keeps for ever, and what may go once the log has passed it by.
+
+Decided by the log; age only delays. Commits are never dropped: those below the oldest snapshot kept are packed into
+segments, and a few bytes stay under each one's key, so that no stalled syncer can ever create it again. A value or
+snapshot goes if it is at most at the head and unnamed or below the oldest snapshot kept; an update if a commit at or
+below that snapshot settled it, or if it is past all staleness and no kept commit names it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from isthmus import fold
+from isthmus.errors import LogCorrupt
+from isthmus.learner.history import checkpoints_in
+from isthmus.log import Commit, Log
+from isthmus.records import frame
+from isthmus.records.frame import Kind
+from isthmus.records.objects import (
+    LEARNERS,
+    SCHEMA,
+    SCRATCH,
+    SEGMENT_COMMITS_MAX,
+    UPDATES,
+    PackedHeader,
+    SegmentHeader,
+    commit_key,
+    segment_key,
+    snapshots_prefix,
+    values_prefix,
+    version_in,
+)
+from isthmus.rules import STALENESS_MAX
+from isthmus.store import Entry
+
+KEEP = 64
+"""Versions that stay foldable, by default."""
+
+MIN_AGE_S = 3600.0
+CHECKPOINTS_KEPT = 2
+_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class Plan:
+    """What may go, by kind of object."""
+
+    doomed: dict[str, list[Entry]] = field(default_factory=dict)
+    young: int = 0
+    """Objects that may go but are too young."""
+    pack: list[list[tuple[int, int]]] = field(default_factory=list)
+    """Runs of (fragment, version) whose commits are packed into one segment each."""
+    starts: list[int] = field(default_factory=list)
+    """Per fragment, the version from which it can be folded afterwards."""
+    heads: list[int] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """What deleting frees."""
+        return sum(entry.size for entries in self.doomed.values() for entry in entries)
+
+    @property
+    def objects(self) -> int:
+        """How many objects go."""
+        return sum(map(len, self.doomed.values()))
+
+
+async def plan(
+    log: Log, *, keep: int = KEEP, min_age_s: float = MIN_AGE_S, progress: Callable[[float], None] = lambda _: None
+) -> Plan:
+    """Return what may go so that the newest `keep` versions of each fragment stay foldable. Deletes nothing.
+
+    Raises `LogCorrupt` where the log in the kept range is damaged: then nothing should be collected.
+    """
+    found = Plan()
+    before = log.runtime.wall() - min_age_s
+    fragments = log.run.layout.fragments
+    for number, fragment in enumerate(fragments):
+        await _plan_fragment(log, fragment.index, keep, before, found)
+        progress((number + 1) / (len(fragments) + 1))
+    by_learner: dict[str, list[Entry]] = {}
+    for entry in checkpoints_in(await log.store.list(LEARNERS)):
+        by_learner.setdefault(entry.key.split("/")[1], []).append(entry)
+    _doom(found, "checkpoints", (e for held in by_learner.values() for e in held[CHECKPOINTS_KEPT:]), before)
+    _doom(found, "scratch", await log.store.list(SCRATCH), before)
+    progress(1.0)
+    return found
+
+
+async def apply(log: Log, doomed: Plan, progress: Callable[[float], None] = lambda _: None) -> None:
+    """Pack and delete what a plan names. Interrupted, it has done part of the work and no harm."""
+    done, total = 0, max(1, len(doomed.pack) + doomed.objects)
+    for run in doomed.pack:
+        await _pack(log, run)
+        done += 1
+        progress(done / total)
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def delete(entry: Entry) -> None:
+        nonlocal done
+        async with gate:
+            await log.store.delete(entry.key)
+        done += 1
+        progress(done / total)
+
+    async with asyncio.TaskGroup() as tasks:
+        for entries in doomed.doomed.values():
+            for entry in entries:
+                tasks.create_task(delete(entry))
+
+
+async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan) -> None:
+    newest = await log.newest(p)
+    head = newest.version if newest else 0
+    # Believed means read and checked whole: older ones go only if this one can really be started from.
+    start = (await fold.begin(log, p, fold.Merging(log), at_most=max(0, head - keep))).version
+    kept_values, kept_updates, settled_updates = set(), set(), set()
+    async for commit in _between(log, p, min(start, head - STALENESS_MAX - 1), head):
+        names = {given.key for given in commit.header.inputs}
+        if commit.version > start:
+            kept_values.add(commit.header.value_key)
+            kept_updates |= names
+        else:
+            settled_updates |= names
+    values = await log.store.list(values_prefix(p))
+    _doom(
+        found,
+        "values",
+        (
+            e
+            for e in values
+            if version_in(e.key) < start or (start < version_in(e.key) <= head and e.key not in kept_values)
+        ),
+        before,
+    )
+    _doom(
+        found,
+        "snapshots",
+        (e for e in await log.store.list(snapshots_prefix(p)) if 0 < version_in(e.key) < start),
+        before,
+    )
+    _doom(
+        found,
+        "updates",
+        (
+            e
+            for e in await log.store.list(f"{UPDATES}{p:05d}/")
+            if e.key not in kept_updates and (version_in(e.key) < head - STALENESS_MAX or e.key in settled_updates)
+        ),
+        before,
+    )
+    found.starts.append(start)
+    found.heads.append(head)
+    await _plan_packing(log, p, start, before, found)
+
+
+async def _plan_packing(log: Log, p: int, start: int, before: float, found: Plan) -> None:
+    plain: list[tuple[int, int]] = []
+    for version in range(start - 1, 0, -1):
+        commit = await log.commit(p, version)
+        if commit is None:
+            raise LogCorrupt(commit_key(p, version), "is missing below the end of the log")
+        if commit.packed:
+            break  # packed in ascending order: everything below is
+        if commit.header.written_at > before:
+            found.young += 1
+            continue
+        plain.append((p, version))
+    plain.reverse()
+    found.pack += [plain[i : i + SEGMENT_COMMITS_MAX] for i in range(0, len(plain), SEGMENT_COMMITS_MAX)]
+
+
+async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
+    """Copy commits into a segment, then put a pointer under each one's key, in ascending order."""
+    p, first = run[0]
+    blobs = []
+    for _, version in run:
+        blob = await log.store.get(commit_key(p, version))
+        if frame.kind_of(blob) != Kind.COMMIT:
+            return  # another collector was here first
+        blobs.append(blob)
+    header = SegmentHeader(
+        schema=SCHEMA, run=log.run.digest, fragment=p, first=first, sizes=tuple(len(blob) for blob in blobs)
+    )
+    out = frame.draft(Kind.SEGMENT, header, sum(header.sizes))
+    at = 0
+    for blob in blobs:
+        out.payload[at : at + len(blob)] = blob
+        at += len(blob)
+    key = segment_key(p, first, frame.digest(out.blob))
+    await log.store.put(key, out.blob)
+    offset = len(out.blob) - at
+    for (_, version), blob in zip(run, blobs, strict=True):
+        pointer = PackedHeader(
+            schema=SCHEMA,
+            run=log.run.digest,
+            fragment=p,
+            version=version,
+            segment=key,
+            offset=offset,
+            size=len(blob),
+            digest=frame.digest(blob),
+        )
+        await log.store.put(commit_key(p, version), frame.draft(Kind.PACKED, pointer).blob)
+        offset += len(blob)
+
+
+async def _between(log: Log, p: int, after: int, until: int) -> AsyncIterator[Commit]:
+    async for commit in log.commits(p, max(0, after)):
+        if commit.version > until:
+            return
+        yield commit
+        if commit.version == until:
+            return
+
+
+def _doom(found: Plan, kind: str, entries: Iterable[Entry], before: float) -> None:
+    for entry in entries:
+        if entry.modified > before:
+            found.young += 1
+        else:
+            found.doomed.setdefault(kind, []).append(entry)
