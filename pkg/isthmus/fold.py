@@ -8,7 +8,7 @@ replay, what if); `Publishing` carries the published value and applies the publi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -181,16 +181,26 @@ class Merging:
             )
         return result.state
 
-    async def merged(self, state: State, commit: Commit) -> Advance:
+    async def merged(self, state: State, commit: Commit, watch: "Watch | None" = None) -> Advance:
         """Return what a commit's inputs make of a state; it is for the caller to compare."""
         h = commit.header
         if h.version != state.version + 1:
             raise LogCorrupt(commit_key(h.fragment, h.version), f"does not follow version {state.version}")
-        return await combine(self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down))
+        return await combine(self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down), watch)
+
+
+Watch = Callable[[Input, Update], None]
+"""Called with each input as it is read."""
 
 
 async def combine(
-    log: Log, state: State, fragment: int, inputs: Sequence[Input], outer: dict[str, Outer], down: Codec
+    log: Log,
+    state: State,
+    fragment: int,
+    inputs: Sequence[Input],
+    outer: dict[str, Outer],
+    down: Codec,
+    watch: Watch | None = None,
 ) -> Advance:
     """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` for a damaged one."""
     part = log.run.layout.fragments[fragment]
@@ -199,7 +209,10 @@ async def combine(
 
     async def fetch(given: Input) -> F32:
         async with gate:
-            return (await read_input(log, part, given)).gradient
+            update = await read_input(log, part, given)
+        if watch is not None:
+            watch(given, update)
+        return update.gradient
 
     tasks = [asyncio.ensure_future(fetch(given)) for given in inputs]
     try:

@@ -115,7 +115,9 @@ class Round:
     called_by: str
     arrived: dict[tuple[str, int], Pointer] = field(default_factory=dict)
     """Accumulated, by learner and base, in order."""
-    passed: set[str] = field(default_factory=set)
+    passed: dict[str, float] = field(default_factory=dict)
+    """Who has nothing to give, and when that was heard."""
+    hold_until: float = 0.0
     quorum_at: float | None = None
     quorum_s: float = 0.0
     grace_s: float = 0.0
@@ -130,7 +132,7 @@ class Round:
     @property
     def missing(self) -> set[str]:
         """Expected learners of whom nothing is in and who did not pass."""
-        return set(self.expected) - self.fresh - self.passed
+        return set(self.expected) - self.fresh - self.passed.keys()
 
     @property
     def quorum_missed(self) -> bool:
@@ -238,7 +240,7 @@ class Rounds:
     def passed(self, learner: str, version: int, now: float) -> list[Action]:
         """Take a learner's word that it has nothing for this round."""
         if self.round is not None and version == self.head + 1:
-            self.round.passed.add(learner)
+            self.round.passed.setdefault(learner, now)
         return self.tick(now)
 
     def accepts(self, pointer: Pointer) -> bool:
@@ -307,9 +309,10 @@ class Rounds:
             r.terms = self._terms(r, expected)
             granted = adaptive_grace(self._pace, self._sync_every, r.terms, r.quorum_s)
             r.grace_s, r.overlap_steps = granted.seconds, granted.overlap_steps
-        everyone = bool(r.arrived) and expected <= (r.fresh | r.passed)
+        answered = r.fresh | r.passed.keys()
+        everyone = bool(r.arrived) and expected <= answered
         # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
-        settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= (r.fresh | r.passed))
+        settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= answered)
         if everyone and settled:
             return self._close(ClosedBy.EVERYONE, now)
         if self.phase is Phase.GRACE and now >= self._grace_ends(r):
@@ -445,7 +448,7 @@ class Rounds:
         self.round = Round(opened_at=now, boundary_at=min(boundary_at, now), called_at=now, called_by=by)
 
     def _terms(self, r: Round, expected: set[str]) -> Terms:
-        terms = self._members.terms(expected, expected - r.fresh - r.passed)
+        terms = self._members.terms(expected, expected - r.fresh - r.passed.keys())
         return replace(terms, sync_s=terms.sync_s + self._close_to_commit_s)
 
     def _grace_ends(self, r: Round) -> float:
@@ -462,4 +465,5 @@ class Rounds:
         assert self.round is not None, "closing without a round"
         self.phase = Phase.MERGING
         self.round.closed_by, self.round.closed_at = by, now
+        self.round.hold_until = self._members.hold_until
         return [Merge(self.head + 1, by)]

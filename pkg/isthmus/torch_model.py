@@ -6,14 +6,14 @@ same values everywhere. Buffers stay local and are not looked at: running statis
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from isthmus.errors import InputError, RecordInvalid
+from isthmus.errors import InputError, LayoutMismatch, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import DENSE, EMBEDDING, Layout, Spec
 from isthmus.reasons import Reason
@@ -161,6 +161,22 @@ def load(model: nn.Module, layout: Layout, values: Iterable[F32]) -> None:
     replica = TorchReplica(model, layout)
     for fragment, flat in enumerate(values):
         replica.write(fragment, flat)
+
+
+def load_named(model: nn.Module, specs: Sequence[Spec], values: Sequence[F32]) -> None:
+    """Write values into the trainable parameters of these names. Raises `LayoutMismatch`, naming the first misfit."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    given = {spec.name: (spec, flat) for spec, flat in zip(specs, values, strict=True)}
+    for name in sorted(parameters.keys() | given.keys()):
+        if name not in given or name not in parameters:
+            raise LayoutMismatch(f"tensor {name!r} is only in the {'file' if name in given else 'model'}")
+        spec, flat = given[name]
+        if spec.shape != tuple(parameters[name].shape):
+            raise LayoutMismatch(
+                f"tensor {name!r} has shape {spec.shape} in the file, {tuple(parameters[name].shape)} in the model"
+            )
+        with torch.no_grad():
+            parameters[name].copy_(torch.from_numpy(_writable(flat)).view(spec.shape))
 
 
 def _flat(parameter: torch.Tensor) -> F32:

@@ -32,10 +32,9 @@ def _demo(subparsers: Subparsers) -> None:
 def _init(subparsers: Subparsers) -> None:
     p = subparsers.add_parser("init", help="create a run: its object and version 0")
     p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
-    p.add_argument(
-        "--model", default=options.BUILT_IN_MODEL, metavar="PACKAGE.MODULE:FUNCTION", help="returns a module"
-    )
+    p.add_argument("--model", metavar="PACKAGE.MODULE:FUNCTION", help="returns a module (the built-in byte GPT)")
     p.add_argument("--seed", type=int, default=0, help="seed of the initial parameters (0)")
+    p.add_argument("--from", dest="source", metavar="FILE", help="take the initial parameters from a safetensors file")
     p.add_argument("--create-bucket", action="store_true", help="create the bucket where it is missing")
     options.add_rules(p)
     options.add_pace(p)
@@ -79,6 +78,51 @@ def _status(subparsers: Subparsers) -> None:
     p.set_defaults(run_command=_lazy("status", "run"))
 
 
+def _replay(subparsers: Subparsers) -> None:
+    p = subparsers.add_parser(
+        "replay", help="fold the log again and compare every digest; under other rules; as a timeline"
+    )
+    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder; a copied folder will do")
+    p.add_argument("--fragment", type=int, action="append", metavar="P", help="only this one (may be repeated)")
+    p.add_argument("--from", type=int, default=1, dest="first", metavar="V", help="first version to compare (1)")
+    p.add_argument("--to", type=int, dest="last", metavar="V", help="last version (the newest)")
+    p.add_argument("--threads", type=int, default=2, metavar="N", help="threads, and fragments at once (2)")
+    p.add_argument(
+        "--set",
+        action="append",
+        metavar="NAME=VALUE",
+        help="what if: merge, merge.embeddings, outer.lr, outer.momentum, quorum, grace, overlap, staleness",
+    )
+    p.add_argument("--export", metavar="FILE", help="with --set: write the other model as safetensors")
+    p.add_argument("--plot", metavar="FILE", help="with --set: draw how far the trajectory departs")
+    p.add_argument("--trace", metavar="FILE", help="write a timeline that opens in Perfetto")
+    p.add_argument("--json", metavar="PATH", help="write what is printed there as JSON too")
+    p.set_defaults(run_command=_lazy("replay", "run"))
+
+
+def _explain(subparsers: Subparsers) -> None:
+    p = subparsers.add_parser("explain", help="the story of one update or one commit")
+    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
+    p.add_argument(
+        "what",
+        metavar="WHAT",
+        help="a commit (FRAGMENT/VERSION or its key), an update (FRAGMENT/LEARNER/BASE or its key)",
+    )
+    p.add_argument("--json", metavar="PATH", help="write it there as JSON too")
+    p.set_defaults(run_command=_lazy("explain", "run"))
+
+
+def _export(subparsers: Subparsers) -> None:
+    p = subparsers.add_parser("export", help="write the global model as a safetensors file")
+    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
+    p.add_argument("-o", "--out", required=True, metavar="FILE", help="where to, e.g. model.safetensors")
+    when = p.add_mutually_exclusive_group()
+    when.add_argument("--version", type=int, metavar="V", help="this version of every fragment (the newest of each)")
+    when.add_argument("--at", metavar="TIME", help="as it was then: 2026-11-21T14:30:00, or seconds since 1970")
+    p.add_argument("--json", metavar="PATH", help="write where and which versions there as JSON too")
+    p.set_defaults(run_command=_lazy("export", "run"))
+
+
 def _gc(subparsers: Subparsers) -> None:
     p = subparsers.add_parser("gc", help="delete what the log has passed by, pack old commits; a dry run by default")
     p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
@@ -108,4 +152,4 @@ def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
     return call
 
 
-ALL = (_demo, _init, _syncer, _learner, _status, _gc)
+ALL = (_demo, _init, _syncer, _learner, _status, _replay, _explain, _export, _gc)

@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+from pathlib import Path
 
+from isthmus import export as exports
 from isthmus.errors import InputError
 from isthmus.rules import Pace, overdrive
 from isthmus.run import Run, Seed, create_run
@@ -32,7 +34,11 @@ def create(arguments: argparse.Namespace, url: str) -> Run:
     from isthmus import torch_model
 
     rules, pace = options.rules_of(arguments), options.pace_of(arguments, Pace())
-    model_path = getattr(arguments, "model", options.BUILT_IN_MODEL)
+    source = getattr(arguments, "source", None)
+    file = exports.read(Path(source)) if source else None
+    model_path = getattr(arguments, "model", None) or (file.model if file else options.BUILT_IN_MODEL)
+    if not model_path:
+        raise InputError(f"{source} does not say how its model is made: give --model PACKAGE.MODULE:FUNCTION")
     factory = options.callable_of(model_path, "--model")
     if not 0 <= arguments.seed < 1 << 63:
         raise InputError(f"--seed {arguments.seed}: a seed is a number from 0 to 2**63 − 1")
@@ -40,6 +46,8 @@ def create(arguments: argparse.Namespace, url: str) -> Run:
     model = factory()
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"--model {model_path} returned a {type(model).__name__}, not a torch.nn.Module")
+    if file is not None:
+        torch_model.load_named(model, file.specs, file.values)
     seed = Seed(
         torch_model.specs_of(model),
         torch_model.values_of(model),

@@ -104,6 +104,7 @@ def committed(version: int, *learners: str, base: int | None = None) -> CommitHe
         boundary_at=0.0,
         opened_at=0.0,
         closed_at=0.0,
+        hold_until=0.0,
         quorum_s=0.0,
         grace_s=0.0,
         waited_s=0.0,

@@ -245,6 +245,13 @@ class Outer(Record, frozen=True, kw_only=True):
     momentum: Finite
 
 
+class Passing(Record, frozen=True, kw_only=True):
+    """A learner that was called and had nothing to give."""
+
+    learner: Name
+    at: Instant
+
+
 class Waited(Record, frozen=True, kw_only=True):
     """Who a round waited for, and how long each phase took."""
 
@@ -254,11 +261,13 @@ class Waited(Record, frozen=True, kw_only=True):
     closed_by: Text
     expected: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
     missing: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
-    passed: Annotated[tuple[Name, ...], msgspec.Meta(max_length=INPUTS_MAX)]
+    passed: Annotated[tuple[Passing, ...], msgspec.Meta(max_length=INPUTS_MAX)]
     boundary_at: Instant
     """The opener's step boundary."""
     opened_at: Instant
     closed_at: Instant
+    hold_until: Instant
+    """Before this the round was not to close early: the syncer had just started, or the bus had just come back."""
     quorum_s: Seconds
     """From the opener's boundary to the K-th fresh update."""
     grace_s: Seconds

@@ -1,0 +1,349 @@
+"""What if: the fold of a log under other rules, next to the log as it was.
+
+Updates are taken as recorded, from their original bases: learners would have trained otherwise, and this says so. Where
+a rule of waiting is changed, who is in a round is decided anew by the same state machine the syncer runs, fed with the
+recorded times; otherwise every round keeps its members. Version v here is version v there: a round that would still
+wait when the next one was opened merges what it has.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus import fold
+from isthmus.codecs import codec
+from isthmus.errors import InputError
+from isthmus.kernels import F32
+from isthmus.layout import EMBEDDING
+from isthmus.log import Commit, Log
+from isthmus.members import Members, Terms
+from isthmus.merge import State
+from isthmus.records.objects import CommitHeader, Input, Outer, Passing
+from isthmus.replay import Progress, all_or, earliest
+from isthmus.rounds import Action, ClosedBy, Fetch, Merge, Pointer, Rounds
+from isthmus.rules import MERGES, Pace
+
+_OUTER = {"merge": "merge", "merge.embeddings": "merge", "outer.lr": "learning_rate", "outer.momentum": "momentum"}
+_PACE = ("quorum", "grace", "overlap", "staleness")
+_FIXED = {
+    "codec": "updates and values are stored in it",
+    "codec.up": "updates are stored in it",
+    "codec.down": "learners trained from values published through it",
+    "fragments": "the run is cut into them",
+    "P": "the run is cut into them",
+    "sync_every": "learners uploaded at it",
+    "H": "learners uploaded at it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Other rules: what is not named stays as each commit recorded it."""
+
+    outer: dict[str, Any] = field(default_factory=dict)
+    embeddings: str | None = None
+    """Merge rule of embeddings alone."""
+    pace: dict[str, Any] = field(default_factory=dict)
+
+    def outers(self, header: CommitHeader) -> dict[str, Outer]:
+        """Return the arithmetic of a commit under these rules, by class of tensors."""
+        found = {role: msgspec.structs.replace(outer, **self.outer) for role, outer in fold.outer_of(header).items()}
+        if self.embeddings is not None:
+            found[EMBEDDING] = msgspec.structs.replace(found[EMBEDDING], merge=self.embeddings)
+        return found
+
+
+def parse(pairs: Iterable[str]) -> Settings:
+    """Return the settings in `name=value` texts. Raises `InputError` for what cannot be set, or not to that."""
+    outer: dict[str, Any] = {}
+    embeddings, pace = None, {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if name in _FIXED:
+            raise InputError(f"--set {pair}: {name} cannot be changed afterwards: {_FIXED[name]}")
+        if not equals or (name not in _OUTER and name not in _PACE):
+            raise InputError(f"--set {pair}: write it as NAME=VALUE; names are {', '.join([*_OUTER, *_PACE])}")
+        try:
+            if name in ("merge", "merge.embeddings"):
+                if text not in MERGES:
+                    raise ValueError(f"one of {', '.join(MERGES)}")
+                if name == "merge":
+                    outer["merge"] = text
+                else:
+                    embeddings = text
+            elif name in _OUTER:
+                value = float(text)
+                low_ok = value > 0 if name == "outer.lr" else value >= 0
+                if not (math.isfinite(value) and low_ok and value <= (10 if name == "outer.lr" else 0.9999)):
+                    raise ValueError("a rate is above 0 and at most 10, a momentum from 0 to below 1")
+                outer[_OUTER[name]] = value
+            else:
+                pace[name] = int(text) if name in ("quorum", "staleness") else float(text)
+                msgspec.structs.replace(Pace(), **pace).check()
+        except ValueError as error:
+            raise InputError(f"--set {pair}: {error}") from None
+    return Settings(outer, embeddings, pace)
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How far the other trajectory is from the recorded one at a version, over the fragments that have it."""
+
+    version: int
+    inputs_recorded: int
+    inputs_other: int
+    difference: float
+    """‖Θ' − Θ‖ of the published values."""
+    way: float
+    """‖Θ − Θ_start‖: how far the recorded run had come since the fold began."""
+    cosine: float
+    """Between the two ways from the start; NaN where one of them has not moved."""
+
+    @property
+    def relative(self) -> float:
+        """The difference as a share of the way."""
+        return self.difference / self.way if self.way else 0.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The other trajectory."""
+
+    rows: list[Departure]
+    starts: list[int]
+    heads: list[int]
+    states: dict[int, State]
+    """By fragment: where it ends."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one version of one fragment."""
+
+    recorded: int
+    other: int
+    difference: float
+    way: float
+    other_way: float
+    product: float
+
+
+async def what_if(
+    log: Log,
+    settings: Settings,
+    *,
+    fragments: Sequence[int] | None = None,
+    last: int | None = None,
+    at_once: int = 2,
+    progress: Progress = lambda _: None,
+) -> Outcome:
+    """Fold under other rules. Raises `LogCorrupt` where the log cannot be folded, `InputError` for a bad choice."""
+    chosen = all_or(log, fragments)
+    newest = [await log.newest(p) for p in chosen]
+    tops = [min(c.version if c else 0, 1 << 62 if last is None else last) for c in newest]
+    outcome = Outcome([], [0] * len(chosen), tops, {})
+    sums: dict[int, list[_Sums]] = {}
+    total, done = max(1, sum(tops)), 0
+    gate = asyncio.Semaphore(at_once)
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress(min(1.0, done / total))
+
+    async def one(number: int, p: int) -> None:
+        async with gate:
+            outcome.starts[number], outcome.states[p] = await _fragment(log, p, tops[number], settings, sums, tick)
+
+    await asyncio.gather(*(one(number, p) for number, p in enumerate(chosen)))
+    for version in sorted(sums):
+        found = sums[version]
+        ways = math.sqrt(sum(s.way for s in found)) * math.sqrt(sum(s.other_way for s in found))
+        outcome.rows.append(
+            Departure(
+                version,
+                sum(s.recorded for s in found),
+                sum(s.other for s in found),
+                math.sqrt(sum(s.difference for s in found)),
+                math.sqrt(sum(s.way for s in found)),
+                sum(s.product for s in found) / ways if ways else math.nan,
+            )
+        )
+    return outcome
+
+
+async def _fragment(
+    log: Log, p: int, top: int, settings: Settings, sums: dict[int, list[_Sums]], tick: Callable[[], None]
+) -> tuple[int, State]:
+    keep = max(2, log.run.pace.staleness + 1)
+    at = await fold.begin(log, p, fold.Merging(log), at_most=await earliest(log, p), keep=keep)
+    commits = []
+    async for commit in log.commits(p, at.version, at.digest):
+        if commit.version > top:
+            break
+        commits.append(commit)
+    members = decide(log, commits, at.last, settings.pace) if settings.pace else [c.header.inputs for c in commits]
+    publishing, start, recorded, other = fold.Publishing(log), at.carried.published, at.carried.published, at.carried
+    for commit, inputs in zip(commits, members, strict=True):
+        h = commit.header
+        recorded = await publishing.step(recorded, commit)
+        if inputs:
+            result = await fold.combine(log, other, p, inputs, settings.outers(h), codec(h.codec_down))
+            if not result.finite:
+                raise InputError(f"under these rules fragment {p} leaves float32's range at version {h.version}")
+            other = result.state
+        else:
+            other = State(h.version, other.published, other.master, other.momentum)
+        entry = await log.runtime.offload(_distances, start, recorded, other.published)
+        sums.setdefault(h.version, []).append(_Sums(len(h.inputs), len(inputs), *entry))
+        tick()
+    return at.version, other
+
+
+def _distances(start: F32, recorded: F32, other: F32) -> tuple[float, float, float, float]:
+    way, other_way = recorded.astype(np.float64) - start, other.astype(np.float64) - start
+    difference = other_way - way
+    return (
+        float(difference @ difference),
+        float(way @ way),
+        float(other_way @ other_way),
+        float(way @ other_way),
+    )
+
+
+# --- who would have been in -------------------------------------------------------------------------------------------
+
+
+class _Recorded(Members):
+    """The members of a round as its commit recorded them."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(pace, 0.0)
+        self.hold_until = 0.0
+        self.here: set[str] = set()
+        self.known = Terms()
+
+    def expected(self, recent: Iterable[str], now: float) -> set[str]:
+        """See `Members.expected`."""
+        return self.here
+
+    def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
+        """See `Members.terms`."""
+        return self.known
+
+
+def decide(
+    log: Log, commits: Sequence[Commit], before: Sequence[Commit], changed: dict[str, Any]
+) -> list[tuple[Input, ...]]:
+    """Return, for each commit, the updates that would have been merged under another pace, in order of arrival.
+
+    Only updates that were merged have recorded arrivals: what no round took in the log is in none here either.
+    """
+    pace = msgspec.structs.replace(log.run.pace, **changed)
+    members = _Recorded(pace)
+    rounds = Rounds(pace, log.run.rules.sync_every, members)
+    rounds.restored(commits[0].version - 1 if commits else 0, [c.header for c in before])
+    given = {i.digest: i for c in commits for i in c.header.inputs}
+    arrivals = sorted(given.values(), key=lambda i: i.arrived_at)
+    decided: list[tuple[Input, ...]] = []
+    at = 0
+    for number, commit in enumerate(commits):
+        w = commit.header.waited
+        until = commits[number + 1].header.waited.opened_at if number + 1 < len(commits) else math.inf
+        members.here = {*w.expected, *(i.learner for i in commit.header.inputs)}
+        members.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
+        members.hold_until = w.hold_until
+        # The loop noticed the end of grace a little late, then as it would have now.
+        lag = max(0.0, w.closed_at - w.boundary_at - w.quorum_s - w.grace_s) if w.closed_by == ClosedBy.GRACE else 0.0
+        story = _Story(rounds, given, lag)
+        story.open(commit.version, w.called_by, w.boundary_at, w.opened_at)
+        passing = sorted(w.passed, key=lambda f: f.at)
+        while at < len(arrivals) and arrivals[at].arrived_at < until:
+            while passing and passing[0].at <= arrivals[at].arrived_at:
+                story.passed(passing.pop(0), commit.version)
+            story.arrive(arrivals[at])
+            at += 1
+        for late in passing:
+            story.passed(late, commit.version)
+        story.finish(until)
+        decided.append(story.merged)
+        header = msgspec.structs.replace(commit.header, inputs=story.merged, rejected=(), rejected_total={})
+        rounds.committed(header, min(until, w.closed_at))
+    return decided
+
+
+class _Story:
+    """One round, told anew."""
+
+    def __init__(self, rounds: Rounds, given: dict[bytes, Input], lag: float) -> None:
+        self._rounds = rounds
+        self._lag = lag
+        self._given = given
+        self._now = 0.0
+        self.merged: tuple[Input, ...] = ()
+
+    def open(self, version: int, by: str, boundary_at: float, opened_at: float) -> None:
+        """Open the round when it was opened."""
+        self._now = opened_at
+        actions = self._rounds.called(version, by, opened_at)
+        if self._rounds.round is not None:
+            self._rounds.round.boundary_at = boundary_at
+        self._do(actions)
+
+    def passed(self, passing: Passing, version: int) -> None:
+        """Let a learner pass when it passed."""
+        self._wait(passing.at)
+        self._do(self._rounds.passed(passing.learner, version, self._now))
+
+    def arrive(self, given: Input) -> None:
+        """Let an update arrive when it arrived; until then, time passes."""
+        self._wait(given.arrived_at)
+        pointer = Pointer(
+            learner=given.learner,
+            incarnation=given.incarnation,
+            base=given.base,
+            digest=given.digest,
+            key=given.key,
+            size=given.bytes,
+            steps=given.steps,
+            tokens=given.tokens,
+            step=given.step,
+            tokens_seen=given.tokens_seen,
+            due=False,  # rounds open when they were opened
+            boundary_at=given.taken_at,
+            heard_at=given.heard_at,
+        )
+        self._do(self._rounds.announced(pointer, self._now))
+
+    def finish(self, until: float) -> None:
+        """Let time pass until the next round was opened; what waits then merges what it has."""
+        self._wait(until)
+        if self._rounds.round is not None and not self.merged and self._rounds.round.arrived:
+            self._take()
+
+    def _wait(self, until: float) -> None:
+        while not self.merged:
+            deadline = self._rounds.deadline(self._now)
+            if deadline is None or deadline + self._lag >= until:
+                break
+            self._now = deadline
+            self._do(self._rounds.tick(deadline))
+        if math.isfinite(until):
+            self._now = max(self._now, until)
+
+    def _do(self, actions: list[Action]) -> None:
+        while actions:
+            action = actions.pop(0)
+            if isinstance(action, Fetch) and self._rounds.accepts(action.pointer):
+                actions += self._rounds.arrived(action.pointer, self._now)
+            elif isinstance(action, Merge):
+                self._take()
+
+    def _take(self) -> None:
+        assert self._rounds.round is not None, "merging without a round"
+        self.merged = tuple(self._given[p.digest] for p in self._rounds.round.arrived.values())

@@ -1,0 +1,48 @@
+"""`isthmus export`: the global model as a safetensors file."""
+
+import argparse
+import asyncio
+from datetime import datetime
+from pathlib import Path
+
+from isthmus import export as exports
+from isthmus import kernels
+from isthmus.errors import InputError
+from isthmus_services.ports import open_log
+from isthmus_services.progress import progress
+from isthmus_services.report import write_json
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fold and write."""
+    at = _time(arguments.at) if arguments.at is not None else None
+    kernels.warm()
+
+    async def go() -> list[int]:
+        async with open_log(arguments.run) as log:
+            versions = await exports.versions_at(log, version=arguments.version, time=at)
+            with progress("folding") as say:
+                values = await exports.published(log, versions, say)
+            exports.write(Path(arguments.out), log.run, values, versions)
+            return versions
+
+    versions = asyncio.run(go())
+    low, high = min(versions), max(versions)
+    which = f"version {low}" if low == high else f"versions {low} to {high}, by fragment"
+    print(f"{arguments.out}: the global model of {arguments.run} at {which}")
+    write_json({"out": arguments.out, "versions": versions}, arguments.json)
+    return 0
+
+
+def _time(text: str) -> float:
+    """Return seconds since 1970. Without a zone, the time is this machine's."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise InputError(
+            f"--at {text}: write it as 2026-11-21T14:30:00, with +00:00 or Z for UTC, or as seconds since 1970"
+        ) from None
