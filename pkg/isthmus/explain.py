@@ -1,6 +1,7 @@
 """The story of one update or of one commit, told from what the log recorded of it."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
@@ -141,16 +142,17 @@ async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Tol
         )
     else:
         told.say("not in the store: never uploaded, or collected since")
-    heard = False
+    heard, passed_by = False, list[Commit]()
     last = base
     for version in range(base + 1, base + 2 + STALENESS_MAX):
         commit = await log.commit(p, version)
         if commit is None:
             break
         last = version
-        heard |= _in_commit(told, commit, learner, base, stored[0] if stored else digest)
+        heard |= _in_commit(told, commit, learner, base, stored[0] if stored else digest, passed_by)
         if told.facts["fate"] in ("merged", "base-merged"):
             break
+        passed_by.append(commit)
     if told.facts["fate"] == "unknown":
         if not heard and stored is None:
             raise InputError(f"{log.run.url} knows nothing of an update of {learner} on version {base} of fragment {p}")
@@ -162,7 +164,7 @@ async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Tol
     return told
 
 
-def _in_commit(told: Told, commit: Commit, learner: str, base: int, key: str) -> bool:
+def _in_commit(told: Told, commit: Commit, learner: str, base: int, key: str, passed_by: Sequence[Commit]) -> bool:
     """Tell what a commit says of the update; return whether it says anything."""
     h, said = commit.header, False
     for late in h.late:
@@ -181,6 +183,10 @@ def _in_commit(told: Told, commit: Commit, learner: str, base: int, key: str) ->
         if i.learner != learner or i.base < base:
             continue
         if i.base == base and (not key or i.key == key or i.key.endswith(key)):
+            for earlier in passed_by:
+                closed_at = earlier.header.waited.closed_at
+                told.say(f"missed version {earlier.version} by {_s(i.arrived_at - closed_at)}: {_how(i, closed_at)}")
+                told.facts["missed_s"] = i.arrived_at - closed_at
             _merged(told, commit, i, number)
         elif i.base == base:
             told.say(f"version {h.version} merged a longer update on the same base instead: {i.key}")
@@ -239,6 +245,14 @@ async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> tup
         if found is None or header.tokens > found[1].tokens:
             found = key, header
     return found
+
+
+def _how(i: Input, closed_at: float) -> str:
+    if i.taken_at > closed_at:
+        return f"it was taken only {_s(i.taken_at - closed_at)} after that round closed"
+    if i.heard_at > closed_at:
+        return f"taken {_s(closed_at - i.taken_at)} before that round closed, heard of after it"
+    return f"heard of {_s(closed_at - i.heard_at)} before that round closed, its bytes came after it"
 
 
 def _missed(late: Late, closed_at: float) -> str:

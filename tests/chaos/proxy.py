@@ -45,11 +45,13 @@ class Fault(StrEnum):
     """Requests are executed, then the connection closes without an answer."""
     TRUNCATED = "truncated"
     """Of the body of an answer to GET only the first half comes, then the connection closes."""
+    CUT = "cut"
+    """Of a request with a body the server gets only the head, then the connection closes."""
     MIXED = "mixed"
-    """Each request draws one of the four before, or none."""
+    """Each request draws one of the five before, or none."""
 
 
-_MIXED = (Fault.ERRORS, Fault.SLOW, Fault.LOST_REPLIES, Fault.TRUNCATED, Fault.NONE)
+_MIXED = (Fault.ERRORS, Fault.SLOW, Fault.LOST_REPLIES, Fault.TRUNCATED, Fault.CUT, Fault.NONE)
 
 
 class FaultProxy:
@@ -75,10 +77,12 @@ class FaultProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._on_loop(self._stop_listening())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self._on_loop(self._stop_listening())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def set(self, fault: Fault, rate: float = 1.0, slow_s: float = 0.5) -> None:
         """Switch to a fault that hits this share of the requests whose head comes from now on."""
@@ -151,15 +155,18 @@ class FaultProxy:
         request = await _next_request(client, server)
         fault = self._draw()
         if fault == Fault.ERRORS:
-            self.counts[fault] += 1
             if not request.waits:
                 await _copy_body(client, request.body_size, _discard)
+            self.counts[fault] += 1
             await client.send(_SERVICE_UNAVAILABLE + (b"" if request.method == "HEAD" else _SLOW_DOWN))
             return False
         if fault == Fault.SLOW:
             self.counts[fault] += 1
             await asyncio.sleep(self._random.uniform(0.0, self._slow_s))
         await server.send(request.raw)
+        if fault == Fault.CUT and request.body_size:
+            self.counts[fault] += 1
+            return False
         upload = asyncio.create_task(_upload(client, server, request.body_size))
         try:
             goes_on = await self._answer(client, server, request, fault)
@@ -252,7 +259,8 @@ class _Request(_Head):
 class _Answer(_Head):
     def __init__(self, raw: bytes, request: _Request) -> None:
         super().__init__(raw)
-        status = int(self.first[1])
+        _, code, *_ = self.first
+        status = int(code)
         self.is_interim = 100 <= status < 200
         bare = request.method == "HEAD" or status in {204, 304}
         self.body_size = 0 if bare else self.size_of_body(_UNTIL_CLOSE)

@@ -1,6 +1,7 @@
 """What every store must do. Each implementation, real servers included, passes the same suite."""
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -103,6 +104,17 @@ def test_listing_goes_by_folder_and_in_order(opened):
             k: len(k) for k in ("b/2", "b/10", "a/1", "b/c/3", "bb/1")
         }
         assert list(await store.list("nothing/")) == []
+
+    run(opened, body)
+
+
+def test_a_listing_says_when_objects_were_written(opened):
+    async def body(store):
+        before = time.time()
+        await store.put("a/x", b"1")
+        (entry,) = await store.list("a/")
+        assert (entry.key, entry.size) == ("a/x", 1)
+        assert before - 2.0 <= entry.modified <= time.time() + 2.0  # some stores keep whole seconds
 
     run(opened, body)
 

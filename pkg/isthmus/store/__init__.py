@@ -39,7 +39,7 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
         if not parts.netloc:
             raise InputError(f"{url}: an S3 URL names a bucket: s3://bucket/run")
         prefix = parts.path.strip("/")
-        async with open_s3(parts.netloc, f"{prefix}/" if prefix else "", url) as store:
+        async with open_s3(parts.netloc, f"{prefix}/" if prefix else "", url, runtime) as store:
             if make:
                 await store.create_bucket()
             yield EdgeStore(store, runtime)

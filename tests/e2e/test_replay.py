@@ -1,0 +1,459 @@
+"""`isthmus replay | explain | export` and `init --from` on the copied folder of a run, as somebody offline would use them."""
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from isthmus import export, fold, merge, whatif
+from isthmus.errors import InputError
+from isthmus.records import frame
+from isthmus.records.frame import Kind
+from isthmus.records.objects import CommitHeader, commit_key
+from isthmus.rules import Pace, Rules
+from tests_helpers import all_commits, balanced, seed_of, serving, train, world
+
+PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3, grace=0.3)
+
+
+def cli(*arguments, timeout=100, **environment):
+    command = [sys.executable, "-m", "isthmus_services.cli", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=os.environ | environment, check=False
+    )
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory):
+    """A run of three learners of different speeds, with late work in it."""
+    folder = tmp_path_factory.mktemp("original") / "run"
+
+    async def body():
+        async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
+            agents = [w.learner(f"l{i}") for i in range(3)]
+            async with serving(w.syncer("s1")) as syncer:
+                enough = lambda: min(k.head for k in syncer.keepers) >= 10  # noqa: E731
+                speeds = (0.01, 0.013, 0.03)
+                await asyncio.gather(
+                    *(
+                        train(a, 60, seed=i, step_s=s, enough=enough)
+                        for i, (a, s) in enumerate(zip(agents, speeds, strict=True))
+                    )
+                )
+            for agent in agents:
+                balanced(agent)
+
+    asyncio.run(body())
+    return folder
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    """A copy, without the bus."""
+    copy = tmp_path / "copy"
+    shutil.copytree(original, copy, ignore=shutil.ignore_patterns("bus.sqlite*"))
+    return copy
+
+
+def in_world(folder, body):
+    async def go():
+        async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
+            return await body(w)
+
+    return asyncio.run(go())
+
+
+def commits(folder):
+    return in_world(folder, lambda w: all_commits(w.log))
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_commit_of_a_run_comes_out_as_recorded(run, tmp_path):
+    total = sum(map(len, commits(run).values()))
+    done = cli("replay", run, "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert f"{total} commits, 0 differ" in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["commits"], report["differ"]) == (total, 0)
+    some = cli("replay", run, "--fragment", 2, "--from", 4, "--to", 7)
+    assert "4 commits, 0 differ" in some.stdout
+
+
+@pytest.mark.parametrize(
+    ("threads", "environment"),
+    [
+        (1, {}),
+        (2, {}),
+        (7, {}),
+        (2, {"NUMBA_CPU_NAME": "generic"}),
+        (2, {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX"}),
+    ],
+)
+def test_threads_and_instruction_sets_change_no_bit(run, threads, environment, tmp_path):
+    if environment:
+        environment |= {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    done = cli("replay", run, "--threads", threads, **environment)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert ", 0 differ" in done.stdout
+
+
+def rewrite(folder, fragment, version, change):
+    """Change a commit so that everything about it is valid but what it says."""
+    path = folder / commit_key(fragment, version)
+    header, _ = frame.parse(path.read_bytes(), Kind.COMMIT, CommitHeader)
+    path.write_bytes(frame.draft(Kind.COMMIT, change(header)).blob)
+
+
+def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(run, tmp_path):
+    import msgspec
+
+    last = next(c for c in reversed(commits(run)[1]) if len(c.header.inputs) > 1)
+    for path in (run / "commits/00001").iterdir():
+        if int(path.name) > last.version:
+            path.unlink()  # as if it were the newest: nothing after it vouches for its bytes
+
+    def heavier(header):
+        first, *rest = header.inputs
+        return msgspec.structs.replace(header, inputs=(msgspec.structs.replace(first, weight=first.weight * 3), *rest))
+
+    rewrite(run, 1, last.version, heavier)
+    done = cli("replay", run, "--json", tmp_path / "r.json")
+    assert done.returncode == 1
+    assert f"fragment 1, version {last.version} differs" in done.stdout
+    assert last.header.inputs[0].key in done.stdout
+    assert "its weight is" in done.stdout
+    assert f"as recorded up to version {last.version - 1}" in done.stdout
+    (difference,) = json.loads((tmp_path / "r.json").read_text())["differences"]
+    assert difference["tensors"]
+    for tensor in difference["tensors"]:
+        assert 0 < tensor["different"] <= tensor["elements"]
+        assert tensor["largest"] > 0
+        assert tensor["name"] in done.stdout
+
+
+DAMAGE = {
+    "corrupted update": ("updates", lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), "is not what was merged"),
+    "truncated update": ("updates", lambda blob: blob[: len(blob) // 2], "is not what was merged"),
+    "missing update": ("updates", None, "is missing"),
+    "corrupted value": ("values", lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), "published was"),
+    "missing value": ("values", None, "is missing"),
+    "corrupted commit": ("commits", lambda blob: blob[:150] + bytes([blob[150] ^ 1]) + blob[151:], "not a commit"),
+    "truncated commit": ("commits", lambda blob: blob[:100], "not a commit"),
+    "corrupted snapshot": ("snapshots", lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), "says"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_named_with_its_key_and_with_what_can_still_be_read(run, what):
+    kind, change, said = DAMAGE[what]
+    found = commits(run)[0]
+    victim = next(c for c in found if c.version % 3 == 0 and c.version >= 3)
+    key = {
+        "updates": victim.header.inputs[-1].key,
+        "values": victim.header.value_key,
+        "commits": commit_key(0, victim.version),
+        "snapshots": next(str(p.relative_to(run)) for p in (run / "snapshots/00000").glob(f"{victim.version:012d}-*")),
+    }[kind]
+    path = run / key
+    blob = path.read_bytes()
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p != path}
+    if change is None:
+        path.unlink()
+    else:
+        path.write_bytes(change(blob))
+    done = cli("replay", run)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert key in done.stdout
+    assert said in done.stdout
+    assert "fragment 0 is as recorded up to version " in done.stdout
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p != path} == before, "nothing is overwritten"
+
+
+def test_bad_choices_are_one_line_and_exit_2(run, tmp_path):
+    for arguments, said in [
+        (("--fragment", 9), "there is no fragment 9"),
+        (("--from", 5, "--to", 3), "versions 5 to 3"),
+        (("--threads", 0), "--threads 0"),
+        (("--set", "codec=int8"), "cannot be changed afterwards"),
+        (("--set", "H=24"), "cannot be changed afterwards"),
+        (("--set", "P=3"), "cannot be changed afterwards"),
+        (("--set", "merge=median"), "one of rda, avg"),
+        (("--set", "outer.lr=-1"), "outer.lr=-1"),
+        (("--set", "quorum=none"), "quorum=none"),
+        (("--set", "colour=red"), "names are merge"),
+        (("--export", tmp_path / "x"), "belong to --set"),
+    ]:
+        done = cli("replay", run, *arguments)
+        assert done.returncode == 2, (arguments, done.stdout, done.stderr)
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert cli("replay", tmp_path / "nowhere").returncode == 2
+
+
+def test_after_a_collection_it_says_from_where_it_can_start(run):
+    assert cli("gc", run, "--keep", 4, "--min-age", 0, "--apply").returncode == 0
+    done = cli("replay", run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "what came before was collected" in done.stdout
+    assert ", 0 differ" in done.stdout
+
+
+# --- what if ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_rules_give_the_same_trajectory(run, tmp_path):
+    header = commits(run)[0][0].header
+    done = cli("replay", run, "--set", f"outer.lr={header.dense.learning_rate}", "--json", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "learners would have trained otherwise" in " ".join(done.stdout.split())
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [row["version"] for row in rows] == list(range(1, len(rows) + 1))
+    assert all(row["difference"] == 0.0 for row in rows)
+    assert all(row["cosine"] == pytest.approx(1.0) for row in rows if row["way"])
+
+
+def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run, tmp_path):
+    out, picture = tmp_path / "other.safetensors", tmp_path / "p.png"
+    done = cli(
+        "replay", run, "--set", "merge=avg", "--set", "outer.lr=0.7", "--set", "outer.momentum=0",
+        "--export", out, "--plot", picture, "--json", tmp_path / "r.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert all(row["inputs_other"] == row["inputs_recorded"] for row in rows)
+    assert rows[-1]["difference"] > 0
+    assert 0 < rows[-1]["cosine"] < 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    # The exported weights are the fold under those rules, computed here the long way.
+    weights = safetensors.torch.load_file(out)
+
+    async def by_hand(w):
+        log, p = w.log, 0
+        state = merge.initial(await fold.initial(log, p))
+        settings = whatif.parse(["merge=avg", "outer.lr=0.7", "outer.momentum=0"])
+        from isthmus.codecs import codec
+
+        for commit in (await all_commits(log))[p]:
+            h = commit.header
+            outers = settings.outers(h)
+            assert {(o.merge, o.learning_rate, o.momentum) for o in outers.values()} == {("avg", 0.7, 0.0)}
+            state = (await fold.combine(log, state, p, h.inputs, outers, codec(h.codec_down))).state
+        return {t.spec.name: state.published[t.start : t.stop] for t in w.run.layout.fragments[p].tensors}
+
+    for name, flat in in_world(run, by_hand).items():
+        assert np.array_equal(weights[name].numpy().reshape(-1), flat)
+
+
+def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run):
+    found = commits(run)
+
+    async def decide(w, **changed):
+        return {p: whatif.decide(w.log, c, (), changed) for p, c in found.items()}
+
+    # The recorded pace gives back the recorded rounds, but for a few where milliseconds decided.
+    again = in_world(run, lambda w: decide(w, grace=PACE.grace))
+    pairs = [(c.header.inputs, i) for p, cs in found.items() for c, i in zip(cs, again[p], strict=True)]
+    same = sum({i.digest for i in a} == {i.digest for i in b} for a, b in pairs)
+    assert same >= 0.9 * len(pairs)
+    # Without grace and late work rounds are smaller; nobody's base is merged twice, and nothing is in two rounds.
+    alone = in_world(run, lambda w: decide(w, grace=0.0, staleness=0))
+    assert sum(map(len, [i for d in alone.values() for i in d])) < sum(len(a) for a, _ in pairs)
+    for decided in alone.values():
+        bases = {}
+        for version, inputs in enumerate(decided, 1):
+            for given in inputs:
+                assert given.base == version - 1, "no late work"
+                assert bases.setdefault(given.learner, -1) < given.base
+                bases[given.learner] = given.base
+    # A quorum nobody reaches waits until the next round opens, and merges at least as much.
+    patient = in_world(run, lambda w: decide(w, quorum=3))
+    assert sum(map(len, [i for d in patient.values() for i in d])) >= sum(len(b) for _, b in pairs) * 0.99
+
+
+def test_settings_are_parsed_whole():
+    found = whatif.parse(["merge=avg", "merge.embeddings=rda", "quorum=2", "grace=0", "staleness=3", "overlap=1.5"])
+    assert found.outer == {"merge": "avg"}
+    assert found.embeddings == "rda"
+    assert found.pace == {"quorum": 2, "grace": 0.0, "staleness": 3, "overlap": 1.5}
+    for bad in ["grace=2", "staleness=65", "quorum=0", "outer.momentum=1", "merge", "outer.lr=nan", "outer.lr=11"]:
+        with pytest.raises(InputError):
+            whatif.parse([bad])
+
+
+# --- explain and trace ------------------------------------------------------------------------------------------------
+
+
+def test_the_story_of_a_commit_and_of_each_update_in_it(run, tmp_path):
+    commit = commits(run)[2][4].header
+    told = cli("explain", run, f"2/{commit.version}", "--json", tmp_path / "c.json")
+    assert told.returncode == 0, told.stderr
+    for part in ("called by", "quorum of 1", "grace granted", f"closed by {commit.waited.closed_by}", "merged in"):
+        assert part in told.stdout
+    assert json.loads((tmp_path / "c.json").read_text())["inputs"] == [i.key for i in commit.inputs]
+    for given in commit.inputs:
+        for name in (given.key, f"2/{given.learner}/{given.base}"):
+            told = cli("explain", run, name, "--json", tmp_path / "u.json")
+            assert told.returncode == 0, told.stderr
+            facts = json.loads((tmp_path / "u.json").read_text())
+            assert facts["fate"] == "merged"
+            assert facts["version"] == commit.version
+            assert all(seconds >= 0 for seconds in facts["seconds"].values())
+            assert f"merged into version {commit.version}" in told.stdout
+            assert f"trained by {given.learner}" in told.stdout
+
+
+def test_the_story_of_an_update_that_missed_its_round(run, tmp_path):
+    late = [
+        (c.header, i) for cs in commits(run).values() for c in cs for i in c.header.inputs if i.base < c.version - 1
+    ]
+    assert late, "nothing was late: the run is too even to show this"
+    header, one = late[-1]
+    told = cli("explain", run, one.key, "--json", tmp_path / "u.json")
+    assert told.returncode == 0, told.stderr
+    assert f"missed version {one.base + 1} by " in told.stdout
+    assert "1 version(s) late" in told.stdout
+    missed = json.loads((tmp_path / "u.json").read_text())["missed_s"]
+    before = next(c.header for c in commits(run)[header.fragment] if c.version == one.base + 1)
+    assert missed == pytest.approx(one.arrived_at - before.waited.closed_at)
+    assert missed > 0
+
+
+def test_what_nobody_ever_heard_of_is_exit_2(run):
+    for what in ("7/1", "0/9999", "0/nobody/3", "0/l0/99999", "updates/00000/l9/000000000001-0000000000000000", "what"):
+        done = cli("explain", run, what)
+        assert done.returncode == 2, (what, done.stdout)
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_timeline_has_tracks_spans_and_arrows_that_bind(run, tmp_path):
+    done = cli("replay", run, "--trace", tmp_path / "trace.json")
+    assert done.returncode == 0, done.stderr
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    processes = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert processes == {"syncers", "learner l0", "learner l1", "learner l2"}
+    spans = {}
+    for e in events:
+        if e["ph"] == "X":
+            assert (e["pid"], e["tid"]) in tracks
+            assert e["dur"] > 0
+            assert e["ts"] >= 0
+            spans.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"], e["name"].split()[0]))
+    kinds = {name for found in spans.values() for _, _, name in found}
+    assert kinds == {"train", "upload", "fetch", "wait", "round", "merge", "publish"}
+    for found in spans.values():
+        found.sort()
+        assert all(a[1] <= b[0] for a, b in pairwise(found)), "spans of one track never overlap"
+    arrows = [e for e in events if e["ph"] in "sf"]
+    total = sum(len(c.header.inputs) for cs in commits(run).values() for c in cs)
+    assert sum(e["name"].startswith("merge") for e in arrows) == 2 * total
+    assert any(e["name"].startswith("adopt") for e in arrows)
+    for e in arrows:
+        assert any(a <= e["ts"] < b for a, b, _ in spans[e["pid"], e["tid"]]), "an arrow binds to a span"
+
+
+# --- export and back --------------------------------------------------------------------------------------------------
+
+
+def test_an_export_is_what_was_published_at_that_version_or_time(run, tmp_path):
+    found = commits(run)
+    newest = cli("export", run, "-o", tmp_path / "m.safetensors", "--json", tmp_path / "e.json")
+    assert newest.returncode == 0, newest.stderr
+    assert json.loads((tmp_path / "e.json").read_text())["versions"] == [len(found[p]) for p in range(4)]
+    middle = found[0][4].header.written_at
+    for flags, versions in [
+        (("--version", "3"), [3] * 4),
+        (("--version", "0"), [0] * 4),
+        (("--at", str(middle)), [sum(c.header.written_at <= middle for c in found[p]) for p in range(4)]),
+        (("--at", "1999-12-31T23:59:59"), [0] * 4),
+        (("--at", "2999-01-01"), [len(found[p]) for p in range(4)]),
+    ]:
+        out = tmp_path / "v.safetensors"
+        done = cli("export", run, "-o", out, *flags)
+        assert done.returncode == 0, done.stderr
+        weights = safetensors.torch.load_file(out)
+
+        async def expected(w, versions=versions):
+            values = [
+                (await fold.fold(w.log, p, fold.Merging(w.log), until=v)).carried.published
+                for p, v in enumerate(versions)
+            ]
+            return w.run.layout, values
+
+        layout, values = in_world(run, expected)
+        assert set(weights) == {s.name for s in layout.specs}
+        for fragment, flat in zip(layout.fragments, values, strict=True):
+            for t in fragment.tensors:
+                assert tuple(weights[t.spec.name].shape) == t.spec.shape
+                assert np.array_equal(weights[t.spec.name].numpy().reshape(-1), flat[t.start : t.stop])
+    for flags in (("--version", "999"), ("--version", "-1"), ("--at", "yesterday")):
+        assert cli("export", run, "-o", tmp_path / "x", *flags).returncode == 2
+
+
+MODEL = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(11, 4)
+        self.half = torch.nn.Linear(4, 5).to(torch.bfloat16)
+        self.norm = torch.nn.LayerNorm(5)
+        self.out = torch.nn.Linear(5, 11, bias=False).to(torch.float16)
+
+def model():
+    return Model()
+
+def other():
+    return torch.nn.Linear(3, 3)
+"""
+
+
+def test_a_run_starts_from_an_exported_model_and_from_anybodys(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MODEL)
+    first = cli("init", "a", "--model", "mine:model", "--seed", "5", "--fragments", "3")
+    assert first.returncode == 0, first.stderr
+    assert cli("export", "a", "-o", "m.safetensors").returncode == 0
+    weights = safetensors.torch.load_file("m.safetensors")
+    assert {n: str(t.dtype).removeprefix("torch.") for n, t in weights.items()}["half.weight"] == "bfloat16"
+    # Without --model: the file says how it was made. Names, shapes, dtypes, classes and values are the same again.
+    second = cli("init", "b", "--from", "m.safetensors", "--fragments", "3", "--seed", "99")
+    assert second.returncode == 0, second.stderr
+    assert cli("export", "b", "-o", "n.safetensors").returncode == 0
+    again = safetensors.torch.load_file("n.safetensors")
+    assert {n: (t.shape, t.dtype) for n, t in again.items()} == {n: (t.shape, t.dtype) for n, t in weights.items()}
+    assert all(torch.equal(again[n], weights[n]) for n in weights)
+    a, b = export.read(tmp_path / "m.safetensors"), export.read(tmp_path / "n.safetensors")
+    assert a.specs == b.specs
+    assert [s.role for s in a.specs if s.name == "embed.weight"] == ["embedding"]
+    # A file that is not ours needs --model.
+    safetensors.torch.save_file(weights, "foreign.safetensors")
+    foreign = cli("init", "c", "--from", "foreign.safetensors")
+    assert foreign.returncode == 2
+    assert "--model" in foreign.stderr
+    assert cli("init", "c", "--from", "foreign.safetensors", "--model", "mine:model").returncode == 0
+    for arguments, said in [
+        (("--from", "m.safetensors", "--model", "mine:other"), "is only in the"),
+        (("--from", "nothing.safetensors"), "cannot be read"),
+        (("--from", "mine.py"), "is no safetensors file"),
+    ]:
+        bad = cli("init", "d", *arguments)
+        assert bad.returncode == 2, bad.stdout
+        assert said in bad.stderr
+    safetensors.torch.save_file({n: t.double() for n, t in weights.items()}, "double.safetensors")
+    wide = cli("init", "d", "--from", "double.safetensors", "--model", "mine:model")
+    assert wide.returncode == 2
+    assert "F64" in wide.stderr
+    assert math.isfinite(float(weights["out.weight"].sum()))
