@@ -2,15 +2,19 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from isthmus.bus import Bus
 from isthmus.bus.base import Said
 from isthmus.bus.voice import Listener
-from isthmus.errors import RecordInvalid, Unavailable
+from isthmus.errors import ObjectMissing, RecordInvalid, Unavailable
 from isthmus.log import Commit, Log
+from isthmus.records import frame
 from isthmus.records.messages import Alive, Announce, Call, Committed, Heartbeat, Leave, Pass, Progress, decode
+from isthmus.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.runtime import Runtime
+from isthmus.store import Entry
 
 
 @dataclass(slots=True)
@@ -186,3 +190,50 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         *(log.newest(p.index, hearing.heads.get(p.index, 0)) for p in log.run.layout.fragments)
     )
     return Status(hearing, list(heads), bus_error)
+
+
+async def read_ledgers(log: Log, checkpoints: Sequence[Entry]) -> dict[str, dict[str, object]]:
+    """Return each learner's ledger by fragment, in tokens, as of its newest readable checkpoint.
+
+    `checkpoints` is a listing as `checkpoints_in` sorts it; only headers are read. Each ledger is {step, processed,
+    tokens_lost, fragments: [{fragment, base, settled_to, merged, overwritten, late, pending, rejected, lost}]}.
+    """
+    found: dict[str, dict[str, object]] = {}
+    for entry in checkpoints:
+        learner = entry.key.split("/")[1]
+        if learner not in found and (header := await _checkpoint_header(log, entry.key)) is not None:
+            found[learner] = {
+                "step": header.step,
+                "incarnation": header.incarnation,
+                "processed": header.tokens_seen + header.tokens_lost,
+                "tokens_lost": header.tokens_lost,
+                "fragments": [_ledger_row(p, f, header.tokens_seen) for p, f in enumerate(header.fragments)],
+            }
+    return found
+
+
+def _ledger_row(p: int, f: FragmentPoint, tokens_seen: int) -> dict[str, int]:
+    merged, overwritten, late, rejected, lost = f.ledger
+    local = tokens_seen - (f.origin_tokens if f.sent_step is None else f.sent_tokens)
+    return {
+        "fragment": p,
+        "base": f.base,
+        "settled_to": f.settled_to,
+        "merged": merged,
+        "overwritten": overwritten,
+        "late": late,
+        "pending": local + sum(tokens for _, tokens in f.open_bases),
+        "rejected": rejected,
+        "lost": lost,
+    }
+
+
+async def _checkpoint_header(log: Log, key: str) -> CheckpointHeader | None:
+    try:
+        prefix = await log.store.get_range(key, 0, frame.PREFIX.size)
+        size = frame.header_size(prefix) if frame.kind_of(prefix) == frame.Kind.CHECKPOINT else 0
+        blob = await log.store.get_range(key, 0, frame.PREFIX.size + min(size, frame.HEADER_MAX[frame.Kind.CHECKPOINT]))
+        header = frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
+    except (ObjectMissing, RecordInvalid):
+        return None
+    return header if header.run == log.run.digest else None

@@ -7,13 +7,14 @@ settled is said again.
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from isthmus.bus import Bus
 from isthmus.bus.voice import Listener, Speaker
 from isthmus.errors import Denied, Fenced, InputError, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.learner.boundary import Adopted, Boundary, Called, Captured, Freeze, Passed, Replica, ToAgent, ToTraining
-from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, pack
+from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, Traffic, pack
 from isthmus.learner.downlink import FETCHERS, Downlink
 from isthmus.learner.history import History, donors, read_checkpoint, read_history
 from isthmus.learner.ledger import weigh
@@ -82,7 +83,7 @@ class LearnerAgent:
         self._steps_target = steps_target
         self._checkpoint_s = checkpoint_s
         self._checkpoints: list[str] = []
-        self._checkpointing = False
+        self._checkpointing = 0
         self._saver: Saver | None = None
         self._speaker = Speaker(bus, learner_stream(name), runtime)
         self._listener = Listener(bus, runtime, lambda stream: False)
@@ -240,11 +241,13 @@ class LearnerAgent:
                         version=version,
                     )
                 )
-            case Adopted(fragment, version, overwritten):
-                self.uplink.adopted(fragment, version, overwritten)
+            case Adopted() as adopted:
+                self.uplink.adopted(adopted)
             case Frozen() as frozen:
-                self._checkpointing = True
-                tasks.create_task(self._checkpoint(frozen))
+                # The other half now, before any later message of the boundary changes it.
+                self._checkpointing += 1
+                points = tuple(self.uplink.reconciled(p, point) for p, point in enumerate(frozen.points))
+                tasks.create_task(self._checkpoint(replace(frozen, points=points), self.uplink.traffic()))
 
     def _tell(self, message: ToTraining) -> None:
         if self.boundary is not None:
@@ -259,12 +262,12 @@ class LearnerAgent:
             if not self._checkpointing:
                 self._tell(Freeze())
 
-    async def _checkpoint(self, frozen: Frozen) -> None:
+    async def _checkpoint(self, frozen: Frozen, traffic: Sequence[Traffic]) -> None:
         take = self._saver.take if self._saver else lambda _: None
         try:
             blob = await self._runtime.offload(
                 pack, self._run, self.name, self.incarnation, self.history.tokens_lost, self._runtime.wall(), frozen,
-                self.uplink.traffic(), take,
+                traffic, take,
             )  # fmt: skip
             key = checkpoint_key(self.name, self.incarnation, frozen.step, frame.digest(blob))
             await self._store.put(key, blob)
@@ -277,7 +280,7 @@ class LearnerAgent:
         except Denied as error:
             logger.warning("old checkpoints stay: %s", error)
         finally:
-            self._checkpointing = False
+            self._checkpointing -= 1
             self._wake.set()
 
     async def _watch_claim(self) -> None:

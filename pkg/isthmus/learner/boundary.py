@@ -90,6 +90,10 @@ class Adopted:
     fragment: int
     version: int
     overwritten: int
+    base: int
+    """What it was based on until now."""
+    sent: int
+    """Tokens on that base that were handed over to be uploaded."""
 
 
 # --- to the training side ---------------------------------------------------------------------------------------------
@@ -376,7 +380,8 @@ class Boundary:
         slot = self.slots[fragment]
         assert slot.ready is not None, "nothing to adopt"
         version, values = slot.ready.version, slot.ready.values
-        overwritten = 0
+        overwritten, left = 0, slot.base
+        sent = 0 if slot.sent_step is None else slot.sent_tokens - slot.origin_tokens
         if self._adopt_rule == "overwrite":
             self._replica.write(fragment, values)
             overwritten = self.local_tokens(fragment)
@@ -399,7 +404,7 @@ class Boundary:
             slot.due_at = max(slot.due_at, self.step + self._sync_every)  # as if it had joined just now
         slot.base, slot.values, slot.ready, slot.adopted_at = version, values, None, self._now()
         slot.sent_step, slot.sent_values, slot.called, slot.merged = None, None, None, False
-        self._tell(Adopted(fragment, version, overwritten))
+        self._tell(Adopted(fragment, version, overwritten, left, sent))
 
     def _tell(self, message: ToAgent) -> None:
         self.outbox.append(message)

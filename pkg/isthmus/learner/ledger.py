@@ -77,6 +77,10 @@ class Account:
         self.merged += max(found, 0)
         self.lost -= max(found, 0)
 
+    def known(self, base: int) -> int:
+        """Return the tokens on a base that are sent or settled."""
+        return self.sent.get(base, self.settled.get(base, 0))
+
     def forget(self, before: int) -> None:
         """Drop the memory of bases below a version: nothing can come of them any more."""
         for base in [b for b in self.settled if b < before]:

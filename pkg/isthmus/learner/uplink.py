@@ -12,7 +12,7 @@ from isthmus.codecs import as_bytes, codec, pack, packed_size, unpack
 from isthmus.errors import Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
-from isthmus.learner.boundary import BaseMerged, Captured, ToTraining, UploadDone, UploadFailed, rounded
+from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed, rounded
 from isthmus.learner.checkpoint import Point, Traffic
 from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
@@ -144,6 +144,17 @@ class Uplink:
             return replace(point, sent_step=None, sent_tokens=0, sent_values=None)
         return point
 
+    def reconciled(self, p: int, point: Point) -> Point:
+        """Return the training side's view of a fragment without an upload that failed and that it has not heard of."""
+        sent, earlier = self.accounts[p].sent.get(point.base), self.attempts[p].get(point.base)
+        if point.sent_step is None or point.base in self.accounts[p].settled:
+            return point
+        if sent is None:
+            return replace(point, sent_step=None, sent_tokens=0, sent_values=None)
+        if point.origin_tokens + sent != point.sent_tokens and earlier is not None:
+            return replace(point, sent_step=earlier.header.step, sent_tokens=earlier.header.tokens_seen)
+        return point
+
     def traffic(self) -> tuple[Traffic, ...]:
         """Return what a checkpoint holds of this side."""
         return tuple(
@@ -182,10 +193,13 @@ class Uplink:
         self._uploading.add(task)
         task.add_done_callback(finished)
 
-    def adopted(self, fragment: int, version: int, overwritten: int) -> None:
+    def adopted(self, adopted: Adopted) -> None:
         """Note that the model holds a version now, and what it replaced."""
-        self._bases[fragment] = version
-        self.accounts[fragment].overwritten += overwritten
+        p, account = adopted.fragment, self.accounts[adopted.fragment]
+        self._bases[p] = adopted.version
+        account.overwritten += adopted.overwritten
+        # An upload failed while the version came: its tokens are in no update, and can be in none any more.
+        account.late += max(0, adopted.sent - account.known(adopted.base))
 
     def called(self, fragment: int, version: int) -> None:
         """Answer a call with what was already sent, should its announcement be lost; not at once, should they cross."""
@@ -225,7 +239,8 @@ class Uplink:
         """Note that the log has reached a version: what is based on too old a one was too late."""
         for base in [b for b in self.accounts[p].sent if version - b > self._pace.staleness]:
             self._close(p, base, "late")
-        self.accounts[p].forget(version - self._pace.staleness - 1)
+        # On the base the model still has, something may yet be captured.
+        self.accounts[p].forget(min(version - self._pace.staleness - 1, self._bases[p]))
         self.settled_to[p] = max(version, self.settled_to[p])
 
     def _close(self, p: int, base: int, part: str, tokens: int | None = None) -> None:

@@ -1,0 +1,152 @@
+"""What must hold after every round of chaos, checked against the store itself, past the proxy."""
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from isthmus import fold
+from isthmus.errors import IsthmusError, LogCorrupt
+from isthmus.learner.history import checkpoints_in
+from isthmus.log import Commit, Log
+from isthmus.merge import State
+from isthmus.records.objects import LEARNERS, values_prefix
+from isthmus.run import read_run
+from isthmus.runtime import threaded
+from isthmus.status import read_ledgers
+from isthmus.store import open_store
+
+RECENT, SAMPLED = 50, 20
+"""Commits of each fragment that are read again in each round: the newest, and some of all."""
+
+
+@dataclass
+class Checker:
+    """Follows the log by the fold and remembers what it saw: nothing seen may ever change or vanish."""
+
+    url: str
+    environment: dict[str, str]
+    violations: list[str] = field(default_factory=list)
+    commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
+    _random: random.Random = field(default_factory=lambda: random.Random(0))
+    _at: dict[int, fold.At[State]] = field(default_factory=dict)
+    _bases: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Commits checked so far."""
+        return len(self.commits)
+
+    def heads(self) -> dict[int, int]:
+        """Return the newest version of each fragment, as of the last check."""
+        return {p: at.version for p, at in self._at.items()}
+
+    def check(self, when: str) -> None:
+        """Fold what is new and compare what is old."""
+        before = len(self.violations)
+        try:
+            self._run(self._check)
+        except IsthmusError as error:
+            self.violations.append(str(error))
+        self.violations[before:] = [f"{when}: {what}" for what in self.violations[before:]]
+
+    def newest(self) -> dict[int, int]:
+        """Return the newest version of each fragment right now; nothing is checked."""
+
+        async def go(log: Log) -> dict[int, int]:
+            found = {}
+            for f in log.run.layout.fragments:
+                commit = await log.newest(f.index, self._at[f.index].version if f.index in self._at else 0)
+                found[f.index] = commit.version if commit else 0
+            return found
+
+        return self._run(go)
+
+    def ledgers(self, when: str) -> dict[str, Any]:
+        """Check the ledgers in the learners' newest checkpoints, against themselves and against the log."""
+
+        async def go(log: Log) -> dict[str, Any]:
+            entries = checkpoints_in(await log.store.list(LEARNERS))
+            return await read_ledgers(log, entries)
+
+        found = self._run(go)
+        self.check(when)
+        for learner, ledger in found.items():
+            for row in ledger["fragments"]:
+                p = row["fragment"]
+                parts = sum(row[part] for part in ("merged", "overwritten", "late", "pending", "rejected", "lost"))
+                if parts != ledger["processed"]:
+                    self.violations.append(
+                        f"{when}: ledger of {learner}, fragment {p}: {row} is not {ledger['processed']}"
+                    )
+                merged = sum(
+                    i.tokens
+                    for (q, version), c in self.commits.items()
+                    for i in c.header.inputs
+                    if q == p and version <= row["settled_to"] and i.learner == learner
+                )
+                if merged != row["merged"]:
+                    self.violations.append(
+                        f"{when}: {learner}, fragment {p}: the log merged {merged}, the ledger says {row}"
+                    )
+        return found
+
+    async def _check(self, log: Log) -> None:
+        for f in log.run.layout.fragments:
+            await self._fragment(log, f.index)
+
+    async def _fragment(self, log: Log, p: int) -> None:
+        carry = fold.Merging(log)
+        if p not in self._at:
+            self._at[p] = await fold.begin(log, p, carry, at_most=0)
+        top = self._at[p].version
+        old = {*range(max(1, top - RECENT), top + 1), *self._random.sample(range(1, top + 1), min(top, SAMPLED))}
+        for version in sorted(old):
+            again = await log.commit(p, version)
+            if again is None or again.digest != self.commits[p, version].digest:
+                self.violations.append(f"commit {p}/{version} is another than it was, or gone")
+        first = self._at[p].version + 1
+        try:
+            # Every input is read and its digest compared; the result must be what was recorded.
+            async for at in fold.onward(log, p, carry, self._at[p]):
+                commit = at.last[-1]
+                self.commits[p, at.version] = commit
+                for given in commit.header.inputs:
+                    if given.base <= self._bases.get((p, given.learner), -1):
+                        self.violations.append(
+                            f"commit {p}/{at.version} merges base {given.base} of {given.learner} again"
+                        )
+                    self._bases[p, given.learner] = max(given.base, self._bases.get((p, given.learner), -1))
+                self._at[p] = at
+        except LogCorrupt as error:
+            self.violations.append(str(error))
+        stored = {e.key for e in await log.store.list(values_prefix(p))}
+        for version in range(first, self._at[p].version + 1):
+            if self.commits[p, version].header.value_key not in stored:
+                self.violations.append(f"commit {p}/{version} names a value that is not there")
+
+    def _run(self, body: Any) -> Any:
+        async def go() -> Any:
+            runtime, pool = threaded(2)
+            try:
+                async with open_store(self.url, runtime) as store:
+                    return await body(Log(await read_run(store), store, runtime))
+            finally:
+                pool.shutdown()
+
+        with _environment(self.environment):
+            return asyncio.run(go())
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,221 @@
+"""Real processes under supervision: an S3 server behind the fault proxy, a Redis, syncers and learners, all killable."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from chaos.proxy import FaultProxy
+from isthmus_services.servers import Server, free_ports, redis_server, s3_server
+
+TESTS = Path(__file__).parents[1]
+STOP_S = 30.0
+RESTART_AFTER_S = 0.1
+RUN = "s3://chaos/run"
+
+
+@dataclass
+class Child:
+    """One supervised process. A syncer gets a new name with each life, so that the log tells its lives apart."""
+
+    name: str
+    kind: str
+    command: list[str]
+    log: Path
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    lives: int = 0
+    ended_at: float = 0.0
+    exits: list[int] = field(default_factory=list)
+
+    @property
+    def life(self) -> str:
+        """The name of the present life."""
+        return f"{self.name}-{self.lives}" if self.kind == "syncer" else self.name
+
+    def start(self) -> None:
+        """Start another life."""
+        self.lives += 1
+        command = [*self.command, "--name", self.life] if self.kind == "syncer" else self.command
+        with open(self.log, "ab") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.environment
+            )
+
+    def kill(self) -> float:
+        """SIGKILL it; return when."""
+        assert self.process is not None, "killing what never started"
+        at = time.time()
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        return at
+
+    def twin(self) -> subprocess.Popen[bytes]:
+        """Start a second process of this name and supervise that one; return the older one, which is to stop by itself."""
+        older = self.process
+        assert older is not None, "a twin of nobody"
+        self.start()
+        return older
+
+
+class Cluster:
+    """Everything one chaos run consists of."""
+
+    def __init__(self, folder: Path, syncers: int, learners: int, pace: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.s3_port, self.redis_port = free_ports(2)
+        self.bus = f"redis://127.0.0.1:{self.redis_port}"
+        self.proxy: FaultProxy
+        self._s3: contextmanager | None = None  # type: ignore[valid-type]
+        self._redis = None
+        self._counts = syncers, learners
+        self._pace = pace
+        self.direct: dict[str, str] = {}
+        """Environment that leads to the S3 server past the proxy."""
+        self.syncers: list[Child] = []
+        self.learners: list[Child] = []
+        self.crashes: list[str] = []
+
+    # --- servers ------------------------------------------------------------------------------------------------------
+
+    def start_s3(self) -> Server:
+        """Start the S3 server on its port, on whatever it had stored."""
+        self._s3 = s3_server(self.folder / "s3", port=self.s3_port)
+        return self._s3.__enter__()
+
+    def start_redis(self, *, keep: bool) -> Server:
+        """Start Redis on its port, empty or with what its last SAVE wrote."""
+        dump = self.folder / "redis" / "dump.rdb"
+        if not keep:
+            dump.unlink(missing_ok=True)
+        self._redis = redis_server(
+            self.folder / "redis", port=self.redis_port, arguments=("--save", "", "--appendonly", "no")
+        )
+        return self._redis.__enter__()
+
+    def kill_s3(self) -> None:
+        """SIGKILL the S3 server and collect it."""
+        self.s3.kill()
+        self._s3.__exit__(None, None, None)
+
+    def kill_redis(self) -> None:
+        """SIGKILL Redis and collect it."""
+        self.redis.kill()
+        self._redis.__exit__(None, None, None)
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator["Cluster"]:
+        """Start everything, end everything."""
+        self.s3 = self.start_s3()
+        try:
+            self.redis = self.start_redis(keep=False)
+            with FaultProxy(self.s3_port) as self.proxy:
+                self.direct = dict(self.s3.environment)
+                self.environment = {
+                    **{k: v for k, v in os.environ.items() if not k.startswith("AWS_")},
+                    **self.direct,
+                    "AWS_ENDPOINT_URL": self.proxy.url,
+                    "AWS_EC2_METADATA_DISABLED": "true",
+                    "PYTHONPATH": str(TESTS),
+                    "OMP_NUM_THREADS": "1",
+                    "MKL_NUM_THREADS": "1",
+                }
+                self._init()
+                try:
+                    for child in self.children:
+                        child.start()
+                    yield self
+                finally:
+                    self.stop()
+        finally:
+            for server in (self._redis, self._s3):
+                if server is not None:
+                    server.__exit__(None, None, None)
+
+    def _init(self) -> None:
+        rules = ("--model", "chaos.model:small", "--fragments", "4", "--sync-every", "96", "--snapshot-every", "4")
+        made = self.command("init", RUN, "--create-bucket", *rules, *self._pace)
+        assert made.returncode == 0, made.stderr
+        count_s, count_l = self._counts
+        self.syncers = [self._child(f"s{i}", "syncer", "syncer", RUN, "--bus", self.bus) for i in range(count_s)]
+        self.learners = [
+            self._child(
+                f"l{i}", "learner", "learner", RUN, "--bus", self.bus, "--learner", f"l{i}",
+                "--shard", f"{i}/{count_l}", "--steps", "10000000", "--checkpoint", "2",
+            )
+            for i in range(count_l)
+        ]  # fmt: skip
+
+    def _child(self, name: str, kind: str, *arguments: str) -> Child:
+        command = [sys.executable, "-m", "isthmus_services.cli", *arguments]
+        return Child(name, kind, command, self.logs / f"{name}.log", self.environment)
+
+    @property
+    def children(self) -> list[Child]:
+        """All supervised processes."""
+        return [*self.syncers, *self.learners]
+
+    def command(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run an `isthmus` command past the proxy."""
+        return subprocess.run(
+            [sys.executable, "-m", "isthmus_services.cli", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**self.environment, **self.direct},
+            check=False,
+        )
+
+    def tend(self) -> None:
+        """Do what a supervisor does: start again what has ended, a moment later."""
+        now = time.monotonic()
+        for child in self.children:
+            if child.process is None or child.process.poll() is None:
+                continue
+            if not child.ended_at:
+                child.ended_at = now
+                child.exits.append(child.process.returncode)
+                if child.process.returncode not in (-signal.SIGKILL, 0, 2):
+                    self.crashes.append(f"{child.life} ended with {child.process.returncode}: see {child.log}")
+            if now - child.ended_at >= RESTART_AFTER_S:
+                child.ended_at = 0.0
+                child.start()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass under supervision."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.tend()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End learners first, so that their last updates and words are taken; then the syncers."""
+        for group in (self.learners, self.syncers):
+            for child in group:
+                if child.process is not None and child.process.poll() is None:
+                    child.process.send_signal(signal.SIGCONT)
+                    child.process.terminate()
+            for child in group:
+                if child.process is None:
+                    continue
+                try:
+                    child.process.wait(STOP_S)
+                except subprocess.TimeoutExpired:
+                    self.crashes.append(f"{child.life} did not end within {STOP_S:g} s of SIGTERM: see {child.log}")
+                    child.process.kill()
+                    child.process.wait()
+
+
+def port_of(url: str) -> int:
+    """Return the port in a URL."""
+    return urlsplit(url).port or 0
