@@ -7,7 +7,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 test lint types clean
+.PHONY: help demo demo-s3 test chaos recovery lint types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,12 @@ demo-s3: $(VENV)/servers ## the same through a real S3 server and a real Redis, 
 
 test: $(VENV)/dev ## run the tests, real servers and killed processes included
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real processes, checked after each (ARGS="--rounds 36 --json …")
+	PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)
+
+recovery: $(VENV)/dev ## how long the run stands still when a syncer is killed, and where the time goes
+	PYTHONPATH=tests $(BIN)/python -m chaos.recovery $(ARGS)
 
 lint: $(VENV)/dev ## check style and formatting
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -156,7 +156,7 @@ def balanced(agent: LearnerAgent) -> None:
             # What a life before this one sent after its checkpoint counts as lost until it is merged.
             ours = attempt.header.incarnation == agent.incarnation
             assert account.sent[base] == attempt.header.tokens or not ours, f"fragment {p}, base {base}: {account}"
-        processed = agent.boundary.tokens_seen + agent.history.tokens_lost
+        processed = agent.boundary.tokens_seen + agent.uplink.tokens_lost
         assert account.processed == processed, f"fragment {p}: {account} does not add up to {processed}"
 
 

@@ -4,17 +4,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from isthmus.bus import Bus
 from isthmus.bus.base import Said
 from isthmus.bus.voice import Listener
 from isthmus.errors import ObjectMissing, RecordInvalid, Unavailable
+from isthmus.learner.ledger import PARTS
 from isthmus.log import Commit, Log
 from isthmus.records import frame
 from isthmus.records.messages import Alive, Announce, Call, Committed, Heartbeat, Leave, Pass, Progress, decode
 from isthmus.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.runtime import Runtime
 from isthmus.store import Entry
+
+__all__ = ["PARTS", "Hearing", "LearnerView", "Ledger", "Status", "read_ledgers", "read_status"]
 
 
 @dataclass(slots=True)
@@ -192,13 +196,23 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
     return Status(hearing, list(heads), bus_error)
 
 
-async def read_ledgers(log: Log, checkpoints: Sequence[Entry]) -> dict[str, dict[str, object]]:
+class Ledger(TypedDict):
+    """Where the tokens of one learner went, over all its lives, as of a checkpoint."""
+
+    step: int
+    incarnation: int
+    processed: int
+    tokens_lost: int
+    fragments: list[dict[str, int]]
+    """{fragment, base, settled_to} and the parts, which add up to `processed` in each."""
+
+
+async def read_ledgers(log: Log, checkpoints: Sequence[Entry]) -> dict[str, Ledger]:
     """Return each learner's ledger by fragment, in tokens, as of its newest readable checkpoint.
 
-    `checkpoints` is a listing as `checkpoints_in` sorts it; only headers are read. Each ledger is {step, processed,
-    tokens_lost, fragments: [{fragment, base, settled_to, merged, overwritten, late, pending, rejected, lost}]}.
+    `checkpoints` is a listing as `checkpoints_in` sorts it; only headers are read.
     """
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, Ledger] = {}
     for entry in checkpoints:
         learner = entry.key.split("/")[1]
         if learner not in found and (header := await _checkpoint_header(log, entry.key)) is not None:

@@ -73,6 +73,9 @@ def _learner(subparsers: Subparsers) -> None:
 def _status(subparsers: Subparsers) -> None:
     p = subparsers.add_parser("status", help="versions, learners, who is behind and why, rejections, ledger")
     p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
+    p.add_argument(
+        "--ledger", action="store_true", help="every learner's ledger by fragment, as of its newest checkpoint"
+    )
     p.add_argument("--json", metavar="PATH", help="write it there as JSON too")
     options.add_bus(p)
     p.set_defaults(run_command=_lazy("status", "run"))

@@ -7,7 +7,9 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.status import Status, read_status
+from isthmus.learner.history import checkpoints_in
+from isthmus.records.objects import LEARNERS
+from isthmus.status import PARTS, Ledger, Status, read_ledgers, read_status
 from isthmus_services import options
 from isthmus_services.ports import open_ports
 from isthmus_services.report import write_json
@@ -19,7 +21,7 @@ LISTEN_BEATS = 1.5
 def run(arguments: argparse.Namespace) -> int:
     """Print the state of a run."""
 
-    async def go() -> tuple[Status, str]:
+    async def go() -> tuple[Status, str, dict[str, Ledger]]:
         bus = options.bus_of(arguments, arguments.run)
         async with open_ports(arguments.run, bus, bus_must_answer=False) as ports:
             made = ports.log.run
@@ -29,11 +31,15 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{made.rules.codec_up} up, {made.rules.codec_down} down"
             )
             listen_s = LISTEN_BEATS * made.pace.heartbeat_s
-            return await read_status(ports.log, ports.bus, ports.runtime, listen_s), title
+            status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
+            listed = checkpoints_in(await ports.store.list(LEARNERS)) if arguments.ledger else []
+            return status, title, await read_ledgers(ports.log, listed)
 
-    status, title = asyncio.run(go())
+    status, title, ledgers = asyncio.run(go())
     show(status, title)
-    write_json(status.as_json(), arguments.json)
+    for learner, ledger in sorted(ledgers.items()):
+        show_ledger(learner, ledger)
+    write_json(status.as_json() | ({"ledgers": ledgers} if arguments.ledger else {}), arguments.json)
     return 0
 
 
@@ -66,8 +72,7 @@ def show(status: Status, title: str) -> None:
     console.print(fragments)
 
     learners = Table(title="learners", title_justify="left")
-    parts = ("merged", "overwritten", "late", "pending", "rejected", "lost")
-    for column in ("learner", "life", "step", "loss", "versions", "state", "tokens", *parts):
+    for column in ("learner", "life", "step", "loss", "versions", "state", "tokens", *PARTS):
         learners.add_column(column)
     for view in sorted(status.hearing.learners.values(), key=lambda v: v.name):
         beat = view.heartbeat
@@ -83,7 +88,7 @@ def show(status: Status, title: str) -> None:
                 status.why_behind(view) or "training",
                 f"{beat.ledger.processed:,.0f}",
             ]
-            row += [f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in parts]
+            row += [f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in PARTS]
         learners.add_row(*row)
     console.print(learners)
 
@@ -95,3 +100,14 @@ def show(status: Status, title: str) -> None:
         )
     rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))
     console.print(f"rejected: {rejected or 'nothing'}", highlight=False)
+
+
+def show_ledger(learner: str, ledger: Ledger) -> None:
+    """Print one learner's ledger: where the tokens it processed went, in each fragment."""
+    lost = f", {ledger['tokens_lost']:,} of them beyond a checkpoint" if ledger["tokens_lost"] else ""
+    table = Table(title=f"ledger of {learner}: {ledger['processed']:,} tokens processed{lost}", title_justify="left")
+    for column in ("fragment", "base", *PARTS):
+        table.add_column(column, justify="right")
+    for row in ledger["fragments"]:
+        table.add_row(str(row["fragment"]), str(row["base"]), *(f"{row[part]:,}" for part in PARTS))
+    Console(width=None if sys.stdout.isatty() else 150).print(table)

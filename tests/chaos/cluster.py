@@ -32,6 +32,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     lives: int = 0
     ended_at: float = 0.0
+    spawned_at: float = 0.0
     exits: list[int] = field(default_factory=list)
 
     @property
@@ -42,6 +43,7 @@ class Child:
     def start(self) -> None:
         """Start another life."""
         self.lives += 1
+        self.spawned_at = time.time()
         command = [*self.command, "--name", self.life] if self.kind == "syncer" else self.command
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(

@@ -130,7 +130,7 @@ def test_overwrite_discards_what_came_after_the_upload():
     loop.step(2)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
     said = loop.step(1)
-    assert said == [Adopted(0, 1, overwritten=300)]
+    assert said == [Adopted(0, 1, overwritten=300, base=0, sent=100)]
     assert (loop.model.values[0] == 40).all()
     loop.tell(Called(0, 2))
     assert (captured(loop.step(1))[0].base, loop.boundary.slots[0].origin_step) == (1, 4)
@@ -142,7 +142,7 @@ def test_carry_keeps_what_came_after_the_upload():
     loop.step(1)
     loop.step(2)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
-    assert loop.step(1) == [Adopted(0, 1, overwritten=0)]
+    assert loop.step(1) == [Adopted(0, 1, overwritten=0, base=0, sent=100)]
     assert (loop.model.values[0] == 43).all()  # three steps after the upload
     loop.tell(Called(0, 2))
     answer = captured(loop.step(1))[0]
@@ -164,14 +164,14 @@ def test_work_that_no_upload_holds_is_sent_before_it_is_replaced():
     loop.tell(Ready(3, 1, np.zeros(10, np.float32)))
     sent, adopted = loop.step(1)
     assert (sent.base, sent.steps, sent.due) == (0, 4, False)
-    assert adopted == Adopted(3, 1, overwritten=0)
+    assert adopted == Adopted(3, 1, overwritten=0, base=0, sent=400)
 
 
 def test_work_too_old_to_be_merged_is_not_sent():
     loop = Loop(sync_every=100, staleness=1)
     loop.step(3)
     loop.tell(Ready(3, 2, np.zeros(10, np.float32)))
-    assert loop.step(1) == [Adopted(3, 2, overwritten=400)]
+    assert loop.step(1) == [Adopted(3, 2, overwritten=400, base=0, sent=0)]
 
 
 def test_the_newest_version_wins():

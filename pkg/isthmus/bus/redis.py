@@ -19,6 +19,10 @@ CONNECT_TIMEOUT_S = 3.0
 WRITE_TIMEOUT_S = 5.0
 READ_SLACK_S = 5.0  # a blocking read may take this much longer than its block before the connection is given up
 BLOCK_S_MAX = 5.0  # one XREAD; longer waits are several
+EXPIRE_S = 7 * 86400
+"""A stream nobody has written to for about this long is dropped by the server."""
+
+EXPIRE_EVERY = 256  # appends
 _FIELD = b"m"
 
 
@@ -30,12 +34,16 @@ class RedisBus:
         self._reader = reader
         self._writer = writer
         self._prefix = f"isthmus:{run}:"
+        self._appended: dict[str, int] = {}
 
     async def append(self, stream: str, body: bytes) -> None:
         """See `Bus.append`."""
-        await self._guard(
-            self._writer.xadd(self._prefix + stream, {_FIELD: body}, maxlen=RETAINED, approximate=True),
-        )
+        key = self._prefix + stream
+        await self._guard(self._writer.xadd(key, {_FIELD: body}, maxlen=RETAINED, approximate=True))
+        # Streams of learners that never come back must not stay for ever; said now and then is often enough.
+        if self._appended.get(key, 0) % EXPIRE_EVERY == 0:
+            await self._guard(self._writer.expire(key, EXPIRE_S))
+        self._appended[key] = self._appended.get(key, 0) + 1
 
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """See `Bus.read`."""

@@ -105,8 +105,9 @@ class LearnerAgent:
         # The position first, the log after it: what is committed in between is heard again, which is harmless.
         for stream in (SYNCER_STREAM, learner_stream(self.name)):
             self._listener.positions[stream] = await self._bus.tail(stream)
-        self.history = await read_history(self._log, self._bus, self.name, self.pace.staleness + 2)
+        # The log before what we left behind: every update of ours that it has merged is then among what is listed.
         await self.downlink.begin()
+        self.history = await read_history(self._log, self._bus, self.name, self.pace.staleness + 2)
         self.uplink.incarnation = await self._claim()
         self.uplink.resume(self.history)
         await self._settle_past()
@@ -247,7 +248,9 @@ class LearnerAgent:
                 # The other half now, before any later message of the boundary changes it.
                 self._checkpointing += 1
                 points = tuple(self.uplink.reconciled(p, point) for p, point in enumerate(frozen.points))
-                tasks.create_task(self._checkpoint(replace(frozen, points=points), self.uplink.traffic()))
+                tasks.create_task(
+                    self._checkpoint(replace(frozen, points=points), self.uplink.traffic(), self.uplink.tokens_lost)
+                )
 
     def _tell(self, message: ToTraining) -> None:
         if self.boundary is not None:
@@ -262,11 +265,11 @@ class LearnerAgent:
             if not self._checkpointing:
                 self._tell(Freeze())
 
-    async def _checkpoint(self, frozen: Frozen, traffic: Sequence[Traffic]) -> None:
+    async def _checkpoint(self, frozen: Frozen, traffic: Sequence[Traffic], tokens_lost: int) -> None:
         take = self._saver.take if self._saver else lambda _: None
         try:
             blob = await self._runtime.offload(
-                pack, self._run, self.name, self.incarnation, self.history.tokens_lost, self._runtime.wall(), frozen,
+                pack, self._run, self.name, self.incarnation, tokens_lost, self._runtime.wall(), frozen,
                 traffic, take,
             )  # fmt: skip
             key = checkpoint_key(self.name, self.incarnation, frozen.step, frame.digest(blob))
@@ -405,8 +408,8 @@ class LearnerAgent:
             versions=tuple(slot.base for slot in b.slots),
             bytes_up=self._store.traffic.bytes_up,
             bytes_down=self._store.traffic.bytes_down,
-            tokens_lost=self.history.tokens_lost,
-            ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.history.tokens_lost),
+            tokens_lost=self.uplink.tokens_lost,
+            ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
             waiting_for=", ".join(waiting),
         )
 

@@ -60,22 +60,24 @@ class Account:
         else:
             self.sent[base] = before
 
-    def settle(self, base: int, part: str, tokens: int | None = None) -> None:
+    def settle(self, base: int, part: str, tokens: int | None = None) -> int:
         """Close a base: `tokens` of what was sent on it (None: all) are `part`, the rest is rejected.
 
         What was merged beyond what this life knows it sent was trained by a life before it, after the checkpoint this
-        one went on from: it was taken for lost, and was not.
+        one went on from: it was taken for lost, and was not. Returns how much of it nobody knew of.
         """
         if base in self.settled or (base not in self.sent and part != "merged"):
-            return
+            return 0
         total = self.sent.pop(base, 0)
         share = total if tokens is None else min(tokens, total)
-        found = min((tokens or 0) - share, self.lost) if part == "merged" else 0
+        beyond = max(0, (tokens or 0) - share) if part == "merged" else 0
+        found = min(beyond, self.lost)
         self.settled[base] = total
         setattr(self, part, getattr(self, part) + share)
         self.rejected += total - share
-        self.merged += max(found, 0)
-        self.lost -= max(found, 0)
+        self.merged += found
+        self.lost -= found
+        return beyond - found
 
     def known(self, base: int) -> int:
         """Return the tokens on a base that are sent or settled."""

@@ -76,6 +76,8 @@ class Uplink:
         """Error feedback: what the codec dropped from the last merged update."""
         self.residual_of = [""] * len(run.layout.fragments)
         """Key of that update."""
+        self.tokens_lost = 0
+        """Tokens that lives before this one trained beyond the checkpoints that were gone on from."""
         self.settled_to = [0] * len(run.layout.fragments)
         """Newest commit these accounts know of, by fragment."""
         self.draining = False
@@ -100,6 +102,7 @@ class Uplink:
         Updates they stored after the checkpoint are said again too: what no commit has settled may still be merged.
         """
         now = self._runtime.now()
+        self.tokens_lost = history.tokens_lost
         c = history.checkpoint
         if c is not None:
             self.accounts = [t.account.copy() for t in c.traffic]
@@ -246,7 +249,14 @@ class Uplink:
     def _close(self, p: int, base: int, part: str, tokens: int | None = None) -> None:
         """Settle a base; an attempt that was not merged takes its residual with it."""
         self.attempts[p].pop(base, None)
-        self.accounts[p].settle(base, part, tokens)
+        unheard = self.accounts[p].settle(base, part, tokens)
+        if unheard:
+            # A life before this one trained on after we had asked how far it was, as a twin does until it stops.
+            self.tokens_lost += unheard
+            for account in self.accounts:
+                account.lost += unheard
+            self.accounts[p].lost -= unheard
+            self.accounts[p].merged += unheard
 
     async def _upload(self, captured: Captured) -> None:
         p = captured.fragment

@@ -1,0 +1,164 @@
+"""How long the run stands still when a syncer is killed, and where the time goes. `python -m chaos.recovery --help`.
+
+From SIGKILL to the next commit on a fragment the dead one held, split into: detection (a supervisor notices, or the
+standby stops hearing it), process start, fold, and the first round. Commits are dated by the syncers, all on this machine.
+"""
+
+import argparse
+import json
+import random
+import re
+import shutil
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from chaos.checker import Checker
+from chaos.cluster import RUN, Child, Cluster
+
+_HOLDS = re.compile(r"^(\S+ \S+) .*: (\S+) holds (\d+) of (\d+) fragments", re.MULTILINE)
+_SERVES = re.compile(r"^(\S+ \S+) .*: (\S+) serves .* folded in ([0-9.]+) s", re.MULTILINE)
+STEADY_S = 3.0
+WAIT_S = 60.0
+PARTS = ("detection", "start", "fold", "first_round", "total")
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One kill, in seconds."""
+
+    detection: float
+    start: float
+    fold: float
+    first_round: float
+
+    @property
+    def total(self) -> float:
+        """From the kill to the next commit."""
+        return self.detection + self.start + self.fold + self.first_round
+
+
+def measure(folder: Path, *, standby: bool, kills: int, seed: int) -> list[Recovery]:
+    """Kill a syncer so many times, with another one running or with a plain restart."""
+    shutil.rmtree(folder, ignore_errors=True)
+    cluster, draw, found = Cluster(folder, 2 if standby else 1, 3), random.Random(seed), list[Recovery]()
+    with cluster.running():
+        checker = Checker(RUN, cluster.direct)
+        _until_steady(cluster, checker, standby)
+        while len(found) < kills:
+            cluster.wait(STEADY_S + draw.uniform(0.0, 2.0))
+            checker.check("before a kill")
+            victim = draw.choice([child for child in cluster.syncers if _held(child) > 0])
+            life = victim.life
+            newest = dict(sorted(checker.commits))
+            held = {p for p, v in newest.items() if checker.commits[p, v].header.writer == life}
+            if not held:
+                continue
+            at = victim.kill()
+            cluster.wait(1.0)  # nothing but supervision: looking at the log takes time
+            commit = None
+            while commit is None:
+                assert time.time() - at < WAIT_S, f"never recovered; logs in {cluster.logs}"
+                cluster.wait(0.2)
+                commit = _next_commit(checker, held, at)
+            found.append(_split(cluster, commit[1], at, commit[0]))
+            print(f"kill {len(found):3d}: {found[-1].total:5.2f} s  {found[-1]}", flush=True)
+            _until_steady(cluster, checker, standby)
+        cluster.stop()
+        checker.check("end")
+        assert not checker.violations, checker.violations
+    return found
+
+
+def _split(cluster: Cluster, writer: str, killed_at: float, committed_at: float) -> Recovery:
+    child = next(c for c in cluster.syncers if writer.startswith(f"{c.name}-"))
+    text = child.log.read_text()
+    serves = next(m for m in _SERVES.finditer(text) if m[2] == writer)
+    served_at, fold = _time(serves[1]), float(serves[3])
+    if served_at < killed_at:
+        # A standby: from its last taking over before the commit.
+        took = [
+            _time(m[1])
+            for m in _HOLDS.finditer(text)
+            if m[2] == writer and killed_at < _time(m[1]) <= committed_at + 0.01
+        ]
+        taken_at = min([*took[-1:], committed_at])
+        return Recovery(taken_at - killed_at, 0.0, 0.0, committed_at - taken_at)
+    spawned_at = child.spawned_at
+    return Recovery(spawned_at - killed_at, served_at - spawned_at - fold, fold, committed_at - served_at)
+
+
+def _next_commit(checker: Checker, held: set[int], at: float) -> tuple[float, str] | None:
+    checker.check("after a kill")
+    headers = [c.header for c in checker.commits.values()]
+    following = [(h.written_at, h.writer) for h in headers if h.fragment in held and h.written_at > at]
+    return min(following, default=None)
+
+
+def _held(child: Child) -> int:
+    """Return how many fragments a syncer's present life said it holds, last."""
+    found = [m for m in _HOLDS.finditer(child.log.read_text()) if m[2] == child.life] if child.log.exists() else []
+    return int(found[-1][3]) if found else 0
+
+
+def _until_steady(cluster: Cluster, checker: Checker, standby: bool) -> None:
+    """Wait until every fragment is held once, and by two syncers where there is a standby."""
+
+    def steady() -> bool:
+        held = [_held(child) for child in cluster.syncers]
+        shared = sum(held) == 4 and sum(child.process.poll() is None for child in cluster.syncers) == len(held)
+        return shared and (not standby or min(held) >= 0)
+
+    _tend_until(cluster, steady)
+    before = checker.newest()
+    _tend_until(cluster, lambda: all(v > before[p] for p, v in checker.newest().items()))
+
+
+def _tend_until(cluster: Cluster, condition) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"never happened; logs in {cluster.logs}"
+        cluster.wait(0.2)
+
+
+def _time(text: str) -> float:
+    return datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").timestamp()
+
+
+def main() -> int:
+    """Measure both ways and print a table."""
+    parser = argparse.ArgumentParser(prog="recovery", description=__doc__)
+    parser.add_argument("--kills", type=int, default=20, help="kills in each way (20)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="out/recovery", metavar="DIR")
+    parser.add_argument("--json", metavar="PATH", help="write the report there too")
+    a = parser.parse_args()
+    report = {}
+    table = Table(title="from SIGKILL of a syncer to the next commit, seconds: p50 / worst", title_justify="left")
+    for column in ("", "kills", *PARTS):
+        table.add_column(column, justify="right")
+    for name, standby in (("standby", True), ("restart", False)):
+        found = measure(Path(a.out) / name, standby=standby, kills=a.kills, seed=a.seed)
+        split = {part: [getattr(r, part) for r in found] for part in PARTS}
+        report[name] = {
+            part: {"p50": round(statistics.median(times), 3), "max": round(max(times), 3)}
+            for part, times in split.items()
+        } | {"kills": len(found)}
+        table.add_row(
+            name, str(len(found)), *(f"{statistics.median(split[part]):.2f} / {max(split[part]):.2f}" for part in PARTS)
+        )
+    Console(width=120).print(table)
+    for path in (Path(a.out) / "report.json", a.json and Path(a.json)):
+        if path:
+            path.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
