@@ -74,12 +74,12 @@ class World:
 
 
 @asynccontextmanager
-async def world(folder: Path, seed: Seed | None = None) -> AsyncIterator[World]:
-    """Create a run in a folder and open it."""
+async def world(url: Path | str, seed: Seed | None = None, bus: str | None = None) -> AsyncIterator[World]:
+    """Create a run in a folder, or in a bucket with a bus of its own, and open it."""
     runtime = single_threaded(0)
-    async with open_store(str(folder), runtime) as store:
+    async with open_store(str(url), runtime, make=bus is not None) as store:
         run = await create_run(store, runtime, seed or seed_of())
-        bus = default_bus(str(folder))
+        bus = bus or default_bus(str(url))
         assert bus is not None
         async with open_bus(bus, run.digest) as opened:
             yield World(run, store, opened, runtime)

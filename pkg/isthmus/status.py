@@ -160,6 +160,8 @@ class Status:
                     "syncer": a.syncer,
                     "live": a.syncer in self.hearing.syncers_live,
                     "commits": a.commits,
+                    "held": a.held,
+                    "broken": list(a.broken),
                     "waiting_for": a.waiting_for,
                     "lag_ms": a.lag_ms,
                 }

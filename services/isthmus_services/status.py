@@ -96,8 +96,12 @@ def show(status: Status, title: str) -> None:
         live = "alive" if alive.syncer in status.hearing.syncers_live else "silent"
         waiting = f", waiting for {alive.waiting_for}" if alive.waiting_for else ""
         console.print(
-            f"syncer {alive.syncer}: {live}, {alive.commits} commits since its start{waiting}", highlight=False
+            f"syncer {alive.syncer}: {live}, holds {alive.held} of {len(alive.heads)} fragments, "
+            f"{alive.commits} commits since its start{waiting}",
+            highlight=False,
         )
+        for p in alive.broken:
+            console.print(f"syncer {alive.syncer} cannot fold fragment {p}: see its log", style="red", highlight=False)
     rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))
     console.print(f"rejected: {rejected or 'nothing'}", highlight=False)
 

@@ -53,6 +53,15 @@ def refused(*arguments: str, environment=None) -> str:
         (["syncer", "nowhere"], "no run at"),
         (["syncer", "nowhere", "--name", "a b"], "--name 'a b'"),
         (["status", "nowhere"], "no run at"),
+        (["learner", "nowhere", "--learner", "a", "--checkpoint", "0"], "--checkpoint 0"),
+        (["replay", "nowhere"], "no run at"),
+        (["explain", "nowhere", "0/1"], "no run at"),
+        (["export", "nowhere", "-o", "m.safetensors"], "no run at"),
+        (["export", "nowhere"], "-o"),
+        (["gc", "nowhere"], "no run at"),
+        (["gc", "nowhere", "--keep", "0"], "--keep 0: at least one version"),
+        (["gc", "nowhere", "--min-age", "-1"], "--min-age -1"),
+        (["init", "x", "--from", "nothing.safetensors"], "nothing.safetensors cannot be read"),
     ],
 )
 def test_a_wrong_flag_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):

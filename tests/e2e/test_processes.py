@@ -315,7 +315,7 @@ REPORT_KEYS = {
 @pytest.mark.parametrize("servers", [[], ["--servers"]], ids=["folder", "servers"])
 def test_the_demo_kills_recovers_and_reports(tmp_path, servers):
     out = tmp_path / "demo"
-    kills = ("--kill-every", "6", "--kill-syncer-every", "7")
+    kills = ("--kill-every", "10", "--kill-syncer-every", "9")
     done = isthmus(
         "demo", "--out", str(out), "--steps", "300", "--learners", "2", *kills, *servers,
         "--json", str(tmp_path / "copy.json"), timeout=270,

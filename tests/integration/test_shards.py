@@ -1,10 +1,13 @@
 """Several syncers on one loop: they share the fragments, take over from the dead, and one that slept does no harm."""
 
 import asyncio
+import uuid
 
 import pytest
 
-from tests_helpers import all_commits, balanced, check_log, deaf, serving, train, until, world
+from isthmus.errors import LogCorrupt
+from isthmus.rules import Pace, Rules
+from tests_helpers import all_commits, balanced, check_log, deaf, head, seed_of, serving, train, until, world
 
 
 def writers(commits):
@@ -91,5 +94,105 @@ def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_folds_
             await check_log(w)
             commits = (await all_commits(w.log))[0]
             assert {"east", "west"} <= {c.header.writer for c in commits}
+
+    asyncio.run(body())
+
+
+@pytest.mark.timeout(120)
+def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(seaweedfs, redis, use):
+    use(seaweedfs)
+
+    async def body():
+        url = f"s3://b{uuid.uuid4().hex[:10]}/run"
+        async with world(url, seed_of(pace=Pace(heartbeat_s=0.5, silence_s=2.0)), bus=redis.url) as w:
+            one, two = w.syncer("east"), w.syncer("west")
+            deaf(one, two)
+            learners = [w.learner(f"l{i}") for i in range(3)]
+            async with serving(one), serving(two):
+
+                def raced():
+                    both = one.tallies.commits > 5 and two.tallies.commits > 5
+                    return both and one.tallies.commits_lost + two.tallies.commits_lost > 5
+
+                await asyncio.gather(*(train(a, 100, seed=i, enough=raced) for i, a in enumerate(learners)))
+                await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
+                states = [[k.state.digest() for k in s.keepers] for s in (one, two)]
+            assert states[0] == states[1]
+            assert await check_log(w) == one.tallies.commits + two.tallies.commits
+            commits = await all_commits(w.log)
+            assert {c.header.writer for found in commits.values() for c in found} == {"east", "west"}
+            for agent in learners:
+                balanced(agent)
+
+    asyncio.run(body())
+
+
+# --- a log that one syncer cannot fold --------------------------------------------------------------------------------
+
+FEW = seed_of(Rules(fragments=4, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=5))
+
+
+async def damage(w, fragment: int) -> str:
+    """Damage an update that the newest commit of a fragment merged; return its key."""
+    commit = await w.log.newest(fragment)
+    key = commit.header.inputs[0].key
+    blob = await w.store.get(key)
+    blob[-1] ^= 1
+    await w.store.put(key, blob)
+    return key
+
+
+def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_served(folder, caplog):
+    async def body():
+        async with world(folder, FEW) as w:
+            async with serving(w.syncer("east")) as syncer:
+                enough = lambda: all(k.head >= 6 for k in syncer.keepers)  # noqa: E731
+                await train(w.learner("l0"), 20, enough=enough)
+            newest = [await w.log.newest(p) for p in range(4)]
+            victim = next(p for p in range(4) if (newest[p].version + p) % 5)  # its newest commit is in no snapshot
+            key = await damage(w, victim)
+            with pytest.raises(LogCorrupt) as caught:
+                await head(w, victim)
+            assert caught.value.readable == (victim, newest[victim].version - 1)
+            async with serving(w.syncer("west")) as hurt:
+                assert key in hurt.keepers[victim].broken
+                assert f"can be read up to version {newest[victim].version - 1}" in hurt.keepers[victim].broken
+                assert key in caplog.text
+                others = [k for p, k in enumerate(hurt.keepers) if p != victim]
+                before = [k.head for k in others]
+                await until(lambda: hurt.held == {0, 1, 2, 3} - {victim}, "it holds the rest")
+                enough = lambda: all(k.head > b + 2 for k, b in zip(others, before, strict=True))  # noqa: E731
+                await train(w.learner("l1"), 20, enough=enough)
+            assert (await w.log.newest(victim)).version == newest[victim].version
+
+    asyncio.run(body())
+
+
+def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_had_merged_it(folder):
+    async def body():
+        async with world(folder, FEW) as w:
+            healthy = w.syncer("east")
+            async with serving(healthy):
+                training = asyncio.ensure_future(train(w.learner("l0"), 400))
+                await until(
+                    lambda: healthy.keepers[0].head >= 6 and healthy.keepers[0].head % 5 in (1, 2), "in between"
+                )
+                await damage(w, 0)
+                hurt = w.syncer("west")
+                async with serving(hurt):
+                    # Either it began in between and healed, or the next snapshot was there before it looked.
+                    await until(lambda: not hurt.keepers[0].broken and hurt.keepers[0].head > 11, "healed")
+                await training
+
+    asyncio.run(body())
+
+
+def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder):
+    async def body():
+        async with world(folder, FEW) as w:
+            for entry in await w.store.list("snapshots/"):
+                await w.store.delete(entry.key)
+            with pytest.raises(LogCorrupt, match="no snapshot can be believed"):
+                await w.syncer("east").recover()
 
     asyncio.run(body())

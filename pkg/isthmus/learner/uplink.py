@@ -118,7 +118,7 @@ class Uplink:
                 base, earlier = sent.header.base, self.attempts[p].get(sent.header.base)
                 if base in account.settled or (earlier and earlier.header.tokens >= sent.header.tokens):
                     continue
-                if c is not None and base == point.base:
+                if c is not None and base == point.base and sent.header.tokens > account.sent.get(base, 0):
                     # It holds what the checkpoint has as local work, and more: that work is in this update now.
                     account.sent[base] = c.header.tokens_seen - point.origin_tokens
                     self._absorbed.add(p)

@@ -41,7 +41,7 @@ QUIET_S = 1.5
 
 QUIET_MAX_S = 15.0
 TEND_S = 0.1
-CHECKPOINT_S = 3.0
+CHECKPOINT_S = 2.0
 """Checkpoints of so small a model cost little, and demos are short."""
 
 SAMPLE_PROMPT = b"def "

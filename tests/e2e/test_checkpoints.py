@@ -1,0 +1,194 @@
+"""Checkpoints as a training loop sees them: batches, moments and local work go on where they were."""
+
+import itertools
+import shutil
+import time
+
+import pytest
+import torch
+from torch import nn
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import isthmus
+from isthmus.errors import InputError
+from isthmus.rules import Pace, Rules
+from isthmus_services.demo.fleet import isthmus_command
+
+RULES = Rules(fragments=2, sync_every=4)
+PACE = Pace(heartbeat_s=0.2, silence_s=0.8)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def loader(seed: int = 3) -> StatefulDataLoader:
+    """Shuffled numbers, a loader of torchdata's."""
+    generator = torch.Generator().manual_seed(seed)
+    return StatefulDataLoader(list(range(4000)), batch_size=4, shuffle=True, generator=generator)
+
+
+def endless(data):
+    """Epoch after epoch."""
+    while True:
+        yield from data
+
+
+class Trainer:
+    """A training loop that remembers which batches it saw."""
+
+    def __init__(self, folder, learner="a", *, optimizer=torch.optim.AdamW, data=True, **options):
+        self.model = net()
+        self.optimizer = optimizer(self.model.parameters(), lr=options.pop("lr", 1e-2))
+        self.data = loader() if data else None
+        options.setdefault("create", RULES)
+        options.setdefault("pace", PACE)
+        self.link = isthmus.join(str(folder), self.model, self.optimizer, learner=learner, data=self.data, **options)
+        self.batches = []
+
+    def steps(self, count):
+        for batch in itertools.islice(self.stream(), count):
+            self.batches.append(batch.tolist() if self.data is not None else None)
+            self.model(
+                torch.randn(3, 4, generator=torch.Generator().manual_seed(self.link.steps_done))
+            ).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.link.step(tokens=10, loss=1.0)
+        return self
+
+    def stream(self):
+        if not hasattr(self, "_stream"):
+            self._stream = endless(self.data) if self.data is not None else itertools.repeat(torch.zeros(1))
+        return self._stream
+
+    def moments(self):
+        return [
+            self.optimizer.state[p]["exp_avg"].clone() for p in self.model.parameters() if p in self.optimizer.state
+        ]
+
+
+def uninterrupted(count):
+    return [batch.tolist() for batch in itertools.islice(endless(loader()), count)]
+
+
+def test_batches_moments_and_weights_go_on_where_they_were(folder):
+    first = Trainer(folder).steps(23)
+    weights = [p.detach().clone() for p in first.model.parameters()]
+    moments = first.moments()
+    first.link.close()
+    second = Trainer(folder)
+    assert second.link.moments == "own"
+    assert second.link.steps_done == 23
+    assert second.link.rate == 1.0
+    # No syncer ran: the local work of 23 steps is still there, and so is Adam's past.
+    assert all(torch.equal(a, b) for a, b in zip(weights, second.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(moments, second.moments(), strict=True))
+    second.steps(14)
+    second.link.close()
+    assert first.batches + second.batches == uninterrupted(37), "no batch twice, none skipped"
+
+
+def test_a_crash_goes_back_to_the_last_checkpoint_with_everything(folder):
+    one = Trainer(folder, checkpoint_s=0.2)
+    while len(list(folder.glob("learners/a/*/checkpoints/*"))) < 2:
+        one.steps(1)
+        time.sleep(0.02)
+    copy = folder.parent / "crashed"
+    shutil.copytree(folder, copy)  # what the store holds in this moment is all a crash leaves
+    one.link.close()
+    two = Trainer(copy)
+    done = two.link.steps_done
+    assert 0 < done <= len(one.batches)
+    two.steps(10)
+    assert two.batches == uninterrupted(done + 10)[done:]
+    two.link.close()
+
+
+def test_without_data_the_loop_starts_at_steps_done(folder):
+    Trainer(folder, data=False).steps(5).link.close()
+    again = Trainer(folder, data=False)
+    assert again.link.steps_done == 5
+    again.link.close()
+
+
+@pytest.fixture
+def in_flight(folder, tmp_path):
+    """A run with a syncer, and a learner that has left a checkpoint in it."""
+    import subprocess
+
+    veteran = Trainer(folder, "veteran")
+    with open(tmp_path / "s.log", "wb") as log:
+        syncer = subprocess.Popen(isthmus_command("syncer", str(folder)), stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 60
+        while not all(veteran.link.versions):
+            assert time.monotonic() < end, (tmp_path / "s.log").read_text()
+            veteran.steps(1)
+            time.sleep(0.02)
+        veteran.link.close()
+        yield veteran
+    finally:
+        syncer.terminate()
+        syncer.wait(30)
+
+
+@pytest.mark.timeout(120)
+def test_a_newcomer_takes_moments_from_the_store_or_warms_up(in_flight, folder):
+    newcomer = Trainer(folder, "newcomer", lr=5e-3)
+    assert newcomer.link.moments == "peer"
+    assert newcomer.link.steps_done == 0
+    assert newcomer.link.rate == 1.0
+    assert all(torch.equal(a, b) for a, b in zip(in_flight.moments(), newcomer.moments(), strict=True))
+    assert newcomer.optimizer.param_groups[0]["lr"] == 5e-3, "moments are taken, settings are one's own"
+    newcomer.link.close()
+    # Another optimizer: nothing fits, so the learning rate is to rise from the start.
+    odd = Trainer(folder, "odd", optimizer=torch.optim.SGD, data=False, warmup_steps=10)
+    assert odd.link.moments == "fresh"
+    rates = []
+    for _ in range(12):
+        rates.append(odd.link.rate)
+        odd.steps(1)
+    assert rates == [pytest.approx(min(1.0, (i + 1) / 10)) for i in range(12)]
+    odd.link.close()
+
+
+def test_at_the_start_of_a_run_there_is_no_warm_up(folder):
+    first = Trainer(folder)
+    assert (first.link.moments, first.link.rate) == ("fresh", 1.0)
+    first.link.close()
+
+
+def test_a_checkpoint_of_another_optimizer_is_passed_over_aloud(folder, caplog):
+    Trainer(folder, data=False).steps(3).link.close()
+    other = Trainer(folder, optimizer=torch.optim.SGD, data=False)
+    assert other.link.moments == "fresh"
+    assert other.link.steps_done == 3
+    assert "is not used: it is of a torch.optim.adamw.AdamW" in caplog.text
+    other.link.close()
+
+
+class Odd:
+    def state_dict(self):
+        return {"things": {1, 2}}
+
+    def load_state_dict(self, state):
+        raise AssertionError("never saved")
+
+
+def test_a_sampler_whose_state_is_no_plain_data_is_named(folder):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    link = isthmus.join(str(folder), model, optimizer, learner="a", create=RULES, data=Odd(), checkpoint_s=0.1)
+    with pytest.raises(InputError, match=r"data.state_dict\(\)\['things'\] is a builtins.set"):
+        for _ in range(200):
+            link.step(tokens=1)
+            time.sleep(0.01)
+    link.close()
+
+
+@pytest.mark.parametrize("options", [{"checkpoint_s": 0.0}, {"checkpoint_s": float("nan")}, {"warmup_steps": -1}])
+def test_odd_settings_are_refused(folder, options):
+    with pytest.raises(InputError, match="checkpoint_s"):
+        Trainer(folder, data=False, **options)
