@@ -107,7 +107,8 @@ class LearnerAgent:
             self._listener.positions[stream] = await self._bus.tail(stream)
         # The log before what we left behind: every update of ours that it has merged is then among what is listed.
         await self.downlink.begin()
-        self.history = await read_history(self._log, self._bus, self.name, self.pace.staleness + 2)
+        since = [known.version - self.pace.staleness for known in self.downlink.known]
+        self.history = await read_history(self._log, self._bus, self.name, since)
         self.uplink.incarnation = await self._claim()
         self.uplink.resume(self.history)
         await self._settle_past()
@@ -181,8 +182,8 @@ class LearnerAgent:
             if not self.history.settled_to:
                 self.uplink.settled_to[p] = known
                 return
-            bases = [*self.uplink.attempts[p], *self.uplink.accounts[p].sent]
-            last = min(known, max(bases, default=-1) + self.pace.staleness + 1)
+            bases = [self.history.newest_bases[p], *self.uplink.attempts[p], *self.uplink.accounts[p].sent]
+            last = min(known, max(bases) + self.pace.staleness + 1)
             async with gate:
                 async for commit in self._log.commits(p, self.history.settled_to[p]):
                     if commit.version > last:

@@ -45,7 +45,9 @@ class History:
     settled_to: list[int] = field(default_factory=list)
     """Per fragment, the last commit the ledger knows of; empty for a new name."""
     stored: list[list[Sent]] = field(default_factory=list)
-    """Per fragment, this name's updates on its newest bases, as the store has them."""
+    """Per fragment, this name's updates that may still be merged, as the store has them."""
+    newest_bases: list[int] = field(default_factory=list)
+    """Per fragment, the newest base this name ever sent an update on, -1 where it sent none."""
 
     @property
     def step(self) -> int:
@@ -63,8 +65,8 @@ class History:
         return self.tokens_lost - (self.checkpoint.header.tokens_lost if self.checkpoint else 0)
 
 
-async def read_history(log: Log, bus: Bus, learner: str, bases: int) -> History:
-    """Return what is known of earlier lives; of its updates those on the newest `bases` bases of each fragment.
+async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -> History:
+    """Return what is known of earlier lives; of its updates those on bases from `since`, per fragment, on.
 
     A damaged checkpoint is named in the log and the one before it is used; a damaged update counts as not there.
     """
@@ -76,9 +78,12 @@ async def read_history(log: Log, bus: Bus, learner: str, bases: int) -> History:
     history.life = lives[-1]
     claim, first = [await _read_claim(log, learner, life) for life in (lives[-1], lives[0])]
     history.checkpoint = await _newest(log, checkpoints_in(entries))
-    history.stored = await _stored(log, learner, bases)
-    updates = [sent.header for found in history.stored for sent in found if sent.header.incarnation == lives[-1]]
-    heard = max([await _last_word(log, bus, learner, lives[-1]), *(h.tokens_seen for h in updates)])
+    heard = await _last_word(log, bus, learner, lives[-1])
+    for stored, newest in await _stored(log, learner, since):
+        history.stored.append(stored)
+        history.newest_bases.append(newest.base if newest else -1)
+        for header in (*(sent.header for sent in stored), *([newest] if newest else [])):
+            heard = max(heard, header.tokens_seen if header.incarnation == lives[-1] else 0)
     begun, lost = (claim.tokens_seen, claim.tokens_lost) if claim else (0, 0)
     c = history.checkpoint
     if c is not None and (c.header.incarnation == lives[-1] or claim is None or claim.resumed != c.key):
@@ -133,32 +138,46 @@ async def _read_claim(log: Log, learner: str, life: int) -> ClaimHeader | None:
         return None
 
 
-async def _stored(log: Log, learner: str, bases: int) -> list[list[Sent]]:
-    """Return, per fragment, the learner's longest update on each of its newest bases."""
+async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[list[Sent], UpdateHeader | None]]:
+    """Return, per fragment, the learner's longest update on each base from `since` on, and the header of its newest."""
     gate = asyncio.Semaphore(_READS)
 
-    async def newest(fragment: int) -> list[Sent]:
+    async def one(fragment: int) -> tuple[list[Sent], UpdateHeader | None]:
         async with gate:
             entries = await log.store.list(updates_prefix(fragment, learner))
-            wanted = sorted({version_in(e.key) for e in entries})[-bases:]
+            top = max((version_in(e.key) for e in entries), default=-1)
             best: dict[int, Sent] = {}
+            newest: UpdateHeader | None = None
             for entry in entries:
                 base = version_in(entry.key)
-                if base not in wanted:
+                if base < min(since[fragment], top):
                     continue
-                try:
-                    blob = await log.store.get(entry.key)
-                    header, _ = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)
-                except (ObjectMissing, RecordInvalid):
+                header = await _update_header(log, learner, entry.key)
+                if header is None:
                     continue
-                sent = Sent(header=header, key=entry.key, digest=frame.digest(blob), size=len(blob))
+                if base == top and (newest is None or header.tokens > newest.tokens):
+                    newest = header
                 known = best.get(base)
-                ours = (header.run, header.base, header.learner) == (log.run.digest, base, learner)
-                if ours and (known is None or header.tokens > known.header.tokens):
-                    best[base] = sent
-            return [best[base] for base in sorted(best)]
+                if base >= since[fragment] and (known is None or header.tokens > known.header.tokens):
+                    # Saying it again takes the digest of the whole.
+                    try:
+                        blob = await log.store.get(entry.key)
+                    except ObjectMissing:
+                        continue  # collected in this moment: settled
+                    best[base] = Sent(header=header, key=entry.key, digest=frame.digest(blob), size=len(blob))
+            return [best[base] for base in sorted(best)], newest
 
-    return list(await asyncio.gather(*(newest(f.index) for f in log.run.layout.fragments)))
+    return list(await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments)))
+
+
+async def _update_header(log: Log, learner: str, key: str) -> UpdateHeader | None:
+    try:
+        blob = await log.store.get_range(key, 0, frame.largest(frame.Kind.UPDATE, 0))
+        header = frame.parse_head(blob, frame.Kind.UPDATE, UpdateHeader)
+    except (ObjectMissing, RecordInvalid):
+        return None
+    ours = (header.run, header.base, header.learner) == (log.run.digest, version_in(key), learner)
+    return header if ours else None
 
 
 async def _last_word(log: Log, bus: Bus, learner: str, life: int) -> int:

@@ -4,6 +4,7 @@ Everybody computes it alone, from what it hears, and may be wrong for a moment: 
 a fragment cost one round done twice, since the conditional commit decides. A standby is just another shard.
 """
 
+import functools
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -63,9 +64,18 @@ class Shards:
         self._peers = {name: peer for name, peer in self._peers.items() if peer.heard_at >= silent}
         if now < self.started_at + 1.5 * self.beat_s:
             return set()  # whoever is there has not had the chance to be heard
-        mine = set()
-        for p in range(self.fragments):
-            able = [name for name, peer in self._peers.items() if p not in peer.broken]
-            if p not in broken and preference(self.name, p) > max((preference(n, p) for n in able), default=b""):
-                mine.add(p)
-        return mine
+        living = tuple(sorted((name, tuple(sorted(peer.broken))) for name, peer in self._peers.items()))
+        return set(_share(self.name, frozenset(broken), living, self.fragments))
+
+
+@functools.lru_cache(maxsize=16)
+def _share(
+    name: str, broken: frozenset[int], others: tuple[tuple[str, tuple[int, ...]], ...], fragments: int
+) -> frozenset[int]:
+    """Return the fragments of `name` among these syncers; asked many times a second, changed seldom."""
+    mine = set()
+    for p in range(fragments):
+        able = [other for other, unable in others if p not in unable]
+        if p not in broken and preference(name, p) > max((preference(n, p) for n in able), default=b""):
+            mine.add(p)
+    return frozenset(mine)
