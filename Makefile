@@ -21,7 +21,7 @@ demo-s3: $(VENV)/servers ## the same through a real S3 server and a real Redis, 
 test: $(VENV)/dev ## run the tests, real servers and killed processes included
 	$(BIN)/python -m pytest $(ARGS)
 
-chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real processes, checked after each (ARGS="--rounds 36 --json …")
+chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real processes, checked after each (ARGS="--rounds 30 --json …")
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)
 
 recovery: $(VENV)/dev ## how long the run stands still when a syncer is killed, and where the time goes

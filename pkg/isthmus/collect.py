@@ -25,6 +25,7 @@ from isthmus.records.objects import (
     PackedHeader,
     SegmentHeader,
     commit_key,
+    is_versioned,
     segment_key,
     snapshots_prefix,
     values_prefix,
@@ -122,7 +123,7 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
             kept_updates |= names
         else:
             settled_updates |= names
-    values = await log.store.list(values_prefix(p))
+    values = await _versioned(log, values_prefix(p))
     _doom(
         found,
         "values",
@@ -136,7 +137,7 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
     _doom(
         found,
         "snapshots",
-        (e for e in await log.store.list(snapshots_prefix(p)) if 0 < version_in(e.key) < start),
+        (e for e in await _versioned(log, snapshots_prefix(p)) if 0 < version_in(e.key) < start),
         before,
     )
     _doom(
@@ -144,7 +145,7 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
         "updates",
         (
             e
-            for e in await log.store.list(f"{UPDATES}{p:05d}/")
+            for e in await _versioned(log, f"{UPDATES}{p:05d}/")
             if e.key not in kept_updates and (version_in(e.key) < head - STALENESS_MAX or e.key in settled_updates)
         ),
         before,
@@ -212,6 +213,10 @@ async def _between(log: Log, p: int, after: int, until: int) -> AsyncIterator[Co
         yield commit
         if commit.version == until:
             return
+
+
+async def _versioned(log: Log, prefix: str) -> list[Entry]:
+    return [e for e in await log.store.list(prefix) if is_versioned(e.key)]
 
 
 def _doom(found: Plan, kind: str, entries: Iterable[Entry], before: float) -> None:

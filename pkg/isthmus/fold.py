@@ -8,6 +8,7 @@ replay, what if); `Publishing` carries the published value and applies the publi
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -35,8 +36,8 @@ from isthmus.records.objects import (
 )
 from isthmus.updates import Update, open_update
 
-FETCHES = 8
-"""Inputs of one commit fetched at once while folding."""
+FETCHES = 4
+"""Inputs of one commit in memory at once while folding."""
 
 T = TypeVar("T")
 
@@ -205,23 +206,28 @@ async def combine(
     """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` for a damaged one."""
     part = log.run.layout.fragments[fragment]
     accumulator = Accumulator(part, outer)
-    gate = asyncio.Semaphore(FETCHES)
+    todo, ahead = iter(inputs), deque[tuple[Input, asyncio.Future[Update]]]()
 
-    async def fetch(given: Input) -> F32:
-        async with gate:
-            update = await read_input(log, part, given)
-        if watch is not None:
-            watch(given, update)
-        return update.gradient
+    def fetch_next() -> None:
+        if (given := next(todo, None)) is not None:
+            ahead.append((given, asyncio.ensure_future(read_input(log, part, given))))
 
-    tasks = [asyncio.ensure_future(fetch(given)) for given in inputs]
     try:
-        for given, task in zip(inputs, tasks, strict=True):
-            await log.runtime.offload(accumulator.add, await task, given.weight)
+        # A few at a time, in order: memory does not grow with the round.
+        for _ in range(FETCHES):
+            fetch_next()
+        while ahead:
+            given, task = ahead[0]
+            update = await task
+            if watch is not None:
+                watch(given, update)
+            await log.runtime.offload(accumulator.add, update.gradient, given.weight)
+            ahead.popleft()
+            fetch_next()
     finally:
-        for task in tasks:
+        for _, task in ahead:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
     return await log.runtime.offload(merge.advance, state, accumulator, down, log.run.digest)
 
 

@@ -227,8 +227,12 @@ def join(
 
     shell = _Shell(run, bus, learner, adopt, steps, pace, checkpoint_s)
     shell.start(enter, fits)
-    moments = _restore(shell, model, optimizer, data, fits)
-    shell.attach(lambda layout: torch_model.TorchReplica(model, layout), _TorchSaver(model, optimizer, data))
+    try:
+        moments = _restore(shell, model, optimizer, data, fits)
+        shell.attach(lambda layout: torch_model.TorchReplica(model, layout), _TorchSaver(model, optimizer, data))
+    except BaseException:
+        shell.abandon()
+        raise
     return Link(shell, moments, warmup_steps)
 
 
@@ -297,6 +301,7 @@ class _Shell:
         self._urls = run_url, bus_url
         self._settings = learner, adopt, steps, pace, checkpoint_s
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._abandoned = False
         self._joined = threading.Event()
         self._attached = threading.Event()
         self._failure: BaseException | None = None
@@ -323,6 +328,11 @@ class _Shell:
                 loop.call_soon_threadsafe(agent.wake)
 
         agent.attach(replica(self.run.layout), notify, saver)
+        self._attached.set()
+
+    def abandon(self) -> None:
+        """Let the thread end: joining came to nothing after all."""
+        self._abandoned = True
         self._attached.set()
 
     def check(self) -> None:
@@ -370,19 +380,20 @@ class _Shell:
                 try:
                     async with asyncio.timeout(START_S):
                         self.run = await enter(store, runtime)
-                        store.patience = RUNNING
-                        bus = await stack.enter_async_context(open_bus(bus_url, self.run.digest))
-                        log = Log(self.run, store, runtime)
-                        self.agent = LearnerAgent(
-                            log, store, bus, runtime, learner,
-                            adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-                        )  # fmt: skip
-                        await self.agent.join()
-                        self.joined_at = [known.version for known in self.agent.downlink.known]
-                        if self.agent.history.checkpoint is None and any(self.joined_at):
-                            self.donor = await self.agent.donor(fits)
                 except TimeoutError:
-                    raise Unavailable(f"{run_url}: not joined within {START_S:g} s") from None
+                    raise Unavailable(f"{run_url}: not reached within {START_S:g} s") from None
+                store.patience = RUNNING
+                bus = await stack.enter_async_context(open_bus(bus_url, self.run.digest))
+                log = Log(self.run, store, runtime)
+                self.agent = LearnerAgent(
+                    log, store, bus, runtime, learner,
+                    adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
+                )  # fmt: skip
+                # As long as it takes: values and a checkpoint of a large model are many bytes.
+                await self.agent.join()
+                self.joined_at = [known.version for known in self.agent.downlink.known]
+                if self.agent.history.checkpoint is None and any(self.joined_at):
+                    self.donor = await self.agent.donor(fits)
                 history = self.agent.history
                 logger.info(
                     "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",
@@ -395,6 +406,7 @@ class _Shell:
                 )
                 self._joined.set()
                 await runtime.offload(self._attached.wait)
-                await self.agent.run()
+                if not self._abandoned:
+                    await self.agent.run()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

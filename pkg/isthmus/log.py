@@ -15,6 +15,7 @@ from isthmus.records.objects import (
     CommitHeader,
     PackedHeader,
     commit_key,
+    is_versioned,
     snapshots_prefix,
     version_in,
 )
@@ -92,7 +93,7 @@ class Log:
     async def snapshots(self, fragment: int) -> list[tuple[int, str]]:
         """Return (version, key) of the stored snapshots of a fragment, newest first. Lists."""
         entries = await self.store.list(snapshots_prefix(fragment))
-        return sorted(((version_in(e.key), e.key) for e in entries), reverse=True)
+        return sorted(((version_in(e.key), e.key) for e in entries if is_versioned(e.key)), reverse=True)
 
     async def newest(self, fragment: int, hint: int = 0) -> Commit | None:
         """Return the newest commit, None at version 0: from a hint or the newest snapshot, forward to the end."""

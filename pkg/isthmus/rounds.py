@@ -195,7 +195,7 @@ class Rounds:
         """Take the fragment over, or leave it to another syncer once the round under way is through."""
         taken = holding and not self.holding
         self.holding = holding
-        return self._open_if_due(now) if taken else []
+        return self.reopen(now) if taken else []
 
     def announced(self, pointer: Pointer, now: float) -> list[Action]:
         """Take an announcement."""
@@ -339,8 +339,11 @@ class Rounds:
             times.append(self._grace_ends(r))
         return min(t for t in times if t > now)
 
-    def committed(self, commit: CommitHeader, now: float) -> list[Action]:
-        """Note the next commit of the log, ours or another syncer's; what it left over is taken up again."""
+    def committed(self, commit: CommitHeader, now: float) -> None:
+        """Note the next commit of the log, ours or another syncer's; what it left over is taken up again.
+
+        After the last of several call `reopen`: a round opened in between would be for a version that exists.
+        """
         ours = self.round is not None and self.phase is Phase.MERGING
         if ours and self.round is not None:
             self._close_to_commit_s = smooth(self._close_to_commit_s, now - self.round.closed_at)
@@ -357,7 +360,14 @@ class Rounds:
                 del self._waiting[place]
                 if pointer.digest not in merged:
                     self._reject(pointer.learner, pointer.base, reason, now)
-        return self._open_if_due(now)
+
+    def reopen(self, now: float) -> list[Action]:
+        """Open the next round where a due update on the newest version waits for it."""
+        for pointer in self._waiting.values():
+            if self._may_open and pointer.due and pointer.base == self.head:
+                self._open(pointer.boundary_at, now, pointer.learner)
+                return [CallRound(self.head + 1), *self.fetches()]
+        return []
 
     def spoiled(self, now: float) -> None:
         """Note that merging the round would give no finite state: its updates are turned away, all of them."""
@@ -434,14 +444,6 @@ class Rounds:
     @property
     def _may_open(self) -> bool:
         return self.holding and self.phase is Phase.CLOSED
-
-    def _open_if_due(self, now: float) -> list[Action]:
-        """Open the next round where a due update on the newest version waits for it."""
-        for pointer in self._waiting.values():
-            if self._may_open and pointer.due and pointer.base == self.head:
-                self._open(pointer.boundary_at, now, pointer.learner)
-                return [CallRound(self.head + 1), *self.fetches()]
-        return []
 
     def _open(self, boundary_at: float, now: float, by: str) -> None:
         self.phase = Phase.OPEN

@@ -93,12 +93,14 @@ def why_no_fit(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any) -
         shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
         for index, entries in held.items():
             for what, value in entries.items():
-                if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                if not isinstance(value, torch.Tensor):
                     continue
-                if tuple(value.shape) != shapes[index]:
+                if value.dim() and tuple(value.shape) != shapes[index]:
                     return f"{what} of parameter {index} has shape {tuple(value.shape)}, not {shapes[index]}"
                 if not bool(torch.isfinite(value).all()):
                     return f"{what} of parameter {index} is not finite"
+        if len({tuple(sorted(entries)) for entries in held.values()}) > 1:
+            return "its parameters have different entries"
         if len(saved["state"]["param_groups"]) != len(optimizer.param_groups):
             return "it has another number of parameter groups"
     except (KeyError, TypeError, IndexError, AttributeError) as error:

@@ -92,7 +92,8 @@ def parse(pairs: Iterable[str]) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How far the other trajectory is from the recorded one at a version, over the fragments that have it."""
+    """How far the other trajectory is from the recorded one at a version, over all fragments: one that ended earlier
+    counts as it ended."""
 
     version: int
     inputs_recorded: int
@@ -147,7 +148,7 @@ async def what_if(
     newest = [await log.newest(p) for p in chosen]
     tops = [min(c.version if c else 0, 1 << 62 if last is None else last) for c in newest]
     outcome = Outcome([], [0] * len(chosen), tops, {})
-    sums: dict[int, list[_Sums]] = {}
+    sums: dict[int, dict[int, _Sums]] = {p: {} for p in chosen}
     total, done = max(1, sum(tops)), 0
     gate = asyncio.Semaphore(at_once)
 
@@ -158,17 +159,20 @@ async def what_if(
 
     async def one(number: int, p: int) -> None:
         async with gate:
-            outcome.starts[number], outcome.states[p] = await _fragment(log, p, tops[number], settings, sums, tick)
+            outcome.starts[number], outcome.states[p] = await _fragment(log, p, tops[number], settings, sums[p], tick)
 
     await asyncio.gather(*(one(number, p) for number, p in enumerate(chosen)))
-    for version in sorted(sums):
-        found = sums[version]
+    newest_sums: dict[int, _Sums] = {}
+    for version in sorted({v for found in sums.values() for v in found}):
+        here = {p: found[version] for p, found in sums.items() if version in found}
+        newest_sums |= here
+        found = list(newest_sums.values())
         ways = math.sqrt(sum(s.way for s in found)) * math.sqrt(sum(s.other_way for s in found))
         outcome.rows.append(
             Departure(
                 version,
-                sum(s.recorded for s in found),
-                sum(s.other for s in found),
+                sum(s.recorded for s in here.values()),
+                sum(s.other for s in here.values()),
                 math.sqrt(sum(s.difference for s in found)),
                 math.sqrt(sum(s.way for s in found)),
                 sum(s.product for s in found) / ways if ways else math.nan,
@@ -178,7 +182,7 @@ async def what_if(
 
 
 async def _fragment(
-    log: Log, p: int, top: int, settings: Settings, sums: dict[int, list[_Sums]], tick: Callable[[], None]
+    log: Log, p: int, top: int, settings: Settings, sums: dict[int, _Sums], tick: Callable[[], None]
 ) -> tuple[int, State]:
     keep = max(2, log.run.pace.staleness + 1)
     at = await fold.begin(log, p, fold.Merging(log), at_most=await earliest(log, p), keep=keep)
@@ -200,7 +204,7 @@ async def _fragment(
         else:
             other = State(h.version, other.published, other.master, other.momentum)
         entry = await log.runtime.offload(_distances, start, recorded, other.published)
-        sums.setdefault(h.version, []).append(_Sums(len(h.inputs), len(inputs), *entry))
+        sums[h.version] = _Sums(len(h.inputs), len(inputs), *entry)
         tick()
     return at.version, other
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from chaos.proxy import FaultProxy
 from isthmus_services.servers import Server, free_ports, redis_server, s3_server
@@ -218,6 +217,11 @@ class Cluster:
                     child.process.wait()
 
 
-def port_of(url: str) -> int:
-    """Return the port in a URL."""
-    return urlsplit(url).port or 0
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does, so that nothing it started is left behind."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)

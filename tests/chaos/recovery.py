@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos.checker import Checker
-from chaos.cluster import RUN, Child, Cluster
+from chaos.cluster import RUN, Child, Cluster, end_on_sigterm
 
 _HOLDS = re.compile(r"^(\S+ \S+) .*: (\S+) holds (\d+) of (\d+) fragments", re.MULTILINE)
 _SERVES = re.compile(r"^(\S+ \S+) .*: (\S+) serves .* folded in ([0-9.]+) s", re.MULTILINE)
@@ -139,6 +139,7 @@ def main() -> int:
     parser.add_argument("--out", default="out/recovery", metavar="DIR")
     parser.add_argument("--json", metavar="PATH", help="write the report there too")
     a = parser.parse_args()
+    end_on_sigterm()
     report = {}
     table = Table(title="from SIGKILL of a syncer to the next commit, seconds: p50 / worst", title_justify="left")
     for column in ("", "kills", *PARTS):

@@ -2,6 +2,7 @@
 
 import itertools
 import shutil
+import threading
 import time
 
 import pytest
@@ -192,3 +193,23 @@ def test_a_sampler_whose_state_is_no_plain_data_is_named(folder):
 def test_odd_settings_are_refused(folder, options):
     with pytest.raises(InputError, match="checkpoint_s"):
         Trainer(folder, data=False, **options)
+
+
+class Unwilling(Odd):
+    def state_dict(self):
+        return {"next": 1}
+
+    def load_state_dict(self, state):
+        raise RuntimeError("this loader cannot go back")
+
+
+def test_a_join_that_fails_after_all_leaves_no_thread_behind(folder):
+    Trainer(folder).steps(3).link.close()
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(RuntimeError, match="cannot go back"):
+        isthmus.join(str(folder), model, optimizer, learner="a", data=Unwilling())
+    end = time.monotonic() + 20
+    while any(t.name.startswith("isthmus") for t in threading.enumerate()):
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.05)

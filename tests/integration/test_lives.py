@@ -105,12 +105,18 @@ def test_merged_tokens_of_all_lives_are_those_in_the_log(folder):
 
     async def body():
         async with world(folder) as w, serving(w.syncer()):
+            trained = 0
             for _ in range(5):
                 one = await Life(w, "l0").start()
+                before = one.boundary.tokens_seen
                 await one.steps(35)
+                trained += one.boundary.tokens_seen - before
                 await one.kill()
+                await asyncio.sleep(0.3)  # a few commits pass before it is back
             last = await Life(w, "l0").start()
+            before = last.boundary.tokens_seen
             await last.steps(60)
+            trained += last.boundary.tokens_seen - before
             heads = lambda: [k.version for k in last.agent.downlink.known]  # noqa: E731
             await until(lambda: not any(last.agent.uplink.attempts), "everything is settled")
             merged = [0] * 4
@@ -120,6 +126,9 @@ def test_merged_tokens_of_all_lives_are_those_in_the_log(folder):
                         merged[p] += sum(i.tokens for i in commit.header.inputs if i.learner == "l0")
             assert [a.merged for a in last.agent.uplink.accounts] == merged
             balanced(last.agent)
+            # What was trained, no more; less only by what each life did not live to say.
+            processed = last.boundary.tokens_seen + last.agent.uplink.tokens_lost
+            assert trained - 5 * 1000 <= processed <= trained
             await last.end()
 
     asyncio.run(body())

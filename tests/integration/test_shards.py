@@ -6,6 +6,7 @@ import uuid
 import pytest
 
 from isthmus.errors import LogCorrupt
+from isthmus.records.objects import commit_key
 from isthmus.rules import Pace, Rules
 from tests_helpers import all_commits, balanced, check_log, deaf, head, seed_of, serving, train, until, world
 
@@ -194,5 +195,24 @@ def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder):
                 await w.store.delete(entry.key)
             with pytest.raises(LogCorrupt, match="no snapshot can be believed"):
                 await w.syncer("east").recover()
+
+    asyncio.run(body())
+
+
+def test_bytes_that_are_no_commit_under_the_next_key_stop_that_fragment_alone(folder):
+    async def body():
+        async with world(folder, FEW) as w:
+            syncer = w.syncer("east")
+            async with serving(syncer):
+                training = asyncio.ensure_future(train(w.learner("l0"), 300))
+                await until(lambda: syncer.keepers[0].head >= 2, "it runs")
+                await w.store.create(commit_key(0, syncer.keepers[0].head + 2), b"")
+                await until(lambda: bool(syncer.keepers[0].broken), "noticed")
+                assert "not a commit" in syncer.keepers[0].broken
+                heads = [k.head for k in syncer.keepers[1:]]
+                await until(
+                    lambda: all(k.head > h + 2 for k, h in zip(syncer.keepers[1:], heads, strict=True)), "go on"
+                )
+                await training
 
     asyncio.run(body())

@@ -195,3 +195,13 @@ def test_an_old_announcement_played_again_is_turned_away(folder):
             await check_log(w)
 
     asyncio.run(body())
+
+
+def test_an_absurd_age_never_makes_a_commit_that_nobody_can_read(folder):
+    async def body():
+        async with world(folder) as w, serving(w.syncer()) as syncer:
+            await post(w, "evil", forged(w), due=True, age_s=1e9, step_s=1e9, upload_s=1e9, sync_s=1e9)
+            await until(lambda: syncer.keepers[0].head == 1, "merged all the same: the update itself is good")
+            assert await check_log(w) == 1
+
+    asyncio.run(body())

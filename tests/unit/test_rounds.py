@@ -67,7 +67,8 @@ class Story:
         return following
 
     def commit(self, *learners: str, base: int | None = None):
-        return self.rounds.committed(committed(self.rounds.head + 1, *learners, base=base), self.now)
+        self.rounds.committed(committed(self.rounds.head + 1, *learners, base=base), self.now)
+        return self.rounds.reopen(self.now)
 
 
 def committed(version: int, *learners: str, base: int | None = None) -> CommitHeader:
@@ -430,3 +431,31 @@ def test_without_slack_nobody_is_waited_for():
 
 def test_grace_can_be_turned_off():
     assert adaptive_grace(Pace(grace=0.0), 12, Terms(1.0, 1.0, 0.0, 1.0), 0.0).seconds == 0.0
+
+
+# --- catching up ------------------------------------------------------------------------------------------------------
+
+
+def test_after_several_commits_at_once_a_learner_is_still_fetched():
+    """A due update on a version in between must not open a round that nobody asks for any more."""
+    story = Story("a", "b")
+    story.announce("a", base=1, due=True)
+    for learners in (("b",), ("b",)):
+        story.rounds.committed(committed(story.rounds.head + 1, *learners), story.now)
+    assert story.rounds.reopen(story.now) == []
+    opened = story.announce("a", base=2, due=True)
+    assert CallRound(3) in opened
+    assert [a.pointer.base for a in opened if isinstance(a, Fetch)] == [1], "the older base first, as always"
+
+
+def test_a_fragment_taken_over_opens_what_waited_and_one_left_opens_nothing():
+    story = Story("a")
+    story.rounds.hold(False, story.now)
+    assert not any(isinstance(a, CallRound | Fetch) for a in story.announce("a", due=True))
+    assert CallRound(1) in story.rounds.hold(True, story.now)
+    # Left in mid-round: that round goes on, the next is another's.
+    story.rounds.hold(False, story.now)
+    assert story.rounds.round is not None
+    story.commit("a")
+    assert story.rounds.phase is Phase.CLOSED
+    assert story.announce("a", base=1, due=True) == []

@@ -48,6 +48,9 @@ PROGRESS_BEATS = 0.1
 CLAIM_BEATS = 10
 """Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
 
+DONOR_S = 120.0
+"""Reading another learner's checkpoint may take this long."""
+
 CHECKPOINTS_KEPT = 2
 """Of one learner in the store; older ones are deleted once a newer one is there."""
 
@@ -118,14 +121,19 @@ class LearnerAgent:
 
         `fits` returns why not. No process is asked: the checkpoints are in the store.
         """
-        for entry in await donors(self._log, self.name):
-            found = await read_checkpoint(self._log, entry.key)
-            if found is None:
-                continue
-            why = "its loss is not finite" if found.header.loss is None else fits(found)
-            if why is None:
-                return found
-            logger.info("the optimizer of %s does not fit: %s", found.header.learner, why)
+        try:
+            async with asyncio.timeout(DONOR_S):
+                for entry in await donors(self._log, self.name):
+                    found = await read_checkpoint(self._log, entry.key)
+                    if found is None:
+                        continue
+                    why = "its loss is not finite" if found.header.loss is None else fits(found)
+                    if why is None:
+                        return found
+                    logger.info("the optimizer of %s does not fit: %s", found.header.learner, why)
+        except (Unavailable, Denied, TimeoutError) as error:
+            # A nicety: a newcomer without it warms up.
+            logger.warning("no checkpoint of another learner could be read: %s", error or type(error).__name__)
         return None
 
     def attach(
@@ -188,6 +196,7 @@ class LearnerAgent:
                 async for commit in self._log.commits(p, self.history.settled_to[p]):
                     if commit.version > last:
                         break
+                    self.uplink.absorb(commit, self.history)
                     self.uplink.settle(commit)
             self.uplink.expire(p, known)
 
@@ -277,15 +286,21 @@ class LearnerAgent:
             await self._store.put(key, blob)
             if key not in self._checkpoints:
                 self._checkpoints.append(key)
-            while len(self._checkpoints) > CHECKPOINTS_KEPT:
-                await self._store.delete(self._checkpoints.pop(0))
-        except Unavailable as error:
-            logger.warning("no checkpoint of step %d: %s", frozen.step, error)
-        except Denied as error:
-            logger.warning("old checkpoints stay: %s", error)
+        except (Unavailable, Denied) as error:
+            logger.warning("no checkpoint of step %d (%d bytes): %s", frozen.step, len(blob), error)
+        else:
+            await self._drop_old_checkpoints()
         finally:
             self._checkpointing -= 1
             self._wake.set()
+
+    async def _drop_old_checkpoints(self) -> None:
+        try:
+            while len(self._checkpoints) > CHECKPOINTS_KEPT:
+                await self._store.delete(self._checkpoints[0])
+                self._checkpoints.pop(0)
+        except (Unavailable, Denied) as error:
+            logger.warning("old checkpoints stay for the collector: %s", error)
 
     async def _watch_claim(self) -> None:
         """Stop when another process has claimed our name. Raises `Fenced`."""

@@ -167,6 +167,8 @@ class Slot:
     sent_tokens: int = 0
     sent_values: F32 | None = None
     """Parameters at that upload; kept only where adoption needs them."""
+    prior_values: F32 | None = None
+    """`sent_values` of the upload before, until the one under way is through."""
     uploading: bool = False
     called: int | None = None
     ready: Ready | None = None
@@ -294,7 +296,7 @@ class Boundary:
             match self.inbox.popleft():
                 case UploadDone(fragment):
                     self._uploads -= 1
-                    self.slots[fragment].uploading = False
+                    self.slots[fragment].uploading, self.slots[fragment].prior_values = False, None
                 case UploadFailed(fragment, base, sent_step, sent_tokens):
                     self._uploads -= 1
                     slot = self.slots[fragment]
@@ -302,6 +304,8 @@ class Boundary:
                     if slot.base == base:
                         # Taken again, with what came on top, as soon as there is room.
                         slot.sent_step, slot.sent_tokens, slot.due_at = sent_step, sent_tokens, self.step
+                        slot.sent_values = None if sent_step is None else slot.prior_values
+                    slot.prior_values = None
                 case Ready() as ready:
                     slot = self.slots[ready.fragment]
                     if ready.version > (slot.base if slot.ready is None else slot.ready.version):
@@ -355,6 +359,7 @@ class Boundary:
         values = np.empty(self._layout.fragments[fragment].size, np.float32)
         self._replica.read(fragment, values)
         slot.sent_step, slot.sent_tokens = self.step, self.tokens_seen
+        slot.prior_values = slot.sent_values
         slot.sent_values = None if self._adopt_rule == "overwrite" else values
         slot.called = None
         slot.due_at = self.step + self._sync_every

@@ -153,11 +153,9 @@ def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
     for fragment, f in zip(run.layout.fragments, header.fragments, strict=True):
         arrays = []
         for leaf in leaves[at : at + 3 + len(f.attempts)]:
-            if (
-                leaf.spec.maker != "numpy"
-                or leaf.spec.dtype != "<f4"
-                or leaf.spec.shape not in ((0,), (fragment.size,))
-            ):
+            sizes: dict[tuple[int, ...], int] = {(0,): 0, (fragment.size,): 4 * fragment.size}
+            found = leaf.spec.maker, leaf.spec.dtype
+            if found != ("numpy", "<f4") or sizes.get(leaf.spec.shape) != leaf.spec.size:
                 raise RecordInvalid(Reason.WRONG_LAYOUT, f"an array of fragment {fragment.index} is not of its size")
             array = leaf.data.view(np.float32)
             if not kernels.all_finite(array):

@@ -5,6 +5,7 @@ Read once, when a learner starts; this is the only place where its keys are list
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from isthmus.records.objects import (
     UpdateHeader,
     claim_key,
     claims_prefix,
+    is_versioned,
     updates_prefix,
     version_in,
 )
@@ -29,6 +31,11 @@ from isthmus.store import Entry
 logger = logging.getLogger(__name__)
 
 _READS = 8
+_CLAIM = re.compile(r"learners/[^/]+/[0-9]+/claim")
+_CHECKPOINT = re.compile(r"learners/[^/]+/[0-9]+/checkpoints/[0-9]{12}-[0-9a-f]{16}")
+DONOR_BYTES, DONOR_EXTRA = 64, 64 << 20
+"""Bytes per parameter, and in all, that another's checkpoint may have to be looked at."""
+
 DONORS_MAX = 3
 """Checkpoints of other learners looked at for an optimizer that fits."""
 
@@ -71,7 +78,7 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -
     A damaged checkpoint is named in the log and the one before it is used; a damaged update counts as not there.
     """
     entries = await log.store.list(claims_prefix(learner))
-    lives = sorted(int(e.key.split("/")[2]) for e in entries if e.key.endswith("/claim"))
+    lives = sorted(int(e.key.split("/")[2]) for e in entries if _CLAIM.fullmatch(e.key))
     history = History()
     if not lives:
         return history
@@ -102,7 +109,10 @@ async def donors(log: Log, learner: str) -> Sequence[Entry]:
     for entry in checkpoints_in(await log.store.list(LEARNERS)):
         newest.setdefault(entry.key.split("/")[1], entry)
     newest.pop(learner, None)
-    return sorted(newest.values(), key=lambda e: e.modified, reverse=True)[:DONORS_MAX]
+    largest = DONOR_BYTES * log.run.layout.size + DONOR_EXTRA
+    return sorted((e for e in newest.values() if e.size <= largest), key=lambda e: e.modified, reverse=True)[
+        :DONORS_MAX
+    ]
 
 
 async def read_checkpoint(log: Log, key: str) -> Checkpoint | None:
@@ -117,7 +127,7 @@ async def read_checkpoint(log: Log, key: str) -> Checkpoint | None:
 
 def checkpoints_in(entries: Sequence[Entry]) -> list[Entry]:
     """Return the checkpoints in a listing: those of later lives first, of one life those of later steps."""
-    found = [e for e in entries if e.key.count("/") == 4 and e.key.split("/")[3] == "checkpoints"]
+    found = [e for e in entries if _CHECKPOINT.fullmatch(e.key)]
     return sorted(found, key=lambda e: (int(e.key.split("/")[2]), version_in(e.key)), reverse=True)
 
 
@@ -144,7 +154,7 @@ async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[li
 
     async def one(fragment: int) -> tuple[list[Sent], UpdateHeader | None]:
         async with gate:
-            entries = await log.store.list(updates_prefix(fragment, learner))
+            entries = [e for e in await log.store.list(updates_prefix(fragment, learner)) if is_versioned(e.key)]
             top = max((version_in(e.key) for e in entries), default=-1)
             best: dict[int, Sent] = {}
             newest: UpdateHeader | None = None

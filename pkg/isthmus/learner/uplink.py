@@ -126,6 +126,20 @@ class Uplink:
                     account.sent.setdefault(base, 0)
                 self.attempts[p][base] = _attempt(sent, None, now)
 
+    def absorb(self, commit: Commit, history: History) -> None:
+        """Before a past commit is settled: where it merged more than the checkpoint knows to be sent on the base it
+        stands on, the checkpoint's local work was in that update."""
+        c, p = history.checkpoint, commit.header.fragment
+        if c is None:
+            return
+        point, account = c.points[p], self.accounts[p]
+        for given in commit.header.inputs:
+            if (given.learner, given.base) != (self._name, point.base) or given.base in account.settled:
+                continue
+            if given.tokens > account.sent.get(given.base, 0):
+                account.sent[given.base] = c.header.tokens_seen - point.origin_tokens
+                self._absorbed.add(p)
+
     def point(self, history: History, p: int, version: int, values: F32) -> Point | None:
         """Return the local work a fragment goes on with at this version; None where the version replaces it."""
         c, account = history.checkpoint, self.accounts[p]
@@ -223,6 +237,8 @@ class Uplink:
         """Learn from a commit what became of our updates."""
         p = commit.header.fragment
         attempts, account = self.attempts[p], self.accounts[p]
+        if commit.version <= self.settled_to[p]:
+            return  # a way through the log that was cut short is walked again
         for given in commit.header.inputs:
             if given.learner != self._name:
                 continue

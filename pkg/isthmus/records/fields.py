@@ -29,7 +29,8 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Counter = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+SECONDS_MAX = 1e9
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=SECONDS_MAX)]
 """A duration or an age."""
 Instant = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 """Seconds since 1970; for people to read."""

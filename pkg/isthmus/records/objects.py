@@ -1,5 +1,6 @@
 """The objects a run consists of in the store: what each one says about itself, and the key it lives under."""
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -409,6 +410,14 @@ def claim_key(learner: str, incarnation: int) -> str:
 def checkpoint_key(learner: str, incarnation: int, step: int, digest: bytes) -> str:
     """Key of a learner's checkpoint."""
     return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/{step:012d}-{digest[:8].hex()}"
+
+
+_VERSIONED = re.compile(r".*/[0-9]{12}-[0-9a-f]{16}")
+
+
+def is_versioned(key: str) -> bool:
+    """Return whether a key ends as ours do, in a version and a digest; whatever else lies there is left alone."""
+    return _VERSIONED.fullmatch(key) is not None
 
 
 def version_in(key: str) -> int:

@@ -102,7 +102,10 @@ def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) 
                 return _make_numpy(leaf) if leaf.spec.maker == "numpy" else make(leaf)
         raise RecordInvalid(Reason.MALFORMED, "a tree holds something no tree holds")
 
-    return walk(plain, 0)
+    try:
+        return walk(plain, 0)
+    except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+        raise RecordInvalid(Reason.MALFORMED, f"a tree that nothing of ours wrote: {error}") from None
 
 
 def place(leaves: Sequence[Leaf]) -> tuple[list[int], int]:

@@ -45,6 +45,7 @@ _DENIED = {
     "PermanentRedirect": "the bucket is in another region",
     "AuthorizationHeaderMalformed": "the bucket is in another region",
     "ExpiredToken": "the session token has expired",
+    "EntityTooLarge": "the object is larger than this store takes in one request",
     "NotImplemented": "the server does not implement this request (conditional PUT is needed)",
 }
 

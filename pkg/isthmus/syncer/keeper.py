@@ -16,8 +16,10 @@ from isthmus.members import Members
 from isthmus.merge import Accumulator, Advance, State
 from isthmus.reasons import Reason
 from isthmus.records import frame
+from isthmus.records.fields import SECONDS_MAX
 from isthmus.records.messages import Call, Committed, FromSyncer
 from isthmus.records.objects import (
+    INPUTS_MAX,
     SCHEMA,
     CommitHeader,
     Input,
@@ -136,6 +138,7 @@ class Keeper:
         self.state: State | None = None
         self.broken = ""
         """Why the log of this fragment cannot be folded to its end here, or empty."""
+        self._retry_at = 0.0
         self._log = log
         self._pace = pace
         self._runtime = runtime
@@ -180,6 +183,9 @@ class Keeper:
         except LogCorrupt as error:
             self._break(error)
             return
+        self._begin(at)
+
+    def _begin(self, at: fold.At[State]) -> None:
         self.state, self._digest = at.carried, at.digest
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
@@ -360,10 +366,23 @@ class Keeper:
             written_at=self._runtime.wall(),
         )
         # From here on these bytes are the attempt: they do not change until its outcome is known.
-        body = frame.draft(frame.Kind.COMMIT, header).blob
-        if await self._log.append(self.fragment.index, version, body):
+        try:
+            body = frame.draft(frame.Kind.COMMIT, header).blob
+            frame.parse(body, frame.Kind.COMMIT, CommitHeader)  # what nobody could read must never take the key
+        except (RecordInvalid, ValueError) as error:
+            logger.error("fragment %d: no commit can say this: %s", self.fragment.index, error)
+            self._release()
+            self.rounds.spoiled(self._runtime.now())
+            return []
+        try:
+            ours = await self._log.append(self.fragment.index, version, body)
+        except LogCorrupt as error:
+            self._break(error)  # something stands under the key that is no commit
+            return []
+        if ours:
             self._tallies.commits += 1
-            return self._settle(Commit(header, frame.digest(body)), result.state)
+            self._settle(Commit(header, frame.digest(body)), result.state)
+            return self.rounds.reopen(self._runtime.now())
         self._tallies.commits_lost += 1
         self._release()
         self.rounds.lost()
@@ -382,28 +401,34 @@ class Keeper:
 
     async def _catch_up(self) -> list[Action]:
         """Fold what others committed."""
-        actions: list[Action] = []
+        now = self._runtime.now()
+        if self.broken and now < self._retry_at:
+            return []
+        self._retry_at = now + self._pace.heartbeat_s
         try:
             if self.state is not None:
                 here = fold.At(self.head, self.state, self._digest, ())
                 try:
                     async for at in fold.onward(self._log, self.fragment.index, self._carry, here):
-                        actions = self._settle(at.last[-1], at.carried)
-                    return actions
+                        self._settle(at.last[-1], at.carried)
+                    self.broken = ""
+                    return self.rounds.reopen(self._runtime.now())
                 except LogCorrupt as error:
                     # What comes next may have been collected while we were away: start again from a snapshot.
                     logger.warning("fragment %d starts again from a snapshot: %s", self.fragment.index, error)
             at = await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
+            if self.state is None:
+                self._begin(at)
             for commit in at.last:
                 if commit.version > self.head:
-                    actions = self._settle(commit, at.carried)
+                    self._settle(commit, at.carried)
+            self.broken = ""
         except LogCorrupt as error:
             self._break(error)
+            return []
         except Unavailable as error:
             logger.warning("fragment %d cannot catch up for now: %s", self.fragment.index, error)
-        else:
-            self.broken = ""
-        return actions
+        return self.rounds.reopen(self._runtime.now())
 
     def _break(self, error: LogCorrupt) -> None:
         """Stop serving a fragment whose log is damaged; the next snapshot another syncer writes may heal it."""
@@ -413,7 +438,7 @@ class Keeper:
         self._release()
         self.rounds.lost()
 
-    def _settle(self, commit: Commit, state: State) -> list[Action]:
+    def _settle(self, commit: Commit, state: State) -> None:
         """A commit is in the log: it becomes the state, and only now is it said."""
         self._release()
         self.state, self._digest = state, commit.digest
@@ -431,7 +456,7 @@ class Keeper:
         due = (commit.version + self.fragment.index) % self._pace.snapshot_every == 0
         if ours and due and self._tasks is not None and (self._snapshot is None or self._snapshot.done()):
             self._snapshot = self._tasks.create_task(self._write_snapshot(state))
-        return self.rounds.committed(commit.header, self._runtime.now())
+        self.rounds.committed(commit.header, self._runtime.now())
 
     async def _write_snapshot(self, state: State) -> None:
         blob = await self._runtime.offload(merge.snapshot, state, self.fragment.index, self._log.run.digest)
@@ -450,22 +475,22 @@ class Keeper:
             quorum=r.quorum,
             quorum_missed=r.quorum_missed,
             closed_by=closed_by.value,
-            expected=tuple(sorted(r.expected)),
-            missing=tuple(sorted(r.missing)),
-            passed=tuple(Passing(learner=who, at=self._wall(at)) for who, at in sorted(r.passed.items())),
+            expected=tuple(sorted(r.expected))[:INPUTS_MAX],
+            missing=tuple(sorted(r.missing))[:INPUTS_MAX],
+            passed=tuple(Passing(learner=who, at=self._wall(at)) for who, at in sorted(r.passed.items())[:INPUTS_MAX]),
             boundary_at=self._wall(r.boundary_at),
             opened_at=self._wall(r.opened_at),
             closed_at=self._wall(r.closed_at),
             hold_until=self._wall(r.hold_until),
-            quorum_s=r.quorum_s,
-            grace_s=r.grace_s,
-            waited_s=max(0.0, r.closed_at - r.opened_at),
-            fastest_step_s=r.terms.fastest_step_s,
-            slowest_step_s=r.terms.slowest_step_s,
-            sync_s=r.terms.sync_s,
-            cap_s=r.terms.cap_s,
-            merge_s=max(0.0, merge_s),
-            publish_s=max(0.0, publish_s),
+            quorum_s=_bounded(r.quorum_s),
+            grace_s=_bounded(r.grace_s),
+            waited_s=_bounded(r.closed_at - r.opened_at),
+            fastest_step_s=_bounded(r.terms.fastest_step_s),
+            slowest_step_s=_bounded(r.terms.slowest_step_s),
+            sync_s=_bounded(r.terms.sync_s),
+            cap_s=_bounded(r.terms.cap_s),
+            merge_s=_bounded(merge_s),
+            publish_s=_bounded(publish_s),
             overlap_steps=r.overlap_steps,
         )
 
@@ -487,3 +512,8 @@ class Keeper:
         if self._has_slot:
             self._has_slot = False
             self._limits.accumulators.release()
+
+
+def _bounded(seconds: float) -> float:
+    """Durations are what learners say of themselves, and sums of that: they must fit into a commit."""
+    return min(max(0.0, seconds), SECONDS_MAX)
