@@ -36,7 +36,8 @@ from isthmus.rounds import Pointer
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
-from isthmus.syncer.keeper import Announced, Called, FromBus, Heard, Invalid, Keeper, Limits, Passed, Tallies
+from isthmus.syncer.events import Announced, Called, FromBus, Heard, Invalid, Passed
+from isthmus.syncer.keeper import Keeper, Limits, Tallies
 from isthmus.syncer.shards import Shards
 
 logger = logging.getLogger(__name__)

@@ -31,72 +31,13 @@ from isthmus.records.objects import (
 from isthmus.rounds import Abandon, Action, CallRound, CatchUp, ClosedBy, Fetch, Merge, Pointer, Round, Rounds
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
+from isthmus.syncer.events import Announced, Called, Fetched, FromBus, Heard, Hold, Invalid, Passed
 from isthmus.updates import Update, open_update
 
 logger = logging.getLogger(__name__)
 
 INBOX_MAX = 2048
 """Bus messages that wait for one fragment; beyond that they are dropped, since they will be said again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Announced:
-    """A learner's update."""
-
-    pointer: Pointer
-
-
-@dataclass(frozen=True, slots=True)
-class Called:
-    """Another syncer's call."""
-
-    version: int
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A learner has nothing for this round."""
-
-    learner: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """A commit is said to exist."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Invalid:
-    """An announcement that cannot become a pointer."""
-
-    learner: str
-    base: int
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Take the fragment over, or leave it to another syncer."""
-
-    holding: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """The outcome of a fetch; `done` is set once it was dealt with, so that memory in flight stays bounded."""
-
-    pointer: Pointer
-    update: Update | None
-    reason: Reason | None
-    at: float
-    done: asyncio.Event
-
-
-FromBus = Announced | Called | Passed | Heard | Invalid
 
 
 @dataclass(slots=True)
