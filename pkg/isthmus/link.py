@@ -116,11 +116,11 @@ class Link:
     def step(self, tokens: int, *, loss: float | None = None) -> None:
         """Report one optimizer step over this many tokens; call it right after `optimizer.step()`.
 
-        Copies at most one fragment out of the model and one into it; everything else happens elsewhere. A store or bus
+        Copies a few fragments out of the model and into it, and now and then what a checkpoint holds. A store or bus
         that is away does not hold it up. `loss` is shown by `status` and nothing else.
 
         Raises `InputError` for a token count below one, and whatever ended the agent for good: `Denied` (credentials
-        were revoked), for example.
+        were revoked) or `Fenced` (this name was started again elsewhere), for example.
         """
         if tokens < 1:
             raise InputError(f"a step has at least one token, not {tokens}")

@@ -50,7 +50,7 @@ def measure(folder: Path, *, standby: bool, kills: int, seed: int) -> list[Recov
     cluster, draw, found = Cluster(folder, 2 if standby else 1, 3), random.Random(seed), list[Recovery]()
     with cluster.running():
         checker = Checker(RUN, cluster.direct)
-        _until_steady(cluster, checker, standby)
+        _until_steady(cluster, checker)
         while len(found) < kills:
             cluster.wait(STEADY_S + draw.uniform(0.0, 2.0))
             checker.check("before a kill")
@@ -69,7 +69,7 @@ def measure(folder: Path, *, standby: bool, kills: int, seed: int) -> list[Recov
                 commit = _next_commit(checker, held, at)
             found.append(_split(cluster, commit[1], at, commit[0]))
             print(f"kill {len(found):3d}: {found[-1].total:5.2f} s  {found[-1]}", flush=True)
-            _until_steady(cluster, checker, standby)
+            _until_steady(cluster, checker)
         cluster.stop()
         checker.check("end")
         assert not checker.violations, checker.violations
@@ -107,13 +107,12 @@ def _held(child: Child) -> int:
     return int(found[-1][3]) if found else 0
 
 
-def _until_steady(cluster: Cluster, checker: Checker, standby: bool) -> None:
-    """Wait until every fragment is held once, and by two syncers where there is a standby."""
+def _until_steady(cluster: Cluster, checker: Checker) -> None:
+    """Wait until every syncer is up, each fragment is held once, and all have a new commit."""
 
     def steady() -> bool:
         held = [_held(child) for child in cluster.syncers]
-        shared = sum(held) == 4 and sum(child.process.poll() is None for child in cluster.syncers) == len(held)
-        return shared and (not standby or min(held) >= 0)
+        return sum(held) == 4 and all(child.process.poll() is None for child in cluster.syncers)
 
     _tend_until(cluster, steady)
     before = checker.newest()

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from isthmus.errors import Fenced, ObjectMissing
+from isthmus.errors import Fenced
 from isthmus.records.objects import claim_key
 from isthmus.rules import Pace
 from tests_helpers import NumpyReplica, balanced, check_log, seed_of, serving, train, until, world
@@ -166,11 +166,14 @@ def test_error_feedback_survives_with_the_update_it_belongs_to(folder):
                 await one.steps(5)
             await one.end()
             two = await Life(w, "l0").start()
-            for p in range(4):
-                assert two.agent.uplink.residual_of[p] in {
-                    i.key for c in [c async for c in w.log.commits(p, 0)] for i in c.header.inputs
-                }
-                assert two.agent.uplink.residuals[p].any()
+            uplink = two.agent.uplink
+            # Where an upload was under way in the last moment its residual is gone, and nothing is claimed.
+            assert any(uplink.residual_of)
+            for p, key in enumerate(uplink.residual_of):
+                assert bool(key) == (uplink.residuals[p] is not None)
+                if key:
+                    assert key in {i.key for c in [c async for c in w.log.commits(p, 0)] for i in c.header.inputs}
+                    assert uplink.residuals[p].any()
             await two.kill()
 
     asyncio.run(body())
@@ -266,14 +269,5 @@ def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_for_them
             assert newest.waited.expected == ("steady",)
             assert newest.waited.closed_by == "everyone"
             await check_log(w)
-
-    asyncio.run(body())
-
-
-def test_reading_a_claim_that_is_not_there_is_no_error_of_the_learner(folder):
-    async def body():
-        async with world(folder) as w:
-            with pytest.raises(ObjectMissing):
-                await w.store.get_range(claim_key("l0", 1), 0, 1)
 
     asyncio.run(body())

@@ -246,7 +246,9 @@ class Uplink:
                 self._close(p, base, "rejected")
             attempt = attempts.get(given.base)
             if attempt is not None and attempt.digest == given.digest:
-                self.residuals[p], self.residual_of[p] = attempt.residual, attempt.key
+                # An upload that was under way at the checkpoint has left no residual: feedback starts anew.
+                self.residuals[p] = attempt.residual
+                self.residual_of[p] = "" if attempt.residual is None else attempt.key
             self._close(p, given.base, "merged", given.tokens)
             self._tell(BaseMerged(p, given.base))
         for turned in commit.header.rejected:
