@@ -25,12 +25,15 @@ from isthmus.layout import Layout
 from isthmus.learner import Boundary, LearnerAgent, Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.log import Log
+from isthmus.metrics import LearnerMetrics
 from isthmus.records.fields import require_name
 from isthmus.records.tree import Leaf
 from isthmus.rules import Pace, Rules
 from isthmus.run import Run, Seed, create_run, read_run
 from isthmus.runtime import Runtime, threaded
+from isthmus.sinks import Feeder, Sink
 from isthmus.store import AT_START, RUNNING, EdgeStore, open_store, require_create_only
+from isthmus.vitals import Vitals
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +83,16 @@ class Link:
         return self._shell.run
 
     @property
+    def metrics(self) -> LearnerMetrics:
+        """What this learner counts; `metrics.registry` is a Prometheus registry."""
+        return self._shell.agent.metrics
+
+    @property
+    def vitals(self) -> Vitals:
+        """Whether the agent behind this link is well; may be asked from any thread."""
+        return self._shell.agent.vitals
+
+    @property
     def steps_done(self) -> int:
         """Optimizer steps this learner's name has behind it, over all restarts: where the training loop goes on."""
         return self._boundary.step
@@ -127,7 +140,13 @@ class Link:
         if self._closed:
             raise InputError("the link is closed")
         self._shell.check()
-        self._boundary.after_step(tokens, loss)
+        with self.metrics.hold_seconds.time():
+            self._boundary.after_step(tokens, loss)
+        self.metrics.steps.inc()
+        self.metrics.tokens.inc(tokens)
+        if self._shell.feeder is not None:
+            values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
+            self._shell.feeder.note(self.steps_done, values)
 
     def close(self, *, done: bool = True) -> None:
         """Announce what is under way, write a last checkpoint and leave the run.
@@ -159,6 +178,7 @@ def join(
     data: Stateful | None = None,
     checkpoint_s: float = CHECKPOINT_S,
     warmup_steps: int = WARMUP_STEPS,
+    sink: Sink | None = None,
 ) -> Link:
     """Join a run and bring the model to its newest global version.
 
@@ -178,6 +198,7 @@ def join(
             after a step: it must then stand behind that step's batch. Without one, start at batch `steps_done`.
         checkpoint_s: seconds between two checkpoints (optimizer, local work, counters, data position) in the store. A
             restart under the same name goes on at the newest one. The training thread is held only for the copy.
+        sink: where training metrics go, such as `isthmus.sinks.TensorBoard(folder)`.
         warmup_steps: length of the warm-up of `Link.rate`, for a start with fresh moments into a run in flight.
 
     Raises:
@@ -225,7 +246,7 @@ def join(
         except RecordInvalid as error:
             return str(error)
 
-    shell = _Shell(run, bus, learner, adopt, steps, pace, checkpoint_s)
+    shell = _Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
     shell.start(enter, fits)
     try:
         moments = _restore(shell, model, optimizer, data, fits)
@@ -290,9 +311,19 @@ class _Shell:
     """The thread in which the agent lives, and the way in and out of it."""
 
     def __init__(
-        self, run_url: str, bus_url: str, learner: str, adopt: str, steps: int, pace: Pace | None, checkpoint_s: float
+        self,
+        run_url: str,
+        bus_url: str,
+        learner: str,
+        adopt: str,
+        steps: int,
+        pace: Pace | None,
+        checkpoint_s: float,
+        sink: Sink | None,
     ) -> None:
         require_name("learner name", learner)
+        self.feeder: Feeder | None = None
+        self._sink = sink
         self.donor: Checkpoint | None = None
         self.joined_at: list[int] = []
         """The version of each fragment at joining."""
@@ -353,6 +384,17 @@ class _Shell:
                 return  # it ended in this very moment
             thread.join(DRAIN_S + 5.0)
 
+    async def _serve(self) -> None:
+        if self.feeder is None:
+            await self.agent.run()
+            return
+        feeding = asyncio.ensure_future(self.feeder.run())
+        try:
+            await self.agent.run()
+        finally:
+            feeding.cancel()
+            await self.feeder.close()
+
     def _give_up(self) -> None:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
@@ -404,9 +446,11 @@ class _Shell:
                     history.tokens_lost,
                     runtime.now() - started,
                 )
+                if self._sink is not None:
+                    self.feeder = Feeder(self._sink, runtime, self.agent.scalars)
                 self._joined.set()
                 await runtime.offload(self._attached.wait)
                 if not self._abandoned:
-                    await self.agent.run()
+                    await self._serve()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

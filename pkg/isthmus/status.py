@@ -48,6 +48,8 @@ class Hearing:
 
     def take(self, said: Said, *, live: bool) -> None:
         """Note one message."""
+        if not said.body:
+            return
         try:
             message = decode(said.body)
         except RecordInvalid as error:

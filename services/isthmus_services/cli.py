@@ -4,12 +4,15 @@
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from rich.console import Console
+
 from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause
-from isthmus_services import commands
+from isthmus_services import commands, logs, settings
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,15 +29,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in commands.ALL:
-        add(subparsers)
+    for command in commands.ALL:
+        subparser = subparsers.add_parser(command.name, help=command.help)
+        settings.add_flags(subparser, command.settings)
     arguments = parser.parse_args(argv)
+    chosen = next(c for c in commands.ALL if c.name == arguments.command)
     try:
-        return int(arguments.run_command(arguments) or 0)
+        return _run(chosen, arguments)
     except KeyboardInterrupt:
         return 130
     except (BaseExceptionGroup, IsthmusError) as error:
         return _explain(first_cause(error), arguments.command)
+
+
+def _run(command: commands.Command, arguments: argparse.Namespace) -> int:
+    environment = settings.environment()
+    resolved: settings.Resolved[object] = settings.resolve(
+        command.settings, command.name, arguments, environment, commands.names()
+    )
+    if arguments.show_settings:
+        settings.show(resolved, Console(width=None if sys.stdout.isatty() else 150), environment)
+        return 0
+    for name in resolved.stray:
+        print(f"warning: {settings.said_of(name, resolved)}", file=sys.stderr)
+    # Imported only now: `isthmus --help` needs no torch.
+    return int(importlib.import_module(f"isthmus_services.{command.module}").run(resolved.values) or 0)
 
 
 def _explain(error: BaseException, command: str) -> int:
@@ -42,7 +61,7 @@ def _explain(error: BaseException, command: str) -> int:
         return 130
     if not isinstance(error, IsthmusError):
         raise error
-    print(f"isthmus {command}: {' '.join(str(error).split())}", file=sys.stderr)
+    logs.last_word(command, " ".join(str(error).split()))
     # A damaged log is a failed check, a learner taken over has nothing left to do; the rest an operator sets right.
     return 1 if isinstance(error, LogCorrupt | Fenced) else 2
 

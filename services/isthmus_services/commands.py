@@ -1,158 +1,212 @@
-"""The commands and their flags; what each one does lives in a module of its own, imported when it is used."""
+"""The commands: what each is for and its settings; what it does lives in a module of its own, imported when used."""
 
-import argparse
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from isthmus.rules import ADOPTIONS
-from isthmus_services import options
+from isthmus_services.options import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
+from isthmus_services.settings import fields, setting
 
-Subparsers = Any  # argparse keeps its type private
-
-
-def _demo(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser("demo", help="train a small model with four learner processes, watch and report")
-    p.add_argument("--steps", type=int, default=1500, help="optimizer steps per learner (1500)")
-    p.add_argument("--learners", type=int, default=4, metavar="M", help="learner processes (4)")
-    p.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and kills (0)")
-    p.add_argument("--data", metavar="PATH", help="text file or folder (default: Python's standard library)")
-    p.add_argument("--adopt", choices=ADOPTIONS, default="overwrite", help="what a new version does to local work")
-    p.add_argument("--kill-every", type=float, metavar="S", help="SIGKILL a random learner every S seconds")
-    p.add_argument("--kill-syncer-every", type=float, metavar="S", help="SIGKILL the syncer every S seconds")
-    p.add_argument("--out", default="out/demo", metavar="DIR", help="where everything is written (out/demo)")
-    p.add_argument("--store", metavar="URL", help="where the run lives (default: DIR/run)")
-    p.add_argument("--servers", action="store_true", help="start an S3 server and a Redis on loopback and use them")
-    p.add_argument("--json", metavar="PATH", help="write the report there too")
-    options.add_bus(p)
-    options.add_rules(p)
-    options.add_pace(p)
-    p.set_defaults(run_command=_lazy("demo", "run"))
+BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
 
-def _init(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser("init", help="create a run: its object and version 0")
-    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
-    p.add_argument("--model", metavar="PACKAGE.MODULE:FUNCTION", help="returns a module (the built-in byte GPT)")
-    p.add_argument("--seed", type=int, default=0, help="seed of the initial parameters (0)")
-    p.add_argument("--from", dest="source", metavar="FILE", help="take the initial parameters from a safetensors file")
-    p.add_argument("--create-bucket", action="store_true", help="create the bucket where it is missing")
-    options.add_rules(p)
-    options.add_pace(p)
-    p.set_defaults(run_command=_lazy("init", "run"))
+@dataclass(frozen=True, kw_only=True)
+class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
+    """Settings of `isthmus demo`."""
 
-
-def _syncer(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser("syncer", help="merge what learners announce; any number may run")
-    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
-    p.add_argument("--name", help="name of this syncer (default: made up)")
-    options.add_bus(p)
-    options.add_pace(p)
-    p.set_defaults(run_command=_lazy("syncer", "run"))
-
-
-def _learner(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser("learner", help="train with the built-in trainer or your own")
-    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
-    p.add_argument("--learner", required=True, metavar="NAME", help="unique in the run; goes on where it stopped")
-    p.add_argument(
-        "--train",
-        default="isthmus.demo.trainer:train",
-        metavar="PACKAGE.MODULE:FUNCTION",
-        help="called with an isthmus.demo.trainer.Task",
+    store: Annotated[str | None, setting("where the run lives (OUT/run)", metavar="URL")] = None
+    steps: Annotated[int, setting("optimizer steps per learner (1500)", ge=1)] = 1500
+    learners: Annotated[int, setting("learner processes (4)", metavar="M", ge=1)] = 4
+    data: Annotated[str | None, setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
+        None
     )
-    p.add_argument("--steps", type=int, default=1500, help="optimizer steps, over all restarts (1500)")
-    p.add_argument("--data", metavar="PATH", help="text file or folder (default: Python's standard library)")
-    p.add_argument("--shard", default="0/1", metavar="I/M", help="this learner's part of the data (0/1: all)")
-    p.add_argument("--seed", type=int, help="seed of the data order (default: the run's)")
-    p.add_argument("--adopt", choices=ADOPTIONS, default="overwrite", help="what a new version does to local work")
-    p.add_argument("--checkpoint", type=float, default=60.0, metavar="S", help="seconds between checkpoints (60)")
-    options.add_bus(p)
-    p.set_defaults(run_command=_lazy("learner", "run"))
+    adopt: Annotated[str, setting("what a new version does to local work (overwrite)", choices=ADOPTIONS)] = "overwrite"
+    kill_every: Annotated[float | None, setting("SIGKILL a random learner every S seconds", metavar="S", gt=0)] = None
+    kill_syncer_every: Annotated[float | None, setting("SIGKILL the syncer every S seconds", metavar="S", gt=0)] = None
+    out: Annotated[str, setting("where everything is written (out/demo)", metavar="DIR")] = "out/demo"
+    servers: Annotated[bool, setting("start an S3 server and a Redis on loopback and use them", flag_only=True)] = False
 
 
-def _status(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser("status", help="versions, learners, who is behind and why, rejections, ledger")
-    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
-    p.add_argument(
-        "--ledger", action="store_true", help="every learner's ledger by fragment, as of its newest checkpoint"
+@dataclass(frozen=True, kw_only=True)
+class Init(InRun, ArithmeticOfRun, PaceOfRun, Seeded):
+    """Settings of `isthmus init`."""
+
+    model: Annotated[
+        str | None, setting("returns a module (the built-in byte GPT)", metavar="PACKAGE.MODULE:FUNCTION")
+    ] = None
+    source: Annotated[
+        str | None, setting("take the initial parameters from a safetensors file", name="from", metavar="FILE")
+    ] = None
+    create_bucket: Annotated[bool, setting("create the bucket where it is missing")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Syncer(InRun, OnBus, PaceOfRun, Serving):
+    """Settings of `isthmus syncer`."""
+
+    name: Annotated[str | None, setting("name of this syncer; @hostname takes the host's (default: made up)")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner(InRun, OnBus, Serving):
+    """Settings of `isthmus learner`."""
+
+    learner: Annotated[
+        str,
+        setting("unique in the run, goes on where it stopped; @hostname takes the host's", metavar="NAME"),
+    ]
+    train: Annotated[str, setting("called with an isthmus.demo.trainer.Task", metavar="PACKAGE.MODULE:FUNCTION")] = (
+        BUILT_IN_TRAINER
     )
-    p.add_argument("--json", metavar="PATH", help="write it there as JSON too")
-    options.add_bus(p)
-    p.set_defaults(run_command=_lazy("status", "run"))
-
-
-def _replay(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser(
-        "replay", help="fold the log again and compare every digest; under other rules; as a timeline"
+    steps: Annotated[int, setting("optimizer steps, over all restarts (1500)", ge=1)] = 1500
+    data: Annotated[str | None, setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
+        None
     )
-    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder; a copied folder will do")
-    p.add_argument("--fragment", type=int, action="append", metavar="P", help="only this one (may be repeated)")
-    p.add_argument("--from", type=int, default=1, dest="first", metavar="V", help="first version to compare (1)")
-    p.add_argument("--to", type=int, dest="last", metavar="V", help="last version (the newest)")
-    p.add_argument("--threads", type=int, default=2, metavar="N", help="threads, and fragments at once (2)")
-    p.add_argument(
-        "--set",
-        action="append",
-        metavar="NAME=VALUE",
-        help="what if: merge, merge.embeddings, outer.lr, outer.momentum, quorum, grace, overlap, staleness",
+    shard: Annotated[
+        str | None,
+        setting("this learner's part of the data (default: all of it, in an order of its own)", metavar="I/M"),
+    ] = None
+    seed: Annotated[int | None, setting("seed of the data order (default: the run's)", ge=0, le=(1 << 63) - 1)] = None
+    adopt: Annotated[str, setting("what a new version does to local work (overwrite)", choices=ADOPTIONS)] = "overwrite"
+    checkpoint: Annotated[float, setting("seconds between checkpoints (60)", metavar="S", gt=0)] = 60.0
+    tensorboard: Annotated[str | None, setting("write training metrics there for TensorBoard", metavar="DIR")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(InRun, OnBus, Reported):
+    """Settings of `isthmus status`."""
+
+    ledger: Annotated[
+        bool, setting("every learner's ledger by fragment, as of its newest checkpoint", flag_only=True)
+    ] = False
+    watch: Annotated[bool, setting("a live view, until interrupted", flag_only=True)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(InRun, OnBus, Reported):
+    """Settings of `isthmus doctor`."""
+
+    role: Annotated[
+        str,
+        setting(
+            "whose permissions to check: what it must be able to do, and what it must not (operator)",
+            choices=("operator", "syncer", "learner"),
+        ),
+    ] = "operator"
+    learner: Annotated[str, setting("with --role learner: its name (doctor)", metavar="NAME")] = "doctor"
+    size: Annotated[float, setting("MiB to measure the bandwidth with (8)", metavar="MIB", gt=0, le=1024)] = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(InRun, Reported):
+    """Settings of `isthmus replay`."""
+
+    fragment: Annotated[list[int] | None, setting("only this one (may be repeated)", metavar="P", flag_only=True)] = (
+        None
     )
-    p.add_argument("--export", metavar="FILE", help="with --set: write the other model as safetensors")
-    p.add_argument("--plot", metavar="FILE", help="with --set: draw how far the trajectory departs")
-    p.add_argument("--trace", metavar="FILE", help="write a timeline that opens in Perfetto")
-    p.add_argument("--json", metavar="PATH", help="write what is printed there as JSON too")
-    p.set_defaults(run_command=_lazy("replay", "run"))
-
-
-def _explain(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser("explain", help="the story of one update or one commit")
-    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
-    p.add_argument(
-        "what",
-        metavar="WHAT",
-        help="a commit (FRAGMENT/VERSION or its key), an update (FRAGMENT/LEARNER/BASE or its key)",
+    first: Annotated[int, setting("first version to compare (1)", name="from", metavar="V", flag_only=True)] = 1
+    last: Annotated[int | None, setting("last version (the newest)", name="to", metavar="V", flag_only=True)] = None
+    threads: Annotated[int, setting("threads, and fragments at once (2)", metavar="N", ge=1)] = 2
+    set: Annotated[
+        list[str] | None,
+        setting(
+            "what if: merge, merge.embeddings, outer.lr, outer.momentum, quorum, grace, overlap, staleness",
+            metavar="NAME=VALUE",
+            flag_only=True,
+        ),
+    ] = None
+    export: Annotated[
+        str | None, setting("with --set: write the other model as safetensors", metavar="FILE", flag_only=True)
+    ] = None
+    plot: Annotated[
+        str | None, setting("with --set: draw how far the trajectory departs", metavar="FILE", flag_only=True)
+    ] = None
+    trace: Annotated[str | None, setting("write a timeline that opens in Perfetto", metavar="FILE", flag_only=True)] = (
+        None
     )
-    p.add_argument("--json", metavar="PATH", help="write it there as JSON too")
-    p.set_defaults(run_command=_lazy("explain", "run"))
 
 
-def _export(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser("export", help="write the global model as a safetensors file")
-    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
-    p.add_argument("-o", "--out", required=True, metavar="FILE", help="where to, e.g. model.safetensors")
-    when = p.add_mutually_exclusive_group()
-    when.add_argument("--version", type=int, metavar="V", help="this version of every fragment (the newest of each)")
-    when.add_argument("--at", metavar="TIME", help="as it was then: 2026-11-21T14:30:00, or seconds since 1970")
-    p.add_argument("--json", metavar="PATH", help="write where and which versions there as JSON too")
-    p.set_defaults(run_command=_lazy("export", "run"))
+@dataclass(frozen=True, kw_only=True)
+class Explain(InRun, Reported):
+    """Settings of `isthmus explain`."""
+
+    what: Annotated[
+        str,
+        setting(
+            "a commit (FRAGMENT/VERSION or its key), an update (FRAGMENT/LEARNER/BASE or its key)",
+            positional=True,
+            flag_only=True,
+        ),
+    ]
 
 
-def _gc(subparsers: Subparsers) -> None:
-    p = subparsers.add_parser("gc", help="delete what the log has passed by, pack old commits; a dry run by default")
-    p.add_argument("run", metavar="RUN", help="s3://bucket/prefix or a folder")
-    p.add_argument(
-        "--keep", type=int, default=64, metavar="N", help="versions of each fragment that stay foldable (64)"
+@dataclass(frozen=True, kw_only=True)
+class Export(InRun, Reported):
+    """Settings of `isthmus export`."""
+
+    out: Annotated[str, setting("where to, e.g. model.safetensors", short="-o", metavar="FILE", flag_only=True)]
+    version: Annotated[
+        int | None, setting("this version of every fragment (the newest of each)", metavar="V", flag_only=True)
+    ] = None
+    at: Annotated[
+        str | None,
+        setting("as it was then: 2026-11-21T14:30:00, or seconds since 1970", metavar="TIME", flag_only=True),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gc(InRun, Reported):
+    """Settings of `isthmus gc`."""
+
+    keep: Annotated[int, setting("versions of each fragment that stay foldable (64)", metavar="N", ge=1)] = 64
+    min_age: Annotated[float, setting("leave what was written less than S seconds ago (3600)", metavar="S", ge=0)] = (
+        3600.0
     )
-    p.add_argument(
-        "--min-age",
-        type=float,
-        default=3600.0,
-        metavar="S",
-        help="leave what was written less than S seconds ago (3600)",
+    apply: Annotated[bool, setting("do it", flag_only=True)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Settings of `isthmus access`."""
+
+    folder: Annotated[str, setting("where the files go, e.g. a volume that services mount read-only", positional=True)]
+    learner: Annotated[
+        list[str] | None,
+        setting("a Redis user of its own for this learner (may be repeated; default: one for all)", metavar="NAME"),
+    ] = None
+    json: Annotated[str | None, setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
+        None
     )
-    p.add_argument("--apply", action="store_true", help="do it")
-    p.add_argument("--json", metavar="PATH", help="write the figures there too")
-    p.set_defaults(run_command=_lazy("gc", "run"))
 
 
-def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
-    """Import a command's module only when it is called: `isthmus --help` needs no torch."""
+@dataclass(frozen=True)
+class Command:
+    """One command: `module` has a function `run` that takes its settings and returns the exit code."""
 
-    def call(arguments: argparse.Namespace) -> int:
-        import importlib
-
-        return int(getattr(importlib.import_module(f"isthmus_services.{module}"), function)(arguments) or 0)
-
-    return call
+    name: str
+    settings: type
+    module: str
+    help: str
 
 
-ALL = (_demo, _init, _syncer, _learner, _status, _replay, _explain, _export, _gc)
+ALL = tuple(
+    Command(settings.__name__.lower(), settings, settings.__name__.lower(), text)
+    for settings, text in (
+        (Demo, "train a small model with four learner processes, watch and report"),
+        (Init, "create a run: its object and version 0"),
+        (Syncer, "merge what learners announce; any number may run"),
+        (Learner, "train with the built-in trainer or your own"),
+        (Status, "versions, learners, who is behind and why, rejections, ledger; --watch: live"),
+        (Doctor, "check everything a run rests on, and say what to do"),
+        (Replay, "fold the log again and compare every digest; under other rules; as a timeline"),
+        (Explain, "the story of one update or one commit"),
+        (Export, "write the global model as a safetensors file"),
+        (Gc, "delete what the log has passed by, pack old commits; a dry run by default"),
+        (Access, "make the passwords and the Redis ACL file of a new installation"),
+    )
+)
+
+
+def names() -> dict[str, set[str]]:
+    """Return the names of every command's settings: what a file may say."""
+    return {c.name: {s.name for s in fields(c.settings) if not s.flag_only} for c in ALL}

@@ -1,6 +1,5 @@
 """`isthmus export`: the global model as a safetensors file."""
 
-import argparse
 import asyncio
 from datetime import datetime
 from pathlib import Path
@@ -8,29 +7,30 @@ from pathlib import Path
 from isthmus import export as exports
 from isthmus import kernels
 from isthmus.errors import InputError
+from isthmus_services import commands
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
 from isthmus_services.report import write_json
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(settings: commands.Export) -> int:
     """Fold and write."""
-    at = _time(arguments.at) if arguments.at is not None else None
+    at = _time(settings.at) if settings.at is not None else None
     kernels.warm()
 
     async def go() -> list[int]:
-        async with open_log(arguments.run) as log:
-            versions = await exports.versions_at(log, version=arguments.version, time=at)
+        async with open_log(settings.run) as log:
+            versions = await exports.versions_at(log, version=settings.version, time=at)
             with progress("folding") as say:
                 values = await exports.published(log, versions, say)
-            exports.write(Path(arguments.out), log.run, values, versions)
+            exports.write(Path(settings.out), log.run, values, versions)
             return versions
 
     versions = asyncio.run(go())
     low, high = min(versions), max(versions)
     which = f"version {low}" if low == high else f"versions {low} to {high}, by fragment"
-    print(f"{arguments.out}: the global model of {arguments.run} at {which}")
-    write_json({"out": arguments.out, "versions": versions}, arguments.json)
+    print(f"{settings.out}: the global model of {settings.run} at {which}")
+    write_json({"out": settings.out, "versions": versions}, settings.json)
     return 0
 
 

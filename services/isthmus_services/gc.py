@@ -1,26 +1,20 @@
 """`isthmus gc`: say what the log has passed by, and with --apply delete it."""
 
-import argparse
 import asyncio
 
 from rich.console import Console
 from rich.table import Table
 
 from isthmus import collect
-from isthmus.errors import InputError
-from isthmus_services import report
+from isthmus_services import commands, report
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(settings: commands.Gc) -> int:
     """Plan, show, and apply where it was asked for."""
-    if arguments.keep < 1:
-        raise InputError(f"--keep {arguments.keep}: at least one version")
-    if not arguments.min_age >= 0:
-        raise InputError(f"--min-age {arguments.min_age:g}: seconds, not less than none")
-    plan = asyncio.run(_collect(arguments))
-    table = Table(title=f"garbage of {arguments.run}", title_justify="left")
+    plan = asyncio.run(_collect(settings))
+    table = Table(title=f"garbage of {settings.run}", title_justify="left")
     for column in ("kind", "objects", "bytes"):
         table.add_column(column, justify="left" if column == "kind" else "right")
     for kind, entries in sorted(plan.doomed.items()):
@@ -31,10 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
     first, last = min(plan.starts), max(plan.starts)
     print(f"commits to pack: {packed} into {len(plan.pack)} segments; too young for now: {plan.young} objects")
     print(f"foldable afterwards: from version {first if first == last else f'{first} to {last} (by fragment)'}")
-    print("done" if arguments.apply else "dry run: nothing was deleted; --apply does it")
+    print("done" if settings.apply else "dry run: nothing was deleted; --apply does it")
     report.write_json(
         {
-            "applied": arguments.apply,
+            "applied": settings.apply,
             "objects": {kind: len(entries) for kind, entries in plan.doomed.items()},
             "bytes": plan.bytes,
             "packed": packed,
@@ -43,16 +37,16 @@ def run(arguments: argparse.Namespace) -> int:
             "starts": plan.starts,
             "heads": plan.heads,
         },
-        arguments.json,
+        settings.json,
     )
     return 0
 
 
-async def _collect(arguments: argparse.Namespace) -> collect.Plan:
-    async with open_log(arguments.run) as log:
+async def _collect(settings: commands.Gc) -> collect.Plan:
+    async with open_log(settings.run) as log:
         with progress("reading the log") as say:
-            plan = await collect.plan(log, keep=arguments.keep, min_age_s=arguments.min_age, progress=say)
-        if arguments.apply:
+            plan = await collect.plan(log, keep=settings.keep, min_age_s=settings.min_age, progress=say)
+        if settings.apply:
             with progress("collecting") as say:
                 await collect.apply(log, plan, say)
         return plan

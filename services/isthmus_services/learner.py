@@ -1,58 +1,73 @@
 """`isthmus learner`: hand a trainer its task. SIGTERM finishes the step, announces what is under way and leaves."""
 
-import argparse
 import asyncio
 import functools
+import hashlib
 import logging
 import signal
+from pathlib import Path
 
 import torch
 
 from isthmus import kernels
 from isthmus.demo.trainer import Task
 from isthmus.errors import InputError
+from isthmus.records.fields import require_name
 from isthmus.run import Run, read_run
 from isthmus.runtime import threaded
+from isthmus.sinks import TensorBoard
 from isthmus.store import AT_START, open_store
-from isthmus_services import logs, options
+from isthmus_services import commands, logs, options
+from isthmus_services.board import Board, shown
+from isthmus_services.settings import host_name
 
 logger = logging.getLogger("isthmus.services.learner")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(settings: commands.Learner) -> int:
     """Train."""
-    logs.configure()
-    logger.info("%s starts", arguments.learner)
-    train = options.callable_of(arguments.train, "--train")
-    if arguments.steps < 1:
-        raise InputError(f"--steps {arguments.steps}: at least one")
-    if not arguments.checkpoint > 0:
-        raise InputError(f"--checkpoint {arguments.checkpoint:g}: seconds, more than none")
-    shard = _shard(arguments.shard)
-    made = asyncio.run(_read(arguments.run))
+    name = host_name(settings.learner)
+    require_name("--learner", name)
+    logs.configure(settings.log_format, settings.log_level, service="learner", run=settings.run, learner=name)
+    logger.info("%s starts", name)
+    board = Board("learner")
+    with shown(board, settings.http):
+        return _train(settings, name, board)
+
+
+def _train(settings: commands.Learner, name: str, board: Board) -> int:
+    train = options.callable_of(settings.train, "--train")
+    shard, order = _shard(settings.shard, name)
+    bus = options.bus_of(settings, settings.run)
+    sink = TensorBoard(str(Path(settings.tensorboard) / name)) if settings.tensorboard else None
+    made = asyncio.run(_read(settings.run))
     stop: list[int] = []
 
     def ask(number: int, _: object) -> None:
         if number == signal.SIGINT and stop:
             raise KeyboardInterrupt  # asked twice: now
         stop.append(number)
+        board.stops()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
     kernels.warm()
     train(
         Task(
-            run=arguments.run,
-            bus=options.bus_of(arguments, arguments.run),
-            learner=arguments.learner,
+            run=settings.run,
+            bus=bus,
+            learner=name,
             model=functools.partial(_model, made),
-            steps=arguments.steps,
-            seed=made.header.seed if arguments.seed is None else arguments.seed,
-            data=arguments.data,
+            steps=settings.steps,
+            seed=made.header.seed if settings.seed is None else settings.seed,
+            data=settings.data,
             shard=shard,
-            adopt=arguments.adopt,
+            adopt=settings.adopt,
             should_stop=lambda: bool(stop),
-            checkpoint_s=arguments.checkpoint,
+            checkpoint_s=settings.checkpoint,
+            order=order,
+            sink=sink,
+            joined=lambda link: board.serves(link.vitals, link.metrics),
         )
     )
     return 130 if signal.SIGINT in stop else 0
@@ -78,8 +93,11 @@ async def _read(url: str) -> Run:
         pool.shutdown(wait=False)
 
 
-def _shard(text: str) -> tuple[int, int]:
+def _shard(text: str | None, name: str) -> tuple[tuple[int, int], int]:
+    """Return the part of the data and the order in it: without a part, all of it in an order drawn from the name."""
+    if text is None:
+        return (0, 1), int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
     index, slash, count = text.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise InputError(f"--shard {text}: write it as I/M with I from 0 to M − 1")
-    return int(index), int(count)
+    return (int(index), int(count)), int(index)

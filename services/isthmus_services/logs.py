@@ -1,19 +1,51 @@
-"""The one place that configures logging."""
+"""The one place that configures logging: a JSON object per event, or lines for people."""
 
 import logging
 import sys
 
+from pythonjsonlogger.json import JsonFormatter
 
-def configure(*, verbose: bool = False) -> None:
-    """Log to stderr, one line per event, with time and level."""
+TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_NOISY = ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib")
+
+_JSON = "isthmus-json"
+"""Name of the handler that writes objects: how `last_word` knows."""
+
+
+def configure(format: str = "auto", level: str = "info", **context: str) -> None:
+    """Log to stderr. `format` is auto (text on a terminal, else JSON), json or text.
+
+    `context` (run, service, learner or syncer) is in every JSON line, beside what the event itself carries:
+    fragment, version, learner and the like.
+    """
+    as_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    if as_json:
+        handler.name = _JSON
+        handler.setFormatter(
+            JsonFormatter(
+                ["levelname", "name", "message"],
+                rename_fields={"levelname": "level", "name": "logger", "exc_info": "traceback"},
+                static_fields=context,
+                timestamp="time",
+            )
+        )
+    else:
+        handler.setFormatter(logging.Formatter(TEXT))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for noisy in ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib"):
+    for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("isthmus").setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("isthmus").setLevel(level.upper())
 
 
 def quiet() -> None:
     """Warnings only: for commands that have a display of their own."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
+
+
+def last_word(command: str, message: str) -> None:
+    """Say why a command ends: one line on stderr, an event like any other where those are JSON."""
+    if any(handler.name == _JSON for handler in logging.getLogger().handlers):
+        logging.getLogger("isthmus.services").critical("%s", message, extra={"command": command})
+    else:
+        print(f"isthmus {command}: {message}", file=sys.stderr)

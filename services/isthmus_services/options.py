@@ -1,12 +1,14 @@
-"""Flags that several commands share, and the checks that turn bad ones into one clear line."""
+"""Settings that several commands share, and the checks that turn bad ones into one clear line."""
 
-import argparse
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -14,37 +16,139 @@ from isthmus.bus import default_bus
 from isthmus.codecs import CODECS
 from isthmus.errors import InputError
 from isthmus.rules import MERGES, OUTER_LR, Pace, Rules
+from isthmus_services.settings import setting
 
 BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
 
 
-def add_bus(parser: argparse.ArgumentParser) -> None:
-    """Add --bus."""
-    parser.add_argument("--bus", help="redis://host:port (default: the embedded bus beside a run in a folder)")
+@dataclass(frozen=True, kw_only=True)
+class InRun:
+    """Where the run is."""
+
+    run: Annotated[str, setting("s3://bucket/prefix or a folder", positional=True)]
 
 
-def bus_of(arguments: argparse.Namespace, run: str) -> str:
-    """Return the bus to use. Raises `InputError` where it has to be given."""
-    bus = arguments.bus or default_bus(run)
+@dataclass(frozen=True, kw_only=True)
+class OnBus:
+    """Where the bus is."""
+
+    bus: Annotated[
+        str | None, setting("redis://host:port (default: the embedded bus beside a run in a folder)", metavar="URL")
+    ] = None
+    bus_user: Annotated[str | None, setting("user of the bus, where its URL names none", metavar="NAME")] = None
+    bus_password: Annotated[str | None, setting("password of the bus", secret=True)] = None
+    bus_password_file: Annotated[str | None, setting("file that holds the password of the bus", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded:
+    """Initial parameters."""
+
+    seed: Annotated[
+        int, setting("seed of the initial parameters, and of what a demo draws (0)", ge=0, le=(1 << 63) - 1)
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What is written besides what is printed."""
+
+    json: Annotated[str | None, setting("write what is printed there as JSON too", metavar="PATH", flag_only=True)] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a service shows itself."""
+
+    http: Annotated[
+        str | None,
+        setting("serve /metrics, /healthz and /livez there, e.g. 0.0.0.0:9464 (default: not)", metavar="HOST:PORT"),
+    ] = None
+    log_format: Annotated[
+        str,
+        setting(
+            "json: one object per line; text: for people; auto: text on a terminal (auto)",
+            choices=("auto", "json", "text"),
+        ),
+    ] = "auto"
+    log_level: Annotated[
+        str, setting("least level that is logged (info)", choices=("debug", "info", "warning", "error"))
+    ] = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArithmeticOfRun:
+    """Arithmetic of the run (fixed once it is created)."""
+
+    fragments: Annotated[int, setting("fragments of the model (12)", metavar="P", ge=1)] = 12
+    sync_every: Annotated[int, setting("steps between uploads of one (12)", metavar="H", ge=1)] = 12
+    merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=MERGES)] = "rda"
+    codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CODECS))] = "int4"
+    codec_down: Annotated[str, setting("codec of new versions (int8)", choices=tuple(CODECS))] = "int8"
+    outer_lr: Annotated[float | None, setting("outer learning rate (0.4 for rda, 0.7 for avg)")] = None
+    outer_momentum: Annotated[float, setting("outer Nesterov momentum (0.5)")] = 0.5
+
+
+_PACE = Pace()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaceOfRun:
+    """Pace (may change on the way; default: the run's)."""
+
+    quorum: Annotated[
+        int | None, setting(f"learners a round waits for before grace starts ({_PACE.quorum})", metavar="K")
+    ] = None
+    overlap: Annotated[
+        float | None, setting(f"steps a fragment may be under way ({_PACE.overlap:g})", metavar="TAU")
+    ] = None
+    grace: Annotated[
+        float | None, setting(f"share of the slack spent waiting for more learners ({_PACE.grace:g})", metavar="GAMMA")
+    ] = None
+    staleness: Annotated[int | None, setting(f"versions old a base may be ({_PACE.staleness})", metavar="N")] = None
+    snapshot_every: Annotated[
+        int | None, setting(f"versions between full states ({_PACE.snapshot_every})", metavar="S")
+    ] = None
+    heartbeat_s: Annotated[
+        float | None,
+        setting(f"seconds between signs of life ({_PACE.heartbeat_s:g})", name="heartbeat", metavar="S"),
+    ] = None
+    silence_s: Annotated[
+        float | None,
+        setting(
+            f"seconds after which a silent learner is not waited for ({_PACE.silence_s:g})", name="silence", metavar="S"
+        ),
+    ] = None
+
+
+def bus_of(settings: OnBus, run: str) -> str:
+    """Return the URL of the bus to use, with user and password in it. Raises `InputError` where it has to be given."""
+    bus = settings.bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses with --bus redis://host:port")
-    return str(bus)
+    password = settings.bus_password
+    if settings.bus_password_file:
+        if password:
+            raise InputError("bus_password and bus_password_file are both set: leave one out")
+        try:
+            password = Path(settings.bus_password_file).read_text().strip()
+        except OSError as error:
+            raise InputError(f"--bus-password-file {settings.bus_password_file}: {error.strerror}") from None
+    if not (settings.bus_user or password):
+        return bus
+    parts = urlsplit(bus)
+    if parts.scheme not in ("redis", "rediss"):
+        raise InputError(f"{parts.scheme}:// takes no user or password: leave bus_user and bus_password out")
+    if "@" in parts.netloc:
+        raise InputError("the bus's URL and other settings both name a user or password: leave one out")
+    user = f"{quote(settings.bus_user or '', safe='')}:{quote(password or '', safe='')}"
+    return parts._replace(netloc=f"{user}@{parts.netloc}").geturl()
 
 
-def add_rules(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a run's arithmetic, fixed at its creation."""
-    group = parser.add_argument_group("arithmetic of the run (fixed once it is created)")
-    group.add_argument("--fragments", type=int, default=12, metavar="P", help="fragments of the model (12)")
-    group.add_argument("--sync-every", type=int, default=12, metavar="H", help="steps between uploads of one (12)")
-    group.add_argument("--merge", choices=MERGES, default="rda", help="merge rule; embeddings are averaged (rda)")
-    group.add_argument("--codec", choices=list(CODECS), default="int4", help="codec of learners' updates (int4)")
-    group.add_argument("--codec-down", choices=list(CODECS), default="int8", help="codec of new versions (int8)")
-    group.add_argument("--outer-lr", type=float, help="outer learning rate (0.4 for rda, 0.7 for avg)")
-    group.add_argument("--outer-momentum", type=float, default=0.5, help="outer Nesterov momentum (0.5)")
-
-
-def rules_of(a: argparse.Namespace) -> Rules:
-    """Return the rules these flags ask for. Raises `InputError`."""
+def rules_of(a: ArithmeticOfRun) -> Rules:
+    """Return the rules these settings ask for. Raises `InputError`."""
     return Rules(
         fragments=a.fragments,
         sync_every=a.sync_every,
@@ -56,28 +160,9 @@ def rules_of(a: argparse.Namespace) -> Rules:
     ).check()
 
 
-_PACE = {
-    "quorum": (int, "K", "learners a round waits for before grace starts"),
-    "overlap": (float, "TAU", "steps a fragment may be under way"),
-    "grace": (float, "GAMMA", "share of the slack spent waiting for more learners"),
-    "staleness": (int, "N", "versions old a base may be"),
-    "snapshot_every": (int, "S", "versions between full states"),
-    "heartbeat_s": (float, "S", "seconds between signs of life"),
-    "silence_s": (float, "S", "seconds after which a silent learner is not waited for"),
-}
-
-
-def add_pace(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of waiting; a process may differ from the run's default."""
-    group = parser.add_argument_group("pace (may change on the way; default: the run's)")
-    for name, (kind, metavar, text) in _PACE.items():
-        flag = "--" + name.removesuffix("_s").replace("_", "-")
-        group.add_argument(flag, type=kind, dest=name, metavar=metavar, help=f"{text} ({getattr(Pace(), name)})")
-
-
-def pace_of(a: argparse.Namespace, default: Pace) -> Pace:
-    """Return the default with what these flags change. Raises `InputError`."""
-    given = {name: getattr(a, name) for name in _PACE if getattr(a, name, None) is not None}
+def pace_of(a: PaceOfRun, default: Pace) -> Pace:
+    """Return the default with what these settings change. Raises `InputError`."""
+    given = {name: value for name in Pace.__struct_fields__ if (value := getattr(a, name)) is not None}
     return msgspec.structs.replace(default, **given).check()
 
 

@@ -1,6 +1,5 @@
 """`isthmus replay`: fold the log again and compare; under other rules with --set; as a timeline with --trace."""
 
-import argparse
 import asyncio
 import math
 from pathlib import Path
@@ -14,7 +13,7 @@ from isthmus import replay as replays
 from isthmus.errors import InputError
 from isthmus.log import Log
 from isthmus.trace import trace
-from isthmus_services import options
+from isthmus_services import commands, options
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
 from isthmus_services.report import write_json
@@ -23,10 +22,8 @@ ROWS_MAX = 20
 """Lines of a table of departures; the JSON report has all of them."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: commands.Replay) -> int:
     """Replay, in the way the flags say."""
-    if arguments.threads < 1:
-        raise InputError(f"--threads {arguments.threads}: at least one")
     settings = whatif.parse(arguments.set) if arguments.set else None
     if settings is None and (arguments.export or arguments.plot):
         raise InputError("--export and --plot belong to --set; the log as it is: isthmus export")
@@ -40,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     return asyncio.run(_replay(arguments, settings))
 
 
-async def _replay(arguments: argparse.Namespace, settings: whatif.Settings | None) -> int:
+async def _replay(arguments: commands.Replay, settings: whatif.Settings | None) -> int:
     async with open_log(arguments.run, arguments.threads) as log:
         if arguments.trace:
             await _trace(log, arguments)
@@ -52,7 +49,7 @@ async def _replay(arguments: argparse.Namespace, settings: whatif.Settings | Non
 # --- as it was --------------------------------------------------------------------------------------------------------
 
 
-async def _compare(log: Log, a: argparse.Namespace) -> int:
+async def _compare(log: Log, a: commands.Replay) -> int:
     with progress("replaying") as say:
         found = await replays.replay(
             log, fragments=a.fragment, first=a.first, last=a.last, at_once=a.threads, progress=say
@@ -92,7 +89,7 @@ async def _compare(log: Log, a: argparse.Namespace) -> int:
     return 1 if different else 0
 
 
-async def _trace(log: Log, a: argparse.Namespace) -> None:
+async def _trace(log: Log, a: commands.Replay) -> None:
     headers = []
     for p in replays.all_or(log, a.fragment):
         async for commit in log.commits(p, a.first - 1):
@@ -106,12 +103,12 @@ async def _trace(log: Log, a: argparse.Namespace) -> None:
 # --- as it might have been --------------------------------------------------------------------------------------------
 
 
-async def _what_if(log: Log, a: argparse.Namespace, settings: whatif.Settings) -> int:
+async def _what_if(log: Log, a: commands.Replay, settings: whatif.Settings) -> int:
     with progress("folding") as say:
         outcome = await whatif.what_if(
             log, settings, fragments=a.fragment, last=a.last, at_once=a.threads, progress=say
         )
-    said = ", ".join(a.set)
+    said = ", ".join(a.set or [])
     table = Table(title=f"{a.run} with {said}", title_justify="left")
     for column in ("version", "updates in", "as recorded", "difference", "of the way", "cosine"):
         table.add_column(column, justify="right")
@@ -140,7 +137,7 @@ async def _what_if(log: Log, a: argparse.Namespace, settings: whatif.Settings) -
         print(f"weights {a.export}")
     write_json(
         {
-            "set": list(a.set),
+            "set": list(a.set or []),
             "starts": outcome.starts,
             "heads": outcome.heads,
             "rows": [

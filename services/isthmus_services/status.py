@@ -1,6 +1,5 @@
 """`isthmus status`: one look at a run, from store and bus alone."""
 
-import argparse
 import asyncio
 import sys
 
@@ -10,7 +9,7 @@ from rich.table import Table
 from isthmus.learner.history import checkpoints_in
 from isthmus.records.objects import LEARNERS
 from isthmus.status import PARTS, Ledger, Status, read_ledgers, read_status
-from isthmus_services import options
+from isthmus_services import commands, options
 from isthmus_services.ports import open_ports
 from isthmus_services.report import write_json
 
@@ -18,12 +17,12 @@ LISTEN_BEATS = 1.5
 """Heartbeats to listen for before a learner counts as silent."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(settings: commands.Status) -> int:
     """Print the state of a run."""
 
     async def go() -> tuple[Status, str, dict[str, Ledger]]:
-        bus = options.bus_of(arguments, arguments.run)
-        async with open_ports(arguments.run, bus, bus_must_answer=False) as ports:
+        bus = options.bus_of(settings, settings.run)
+        async with open_ports(settings.run, bus, bus_must_answer=False) as ports:
             made = ports.log.run
             title = (
                 f"{made.url}: run {made.digest[:8].hex()}, {made.layout.size:,} parameters, "
@@ -32,14 +31,14 @@ def run(arguments: argparse.Namespace) -> int:
             )
             listen_s = LISTEN_BEATS * made.pace.heartbeat_s
             status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
-            listed = checkpoints_in(await ports.store.list(LEARNERS)) if arguments.ledger else []
+            listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
             return status, title, await read_ledgers(ports.log, listed)
 
     status, title, ledgers = asyncio.run(go())
     show(status, title)
     for learner, ledger in sorted(ledgers.items()):
         show_ledger(learner, ledger)
-    write_json(status.as_json() | ({"ledgers": ledgers} if arguments.ledger else {}), arguments.json)
+    write_json(status.as_json() | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)
     return 0
 
 

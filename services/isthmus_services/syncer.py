@@ -1,6 +1,5 @@
-"""`isthmus syncer`: fold the log, then serve until told to stop. SIGTERM finishes the merges under way."""
+"""`isthmus syncer`: check the store, fold the log, serve until told to stop. SIGTERM finishes the merges under way."""
 
-import argparse
 import asyncio
 import logging
 import signal
@@ -10,8 +9,10 @@ from isthmus.records.fields import require_name
 from isthmus.runtime import random_id
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
-from isthmus_services import logs, options
+from isthmus_services import commands, logs, options
+from isthmus_services.board import Board, shown
 from isthmus_services.ports import open_ports
+from isthmus_services.settings import host_name
 
 logger = logging.getLogger("isthmus.services.syncer")
 
@@ -19,24 +20,27 @@ DRAIN_S = 20.0
 """Merges under way get this long after SIGTERM; after that they are left to the next syncer."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(settings: commands.Syncer) -> int:
     """Serve a run."""
-    logs.configure()
-    name = arguments.name or f"syncer-{random_id()[:6]}"
+    name = host_name(settings.name) if settings.name else f"syncer-{random_id()[:6]}"
     require_name("--name", name)
-    kernels.warm()
-    asyncio.run(_serve(arguments, name))
+    logs.configure(settings.log_format, settings.log_level, service="syncer", run=settings.run, syncer=name)
+    board = Board("syncer")
+    with shown(board, settings.http):
+        kernels.warm()
+        asyncio.run(_serve(settings, name, board))
     return 0
 
 
-async def _serve(arguments: argparse.Namespace, name: str) -> None:
+async def _serve(settings: commands.Syncer, name: str, board: Board) -> None:
     stopping = asyncio.Event()
-    async with open_ports(arguments.run, options.bus_of(arguments, arguments.run)) as ports:
-        await require_create_only(ports.store, ports.runtime)
-        pace = options.pace_of(arguments, ports.log.run.pace)
+    async with open_ports(settings.run, options.bus_of(settings, settings.run)) as ports:
+        pace = options.pace_of(settings, ports.log.run.pace)
         syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)
         started = ports.runtime.now()
-        await syncer.recover()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(require_create_only(ports.store, ports.runtime))
+            tasks.create_task(syncer.recover())
         heads = [keeper.head for keeper in syncer.keepers]
         logger.info(
             "%s serves %s: %d fragments, versions %d to %d, folded in %.2f s",
@@ -49,9 +53,11 @@ async def _serve(arguments: argparse.Namespace, name: str) -> None:
         )
         loop = asyncio.get_running_loop()
         serving = asyncio.ensure_future(syncer.run(stopping))
+        board.serves(syncer.vitals, syncer.metrics)
 
         def stop() -> None:
             logger.info("%s stops: merges under way are finished", name)
+            board.stops()
             stopping.set()
             loop.call_later(DRAIN_S, serving.cancel)
 

@@ -25,7 +25,8 @@ class Bus(Protocol):
 
     No groups, no acknowledgements, no pending entries. Every method may raise `Unavailable` and `Denied`. A message
     whose append raised may have landed. A reader whose position lies behind the end of a stream (the bus lost its
-    tail, or everything) starts again from what is kept, so reading twice must be harmless.
+    tail, or everything) starts again from what is kept, so reading twice must be harmless. An empty body is nobody's
+    message: it shows that a stream can be written, and listeners pass over it.
     """
 
     url: str

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
@@ -24,6 +25,25 @@ EXPIRE_S = 7 * 86400
 
 EXPIRE_EVERY = 256  # appends
 _FIELD = b"m"
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a Redis server says of itself."""
+
+    version: tuple[int, ...]
+    valkey: bool
+    mode: str
+    """standalone, sentinel or cluster."""
+    role: str
+    """master or slave."""
+    append_only: bool
+    eviction_policy: str
+    memory_max: int
+    """Bytes; 0 for no limit."""
+    memory_used: int
+    time: float
+    """Its clock, in seconds since 1970."""
 
 
 class RedisBus:
@@ -59,8 +79,9 @@ class RedisBus:
             block = int(left * 1000) if left > 0.001 else None
             reply = await self._guard(self._reader.xread(cast("dict[Any, Any]", after), count=READ_MAX, block=block))
             found = {
+                # What is not ours has no body; its position counts all the same, or it would be read for ever.
                 key.decode().removeprefix(self._prefix): [
-                    Said(entry.decode(), fields[_FIELD]) for entry, fields in entries if fields and _FIELD in fields
+                    Said(entry.decode(), (fields or {}).get(_FIELD, b"")) for entry, fields in entries
                 ]
                 for key, entries in _pairs(reply)
             }
@@ -85,6 +106,23 @@ class RedisBus:
             }
 
         return await self._guard(scan())
+
+    async def facts(self) -> ServerFacts:
+        """Return the server's account of itself. Raises `Denied` where INFO or TIME are not granted, `Unavailable`."""
+        seconds, microseconds = await self._guard(self._writer.time())
+        info: dict[str, Any] = await self._guard(self._writer.info())
+        shown = info.get("valkey_version") or info["redis_version"]
+        return ServerFacts(
+            version=tuple(int(part) for part in str(shown).split(".") if part.isdigit()),
+            valkey="valkey_version" in info,
+            mode=str(info.get("redis_mode", "standalone")),
+            role=str(info.get("role", "master")),
+            append_only=bool(info.get("aof_enabled", 0)),
+            eviction_policy=str(info.get("maxmemory_policy", "noeviction")),
+            memory_max=int(info.get("maxmemory", 0)),
+            memory_used=int(info.get("used_memory", 0)),
+            time=seconds + microseconds / 1e6,
+        )
 
     async def _newest(self, key: str) -> str | None:
         entries: Any = await self._guard(self._writer.xrevrange(key, count=1))

@@ -68,6 +68,8 @@ class Listener:
     ) -> None:
         self.positions: dict[str, str] = {}
         self.down_since: float | None = None
+        self.answered_at: float | None = None
+        """When the bus last answered a read, on the runtime's clock."""
         self._bus = bus
         self._runtime = runtime
         self._wanted = wanted
@@ -100,6 +102,7 @@ class Listener:
                     self.down_since = self._runtime.now()
                 await asyncio.sleep(self._runtime.random.uniform(*BACKOFF_S))
                 continue
+            self.answered_at = self._runtime.now()
             if self.down_since is not None:
                 self.down_since = None
                 gap()
@@ -110,5 +113,5 @@ class Listener:
         pairs = []
         for stream, messages in found.items():
             self.positions[stream] = messages[-1].position
-            pairs += [(stream, message) for message in messages]
+            pairs += [(stream, message) for message in messages if message.body]
         return pairs

@@ -11,6 +11,7 @@ import torch
 from isthmus.demo.gpt import CONTEXT, loss_of
 from isthmus.demo.text import corpus
 from isthmus.link import CHECKPOINT_S, Link, Stateful, join
+from isthmus.sinks import Sink
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,10 +43,16 @@ class Task:
     should_stop: Callable[[], bool]
     """Whether the process was asked to end: finish the step and close the link."""
     checkpoint_s: float = CHECKPOINT_S
+    order: int = 0
+    """Which order of the data is this learner's: two learners with the same shard should differ in it."""
+    sink: Sink | None = None
+    """Where training metrics go."""
+    joined: Callable[[Link], None] = lambda _: None
+    """Told of the link once there is one."""
 
     def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer, data: Stateful | None = None) -> Link:
         """Join the run under this task's name."""
-        return join(
+        link = join(
             self.run,
             model,
             optimizer,
@@ -55,7 +62,10 @@ class Task:
             steps=self.steps,
             data=data,
             checkpoint_s=self.checkpoint_s,
+            sink=self.sink,
         )
+        self.joined(link)
+        return link
 
 
 def schedule(step: int, steps: int) -> float:
@@ -79,18 +89,18 @@ def optimizer_for(model: "nn.Module") -> torch.optim.AdamW:
     )
 
 
-def windows(text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, shard: int, step: int) -> torch.Tensor:
-    """Return the batch [BATCH, CONTEXT + 1] int64 of a step, drawn by (seed, shard, step): a restart repeats none."""
-    draw = np.random.Generator(np.random.PCG64([seed, shard, step]))
+def windows(text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, order: int, step: int) -> torch.Tensor:
+    """Return the batch [BATCH, CONTEXT + 1] int64 of a step, drawn by (seed, order, step): a restart repeats none."""
+    draw = np.random.Generator(np.random.PCG64([seed, order, step]))
     starts = draw.integers(0, text.size - CONTEXT - 1, BATCH)
     return torch.from_numpy(np.stack([text[s : s + CONTEXT + 1] for s in starts]).astype(np.int64))
 
 
 class Batches:
-    """The batches of one shard in order, for ever, with a place that can be kept."""
+    """The batches of a text in one order, for ever, with a place that can be kept."""
 
-    def __init__(self, text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, shard: int) -> None:
-        self._text, self._seed, self._shard = text, seed, shard
+    def __init__(self, text: "np.ndarray[tuple[int], np.dtype[np.uint8]]", seed: int, order: int) -> None:
+        self._text, self._seed, self._order = text, seed, order
         self._next = 0
 
     def __iter__(self) -> "Batches":
@@ -99,7 +109,7 @@ class Batches:
     def __next__(self) -> torch.Tensor:
         """Return the next batch [BATCH, CONTEXT + 1] int64."""
         self._next += 1
-        return windows(self._text, self._seed, self._shard, self._next - 1)
+        return windows(self._text, self._seed, self._order, self._next - 1)
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of the next batch."""
@@ -128,7 +138,7 @@ def train(task: Task) -> None:
     text = np.frombuffer(corpus(task.data).shard(*task.shard), np.uint8)
     model = task.model()
     optimizer = optimizer_for(model)
-    batches = Batches(text, task.seed, task.shard[0])
+    batches = Batches(text, task.seed, task.order)
     link = task.join(model, optimizer, batches)
     done = False
     try:

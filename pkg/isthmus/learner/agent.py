@@ -7,19 +7,21 @@ settled is said again.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from isthmus.bus import Bus
+from isthmus.bus.timed import TimedBus
 from isthmus.bus.voice import Listener, Speaker
 from isthmus.errors import Denied, Fenced, InputError, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.learner.boundary import Adopted, Boundary, Called, Captured, Freeze, Passed, Replica, ToAgent, ToTraining
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, Traffic, pack
 from isthmus.learner.downlink import FETCHERS, Downlink
 from isthmus.learner.history import History, donors, read_checkpoint, read_history
-from isthmus.learner.ledger import weigh
+from isthmus.learner.ledger import PARTS, weigh
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
+from isthmus.metrics import LearnerMetrics
 from isthmus.records import frame
 from isthmus.records.messages import (
     SYNCER_STREAM,
@@ -39,6 +41,7 @@ from isthmus.records.objects import SCHEMA, ClaimHeader, checkpoint_key, claim_k
 from isthmus.rules import ADOPTIONS, Pace
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
+from isthmus.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +82,9 @@ class LearnerAgent:
         self.boundary: Boundary | None = None
         self._log = log
         self._store = store
-        self._bus = bus
+        self.metrics = LearnerMetrics()
+        store.metrics = self.metrics
+        self._bus = bus = TimedBus(bus, self.metrics, runtime)
         self._runtime = runtime
         self._run = log.run
         self._adopt = adopt
@@ -90,6 +95,9 @@ class LearnerAgent:
         self._saver: Saver | None = None
         self._speaker = Speaker(bus, learner_stream(name), runtime)
         self._listener = Listener(bus, runtime, lambda stream: False)
+        self.vitals = Vitals(runtime, store, self._listener, self.metrics)
+        self._stored_at = runtime.now()
+        self._beaten: Heartbeat | None = None
         self._wake = asyncio.Event()
         self._look = asyncio.Event()
         self.uplink = Uplink(log.run, store, runtime, name, self.pace, announce=self._announce, tell=self._tell)
@@ -144,6 +152,7 @@ class LearnerAgent:
         `notify` calls `wake` on the agent's loop; without one the boundary lives on that loop and calls it directly.
         """
         self._saver = saver
+        self.metrics.checkpoint_age.set_function(lambda: self._runtime.now() - self._stored_at)
         self.boundary = Boundary(
             self._run.layout,
             replica,
@@ -215,6 +224,7 @@ class LearnerAgent:
                 tasks.create_task(self._report_progress()),
                 tasks.create_task(self._ask_for_checkpoints()),
                 tasks.create_task(self._watch_claim()),
+                tasks.create_task(self.vitals.watch()),
                 *(tasks.create_task(self.downlink.fetch()) for _ in range(FETCHERS)),
             ]
             await self._serve_boundary(tasks)
@@ -284,9 +294,11 @@ class LearnerAgent:
             )  # fmt: skip
             key = checkpoint_key(self.name, self.incarnation, frozen.step, frame.digest(blob))
             await self._store.put(key, blob)
+            self._stored_at = self._runtime.now()
             if key not in self._checkpoints:
                 self._checkpoints.append(key)
         except (Unavailable, Denied) as error:
+            self.metrics.checkpoints_failed.inc()
             logger.warning("no checkpoint of step %d (%d bytes): %s", frozen.step, len(blob), error)
         else:
             await self._drop_old_checkpoints()
@@ -351,9 +363,36 @@ class LearnerAgent:
 
     async def _beat(self) -> None:
         while True:
-            self._speaker.say(self._heartbeat())
+            beat = self._heartbeat()
+            self._speaker.say(beat)
+            self._show(beat)
             self.uplink.repeat()
             await asyncio.sleep(self.pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
+
+    def scalars(self) -> tuple[int, Mapping[str, float]] | None:
+        """Return the step and what the last heartbeat said, for a sink; None before the first."""
+        beat = self._beaten
+        if beat is None:
+            return None
+        shares = {f"ledger/{part}": getattr(beat.ledger, part) / max(beat.ledger.processed, 1) for part in PARTS}
+        durations = {"seconds/step": beat.step_s, "seconds/upload": beat.upload_s, "seconds/sync": beat.sync_s}
+        return beat.step, shares | durations | {"version/least": min(beat.versions), "version/most": max(beat.versions)}
+
+    def _show(self, beat: Heartbeat) -> None:
+        """Bring the metrics to what the heartbeat says."""
+        m = self.metrics
+        self._beaten = beat
+        m.steps_done.set(beat.step)
+        m.loss.set(math.nan if beat.loss is None else beat.loss)
+        m.step_seconds.set(beat.step_s)
+        m.upload_seconds.set(beat.upload_s)
+        m.sync_seconds.set(beat.sync_s)
+        m.tokens_lost.set(beat.tokens_lost)
+        m.incarnation.set(beat.incarnation)
+        for part in PARTS:
+            m.ledger.labels(part).set(getattr(beat.ledger, part))
+        for p, version in enumerate(beat.versions):
+            m.fragment_version.labels(p).set(version)
 
     def _announce(self, attempt: Attempt) -> None:
         h = attempt.header

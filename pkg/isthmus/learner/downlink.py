@@ -93,7 +93,7 @@ class Downlink:
                         if await self._log.commit(p, known.version + 1) is not None:
                             self.want(p, known.version + 1)
                     except (Unavailable, LogCorrupt) as error:
-                        logger.warning("probing fragment %d: %s", p, error)
+                        logger.warning("probing fragment %d: %s", p, error, extra={"fragment": p})
                         break
 
     async def fetch(self) -> None:
@@ -109,7 +109,7 @@ class Downlink:
             try:
                 await self._bring(p)
             except (Unavailable, LogCorrupt) as error:
-                logger.warning("fragment %d cannot be fetched for now: %s", p, error)
+                logger.warning("fragment %d cannot be fetched for now: %s", p, error, extra={"fragment": p})
                 await asyncio.sleep(self._runtime.random.uniform(0.2, 1.0))
             finally:
                 self.known[p].fetching = False
@@ -133,7 +133,7 @@ class Downlink:
                 self._hold(p, at)
         except LogCorrupt as error:
             # What comes next may have been collected while we were away: start again from a snapshot.
-            logger.warning("fragment %d starts again from a snapshot: %s", p, error)
+            logger.warning("fragment %d starts again from a snapshot: %s", p, error, extra={"fragment": p})
             await self._leap(p)
         if known.version < wanted == known.wanted:
             known.wanted = known.version  # said, but not in the log

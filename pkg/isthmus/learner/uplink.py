@@ -297,7 +297,8 @@ class Uplink:
             self._pack, captured, header, self._run.layout.fragments[p], self.residuals[p]
         )
         if blob is None:
-            logger.warning("fragment %d diverged here: the difference to version %d is not finite", p, captured.base)
+            about = {"fragment": p, "version": captured.base}
+            logger.warning("fragment %d: the difference to version %d is not finite", p, captured.base, extra=about)
             account.settle(captured.base, "rejected")
             self._tell(UploadDone(p))
             return
@@ -306,7 +307,8 @@ class Uplink:
         try:
             await self._store.put(key, blob)
         except Unavailable as error:
-            logger.warning("%s cannot be uploaded for now: %s", key, error)
+            about = {"fragment": p, "version": captured.base}
+            logger.warning("%s cannot be uploaded for now: %s", key, error, extra=about)
             self._upload_failed(captured)
             return
         self._tell(UploadDone(p))

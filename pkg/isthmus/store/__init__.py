@@ -1,14 +1,13 @@
 """Where the bytes of a run live: the port, its implementations, the edge that retries, and opening by URL."""
 
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from isthmus.errors import Denied, InputError, ObjectMissing
-from isthmus.records.objects import SCRATCH
+from isthmus.errors import InputError
 from isthmus.runtime import Runtime
+from isthmus.store.atomic import require_create_only
 from isthmus.store.base import Entry, Store
 from isthmus.store.edge import AT_START, RUNNING, EdgeStore, Patience
 from isthmus.store.files import FileStore
@@ -54,24 +53,3 @@ def _folder(text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; a run is a folder")
     return path
-
-
-async def require_create_only(store: Store, runtime: Runtime) -> None:
-    """Try the store's create-only PUT on a scratch key. Raises `Denied` where a second create gets through.
-
-    The log rests on this one request: a store that ignores the condition would let two syncers overwrite each other.
-    """
-    key = f"{SCRATCH}{runtime.new_id()}"
-    first, second = b"isthmus: first", b"isthmus: second"
-    # Reading comes first: some servers create a missing bucket on the first write, and hide a mistyped name.
-    with contextlib.suppress(ObjectMissing):
-        await store.get(key)
-    await store.create(key, first)
-    again = await store.create(key, second)
-    found = bytes(await store.get(key))
-    await store.delete(key)
-    if again or found != first:
-        raise Denied(
-            f"{store.url}: this store does not honour create-only PUT (If-None-Match: *), on which the commit log "
-            "rests; use one that does (AWS S3, MinIO, SeaweedFS, R2, Ceph)"
-        )

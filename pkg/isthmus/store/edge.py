@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
-from isthmus.errors import Unavailable
+from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.metrics import Metrics
 from isthmus.records.frame import Blob
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry, Store
@@ -54,6 +55,10 @@ class EdgeStore:
         self.url = store.url
         self.traffic = Traffic()
         self.patience = patience
+        self.metrics: Metrics | None = None
+        """Where requests are counted, once an agent has said so."""
+        self.answered_at: float | None = None
+        """When the store last answered, on the runtime's clock."""
         self._store = store
         self._runtime = runtime
         self._down_since: float | None = None
@@ -65,36 +70,43 @@ class EdgeStore:
 
     async def get(self, key: str) -> bytearray:
         """See `Store.get`."""
-        data = await self._try(lambda: self._store.get(key))
-        self.traffic.bytes_down += len(data)
+        data = await self._try("get", lambda: self._store.get(key))
+        self._count(down=len(data))
         return data
 
     async def get_range(self, key: str, start: int, stop: int) -> bytearray:
         """See `Store.get_range`."""
-        data = await self._try(lambda: self._store.get_range(key, start, stop))
-        self.traffic.bytes_down += len(data)
+        data = await self._try("get", lambda: self._store.get_range(key, start, stop))
+        self._count(down=len(data))
         return data
 
     async def put(self, key: str, data: Blob) -> None:
         """See `Store.put`."""
-        await self._try(lambda: self._store.put(key, data))
-        self.traffic.bytes_up += len(data)
+        await self._try("put", lambda: self._store.put(key, data))
+        self._count(up=len(data))
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`."""
-        created = await self._try(lambda: self._store.create(key, data))
-        self.traffic.bytes_up += len(data)
+        created = await self._try("create", lambda: self._store.create(key, data))
+        self._count(up=len(data))
         return created
 
     async def list(self, prefix: str) -> Sequence[Entry]:
         """See `Store.list`."""
-        return await self._try(lambda: self._store.list(prefix))
+        return await self._try("list", lambda: self._store.list(prefix))
 
     async def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        await self._try(lambda: self._store.delete(key))
+        await self._try("delete", lambda: self._store.delete(key))
 
-    async def _try(self, request: Callable[[], Awaitable[T]]) -> T:
+    def _count(self, *, up: int = 0, down: int = 0) -> None:
+        self.traffic.bytes_up += up
+        self.traffic.bytes_down += down
+        if self.metrics is not None:
+            self.metrics.store_bytes.labels("up").inc(up)
+            self.metrics.store_bytes.labels("down").inc(down)
+
+    async def _try(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(Unavailable),
             stop=stop_after_attempt(self.patience.attempts),
@@ -104,16 +116,29 @@ class EdgeStore:
         ):
             with attempt:
                 self.traffic.requests += 1
+                started = self._runtime.now()
                 try:
                     result = await self._in_time(request)
                 except Unavailable:
                     if self._down_since is None:
                         self._down_since = self._runtime.now()
                     self.traffic.retries += 1
+                    if self.metrics is not None:
+                        self.metrics.store_failures.labels(operation).inc()
                     raise
-                self._down_since = None
+                except (ObjectMissing, Denied):
+                    self._answered(operation, started)
+                    raise
+                self._answered(operation, started)
                 return result
         raise AssertionError("unreachable: tenacity re-raises")
+
+    def _answered(self, operation: str, started: float) -> None:
+        """Note an answer, be it a refusal."""
+        self._down_since = None
+        self.answered_at = self._runtime.now()
+        if self.metrics is not None:
+            self.metrics.store_seconds.labels(operation).observe(self.answered_at - started)
 
     async def _in_time(self, request: Callable[[], Awaitable[T]]) -> T:
         try:

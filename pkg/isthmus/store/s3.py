@@ -44,6 +44,7 @@ _DENIED = {
     "InvalidBucketName": "that is no valid bucket name",
     "PermanentRedirect": "the bucket is in another region",
     "AuthorizationHeaderMalformed": "the bucket is in another region",
+    "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off the server's",
     "ExpiredToken": "the session token has expired",
     "EntityTooLarge": "the object is larger than this store takes in one request",
     "NotImplemented": "the server does not implement this request (conditional PUT is needed)",

@@ -9,11 +9,13 @@ import logging
 
 from isthmus.bus import Bus
 from isthmus.bus.base import START, Said
+from isthmus.bus.timed import TimedBus
 from isthmus.bus.voice import Listener, Speaker
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import LogCorrupt, RecordInvalid
 from isthmus.log import Log
 from isthmus.members import Members
+from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.messages import (
@@ -39,6 +41,7 @@ from isthmus.store import EdgeStore
 from isthmus.syncer.events import Announced, Called, FromBus, Heard, Invalid, Passed
 from isthmus.syncer.keeper import Keeper, Limits, Tallies
 from isthmus.syncer.shards import Shards
+from isthmus.vitals import Vitals
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +54,6 @@ FETCHES_MAX = 16
 RECOVERIES_MAX = 8
 """Fragments folded at once at start."""
 
-LAG_EVERY_S = 0.1
-
 
 class Syncer:
     """One syncer process's work, as plain coroutines."""
@@ -63,14 +64,15 @@ class Syncer:
         self.name = name
         self.pace = (pace or log.run.pace).check()
         self.tallies = Tallies()
-        self.lag_s_max = 0.0
+        self.metrics = SyncerMetrics()
         self.fold_s = 0.0
         """How long folding the log took at start."""
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of."""
         self._log = log
         self._store = store
-        self._bus = bus
+        store.metrics = self.metrics
+        bus = TimedBus(bus, self.metrics, runtime)
         self._runtime = runtime
         self._run = log.run
         self._members = Members(self.pace, runtime.now())
@@ -82,9 +84,21 @@ class Syncer:
             lambda name: name == SYNCER_STREAM or learner_of(name) is not None,
             self.pace.heartbeat_s,
         )
+        self.vitals = Vitals(runtime, store, self._listener, self.metrics)
         limits = Limits(asyncio.Semaphore(ACCUMULATORS_MAX), asyncio.Semaphore(FETCHES_MAX))
         self.keepers = [
-            Keeper(log, f.index, self._members, self.pace, runtime, limits, self.tallies, name, self._speaker.say)
+            Keeper(
+                log,
+                f.index,
+                self._members,
+                self.pace,
+                runtime,
+                limits,
+                self.tallies,
+                self.metrics,
+                name,
+                self._speaker.say,
+            )
             for f in self._run.layout.fragments
         ]
 
@@ -103,6 +117,7 @@ class Syncer:
         if all(keeper.broken for keeper in self.keepers):
             raise LogCorrupt(snapshots_prefix(0).split("/", maxsplit=1)[0], self.keepers[0].broken)
         self.fold_s = self._runtime.now() - started
+        self._show()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set; merges under way are finished, then everything ends."""
@@ -118,7 +133,7 @@ class Syncer:
                 tasks.create_task(self._share()),
                 tasks.create_task(self._speaker.run()),
                 tasks.create_task(self._beat()),
-                tasks.create_task(self._watch_lag()),
+                tasks.create_task(self.vitals.watch()),
             ]
             async with asyncio.TaskGroup() as keeping:
                 for keeper in self.keepers:
@@ -126,6 +141,15 @@ class Syncer:
             await self._last_words()
             for task in background:
                 task.cancel()
+
+    def _show(self) -> None:
+        """Let the gauges say what is the case when they are read."""
+        m = self.metrics
+        m.fold_seconds.set(self.fold_s)
+        m.fragments.set(len(self.keepers))
+        m.fragments_held.set_function(lambda: len(self.held))
+        m.fragments_broken.set_function(lambda: len(self._broken))
+        m.learners.set_function(lambda: len(self._members.expected((), self._runtime.now())))
 
     # --- hearing ------------------------------------------------------------------------------------------------------
 
@@ -147,9 +171,11 @@ class Syncer:
             else:
                 self._from_learner(message, stream, old)
         except RecordInvalid as error:
-            logger.warning("message on %s turned away: %s", stream, error)
+            about = {"reason": error.reason.value, "learner": learner_of(stream)}
+            logger.warning("message on %s turned away: %s", stream, error, extra=about)
             counts = self.tallies.rejected
             counts[error.reason.value] = counts.get(error.reason.value, 0) + 1
+            self.metrics.rejections.labels(error.reason.value).inc()
 
     def _from_syncer(self, message: AnyMessage, old: bool) -> None:
         if isinstance(message, Alive) and not old:
@@ -210,7 +236,8 @@ class Syncer:
         elif message.size < payload:
             reason = Reason.TRUNCATED
         if reason is not None:
-            logger.warning("announcement of %s turned away: %s", message.key, reason.value)
+            about = {"reason": reason.value, "learner": message.learner, "fragment": message.fragment}
+            logger.warning("announcement of %s turned away: %s", message.key, reason.value, extra=about)
             self._offer(message.fragment, Invalid(message.learner, message.base, reason))
             return
         pointer = Pointer(
@@ -241,7 +268,7 @@ class Syncer:
     async def _beat(self) -> None:
         while True:
             self._speaker.say(self._alive())
-            self.lag_s_max = 0.0
+            self.vitals.lag_s_max = 0.0
             await asyncio.sleep(self._shards.beat_s * self._runtime.random.uniform(0.8, 1.0))
 
     async def _share(self) -> None:
@@ -275,7 +302,7 @@ class Syncer:
             heads=tuple(keeper.head for keeper in self.keepers),
             rejected=dict(self.tallies.rejected),
             waiting_for=", ".join(waiting),
-            lag_ms=self.lag_s_max * 1e3,
+            lag_ms=self.vitals.lag_s_max * 1e3,
             held=len(self.held),
             fold_s=self.fold_s,
             broken=self._broken,
@@ -291,9 +318,3 @@ class Syncer:
                 await self._speaker.flush()
         except (TimeoutError, Exception) as error:
             logger.warning("last announcements not sent: %s", error)
-
-    async def _watch_lag(self) -> None:
-        while True:
-            before = self._runtime.now()
-            await asyncio.sleep(LAG_EVERY_S)
-            self.lag_s_max = max(self.lag_s_max, self._runtime.now() - before - LAG_EVERY_S)

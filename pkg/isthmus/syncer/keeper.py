@@ -14,6 +14,7 @@ from isthmus.layout import DENSE, EMBEDDING
 from isthmus.log import Commit, Log
 from isthmus.members import Members
 from isthmus.merge import Accumulator, Advance, State
+from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.fields import SECONDS_MAX
@@ -31,6 +32,7 @@ from isthmus.records.objects import (
 from isthmus.rounds import Abandon, Action, CallRound, CatchUp, ClosedBy, Fetch, Merge, Pointer, Round, Rounds
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
+from isthmus.syncer.counting import Counting
 from isthmus.syncer.events import Announced, Called, Fetched, FromBus, Heard, Hold, Invalid, Passed
 from isthmus.updates import Update, open_update
 
@@ -70,6 +72,7 @@ class Keeper:
         runtime: Runtime,
         limits: Limits,
         tallies: Tallies,
+        metrics: SyncerMetrics,
         name: str,
         say: Callable[[FromSyncer], None],
     ) -> None:
@@ -85,6 +88,8 @@ class Keeper:
         self._runtime = runtime
         self._limits = limits
         self._tallies = tallies
+        self._metrics = metrics
+        self._counting = Counting(fragment, name, metrics, runtime)
         self._name = name
         self._say = say
         self._digest = log.run.digest
@@ -110,6 +115,7 @@ class Keeper:
         """Queue a bus event; dropped (and counted) where too many wait."""
         if self._inbox.qsize() >= INBOX_MAX:
             self._tallies.dropped += 1
+            self._metrics.messages_dropped.inc()
             return
         self._inbox.put_nowait(event)
 
@@ -128,6 +134,7 @@ class Keeper:
 
     def _begin(self, at: fold.At[State]) -> None:
         self.state, self._digest = at.carried, at.digest
+        self._counting.begun(at.version, at.last[-1].header if at.last else None)
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -257,10 +264,10 @@ class Keeper:
             except ObjectMissing:
                 reason = Reason.MISSING
             except RecordInvalid as error:
-                logger.warning("%s of %s turned away: %s", pointer.key, pointer.learner, error)
+                self._warn("%s of %s turned away: %s", pointer.key, pointer.learner, error, learner=pointer.learner)
                 reason = error.reason
             except Unavailable as error:
-                logger.warning("%s is not to be had for now: %s", pointer.key, error)
+                self._warn("%s is not to be had for now: %s", pointer.key, error, learner=pointer.learner)
             done = asyncio.Event()
             self._inbox.put_nowait(Fetched(pointer, None if reason else update, reason, self._runtime.now(), done))
             await done.wait()
@@ -275,7 +282,7 @@ class Keeper:
         )
         merged = self._runtime.now()
         if not result.finite:
-            logger.error("fragment %d: the merge of %s overflows", self.fragment.index, [i.key for i in self._inputs])
+            self._warn("the merge of %s overflows", [i.key for i in self._inputs], version=version)
             self._release()
             self.rounds.spoiled(self._runtime.now())
             return []
@@ -311,7 +318,7 @@ class Keeper:
             body = frame.draft(frame.Kind.COMMIT, header).blob
             frame.parse(body, frame.Kind.COMMIT, CommitHeader)  # what nobody could read must never take the key
         except (RecordInvalid, ValueError) as error:
-            logger.error("fragment %d: no commit can say this: %s", self.fragment.index, error)
+            self._warn("no commit can say this: %s", error, version=version)
             self._release()
             self.rounds.spoiled(self._runtime.now())
             return []
@@ -322,9 +329,24 @@ class Keeper:
             return []
         if ours:
             self._tallies.commits += 1
+            logger.info(
+                "commit %d/%d merges %d updates of %d expected learners, closed by %s",
+                self.fragment.index,
+                version,
+                len(header.inputs),
+                len(header.waited.expected),
+                closed_by.value,
+                extra={
+                    "fragment": self.fragment.index,
+                    "version": version,
+                    "learners": [given.learner for given in header.inputs],
+                    "missing": list(header.waited.missing),
+                },
+            )
             self._settle(Commit(header, frame.digest(body)), result.state)
             return self.rounds.reopen(self._runtime.now())
         self._tallies.commits_lost += 1
+        self._metrics.commits_lost.inc()
         self._release()
         self.rounds.lost()
         return await self._catch_up()
@@ -335,7 +357,7 @@ class Keeper:
             try:
                 await self._log.store.put(key, data)
             except Unavailable as error:
-                logger.warning("%s cannot be written for now: %s", key, error)
+                self._warn("%s cannot be written for now: %s", key, error)
                 await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
             else:
                 return
@@ -356,7 +378,7 @@ class Keeper:
                     return self.rounds.reopen(self._runtime.now())
                 except LogCorrupt as error:
                     # What comes next may have been collected while we were away: start again from a snapshot.
-                    logger.warning("fragment %d starts again from a snapshot: %s", self.fragment.index, error)
+                    self._warn("starts again from a snapshot: %s", error)
             at = await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
             if self.state is None:
                 self._begin(at)
@@ -368,13 +390,13 @@ class Keeper:
             self._break(error)
             return []
         except Unavailable as error:
-            logger.warning("fragment %d cannot catch up for now: %s", self.fragment.index, error)
+            self._warn("cannot catch up for now: %s", error)
         return self.rounds.reopen(self._runtime.now())
 
     def _break(self, error: LogCorrupt) -> None:
         """Stop serving a fragment whose log is damaged; the next snapshot another syncer writes may heal it."""
         if self.broken != str(error):
-            logger.error("fragment %d is not served here: %s", self.fragment.index, error)
+            self._warn("is not served here: %s", error)
         self.broken = str(error)
         self._release()
         self.rounds.lost()
@@ -384,6 +406,7 @@ class Keeper:
         self._release()
         self.state, self._digest = state, commit.digest
         ours = commit.header.writer == self._name
+        self._counting.settled(commit.header)
         if ours:
             self._say(
                 Committed(
@@ -404,7 +427,12 @@ class Keeper:
         try:
             await self._log.store.put(snapshot_key(self.fragment.index, state.version, frame.digest(blob)), blob)
         except Unavailable as error:
-            logger.warning("no snapshot of fragment %d version %d: %s", self.fragment.index, state.version, error)
+            self._warn("no snapshot: %s", error, version=state.version)
+
+    def _warn(self, text: str, *args: object, **about: object) -> None:
+        logger.warning(
+            f"fragment %d: {text}", self.fragment.index, *args, extra={"fragment": self.fragment.index} | about
+        )
 
     def _wall(self, at: float) -> float:
         """Return the date of a time on our clock."""

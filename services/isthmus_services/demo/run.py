@@ -1,6 +1,5 @@
 """The demo from start to end: create the run, start the fleet, watch, kill, judge, report."""
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -18,7 +17,6 @@ import msgspec
 from rich.console import Console
 
 from isthmus import kernels
-from isthmus.bus import default_bus
 from isthmus.bus.base import Said
 from isthmus.bus.voice import Listener
 from isthmus.errors import InputError, ObjectMissing, Unavailable
@@ -28,13 +26,14 @@ from isthmus.records.objects import RUN_KEY
 from isthmus.runtime import threaded
 from isthmus.status import Hearing
 from isthmus.store import AT_START, open_store
-from isthmus_services import init, logs, options
+from isthmus_services import commands, init, logs, options
 from isthmus_services.demo import judge, report
 from isthmus_services.demo.fleet import Fleet, Worker, isthmus_command
 from isthmus_services.demo.watch import Watch
 from isthmus_services.ports import open_ports
 from isthmus_services.report import write_json
 from isthmus_services.servers import redis_server, s3_server
+from isthmus_services.settings import public
 
 QUIET_S = 1.5
 """Without a commit for this long after the last learner is done, the run is over."""
@@ -48,33 +47,32 @@ SAMPLE_PROMPT = b"def "
 SAMPLE_BYTES = 240
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the demo the flags describe."""
-    _check(arguments)
+def run(settings: commands.Demo) -> int:
+    """Run the demo the settings describe."""
+    _check(settings)
     options.need("torch", "demo")
     options.need("matplotlib", "demo")
     logs.quiet()
-    out = Path(arguments.out)
+    out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupt())
-        store, bus = _place(arguments, out, stack)
-        arguments.create_bucket = arguments.servers
-        if not arguments.servers:
+        store, bus = _place(settings, out, stack)
+        if not settings.servers:
             asyncio.run(_refuse_existing(store))
-        made = init.create(arguments, store)
+        made = init.create(settings, store, create_bucket=settings.servers)
         kernels.warm()
         print(
             f"{store}: {made.layout.size:,} parameters in {len(made.layout.fragments)} fragments, "
-            f"{arguments.learners} learners × {arguments.steps} steps, {made.rules.codec_up} up, "
+            f"{settings.learners} learners × {settings.steps} steps, {made.rules.codec_up} up, "
             f"{made.rules.codec_down} down",
             flush=True,
         )
-        return asyncio.run(_demo(arguments, out, store, bus, started))
+        return asyncio.run(_demo(settings, out, store, bus, started))
 
 
-async def _demo(a: argparse.Namespace, out: Path, store: str, bus: str, started: float) -> int:
+async def _demo(a: commands.Demo, out: Path, store: str, bus: str, started: float) -> int:
     async with open_ports(store, bus) as ports:
         log, made = ports.log, ports.log.run
         hearing, traffic = Hearing(made.digest), Traffic()
@@ -203,7 +201,7 @@ async def _until_quiet(watch: Watch) -> None:
 
 
 async def _judge(
-    a: argparse.Namespace, out: Path, log: Log, fleet: Fleet, traffic: Traffic, watch: Watch
+    a: commands.Demo, out: Path, log: Log, fleet: Fleet, traffic: Traffic, watch: Watch
 ) -> tuple[dict[str, object], str]:
     import torch
 
@@ -235,7 +233,6 @@ async def _judge(
     per_fragment = [0] * len(log.run.layout.fragments)
     for commit in commits:
         per_fragment[commit.header.fragment] += 1
-    settings = {k: v for k, v in vars(a).items() if isinstance(v, str | int | float | bool | None)}
     return {
         "global_val_loss": round(global_loss, 5),
         "single_val_loss": round(single_loss, 5),
@@ -256,7 +253,8 @@ async def _judge(
         "global_curve": [[p.tokens, round(p.loss, 5)] for p in global_points],
         "single_curve": [[p.tokens, round(p.loss, 5)] for p in single_points],
         "seed": a.seed,
-        "settings": settings | {"rules": msgspec.to_builtins(log.run.rules), "pace": msgspec.to_builtins(log.run.pace)},
+        "settings": public(a)
+        | {"rules": msgspec.to_builtins(log.run.rules), "pace": msgspec.to_builtins(log.run.pace)},
         "run": log.run.url,
     }, words
 
@@ -264,14 +262,7 @@ async def _judge(
 # --- before it starts -------------------------------------------------------------------------------------------------
 
 
-def _check(a: argparse.Namespace) -> None:
-    for name in ("steps", "learners"):
-        if getattr(a, name) < 1:
-            raise InputError(f"--{name} {getattr(a, name)}: at least one")
-    for name in ("kill_every", "kill_syncer_every"):
-        value = getattr(a, name)
-        if value is not None and not value > 0:
-            raise InputError(f"--{name.replace('_', '-')} {value:g}: seconds, more than none")
+def _check(a: commands.Demo) -> None:
     if a.servers and (a.store or a.bus):
         raise InputError("--servers starts its own store and bus: leave --store and --bus out")
     options.rules_of(a)
@@ -282,7 +273,7 @@ def _check(a: argparse.Namespace) -> None:
         text.shard(index, a.learners)
 
 
-def _place(a: argparse.Namespace, out: Path, stack: ExitStack) -> tuple[str, str]:
+def _place(a: commands.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
     """Return the run's URL and its bus; start servers where they are asked for."""
     if a.servers:
         folder = out / "servers"
@@ -296,10 +287,7 @@ def _place(a: argparse.Namespace, out: Path, stack: ExitStack) -> tuple[str, str
         # The demo's own folder of the time before; a store that was named is never touched.
         shutil.rmtree(out / "run", ignore_errors=True)
     store = a.store or str(out / "run")
-    bus = a.bus or default_bus(store)
-    if bus is None:
-        raise InputError(f"{store} is in a bucket: say which bus it uses with --bus redis://host:port")
-    return store, str(bus)
+    return store, options.bus_of(a, store)
 
 
 async def _refuse_existing(store: str) -> None:
@@ -316,7 +304,7 @@ async def _refuse_existing(store: str) -> None:
         pool.shutdown(wait=False)
 
 
-def _fleet(a: argparse.Namespace, out: Path, store: str, bus: str) -> Fleet:
+def _fleet(a: commands.Demo, out: Path, store: str, bus: str) -> Fleet:
     folder = out / "logs"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,0 +1,51 @@
+"""A bus whose requests are measured; otherwise the bus it stands before."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from isthmus.bus.base import Bus, Said
+from isthmus.errors import Unavailable
+from isthmus.metrics import Metrics
+from isthmus.runtime import Runtime
+
+T = TypeVar("T")
+
+
+class TimedBus:
+    """Counts failures and measures what does not wait: how long a blocking read takes says nothing."""
+
+    def __init__(self, bus: Bus, metrics: Metrics, runtime: Runtime) -> None:
+        self.url = bus.url
+        self._bus = bus
+        self._metrics = metrics
+        self._runtime = runtime
+
+    async def append(self, stream: str, body: bytes) -> None:
+        """See `Bus.append`."""
+        await self._measure("append", lambda: self._bus.append(stream, body))
+
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+        """See `Bus.read`."""
+        try:
+            return await self._bus.read(positions, timeout_s)
+        except Unavailable:
+            self._metrics.bus_failures.labels("read").inc()
+            raise
+
+    async def tail(self, stream: str) -> str:
+        """See `Bus.tail`."""
+        return await self._measure("tail", lambda: self._bus.tail(stream))
+
+    async def names(self) -> set[str]:
+        """See `Bus.names`."""
+        return await self._measure("names", self._bus.names)
+
+    async def _measure(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
+        started = self._runtime.now()
+        try:
+            result = await request()
+        except Unavailable:
+            self._metrics.bus_failures.labels(operation).inc()
+            raise
+        self._metrics.bus_seconds.labels(operation).observe(self._runtime.now() - started)
+        return result

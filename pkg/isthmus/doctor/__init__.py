@@ -1,0 +1,21 @@
+"""Checks of everything a run rests on: store, bus and machine. Each finding says what is the case and what to do.
+
+`isthmus doctor` runs them; a syncer runs the one it depends on (`store.atomic`) whenever it starts.
+"""
+
+from isthmus.doctor.bus import examine_bus
+from isthmus.doctor.findings import FAILURE, OK, ROLES, WARNING, Finding, Role
+from isthmus.doctor.machine import examine_machine
+from isthmus.doctor.store import examine_store
+
+__all__ = [
+    "FAILURE",
+    "OK",
+    "ROLES",
+    "WARNING",
+    "Finding",
+    "Role",
+    "examine_bus",
+    "examine_machine",
+    "examine_store",
+]

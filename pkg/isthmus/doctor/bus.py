@@ -1,0 +1,140 @@
+"""The bus: reachable, permitted, keeping what it must, with the features that are used."""
+
+from collections.abc import AsyncIterator
+
+from isthmus.bus import Bus, open_bus
+from isthmus.bus.redis import RedisBus, ServerFacts
+from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, clock, spread
+from isthmus.errors import Denied, InputError, IsthmusError
+from isthmus.runtime import Runtime
+
+LATENCY_SAMPLES = 20
+OLDEST = (6, 0)
+"""XREAD, XADD MAXLEN ~ and SCAN … TYPE."""
+
+KEY_ACL = (7, 0)
+"""Keys that may be read and keys that may be written, apart."""
+
+BYPASS_FIXED = {(7, 2): (7, 2, 16), (7, 4): (7, 4, 11), (8, 6): (8, 6, 6), (8, 8): (8, 8, 2)}
+"""Before these, XREAD and XREADGROUP could read streams that the ACL withholds."""
+
+FULL = 0.8
+"""Share of maxmemory."""
+
+
+async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
+    """Yield findings about the bus of a run (by its digest)."""
+    try:
+        async with open_bus(url, run) as bus:
+            async for finding in _examine(bus, role, runtime):
+                yield finding
+    except InputError as error:
+        yield Finding("bus: address", FAILURE, str(error), "correct --bus")
+
+
+async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
+    took, position = [], ""
+    try:
+        for _ in range(LATENCY_SAMPLES):
+            started = runtime.now()
+            position = await bus.tail(role.stream)
+            took.append(runtime.now() - started)
+        await bus.names()
+    except Denied as error:
+        yield Finding("bus: access", FAILURE, str(error), "check user, password and ACL (`isthmus access` writes one)")
+        return
+    except IsthmusError as error:
+        yield Finding("bus: access", FAILURE, str(error), "check host, port, network, and TLS (rediss://)")
+        return
+    yield Finding("bus: access", OK, f"{bus.url} answers: {spread(took)} requests")
+    if isinstance(bus, RedisBus):
+        try:
+            before = runtime.wall()
+            facts = await bus.facts()
+        except IsthmusError as error:
+            yield Finding("bus: server", WARNING, f"cannot look into it: {error}", "grant +info and +time")
+        else:
+            for finding in judge(facts):
+                yield finding
+            yield clock("bus: clock", before - facts.time, 0.1, "the bus")
+    yield await _stream(bus, role, position)
+    if role.others_stream is not None:
+        yield await _must_not(bus, role)
+
+
+async def _stream(bus: Bus, role: Role, position: str) -> Finding:
+    try:
+        await bus.append(role.stream, b"")
+        said = await bus.read({role.stream: position}, 2.0)
+    except Denied as error:
+        advice = f"grant xadd and expire on %W~isthmus:*:{role.stream}, xread on %R~isthmus:*"
+        return Finding("bus: streams", FAILURE, str(error), advice)
+    except IsthmusError as error:
+        return Finding("bus: streams", FAILURE, str(error), "see the server's log")
+    if not said.get(role.stream):
+        return Finding("bus: streams", FAILURE, "what was appended could not be read", "is this a replica that lags?")
+    return Finding("bus: streams", OK, f"append, blocking read and look-up work on {role.stream}")
+
+
+async def _must_not(bus: Bus, role: Role) -> Finding:
+    check, other = "bus: must not write for others", role.others_stream or ""
+    try:
+        await bus.append(other, b"")
+    except Denied:
+        return Finding(check, OK, f"{other} is out of this role's reach")
+    except IsthmusError as error:
+        return Finding(check, WARNING, str(error), "try again")
+    advice = f"give the {role.kind} a user of its own (`isthmus access` writes the ACL)"
+    return Finding(check, FAILURE, f"this user may speak as {other}", advice)
+
+
+def judge(facts: ServerFacts) -> list[Finding]:
+    """Return what to make of a Redis server's own account of itself."""
+    name = "Valkey" if facts.valkey else "Redis"
+    shown = ".".join(map(str, facts.version))
+    found = []
+    if facts.version[:2] < OLDEST:
+        found.append(Finding("bus: version", FAILURE, f"{name} {shown}", "use Redis 7.2 or newer"))
+    elif not facts.valkey and (bypass := _bypass(facts.version)):
+        found.append(
+            Finding("bus: version", WARNING, f"{name} {shown}: {bypass}", "use 7.2.16, 7.4.11, 8.6.6, 8.8.2 or newer")
+        )
+    else:
+        found.append(Finding("bus: version", OK, f"{name} {shown}"))
+    if facts.mode == "cluster":
+        advice = "use one primary (with replicas): streams of a run are read together, across slots"
+        found.append(Finding("bus: mode", FAILURE, "the server is part of a Redis Cluster", advice))
+    if facts.role != "master":
+        found.append(Finding("bus: mode", FAILURE, f"the server is a {facts.role}", "use the primary's address"))
+    if facts.append_only:
+        found.append(Finding("bus: persistence", OK, "append-only file"))
+    else:
+        said = "no append-only file: after a restart everything is said again, within a heartbeat or two"
+        found.append(Finding("bus: persistence", WARNING, said, "appendonly yes, appendfsync everysec"))
+    return [*found, *_memory(facts)]
+
+
+def _memory(facts: ServerFacts) -> list[Finding]:
+    check, policy = "bus: eviction", facts.eviction_policy
+    if policy == "noeviction":
+        found = [Finding(check, OK, "noeviction")]
+    else:
+        advice = "maxmemory-policy noeviction: an evicted stream is a round that nobody hears of"
+        limited = facts.memory_max > 0
+        said = f"{policy} at {facts.memory_max / 1e6:.0f} MB" if limited else f"{policy}, without a limit for now"
+        found = [Finding(check, FAILURE if limited else WARNING, said, advice)]
+    if facts.memory_max and facts.memory_used > FULL * facts.memory_max:
+        said = f"{facts.memory_used / facts.memory_max:.0%} of {facts.memory_max / 1e6:.0f} MB in use"
+        found.append(Finding("bus: memory", WARNING, said, "raise maxmemory, or see who else uses this server"))
+    return found
+
+
+def _bypass(version: tuple[int, ...]) -> str:
+    if version[:2] < KEY_ACL:
+        return "no ACL can tell reading a stream from writing it"
+    fixed = next((v for line, v in sorted(BYPASS_FIXED.items()) if version[:2] <= line), None)
+    return (
+        "XREAD gets around key ACLs (fixed later); it matters where learners do not trust each other"
+        if (fixed is not None and version < fixed)
+        else ""
+    )

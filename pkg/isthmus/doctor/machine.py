@@ -1,0 +1,97 @@
+"""This machine: disk, torch, and kernels that give the bits the arithmetic version promises."""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from isthmus import kernels, merge
+from isthmus.codecs import CODECS, pack, packed_size
+from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role
+from isthmus.kernels import ARITHMETIC, F32
+from isthmus.layout import DENSE, EMBEDDING, Spec, partition
+from isthmus.rules import Rules
+from isthmus.runtime import Runtime
+
+DISK_WARNING, DISK_FAILURE = 2 << 30, 100 << 20
+"""Bytes free."""
+
+BITS = {1: "7ba9860bffbb77669aa91d5e0b4ca78f3e9db4996206cb47729e9d4ac5563245"}
+"""SHA-256 of what `fingerprint` folds, by arithmetic version: measured once, the same on every machine since."""
+
+
+def examine_machine(folder: str | None, role: Role, runtime: Runtime) -> Iterator[Finding]:
+    """Yield findings; `folder` is where a run in a folder, and its bus, live."""
+    if folder is not None:
+        yield _disk(Path(folder))
+    yield _kernels(runtime)
+    if role.kind != "syncer":
+        yield _torch(role)
+
+
+def _disk(folder: Path) -> Finding:
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    said = f"{free / 1e9:.1f} GB free below {folder}"
+    if free < DISK_WARNING:
+        outcome = FAILURE if free < DISK_FAILURE else WARNING
+        return Finding(
+            "machine: disk", outcome, said, "make room, or let `isthmus gc` collect what the log has passed by"
+        )
+    return Finding("machine: disk", OK, said)
+
+
+def _kernels(runtime: Runtime) -> Finding:
+    check, started = "machine: kernels", runtime.now()
+    kernels.warm()
+    took = runtime.now() - started
+    found = fingerprint()
+    cpu = os.environ.get("NUMBA_CPU_NAME") or platform.machine()
+    if found != BITS.get(ARITHMETIC):
+        advice = "do not merge here: report processor, numba and llvmlite versions"
+        return Finding(check, FAILURE, f"they do not give the bits of arithmetic {ARITHMETIC} on {cpu}", advice)
+    said = f"give the bits of arithmetic {ARITHMETIC}; ready after {took:.1f} s on {cpu}, {os.cpu_count()} cores"
+    if took > 5.0:
+        return Finding(check, WARNING, said, "give them a cache that lasts: NUMBA_CACHE_DIR")
+    return Finding(check, OK, said)
+
+
+def _torch(role: Role) -> Finding:
+    check = "machine: torch"
+    if importlib.util.find_spec("torch") is None:
+        outcome = FAILURE if role.kind == "learner" else WARNING
+        return Finding(check, outcome, "not installed", "pip install 'isthmus[torch]' where learners run")
+    import torch
+
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding(check, OK, f"{torch.__version__}, {', '.join(devices) or 'no GPU'}")
+
+
+def fingerprint() -> str:
+    """Return a digest of merges of fixed numbers by every rule and through every codec: it uses every kernel."""
+    layout = partition([Spec("e", (64, 16), "float32", EMBEDDING), Spec("d", (1000, 9), "float32", DENSE)], 1)
+    fragment, bits = layout.fragments[0], np.random.PCG64(20260421)
+
+    def draw() -> F32:
+        # From raw bits: what a distribution makes of them may change with NumPy.
+        return ((bits.random_raw(fragment.size) >> np.uint64(40)).astype(np.float32) - 2**23) * np.float32(2**-23)
+
+    state, digest = merge.initial(draw()), hashlib.sha256()
+    for rule in ("rda", "avg"):
+        accumulator = merge.Accumulator(fragment, merge.outers(Rules(merge=rule)))
+        for i in range(3):
+            accumulator.add(draw(), merge.weight(100 + i, 10))
+        for code in CODECS.values():
+            result = merge.advance(state, accumulator, code, bytes(32))
+            digest.update(result.published_digest + result.state_digest)
+            payload = np.zeros(packed_size(code, fragment), np.uint8)
+            pack(code, fragment, result.state.master, payload)
+            digest.update(payload.tobytes())
+        state = result.state
+    return digest.hexdigest()

@@ -1,0 +1,108 @@
+"""Metrics of training, step by step, to wherever people look at them: sinks of three methods, TensorBoard's for one.
+
+Nothing here can stop a training: a sink that fails is left out and said to be.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from isthmus.errors import InputError
+from isthmus.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+WAITING_MAX = 100_000
+"""Steps that wait for a slow sink; beyond that the oldest are dropped."""
+
+EVERY_S = 1.0
+
+
+class Sink(Protocol):
+    """Takes scalars. Called from a thread of its own kind, one call at a time; it may block."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Take what was the case after an optimizer step, over all restarts."""
+        ...
+
+    def flush(self) -> None:
+        """Let what was taken be seen."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go; nothing comes afterwards."""
+        ...
+
+
+class TensorBoard:
+    """Event files for TensorBoard, below a folder. Needs the extra `tensorboard`."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError("TensorBoard is not installed: pip install 'isthmus[tensorboard]'") from None
+        try:
+            # A restart goes on in the same folder; what comes after a step it has seen replaces that step.
+            self._writer = SummaryWriter(folder)
+        except OSError as error:
+            raise InputError(f"TensorBoard cannot write below {folder}: {error.strerror}") from None
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Sink.scalars`."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        """See `Sink.flush`."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+        self._writer.close()
+
+
+class Feeder:
+    """Carries scalars from the training thread to a sink, off that thread."""
+
+    def __init__(
+        self, sink: Sink, runtime: Runtime, beside: Callable[[], tuple[int, Mapping[str, float]] | None]
+    ) -> None:
+        self._sink: Sink | None = sink
+        self._runtime = runtime
+        self._beside = beside
+        """What else there is to say, once in a while."""
+        self._waiting: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=WAITING_MAX)
+
+    def note(self, step: int, values: Mapping[str, float]) -> None:
+        """Queue what is the case after a step; from any thread, never waits."""
+        self._waiting.append((step, values))
+
+    async def run(self) -> None:
+        """Feed the sink until cancelled."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            if (more := self._beside()) is not None:
+                self.note(*more)
+            await self._runtime.offload(self._feed, False)
+
+    async def close(self) -> None:
+        """Feed it the rest and let it go."""
+        await self._runtime.offload(self._feed, True)
+
+    def _feed(self, last: bool) -> None:
+        if self._sink is None:
+            self._waiting.clear()
+            return
+        try:
+            while self._waiting:
+                self._sink.scalars(*self._waiting.popleft())
+            if last:
+                self._sink.close()
+            else:
+                self._sink.flush()
+        except Exception as error:  # whatever a sink of somebody else's raises
+            logger.warning("training metrics go nowhere from here on: %s: %s", type(error).__name__, error)
+            self._sink = None

@@ -1,0 +1,51 @@
+"""What the commits of one fragment say, as metrics: rounds that this syncer wrote itself, and the age of the newest."""
+
+from isthmus.metrics import SyncerMetrics
+from isthmus.records.objects import CommitHeader
+from isthmus.runtime import Runtime
+
+
+class Counting:
+    """Counts for one fragment."""
+
+    def __init__(self, fragment: int, name: str, metrics: SyncerMetrics, runtime: Runtime) -> None:
+        self._fragment = fragment
+        self._name = name
+        self._metrics = metrics
+        self._runtime = runtime
+        self._committed_at = runtime.now()
+        self._rejected: dict[str, int] = {}
+        metrics.commit_age.labels(fragment).set_function(lambda: runtime.now() - self._committed_at)
+
+    def begun(self, version: int, newest: CommitHeader | None) -> None:
+        """Note where the log stands at start."""
+        self._metrics.fragment_version.labels(self._fragment).set(version)
+        if newest is not None:
+            self._committed_at = self._runtime.now() - max(0.0, self._runtime.wall() - newest.written_at)
+            self._rejected = dict(newest.rejected_total)
+
+    def settled(self, header: CommitHeader) -> None:
+        """Note a commit that became the state; what it did is counted by its writer only."""
+        m, w = self._metrics, header.waited
+        self._committed_at = self._runtime.now()
+        m.fragment_version.labels(self._fragment).set(header.version)
+        before, self._rejected = self._rejected, dict(header.rejected_total)
+        if header.writer != self._name:
+            return
+        m.commits.labels(self._fragment).inc()
+        m.rounds_closed.labels(w.closed_by).inc()
+        m.quorum_missed.inc(w.quorum_missed)
+        m.quorum_seconds.observe(w.quorum_s)
+        m.grace_seconds.observe(w.grace_s)
+        m.round_seconds.observe(w.waited_s)
+        m.merge_seconds.observe(w.merge_s)
+        m.publish_seconds.observe(w.publish_s)
+        took_part = {given.learner for given in header.inputs}
+        m.participation.observe(len(took_part) / len(took_part.union(w.expected)))
+        for given in header.inputs:
+            m.staleness.observe(header.version - 1 - given.base)
+            m.updates_merged.labels(given.learner).inc()
+            m.tokens_merged.labels(self._fragment).inc(given.tokens)
+        m.updates_late.inc(len(header.late))
+        for reason, count in header.rejected_total.items():
+            m.rejections.labels(reason).inc(max(0, count - before.get(reason, 0)))

@@ -1,0 +1,71 @@
+"""`isthmus doctor`: every check in turn, a line each, and what to do; exit code 1 if anything fails."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.text import Text
+
+from isthmus.doctor import FAILURE, OK, WARNING, Finding, Role, examine_bus, examine_machine, examine_store
+from isthmus.records.fields import require_name
+from isthmus.run import Run
+from isthmus.runtime import Runtime, threaded
+from isthmus_services import commands, logs, options
+from isthmus_services.report import write_json
+
+_STYLE = {OK: "green", WARNING: "yellow", FAILURE: "bold red"}
+NO_RUN = bytes(32)
+"""Stands for the run on the bus where there is none yet."""
+
+
+def run(settings: commands.Doctor) -> int:
+    """Check, print, and say whether anything failed."""
+    logs.quiet()
+    require_name("--learner", settings.learner)
+    role = Role(settings.role, settings.learner)
+    bus = options.bus_of(settings, settings.run)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    found: list[Finding] = []
+
+    async def go() -> None:
+        runtime, pool = threaded(4)
+        try:
+            async for finding in examine(settings.run, bus, role, runtime, int(settings.size * (1 << 20))):
+                found.append(finding)
+                show(finding, console)
+        finally:
+            pool.shutdown(wait=False)
+
+    asyncio.run(go())
+    counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in (OK, WARNING, FAILURE)}
+    console.print(f"{counts[OK]} ok, {counts[WARNING]} warnings, {counts[FAILURE]} failures", highlight=False)
+    write_json({"role": role.kind, "counts": counts, "findings": [f.as_json() for f in found]}, settings.json)
+    return 1 if counts[FAILURE] else 0
+
+
+async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
+    """Yield the findings about machine, store and bus, in this order."""
+    parts = urlsplit(url)
+    folder = (parts.path if parts.scheme else url) if parts.scheme in ("", "file") else None
+    for finding in examine_machine(folder, role, runtime):
+        yield finding
+    digest = NO_RUN
+    async for said in examine_store(url, role, runtime, size):
+        if isinstance(said, Run):
+            digest = said.digest
+        else:
+            yield said
+    async for finding in examine_bus(bus, digest, role, runtime):
+        yield finding
+
+
+def show(finding: Finding, console: Console) -> None:
+    """Print one line, and a second where something is to be done."""
+    line = Text(f"{finding.outcome:<8}", style=_STYLE[finding.outcome])
+    line.append(f"{finding.check}: ", style="bold")
+    line.append(finding.said, style="default")
+    console.print(line, soft_wrap=True)
+    if finding.advice:
+        console.print(Text(f"{'':8}→ {finding.advice}"), soft_wrap=True)

@@ -1,0 +1,323 @@
+"""Where a command's settings come from: flags, then `ISTHMUS_…` in the environment, then a TOML file, then defaults.
+
+A command declares one frozen dataclass; flags, environment names, file keys, checks and help are all made from it.
+Standard variables of other tools, such as AWS_ENDPOINT_URL, keep their names and are read by those tools.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import os
+import socket
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from isthmus.bus.redis import redacted
+from isthmus.errors import InputError
+
+T = TypeVar("T")
+
+PREFIX = "ISTHMUS_"
+CONFIG = "config"
+HOSTNAME = "@hostname"
+"""As a name: the host's, so that replicas of one container get names of their own."""
+
+_AWS_SHOWN = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
+_AWS_HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_NOT_SETTINGS = {"REQUIRE_REDIS7"}  # of the tests
+
+
+def setting(
+    description: str,
+    *,
+    name: str = "",
+    metavar: str | None = None,
+    short: str = "",
+    choices: typing.Sequence[str] = (),
+    positional: bool = False,
+    flag_only: bool = False,
+    secret: bool = False,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+) -> msgspec.Meta:
+    """Describe a field: `Annotated[float, setting("seconds between checkpoints", metavar="S", gt=0)]`.
+
+    `flag_only`: for what is asked for once (`--apply`) and must not linger in an environment. `secret`: never shown,
+    and taken from the environment or the file only, since everybody on a machine can read a command line.
+    """
+    extra: dict[str, Any] = {
+        "name": name,
+        "metavar": metavar,
+        "short": short,
+        "choices": tuple(choices),
+        "positional": positional,
+        "flag_only": flag_only,
+        "secret": secret,
+    }
+    bounds: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
+    return msgspec.Meta(description=description, extra=extra, **bounds)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of a settings class."""
+
+    field: str
+    type: Any
+    description: str
+    default: Any
+    """`dataclasses.MISSING` where there is none."""
+    owner: type
+    """The class that declares it; its docstring heads the group in the help."""
+    name: str
+    metavar: str | None
+    short: str
+    choices: tuple[str, ...]
+    positional: bool
+    flag_only: bool
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        """What it is called on the command line."""
+        return self.metavar or self.name.upper() if self.positional else "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """What it is called in the environment."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag takes no value."""
+        return _plain(self.type) is bool
+
+    @property
+    def is_list(self) -> bool:
+        """Whether its flag may be repeated."""
+        return typing.get_origin(_plain(self.type)) is list
+
+    def shown(self, value: object) -> str:
+        """Return a value as it may be printed."""
+        if value is None:
+            return ""
+        if self.secret:
+            return "(set, not shown)"
+        return redacted(str(value)) if self.name == "bus" else str(value)
+
+
+@dataclass(frozen=True)
+class Resolved(typing.Generic[T]):
+    """Settings and where each came from."""
+
+    values: T
+    sources: Mapping[str, str]
+    """By field."""
+    stray: tuple[str, ...]
+    """Variables that look like ours and belong to no command."""
+
+
+def fields(cls: type) -> list[Setting]:
+    """Return what a settings class declares, in the order of its help."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found = []
+    for field in dataclasses.fields(cls):
+        kind, meta = typing.get_args(hints[field.name])[:2]
+        more = dict(meta.extra)
+        name = more.pop("name") or field.name
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        owner = next(c for c in reversed(cls.__mro__) if field.name in getattr(c, "__annotations__", {}))
+        found.append(Setting(field.name, typing.Annotated[kind, meta], meta.description, default, owner, name, **more))
+    return sorted(found, key=lambda s: (not s.positional, cls.__mro__.index(s.owner)))
+
+
+def public(values: object) -> dict[str, object]:
+    """Return settings as plain data that may be written down: no secrets, no password in a URL."""
+    given = {s: getattr(values, s.field) for s in fields(type(values))}
+    return {s.field: s.shown(value) if s.secret or s.name == "bus" else value for s, value in given.items()}
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Give a parser the flags of a settings class."""
+    groups: dict[type, Any] = {}
+    for s in fields(cls):
+        if s.secret:
+            continue
+        if s.owner not in groups:
+            # The command's own class comes without a heading.
+            title = (s.owner.__doc__ or "").splitlines()[0].rstrip(".").lower()
+            groups[s.owner] = parser if s.owner is cls else parser.add_argument_group(title)
+        text = s.description.replace("%", "%%")
+        shared: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
+        if s.positional:
+            more = {} if s.flag_only else {"nargs": "?"}
+            groups[s.owner].add_argument(s.field, metavar=s.flag, **more, **shared)
+        elif s.is_switch:
+            groups[s.owner].add_argument(s.flag, dest=s.field, action="store_true", **shared)
+        else:
+            names = (s.short, s.flag) if s.short else (s.flag,)
+            metavar = s.metavar or (f"{{{','.join(s.choices)}}}" if s.choices else None)
+            action = "append" if s.is_list else "store"
+            groups[s.owner].add_argument(*names, dest=s.field, action=action, metavar=metavar, **shared)
+    where = parser.add_argument_group("where settings come from: flags, ISTHMUS_… variables, a file, in that order")
+    where.add_argument("--config", metavar="FILE", help="TOML: settings of all commands, then a table per command")
+    where.add_argument("--show-settings", action="store_true", help="print every setting and its source, and stop")
+
+
+def resolve(
+    cls: type[T],
+    command: str,
+    arguments: argparse.Namespace,
+    environment: Mapping[str, str],
+    everything: Mapping[str, set[str]],
+) -> Resolved[T]:
+    """Return the settings of a command. Raises `InputError` that names the source of a value that will not do.
+
+    `everything` maps each command to the names its settings have: an unknown name in a file is an error.
+    """
+    path = arguments.config or environment.get(PREFIX + CONFIG.upper())
+    file = _read(Path(path), everything) if path else {}
+    values, sources = {}, {}
+    missing = []
+    for s in fields(cls):
+        given, source = _find(s, command, vars(arguments), environment, file, path)
+        if source == "default":
+            if given is dataclasses.MISSING:
+                missing.append(s)
+                continue
+            values[s.field] = given
+        else:
+            values[s.field] = _convert(s, given, source)
+        sources[s.field] = source
+    if missing and not arguments.show_settings:
+        names = ", ".join(s.flag if s.flag_only else f"{s.flag} (or {s.variable})" for s in missing)
+        raise InputError(f"missing: {names}")
+    for s in missing:
+        values[s.field], sources[s.field] = None, "missing"
+    known = set.union(*everything.values()) | {CONFIG}
+    stray = tuple(
+        name
+        for name in sorted(environment)
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
+        if name.removeprefix(PREFIX) not in _NOT_SETTINGS
+    )
+    return Resolved(cls(**values), sources, stray)
+
+
+def show(resolved: Resolved[Any], console: Console, environment: Mapping[str, str]) -> None:
+    """Print every setting, its value and where that came from; secrets only as being set."""
+    table = Table(title="settings", title_justify="left")
+    for column in ("setting", "value", "from", "what it is"):
+        table.add_column(column, overflow="fold")
+    for s in fields(type(resolved.values)):
+        value = getattr(resolved.values, s.field)
+        table.add_row(s.name, s.shown(value), resolved.sources[s.field], s.description)
+    for name in _AWS_SHOWN + _AWS_HIDDEN:
+        if name in environment:
+            shown = "(set, not shown)" if name in _AWS_HIDDEN else environment[name]
+            table.add_row(name, shown, name, "read by the AWS client itself")
+    console.print(table)
+    for name in resolved.stray:
+        console.print(said_of(name, resolved), style="yellow", highlight=False)
+
+
+def said_of(stray: str, resolved: Resolved[Any]) -> str:
+    """Return the warning about a variable that no command reads."""
+    names = [s.variable for s in fields(type(resolved.values))]
+    near = difflib.get_close_matches(stray, names, 1)
+    return f"{stray} is not a setting of any command" + (f": did you mean {near[0]}?" if near else "")
+
+
+def host_name(name: str) -> str:
+    """Return a name that may be asked for as the host's."""
+    return socket.gethostname() if name == HOSTNAME else name
+
+
+def _find(
+    s: Setting,
+    command: str,
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str],
+    file: Mapping[str, Any],
+    path: str | None,
+) -> tuple[Any, str]:
+    if s.field in flags:
+        return flags[s.field], s.flag
+    if not s.flag_only:
+        if environment.get(s.variable, "") != "":
+            return environment[s.variable], s.variable
+        for table, where in ((file.get(command, {}), f"{path} [{command}]"), (file, str(path))):
+            if s.name in table:
+                return table[s.name], where
+    return s.default, "default"
+
+
+def _convert(s: Setting, given: Any, source: str) -> Any:
+    shown = s.shown(given)
+    where = source if source == s.flag else f"{source}, {s.name}" if source != s.variable else source
+    try:
+        value = msgspec.convert(given, s.type, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where} {shown}: must be {_plainly(str(error))}") from None
+    if s.choices and value is not None and value not in s.choices:
+        raise InputError(f"{where} {shown}: choose one of {', '.join(s.choices)}")
+    return value
+
+
+def _plainly(error: str) -> str:
+    """Turn msgspec's words into an operator's."""
+    error = error.removeprefix("Expected ").replace("`", "")
+    for kind in ("int", "float"):
+        error = error.replace(f"{kind} | null", kind)
+        error = error.replace(f"{kind} >= ", "at least ").replace(f"{kind} > ", "more than ")
+        error = error.replace(f"{kind} <= ", "at most ")
+    error = error.replace("0.0", "0")
+    words = {"int, got str": "a whole number", "float, got str": "a number", "bool, got str": "true or false"}
+    return words.get(error, error)
+
+
+def _read(path: Path, everything: Mapping[str, set[str]]) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            read = tomllib.load(file)
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"--config {path}: {error}") from None
+    shared = set.union(*everything.values())
+    for name, value in read.items():
+        if isinstance(value, dict):
+            if name not in everything:
+                raise InputError(f"--config {path}: there is no command [{name}]")
+            unknown = sorted(value.keys() - everything[name])
+            allowed = everything[name]
+        else:
+            unknown, allowed = ([] if name in shared else [name]), shared
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], allowed, 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise InputError(f"--config {path}: unknown setting {unknown[0]}{hint}")
+    return read
+
+
+def _plain(annotated: Any) -> Any:
+    """Return the type inside `Annotated` and beside None."""
+    kind = typing.get_args(annotated)[0]
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    return kind
+
+
+def environment() -> Mapping[str, str]:
+    """Return the process's environment: read in one place."""
+    return os.environ

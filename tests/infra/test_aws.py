@@ -1,0 +1,408 @@
+"""The CloudFormation templates: linted, deployed into moto, and their policies put to the test by the real program.
+
+What moto 5.2 does not do, and what is done about it:
+
+- Its CloudFormation makes of a bucket the bucket and its encryption only, and knows neither bucket policies nor Secrets
+  Manager nor ElastiCache. The rest of the bucket is set here with the requests CloudFormation would send; redis.yaml,
+  and the bus in learner.yaml, are linted but deployed nowhere. Their access strings run on a real Redis, without what
+  needs 7.0 and 7.2 (permission for reading or writing alone, CLIENT SETINFO).
+- Its IAM ignores conditions and does not know `?`. It authenticates every request, says which action and resource it
+  is and which policies the caller's role has; the decision is made by `allows` here, which does know them.
+- A GET of a missing key is 404 whoever asks. On S3 that rests on ListBucket, which is checked as a decision.
+"""
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import boto3
+import pytest
+import redis as redis_client
+from cfnlint.api import lint_file
+from cfnlint.decode import cfn_yaml
+from moto.core.authorization import enable_iam_authentication
+from moto.iam.access_control import IAMPolicy, IAMRequestBase
+
+from isthmus import collect
+from isthmus.bus import open_bus
+from isthmus.errors import Denied
+from isthmus.log import Log
+from isthmus.records.messages import SYNCER_STREAM, learner_stream
+from isthmus.records.objects import RUN_KEY, checkpoint_key, claim_key, commit_key, snapshot_key, update_key, value_key
+from isthmus.run import create_run
+from isthmus.runtime import single_threaded
+from isthmus.store import open_store, require_create_only
+from tests_helpers import World, check_log, seed_of, serving, train
+
+# moto says so for each resource it leaves out; in a thread of its server this would be a failed request.
+pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS:UserWarning")
+
+AWS = Path(__file__).parents[2] / "infra" / "aws"
+PREFIX = "team/run"
+DIGEST = bytes(range(32))
+
+
+@pytest.mark.parametrize("name", ["isthmus", "learner", "redis"])
+def test_cfn_lint_finds_nothing(name):
+    assert lint_file(AWS / f"{name}.yaml") == []
+
+
+# --- what a policy says -----------------------------------------------------------------------------------------------
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def like(pattern: str, text: str) -> bool:
+    """Match as IAM does: * and ? stop at nothing."""
+    return (
+        re.fullmatch("".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in pattern), text, re.DOTALL) is not None
+    )
+
+
+# Whether a condition holds, for the values it lists and the request's own (None where it has none).
+OPERATORS: dict[str, Callable[[list[str], str | None], bool]] = {
+    "Bool": lambda values, own: own in values,
+    "Null": lambda values, own: (own is None) == (values == ["true"]),
+    "StringLikeIfExists": lambda values, own: own is None or any(like(v, own) for v in values),
+}
+
+
+def allows(documents: Sequence[Mapping[str, Any]], action: str, resource: str, context: Mapping[str, str]) -> bool:
+    """Judge a request: a Deny that applies wins, else there has to be an Allow that does."""
+    effects = {
+        statement["Effect"]
+        for document in documents
+        for statement in listed(document["Statement"])
+        if any(like(a, action) for a in listed(statement["Action"]))
+        and any(like(r, resource) for r in listed(statement["Resource"]))
+        and all(
+            OPERATORS[operator](listed(values), context.get(key))
+            for operator, keys in statement.get("Condition", {}).items()
+            for key, values in keys.items()
+        )
+    }
+    return effects == {"Allow"}
+
+
+def judge(request: IAMRequestBase, resource: str) -> None:
+    """Stand in for moto's own decision."""
+    documents = [IAMPolicy(policy)._policy_json for policy in request._access_key.collect_policies()]
+    context = {key: values[0] for key, values in parse_qs(urlsplit(request._path).query).items()}
+    context = {"s3:prefix": context["prefix"]} if "prefix" in context else {}
+    if "If-None-Match" in request._headers:
+        context["s3:if-none-match"] = request._headers["If-None-Match"]
+    if not allows(documents, request._action, resource, context):
+        request._raise_access_denied()
+
+
+# --- the stacks -------------------------------------------------------------------------------------------------------
+
+
+class Cloud:
+    """The stacks of one run in moto, each role's credentials, and the bucket."""
+
+    def __init__(self, url: str, opened: ExitStack) -> None:
+        self.url = url
+        self._opened = opened
+        self._tag = uuid.uuid4().hex[:8]
+        self.run = self.deploy("isthmus", Prefix=PREFIX)
+        self.bucket, self.arn = self.run["Bucket"], self.run["BucketArn"]
+        self.roles = {"syncer": self.run["SyncerRoleArn"], "operator": self.run["OperatorRoleArn"]}
+        for name in ("eu-1", "us-1"):
+            made = self.deploy("learner", f"-{name}", LearnerName=name, Bucket=self.bucket, Prefix=self.run["Prefix"])
+            self.roles[name] = made["RoleArn"]
+
+    def client(self, service: str) -> Any:
+        """An administrator's client."""
+        client = boto3.client(
+            service,
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        return self._opened.enter_context(closing(client))
+
+    def deploy(self, template: str, suffix: str = "", **parameters: str) -> dict[str, str]:
+        """Create a stack; return its outputs."""
+        name, cloud = f"{template}-{self._tag}{suffix}", self.client("cloudformation")
+        cloud.create_stack(
+            StackName=name,
+            TemplateBody=(AWS / f"{template}.yaml").read_text(),
+            Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in parameters.items()],
+            Capabilities=["CAPABILITY_IAM"],
+        )
+        (stack,) = cloud.describe_stacks(StackName=name)["Stacks"]
+        assert stack["StackStatus"] == "CREATE_COMPLETE"
+        return {out["OutputKey"]: out["OutputValue"] for out in stack["Outputs"]}
+
+    def credentials(self, who: str) -> dict[str, str]:
+        """What the environment of a process in this role holds."""
+        given = self.client("sts").assume_role(RoleArn=self.roles[who], RoleSessionName="test")["Credentials"]
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": given["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": given["SecretAccessKey"],
+            "AWS_SESSION_TOKEN": given["SessionToken"],
+        }
+
+    def documents(self, who: str) -> list[Mapping[str, Any]]:
+        """The policies of a role, as deployed."""
+        iam = self.client("iam")
+        attached = iam.list_attached_role_policies(RoleName=self.roles[who].rsplit("/", 1)[1])["AttachedPolicies"]
+        return [
+            iam.get_policy_version(PolicyArn=p["PolicyArn"], VersionId="v1")["PolicyVersion"]["Document"]
+            for p in attached
+        ]
+
+
+@pytest.fixture(scope="module")
+def cloud(moto) -> Iterator[Cloud]:
+    with ExitStack() as opened:
+        yield Cloud(moto.url, opened)
+
+
+@pytest.fixture
+def stores(cloud, monkeypatch):
+    """Open the run's store once for each role, while moto authenticates and `allows` decides."""
+    environments = {who: cloud.credentials(who) for who in cloud.roles}
+    monkeypatch.setattr(IAMRequestBase, "check_action_permitted", judge)
+
+    async def open_all(stack: AsyncExitStack, prefix: str = PREFIX) -> dict[str, Any]:
+        opened = {}
+        for who, environment in environments.items():
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            # Credentials are read when the store is opened.
+            opened[who] = await stack.enter_async_context(
+                open_store(f"s3://{cloud.bucket}/{prefix}", single_threaded(0))
+            )
+        return opened
+
+    with enable_iam_authentication():
+        yield open_all
+
+
+def resolved(node: Any, cloud: Cloud) -> Any:
+    """Replace what refers to the bucket."""
+    if isinstance(node, dict):
+        if node == {"Ref": "Bucket"}:
+            return cloud.bucket
+        if node == {"Fn::GetAtt": ["Bucket", "Arn"]}:
+            return cloud.arn
+        if "Fn::Sub" in node:
+            return node["Fn::Sub"].replace("${Bucket.Arn}", cloud.arn)
+        return {str(key): resolved(value, cloud) for key, value in node.items()}
+    return [resolved(value, cloud) for value in node] if isinstance(node, list) else node
+
+
+# --- the bucket -------------------------------------------------------------------------------------------------------
+
+
+def test_the_bucket_is_encrypted_private_and_keeps_everything(cloud):
+    s3, bucket = cloud.client("s3"), {"Bucket": cloud.bucket}
+    (rule,) = s3.get_bucket_encryption(**bucket)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+
+    resources = cfn_yaml.load(str(AWS / "isthmus.yaml"))["Resources"]
+    assert resources["Bucket"]["DeletionPolicy"] == resources["Bucket"]["UpdateReplacePolicy"] == "Retain"
+    written = resolved(resources["Bucket"]["Properties"], cloud)
+    assert "VersioningConfiguration" not in written
+    s3.put_public_access_block(**bucket, PublicAccessBlockConfiguration=written["PublicAccessBlockConfiguration"])
+    s3.put_bucket_ownership_controls(**bucket, OwnershipControls=written["OwnershipControls"])
+    rules = [
+        {"ID": r["Id"], "Filter": {"Prefix": ""}, **{k: v for k, v in r.items() if k != "Id"}}
+        for r in written["LifecycleConfiguration"]["Rules"]
+    ]
+    s3.put_bucket_lifecycle_configuration(**bucket, LifecycleConfiguration={"Rules": rules})
+
+    blocked = s3.get_public_access_block(**bucket)["PublicAccessBlockConfiguration"]
+    assert len(blocked) == 4
+    assert all(blocked.values())
+    (owner,) = s3.get_bucket_ownership_controls(**bucket)["OwnershipControls"]["Rules"]
+    assert owner == {"ObjectOwnership": "BucketOwnerEnforced"}
+    (rule,) = s3.get_bucket_lifecycle_configuration(**bucket)["Rules"]
+    assert rule["Status"] == "Enabled"
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    assert not {"Expiration", "Transitions", "NoncurrentVersionExpiration"} & set(rule)
+
+
+def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud):
+    properties = cfn_yaml.load(str(AWS / "isthmus.yaml"))["Resources"]["BucketPolicy"]["Properties"]
+    policy = resolved(properties["PolicyDocument"], cloud)
+    assert properties["Bucket"] == {"Ref": "Bucket"}
+    assert policy["Statement"][0]["Principal"] == "*"
+    documents = [*cloud.documents("operator"), policy]
+    for action, resource in (("s3:ListBucket", cloud.arn), ("s3:GetObject", f"{cloud.arn}/{PREFIX}/run")):
+        assert allows(documents, action, resource, {"aws:SecureTransport": "true"})
+        assert not allows(documents, action, resource, {"aws:SecureTransport": "false"})
+    # A bucket policy that S3 would refuse is refused here too. moto would judge by it without its condition.
+    s3 = cloud.client("s3")
+    s3.put_bucket_policy(Bucket=cloud.bucket, Policy=json.dumps(policy))
+    assert json.loads(s3.get_bucket_policy(Bucket=cloud.bucket)["Policy"]) == policy
+    s3.delete_bucket_policy(Bucket=cloud.bucket)
+
+
+# --- who may do what --------------------------------------------------------------------------------------------------
+
+WRITERS = {
+    RUN_KEY: {"operator"},
+    update_key(3, "eu-1", 7, DIGEST): {"operator", "eu-1"},
+    update_key(3, "us-1", 7, DIGEST): {"operator", "us-1"},
+    "updates/00003/us-1/eu-1/x": {"operator", "us-1"},
+    "updates/eu-1": {"operator"},
+    claim_key("eu-1", 1): {"operator", "eu-1"},
+    checkpoint_key("eu-1", 1, 40, DIGEST): {"operator", "eu-1"},
+    checkpoint_key("us-1", 1, 40, DIGEST): {"operator", "us-1"},
+    "learners/eu-10/000001/claim": {"operator"},
+    value_key(3, 8, DIGEST): {"operator", "syncer"},
+    snapshot_key(3, 8, DIGEST): {"operator", "syncer"},
+    "scratch/x": {"operator", "syncer"},
+    commit_key(3, 8): {"operator"},
+    "segments/00003/x": {"operator"},
+    "elsewhere/x": {"operator"},
+}
+"""Who may put what. Syncers create commits, and cannot put them."""
+
+DELETERS = {
+    "scratch/x": {"operator", "syncer"},
+    claim_key("eu-1", 1): {"operator", "eu-1"},
+    checkpoint_key("us-1", 1, 40, DIGEST): {"operator", "us-1"},
+}
+"""Who may delete what; all else only the operator."""
+
+
+async def allowed(request: Any) -> bool:
+    try:
+        await request
+    except Denied:
+        return False
+    return True
+
+
+def test_each_role_writes_and_deletes_its_own_and_reads_all(cloud, stores):
+    async def body():
+        async with AsyncExitStack() as stack:
+            run = await stores(stack)
+            for key, writers in WRITERS.items():
+                assert {who for who, s in run.items() if await allowed(s.put(key, b"x"))} == writers, key
+                assert {who for who, s in run.items() if await allowed(s.get(key))} == set(run), key
+            for key in WRITERS:
+                deleters = {who for who, s in run.items() if await allowed(s.delete(key))}
+                own = "us-1" if "/us-1/" in key else "eu-1"
+                assert deleters == DELETERS.get(
+                    key, deleters & {"operator", own} if "learners/" in key else {"operator"}
+                )
+            for who, store in run.items():
+                for prefix in ("", "updates/", "learners/us-1/"):
+                    assert await allowed(store.list(prefix)), who
+                # Creating what is there, and what is not.
+                assert await allowed(store.create(commit_key(0, 1), b"x")) == (who in {"operator", "syncer"})
+
+    asyncio.run(body())
+
+
+def test_nothing_outside_the_prefix_is_open_to_anyone(cloud, stores):
+    async def body():
+        async with AsyncExitStack() as stack:
+            for prefix in ("team", "team/run2", "other"):
+                for who, store in (await stores(stack, prefix)).items():
+                    for request in (store.put("x", b"x"), store.get("x"), store.delete("x"), store.list("")):
+                        assert not await allowed(request), (who, prefix)
+
+    asyncio.run(body())
+
+
+def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud):
+    """S3 asks for ListBucket before it says 404; with which prefix is reported in two ways."""
+    key = f"{PREFIX}/{commit_key(3, 9)}"
+    for who in cloud.roles:
+        documents = cloud.documents(who)
+        assert allows(documents, "s3:ListBucket", cloud.arn, {})
+        assert allows(documents, "s3:ListBucket", cloud.arn, {"s3:prefix": key})
+        assert not allows(documents, "s3:ListBucket", cloud.arn, {"s3:prefix": "other/"})
+        assert not allows(documents, "s3:ListAllMyBuckets", "*", {})
+
+
+def test_a_run_needs_no_more_than_its_roles_have(cloud, stores, tmp_path):
+    """init and gc as the operator, a syncer, two learners: one run, each with the credentials of its role."""
+
+    async def body():
+        async with AsyncExitStack() as stack:
+            store = await stores(stack)
+            runtime = single_threaded(0)
+            await require_create_only(store["operator"], runtime)
+            run = await create_run(store["operator"], runtime, seed_of())
+            bus = await stack.enter_async_context(open_bus(f"sqlite://{tmp_path}/bus", run.digest))
+            worlds = {who: World(run, s, bus, runtime) for who, s in store.items()}
+            await require_create_only(store["syncer"], runtime)
+            async with serving(worlds["syncer"].syncer()) as syncer:
+                await asyncio.gather(
+                    *(
+                        train(worlds[who].learner(who), 30, seed=i, enough=lambda: syncer.tallies.commits >= 8)
+                        for i, who in enumerate(("eu-1", "us-1"))
+                    )
+                )
+            assert await check_log(worlds["eu-1"]) == syncer.tallies.commits
+            log = Log(run, store["operator"], runtime)
+            await collect.apply(log, await collect.plan(log, keep=1, min_age_s=0.0))
+
+    asyncio.run(body())
+
+
+# --- the bus ----------------------------------------------------------------------------------------------------------
+
+
+def access_strings() -> dict[str, str]:
+    users = cfn_yaml.load(str(AWS / "redis.yaml"))["Resources"]
+    learner = cfn_yaml.load(str(AWS / "learner.yaml"))["Resources"]["BusUser"]["Properties"]["AccessString"]["Fn::Sub"]
+    return {
+        "default": users["DefaultUser"]["Properties"]["AccessString"],
+        "syncer": users["SyncerUser"]["Properties"]["AccessString"],
+        "eu-1": learner.replace("${LearnerName}", "eu-1"),
+    }
+
+
+def test_each_bus_user_writes_one_stream_and_reads_those_of_isthmus():
+    given = access_strings()
+    for user, stream in (("syncer", SYNCER_STREAM), ("eu-1", learner_stream("eu-1"))):
+        assert [r for r in given[user].split() if "~" in r] == ["%R~isthmus:*", f"%W~isthmus:*:{stream}"]
+    assert given["default"].split()[0] == "off"
+
+
+def test_the_bus_needs_no_more_commands_than_its_users_have(redis):
+    """On any Redis: reading and writing are one permission before 7.0, and CLIENT SETINFO came with 7.2."""
+    name, password = f"u{uuid.uuid4().hex}", uuid.uuid4().hex
+    port = urlsplit(redis.url).port
+    rules = [r for r in access_strings()["eu-1"].split() if "~" not in r and r != "+client|setinfo"]
+    with closing(redis_client.Redis(port=port)) as admin:
+        admin.execute_command("ACL", "SETUSER", name, f">{password}", *rules, "~isthmus:*")
+
+        async def body():
+            async with open_bus(f"redis://{name}:{password}@127.0.0.1:{port}", DIGEST) as bus:
+                stream = learner_stream(name)
+                await bus.append(stream, b"hello")
+                assert [s.body for s in (await bus.read({stream: ""}, 1.0))[stream]] == [b"hello"]
+                assert await bus.read({stream: await bus.tail(stream)}, 0.05) == {}
+                assert stream in await bus.names()
+
+        asyncio.run(body())
+        with closing(redis_client.Redis(port=port, username=name, password=password)) as user:
+            for command in (
+                ("FLUSHALL",),
+                ("CONFIG", "GET", "*"),
+                ("DEL", "isthmus:x"),
+                ("XTRIM", "isthmus:x", "MAXLEN", "0"),
+            ):
+                with pytest.raises(redis_client.exceptions.NoPermissionError):
+                    user.execute_command(*command)
+        admin.execute_command("ACL", "DELUSER", name)

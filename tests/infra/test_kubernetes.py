@@ -1,0 +1,308 @@
+"""The Kubernetes manifests: what the API server would refuse, and the properties a run relies on."""
+
+import functools
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+from kubernetes_validate import utils, validate
+
+ROOT = Path(__file__).parents[2] / "infra" / "kubernetes"
+COMPONENT = ROOT / "redis"
+OLDEST = (1, 29)
+"""The first version that knows backoffLimitPerIndex and podReplacementPolicy without being asked to."""
+
+Manifest = dict[str, Any]
+
+
+@functools.cache
+def manifests() -> list[tuple[Path, Manifest]]:
+    """Return every object for the cluster, with its file."""
+    return [
+        (path, document)
+        for path in sorted(ROOT.rglob("*.yaml"))
+        if path.name != "kustomization.yaml"
+        for document in yaml.safe_load_all(path.read_text())
+    ]
+
+
+def named(kind: str, name: str) -> Manifest:
+    (found,) = (m for _, m in manifests() if m["kind"] == kind and m["metadata"]["name"] == name)
+    return found
+
+
+def templates() -> dict[str, Manifest]:
+    """Return the pod template of everything that makes pods, by name."""
+    return {m["metadata"]["name"]: m["spec"]["template"] for _, m in manifests() if "template" in m.get("spec", {})}
+
+
+def containers() -> Iterator[tuple[Manifest, Manifest]]:
+    """Yield (pod, container)."""
+    for template in templates().values():
+        pod = template["spec"]
+        for container in pod["containers"] + pod.get("initContainers", []):
+            yield pod, container
+
+
+def container_of(name: str) -> Manifest:
+    (container,) = templates()[name]["spec"]["containers"]
+    return container
+
+
+def environment_names() -> set[str]:
+    """Return every ISTHMUS_ name that a manifest sets, directly, in a ConfigMap or in a Secret."""
+    names = {entry["name"] for _, container in containers() for entry in container.get("env", [])}
+    for _, manifest in manifests():
+        if manifest["kind"] in {"ConfigMap", "Secret"}:
+            names |= set(manifest.get("data", {})) | set(manifest.get("stringData", {}))
+    return {name for name in names if name.startswith("ISTHMUS_")}
+
+
+def selects(selector: Manifest, template: Manifest) -> bool:
+    assert set(selector) == {"matchLabels"}
+    return selector["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def versions() -> list[str]:
+    """Return the oldest version we ask for, or the next one there is a schema of, and the newest."""
+    known = sorted({tuple(map(int, v.split(".")[:2])) for v in utils.all_versions()})
+    chosen = [next(v for v in known if v >= OLDEST), known[-1]]
+    assert chosen[0] < chosen[1]
+    return [".".join(map(str, v)) for v in chosen]
+
+
+@pytest.mark.parametrize("version", versions())
+def test_every_object_is_valid(version):
+    found = manifests()
+    assert len(found) > 10
+    for path, manifest in found:
+        try:
+            assert validate(manifest, version, strict=True) == version
+        except Exception as error:
+            raise AssertionError(f"{path.name}: {manifest['kind']} {manifest['metadata']['name']}: {error}") from error
+
+
+@pytest.mark.parametrize(("folder", "kind"), [(ROOT, "Kustomization"), (COMPONENT, "Component")])
+def test_a_kustomization_lists_every_manifest_but_the_secrets(folder, kind):
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert kustomization["kind"] == kind
+    assert kustomization["apiVersion"].startswith("kustomize.config.k8s.io/v1")
+    there = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml", "secret.example.yaml"}
+    assert sorted(kustomization["resources"]) == sorted(there)
+
+
+def test_the_kustomization_sets_namespace_and_image_and_leaves_redis_out():
+    kustomization = yaml.safe_load((ROOT / "kustomization.yaml").read_text())
+    assert "components" not in kustomization
+    assert kustomization["namespace"] == named("Namespace", "isthmus")["metadata"]["name"]
+    (image,) = kustomization["images"]
+    images = {c["image"] for _, c in containers()}
+    assert {i for i in images if not i.startswith("redis:")} == {f"{image['name']}:{image['newTag']}"}
+    assert all(re.search(r":\d+\.\d+\.\d+", i) for i in images), "a tag that never gets other contents"
+
+
+def test_the_component_points_the_config_at_its_service():
+    (patch,) = yaml.safe_load((COMPONENT / "kustomization.yaml").read_text())["patches"]
+    (operation,) = yaml.safe_load(patch["patch"])
+    config, service = named(patch["target"]["kind"], patch["target"]["name"]), named("Service", "redis")
+    assert operation["op"] == "replace"
+    assert operation["path"].removeprefix("/data/") in config["data"]
+    url = urlsplit(operation["value"])
+    assert (url.scheme, url.hostname, url.port) == ("redis", "redis", service["spec"]["ports"][0]["port"])
+    redis = named("StatefulSet", "redis")["spec"]
+    assert redis["serviceName"] == "redis"
+    assert service["spec"]["selector"].items() <= redis["template"]["metadata"]["labels"].items()
+    arguments = container_of("redis")["args"]
+    settings = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert settings["--appendonly"] == "yes"
+    assert settings["--maxmemory-policy"] == "noeviction"
+    assert settings["--aclfile"] == "/etc/redis/users.acl"
+
+
+def test_containers_have_no_rights_and_have_limits():
+    for pod, container in containers():
+        name, of_pod, own = container["name"], pod["securityContext"], container["securityContext"]
+        assert of_pod["runAsNonRoot"] is True, name
+        assert of_pod["runAsUser"] == (999 if name == "redis" else 10001), name
+        assert of_pod["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert own == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, name
+        for bound in ("requests", "limits"):
+            assert {"cpu", "memory"} <= set(container["resources"][bound]), name
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["enableServiceLinks"] is False, name
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod), name
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert not any("hostPath" in volume for volume in volumes.values()), name
+        if name != "redis":
+            assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"], name
+            assert volumes["tmp"]["emptyDir"]["medium"] == "Memory", name
+
+
+def test_no_manifest_holds_a_secret():
+    secrets = [(path, m) for path, m in manifests() if m["kind"] == "Secret"]
+    assert {m["metadata"]["name"] for _, m in secrets} == {"operator", "syncer", "learner", "redis"}
+    for path, secret in secrets:
+        assert path.name == "secret.example.yaml"
+        assert "data" not in secret
+        assert set(secret["stringData"].values()) == {""}
+    secret_names = {key for _, m in secrets for key in m["stringData"]}
+    for _, container in containers():
+        for entry in container.get("env", []):
+            if entry["name"] in secret_names:
+                assert set(entry) == {"name", "valueFrom"}
+                assert set(entry["valueFrom"]) == {"secretKeyRef"}
+    for _, manifest in manifests():
+        if manifest["kind"] == "ConfigMap":
+            assert not secret_names & set(manifest["data"])
+            assert not any("@" in value for value in manifest["data"].values()), "a password in a URL"
+
+
+def test_what_pods_refer_to_exists():
+    for pod, container in containers():
+        for source in container.get("envFrom", []):
+            named("ConfigMap", source["configMapRef"]["name"])
+        for entry in container.get("env", []):
+            if key := entry.get("valueFrom", {}).get("secretKeyRef"):
+                assert key["key"] in named("Secret", key["name"])["stringData"]
+                # Missing credentials of AWS are workload identity; missing ones of the bus are a mistake.
+                assert key.get("optional", False) is entry["name"].startswith("AWS_")
+        if container["name"] != "redis":
+            account = named("ServiceAccount", pod["serviceAccountName"])
+            assert account["automountServiceAccountToken"] is False
+        volumes = {volume["name"] for volume in pod["volumes"]} | {
+            claim["metadata"]["name"]
+            for claim in named("StatefulSet", "redis")["spec"]["volumeClaimTemplates"]
+            if container["name"] == "redis"
+        }
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_selectors_select():
+    pods = templates()
+    assert set(pods) == {"init", "syncer", "learners", "redis"}
+    for name in ("syncer", "redis"):
+        owner = named("Deployment" if name == "syncer" else "StatefulSet", name)
+        assert [n for n, pod in pods.items() if selects(owner["spec"]["selector"], pod)] == [name]
+    assert [
+        n for n, pod in pods.items() if selects(named("PodDisruptionBudget", "syncer")["spec"]["selector"], pod)
+    ] == ["syncer"]
+    spread = [(n, s) for n, pod in pods.items() for s in pod["spec"].get("topologySpreadConstraints", [])]
+    assert {n for n, s in spread if s["topologyKey"] == "kubernetes.io/hostname"} == {"syncer", "learners"}
+    for name, constraint in spread:
+        assert [n for n, pod in pods.items() if selects(constraint["labelSelector"], pod)] == [name]
+
+
+def test_two_syncers_one_of_which_always_stays():
+    spec = named("Deployment", "syncer")["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert named("PodDisruptionBudget", "syncer")["spec"]["minAvailable"] == 1
+    name = next(e for e in container_of("syncer")["env"] if e["name"] == "ISTHMUS_NAME")
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+@pytest.mark.parametrize("name", ["syncer", "learners"])
+def test_an_outage_of_the_store_kills_nothing(name):
+    template, container = templates()[name], container_of(name)
+    port = urlsplit("//" + named("ConfigMap", "isthmus")["data"]["ISTHMUS_HTTP"]).port
+    paths = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/healthz"}
+    for probe, path in paths.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": port}, probe
+    assert container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"] >= 60
+    assert [p["containerPort"] for p in container["ports"]] == [port]
+    assert template["metadata"]["annotations"] == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port),
+        "prometheus.io/path": "/metrics",
+    }
+    assert template["spec"]["terminationGracePeriodSeconds"] >= 30, "a syncer drains for 20 s"
+
+
+def test_a_learner_keeps_its_name_and_its_shard():
+    spec = named("Job", "learners")["spec"]
+    count = spec["completions"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["parallelism"] == count
+    names = [entry["name"] for entry in container_of("learners")["env"]]
+    environment = {entry["name"]: entry for entry in container_of("learners")["env"]}
+    assert environment["JOB_COMPLETION_INDEX"]["valueFrom"] == {
+        "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+    }
+    assert environment["ISTHMUS_LEARNER"]["value"] == "learner-$(JOB_COMPLETION_INDEX)"
+    assert environment["ISTHMUS_SHARD"]["value"] == f"$(JOB_COMPLETION_INDEX)/{count}"
+    for name in ("ISTHMUS_LEARNER", "ISTHMUS_SHARD"):
+        assert names.index("JOB_COMPLETION_INDEX") < names.index(name), "expanded only when it was declared before"
+
+
+def test_a_reclaimed_learner_does_not_count_as_failed():
+    spec = named("Job", "learners")["spec"]
+    # What the API server checks beyond the schema.
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    assert spec["podReplacementPolicy"] == "Failed"
+    assert spec["maxFailedIndexes"] == spec["completions"], "one that is given up stops no other"
+    assert spec["backoffLimitPerIndex"] >= 1000
+    reclaimed, told = spec["podFailurePolicy"]["rules"]
+    assert reclaimed == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    codes = {"containerName": container_of("learners")["name"], "operator": "In", "values": [143]}
+    assert told == {"action": "Ignore", "onExitCodes": codes}
+    assert list(spec["template"]["spec"]["nodeSelector"]) == ["eks.amazonaws.com/capacityType"]
+
+
+@pytest.mark.parametrize(("told", "left"), [(True, 143), (False, 0), (False, 2)])
+def test_a_learner_told_to_stop_does_not_look_done(tmp_path, told, left):
+    stand_in = tmp_path / "isthmus"
+    # Ends in order with 0 on SIGTERM, as a learner does.
+    stand_in.write_text(
+        "#!/bin/sh\n"
+        + f"trap 'touch {tmp_path}/stopped; exit 0' TERM\n"
+        + f'echo "$@"\n{"while :; do sleep 0.05; done" if told else f"exit {left}"}\n'
+    )
+    stand_in.chmod(0o755)
+    command = container_of("learners")["command"]
+    process = subprocess.Popen(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "learner\n"
+        if told:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == left
+    assert (tmp_path / "stopped").exists() is told
+
+
+def test_nothing_comes_in_but_scrapes_and_little_goes_out():
+    policies = {m["metadata"]["name"]: m["spec"] for _, m in manifests() if m["kind"] == "NetworkPolicy"}
+    assert set(policies) == {"isthmus", "redis"}
+    for name, pods in (("isthmus", {"init", "syncer", "learners"}), ("redis", {"redis"})):
+        assert {n for n, pod in templates().items() if selects(policies[name]["podSelector"], pod)} == pods
+        assert set(policies[name]["policyTypes"]) == {"Ingress", "Egress"}
+    tcp = "TCP"
+    (scrape,) = policies["isthmus"]["ingress"]
+    assert scrape["ports"] == [{"port": 9464, "protocol": tcp}]
+    assert [list(peer) for peer in scrape["from"]] == [["namespaceSelector"]]
+    assert scrape["from"][0]["namespaceSelector"]["matchLabels"]
+    out = {(p["port"], p["protocol"]) for rule in policies["isthmus"]["egress"] for p in rule["ports"]}
+    assert out == {(53, "UDP"), (53, tcp), (443, tcp), (6379, tcp)}
+    (bus,) = policies["redis"]["ingress"]
+    assert bus["ports"] == [{"port": 6379, "protocol": tcp}]
+    assert bus["from"] == [{"podSelector": policies["isthmus"]["podSelector"]}]
+    assert "egress" not in policies["redis"]
+
+
+def test_every_name_in_the_environment_belongs_to_someone():
+    for _, container in containers():
+        names = [entry["name"] for entry in container.get("env", [])]
+        assert len(names) == len(set(names))
+        assert all(re.match(r"(ISTHMUS|AWS|JOB)_", name) for name in names)
+    found = environment_names()
+    assert {"ISTHMUS_RUN", "ISTHMUS_BUS", "ISTHMUS_NAME", "ISTHMUS_LEARNER", "ISTHMUS_BUS_PASSWORD"} <= found
+    assert all(re.fullmatch(r"ISTHMUS(_[A-Z]+)+", name) for name in found)
