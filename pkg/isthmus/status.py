@@ -1,88 +1,33 @@
 """How a run does, from store and bus alone: read by `isthmus status`, at any time, from anywhere."""
 
 import asyncio
+import logging
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypedDict
 
 from isthmus.bus import Bus
 from isthmus.bus.base import Said
 from isthmus.bus.voice import Listener
-from isthmus.errors import ObjectMissing, RecordInvalid, Unavailable
+from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.hearing import Hearing, LearnerView
 from isthmus.learner.ledger import PARTS
 from isthmus.log import Commit, Log
 from isthmus.records import frame
-from isthmus.records.messages import Alive, Announce, Call, Committed, Heartbeat, Leave, Pass, Progress, decode
 from isthmus.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.runtime import Runtime
-from isthmus.store import Entry
+from isthmus.store import EdgeStore, Entry
 
-__all__ = ["PARTS", "Hearing", "LearnerView", "Ledger", "Status", "read_ledgers", "read_status"]
+__all__ = ["PARTS", "Ledger", "Live", "Status", "read_ledgers", "read_status"]
 
+logger = logging.getLogger(__name__)
 
-@dataclass(slots=True)
-class LearnerView:
-    """One learner, as its messages show it."""
+FOLLOW_EVERY_S = 0.25
 
-    name: str
-    incarnation: int = 0
-    step: int = 0
-    heartbeat: Heartbeat | None = None
-    left: Leave | None = None
-    heard_live: bool = False
-    """Whether it spoke while we listened."""
-
-
-@dataclass(slots=True)
-class Hearing:
-    """What the bus says about a run: feed it every message."""
-
-    run: bytes
-    learners: dict[str, LearnerView] = field(default_factory=dict)
-    syncers: dict[str, Alive] = field(default_factory=dict)
-    syncers_live: set[str] = field(default_factory=set)
-    heads: dict[int, int] = field(default_factory=dict)
-    calls: dict[int, int] = field(default_factory=dict)
-    invalid: Counter[str] = field(default_factory=Counter)
-
-    def take(self, said: Said, *, live: bool) -> None:
-        """Note one message."""
-        if not said.body:
-            return
-        try:
-            message = decode(said.body)
-        except RecordInvalid as error:
-            self.invalid[error.reason.value] += 1
-            return
-        if message.run != self.run:
-            return
-        match message:
-            case Alive():
-                self.syncers[message.syncer] = message
-                if live:
-                    self.syncers_live.add(message.syncer)
-                for p, version in enumerate(message.heads):
-                    self.heads[p] = max(version, self.heads.get(p, 0))
-            case Committed():
-                self.heads[message.fragment] = max(message.version, self.heads.get(message.fragment, 0))
-            case Call():
-                self.calls[message.fragment] = max(message.version, self.calls.get(message.fragment, 0))
-            case Heartbeat() | Progress() | Announce() | Leave() | Pass():
-                self._learner(message, live)
-
-    def _learner(self, message: Heartbeat | Progress | Announce | Leave | Pass, live: bool) -> None:
-        view = self.learners.setdefault(message.learner, LearnerView(message.learner))
-        if isinstance(message, Pass) or message.incarnation < view.incarnation:
-            return
-        if message.incarnation > view.incarnation:
-            view.incarnation, view.left = message.incarnation, None
-        view.step = message.step
-        view.heard_live = view.heard_live or live
-        if isinstance(message, Heartbeat):
-            view.heartbeat = message
-        elif isinstance(message, Leave):
-            view.left = message
+PROBE_EVERY_S = 5.0
+"""Without a bus nobody says what is new: the log is asked so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +39,24 @@ class Status:
     """The newest commit of each fragment; None at version 0."""
     bus_error: str
     """Why the bus could not be read, or empty."""
+    live_since: float
+    """Who has not spoken since then, on the listener's clock, is silent."""
+    at: float
+    """Seconds since 1970."""
+
+    @property
+    def live(self) -> set[str]:
+        """Learners that are heard."""
+        return self.hearing.live(self.live_since)
+
+    @property
+    def syncers_live(self) -> set[str]:
+        """Syncers that are heard."""
+        return {name for name, at in self.hearing.syncers_heard.items() if at >= self.live_since}
+
+    def waited_for(self, fragment: int) -> set[str]:
+        """Return whom the open round of a fragment waits for; empty where none is open."""
+        return self.hearing.waited_for(fragment, self.live)
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -110,7 +73,7 @@ class Status:
         """Return why a learner is behind or silent, or an empty string."""
         if view.left is not None:
             return "done" if view.left.done else "left"
-        if not view.heard_live and not self.bus_error:
+        if (view.heard_at is None or view.heard_at < self.live_since) and not self.bus_error:
             return "silent"
         beat = view.heartbeat
         if beat is None:
@@ -138,6 +101,8 @@ class Status:
                     "grace_s": c.header.waited.grace_s if c else 0.0,
                     "written_at": c.header.written_at if c else 0.0,
                     "writer": c.header.writer if c else "",
+                    "open": self.hearing.rounds[p].version if p in self.hearing.rounds else None,
+                    "waits_for": sorted(self.waited_for(p)),
                 }
                 for p, c in enumerate(self.heads)
             ],
@@ -150,6 +115,8 @@ class Status:
                     "loss": v.heartbeat.loss if v.heartbeat else None,
                     "step_s": v.heartbeat.step_s if v.heartbeat else 0.0,
                     "versions": list(v.heartbeat.versions) if v.heartbeat else [],
+                    "bytes_up": v.heartbeat.bytes_up if v.heartbeat else 0,
+                    "bytes_down": v.heartbeat.bytes_down if v.heartbeat else 0,
                     "ledger": {f: getattr(v.heartbeat.ledger, f) for f in v.heartbeat.ledger.__struct_fields__}
                     if v.heartbeat
                     else {},
@@ -160,7 +127,7 @@ class Status:
             "syncers": [
                 {
                     "syncer": a.syncer,
-                    "live": a.syncer in self.hearing.syncers_live,
+                    "live": a.syncer in self.syncers_live,
                     "commits": a.commits,
                     "held": a.held,
                     "broken": list(a.broken),
@@ -174,13 +141,107 @@ class Status:
         }
 
 
+class Live:
+    """Follows a run for as long as it is wanted: what is said, and the newest commit of each fragment.
+
+    Store or bus may go away meanwhile; what was known stays, and `trouble` says since when.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        store: EdgeStore,
+        bus: Bus,
+        runtime: Runtime,
+    ) -> None:
+        self.on_said: Callable[[Said], None] = lambda _: None
+        """Told of every message."""
+        self.on_commit: Callable[[Commit], None] = lambda _: None
+        """Told of the newest commits."""
+        self.hearing = Hearing(log.run.digest)
+        self.commits: dict[int, Commit] = {}
+        self._log = log
+        self._runtime = runtime
+        self._store = store
+        self._listener = Listener(bus, runtime, lambda _: True)
+
+    async def begin(self) -> None:
+        """Read what is kept on the bus and the end of the log. Raises `Unavailable` of the store."""
+        try:
+            async for _, said in self._listener.backlog():
+                self.hearing.take(said, None)
+        except Unavailable:
+            self._listener.down_since = self._runtime.now()
+        await self._newest()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen())
+            tasks.create_task(self._follow())
+
+    @property
+    def trouble(self) -> str:
+        """What does not answer, and for how long, or empty."""
+        down = []
+        if self._store.down_s:
+            down.append(f"the store has not answered for {self._store.down_s:.0f} s")
+        if self._listener.down_since is not None:
+            down.append(f"the bus has not answered for {self._runtime.now() - self._listener.down_since:.0f} s")
+        return ", ".join(down)
+
+    def status(self) -> Status:
+        """Return the present state."""
+        heads = [self.commits.get(f.index) for f in self._log.run.layout.fragments]
+        since = self._runtime.now() - self._log.run.pace.silence_s
+        return Status(self.hearing, heads, self.trouble, since, self._runtime.wall())
+
+    async def _listen(self) -> None:
+        async for _, said in self._listener.live(lambda: None):
+            self.hearing.take(said, self._runtime.now())
+            self.on_said(said)
+
+    async def _follow(self) -> None:
+        looked = self._runtime.now()
+        while True:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            try:
+                for p, version in list(self.hearing.heads.items()):
+                    # Only the newest: whoever needs what is in between reads the log.
+                    if p < len(self._log.run.layout.fragments) and version > self._version(p):
+                        self._hold(await self._log.commit(p, version))
+                if self._listener.down_since is not None and self._runtime.now() - looked >= PROBE_EVERY_S:
+                    looked = self._runtime.now()
+                    await self._newest()
+            except (Unavailable, LogCorrupt) as error:
+                logger.warning("the log cannot be read for now: %s", error)
+
+    async def _newest(self) -> None:
+        hints = self.hearing.heads
+        for commit in await asyncio.gather(
+            *(
+                self._log.newest(f.index, max(hints.get(f.index, 0), self._version(f.index)))
+                for f in self._log.run.layout.fragments
+            )
+        ):
+            self._hold(commit)
+
+    def _hold(self, commit: Commit | None) -> None:
+        if commit is not None and commit.version > self._version(commit.header.fragment):
+            self.commits[commit.header.fragment] = commit
+            self.on_commit(commit)
+
+    def _version(self, p: int) -> int:
+        return self.commits[p].version if p in self.commits else 0
+
+
 async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
     """Read the run's state; listens for `listen_s` seconds to tell who is alive. Survives a bus that is away."""
     hearing, bus_error = Hearing(log.run.digest), ""
     listener = Listener(bus, runtime, lambda _: True)
     try:
         async for _, said in listener.backlog():
-            hearing.take(said, live=False)
+            hearing.take(said, None)
         # The backlog may be all of a finished run; only what is said from here on shows life.
         until = runtime.now() + listen_s
         while (left := until - runtime.now()) > 0:
@@ -188,16 +249,16 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
             for stream, messages in found.items():
                 listener.positions[stream] = messages[-1].position
                 for said in messages:
-                    hearing.take(said, live=True)
+                    hearing.take(said, runtime.now())
             await listener.find()
             async for _, said in listener.backlog():
-                hearing.take(said, live=True)
+                hearing.take(said, runtime.now())
     except Unavailable as error:
         bus_error = str(error)
     heads = await asyncio.gather(
         *(log.newest(p.index, hearing.heads.get(p.index, 0)) for p in log.run.layout.fragments)
     )
-    return Status(hearing, list(heads), bus_error)
+    return Status(hearing, list(heads), bus_error, -math.inf, runtime.wall())
 
 
 class Ledger(TypedDict):

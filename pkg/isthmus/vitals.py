@@ -1,4 +1,4 @@
-"""Whether an agent is well: its loop turns, its store and bus answer. May be asked from any thread, loop stuck or not."""
+"""Whether an agent is well: its loop turns, its store and bus answer. May be asked from any thread, stuck or not."""
 
 import asyncio
 import contextlib

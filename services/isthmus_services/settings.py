@@ -100,12 +100,12 @@ class Setting:
     @property
     def is_switch(self) -> bool:
         """Whether its flag takes no value."""
-        return _plain(self.type) is bool
+        return typing.get_args(self.type)[0] is bool
 
     @property
     def is_list(self) -> bool:
         """Whether its flag may be repeated."""
-        return typing.get_origin(_plain(self.type)) is list
+        return typing.get_origin(typing.get_args(self.type)[0]) is list
 
     def shown(self, value: object) -> str:
         """Return a value as it may be printed."""
@@ -137,7 +137,12 @@ def fields(cls: type) -> list[Setting]:
         name = more.pop("name") or field.name
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         owner = next(c for c in reversed(cls.__mro__) if field.name in getattr(c, "__annotations__", {}))
-        found.append(Setting(field.name, typing.Annotated[kind, meta], meta.description, default, owner, name, **more))
+        # What is given is never None; that is what a default may be.
+        found.append(
+            Setting(
+                field.name, typing.Annotated[_without_none(kind), meta], meta.description, default, owner, name, **more
+            )
+        )
     return sorted(found, key=lambda s: (not s.positional, cls.__mro__.index(s.owner)))
 
 
@@ -269,7 +274,7 @@ def _convert(s: Setting, given: Any, source: str) -> Any:
         value = msgspec.convert(given, s.type, strict=False)
     except msgspec.ValidationError as error:
         raise InputError(f"{where} {shown}: must be {_plainly(str(error))}") from None
-    if s.choices and value is not None and value not in s.choices:
+    if s.choices and value not in s.choices:
         raise InputError(f"{where} {shown}: choose one of {', '.join(s.choices)}")
     return value
 
@@ -278,7 +283,6 @@ def _plainly(error: str) -> str:
     """Turn msgspec's words into an operator's."""
     error = error.removeprefix("Expected ").replace("`", "")
     for kind in ("int", "float"):
-        error = error.replace(f"{kind} | null", kind)
         error = error.replace(f"{kind} >= ", "at least ").replace(f"{kind} > ", "more than ")
         error = error.replace(f"{kind} <= ", "at most ")
     error = error.replace("0.0", "0")
@@ -310,11 +314,9 @@ def _read(path: Path, everything: Mapping[str, set[str]]) -> dict[str, Any]:
     return read
 
 
-def _plain(annotated: Any) -> Any:
-    """Return the type inside `Annotated` and beside None."""
-    kind = typing.get_args(annotated)[0]
+def _without_none(kind: Any) -> Any:
     if isinstance(kind, types.UnionType):
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        return next(k for k in typing.get_args(kind) if k is not type(None))
     return kind
 
 

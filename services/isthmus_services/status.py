@@ -1,116 +1,99 @@
-"""`isthmus status`: one look at a run, from store and bus alone."""
+"""`isthmus status`: one look at a run, or with --watch a live one, from store and bus alone."""
 
 import asyncio
 import sys
+import time
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group
+from rich.live import Live as Display
+from rich.text import Text
 
 from isthmus.learner.history import checkpoints_in
 from isthmus.records.objects import LEARNERS
-from isthmus.status import PARTS, Ledger, Status, read_ledgers, read_status
-from isthmus_services import commands, options
+from isthmus.run import Run
+from isthmus.status import Ledger, Live, Status, read_ledgers, read_status
+from isthmus_services import commands, logs, options, view
 from isthmus_services.ports import open_ports
 from isthmus_services.report import write_json
 
 LISTEN_BEATS = 1.5
 """Heartbeats to listen for before a learner counts as silent."""
 
+REFRESH_S = 0.5
+LINES_EVERY_S = 5.0
+PIPE_WIDTH = 150
+
 
 def run(settings: commands.Status) -> int:
     """Print the state of a run."""
+    # Into a pipe there is no width to fit.
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    if settings.watch:
+        asyncio.run(_watch(settings, console))
+        return 0
 
-    async def go() -> tuple[Status, str, dict[str, Ledger]]:
+    async def go() -> tuple[Status, Run, dict[str, Ledger]]:
         bus = options.bus_of(settings, settings.run)
         async with open_ports(settings.run, bus, bus_must_answer=False) as ports:
             made = ports.log.run
-            title = (
-                f"{made.url}: run {made.digest[:8].hex()}, {made.layout.size:,} parameters, "
-                f"{len(made.layout.fragments)} fragments, H {made.rules.sync_every}, {made.rules.merge}, "
-                f"{made.rules.codec_up} up, {made.rules.codec_down} down"
-            )
             listen_s = LISTEN_BEATS * made.pace.heartbeat_s
             status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
             listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
-            return status, title, await read_ledgers(ports.log, listed)
+            return status, made, await read_ledgers(ports.log, listed)
 
-    status, title, ledgers = asyncio.run(go())
-    show(status, title)
+    status, made, ledgers = asyncio.run(go())
+    console.print(title(made), highlight=False)
+    console.print(view.tables(status, console.width))
     for learner, ledger in sorted(ledgers.items()):
-        show_ledger(learner, ledger)
+        console.print(view.ledger(learner, ledger))
     write_json(status.as_json() | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)
     return 0
 
 
-def show(status: Status, title: str) -> None:
-    """Print a status as tables."""
-    # Into a pipe there is no width to fit.
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(title, highlight=False)
-    if status.bus_error:
-        console.print(f"the bus cannot be reached: {status.bus_error}", style="red", highlight=False)
-
-    fragments = Table(title="fragments", title_justify="left")
-    for column in ("fragment", "version", "merged", "missing", "closed by", "quorum s", "grace s", "writer"):
-        fragments.add_column(column, justify="right" if column in ("fragment", "version") else "left")
-    for p, commit in enumerate(status.heads):
-        if commit is None:
-            fragments.add_row(str(p), "0", *[""] * 6)
-            continue
-        w = commit.header.waited
-        fragments.add_row(
-            str(p),
-            str(commit.version),
-            " ".join(i.learner for i in commit.header.inputs),
-            " ".join(w.missing),
-            w.closed_by,
-            f"{w.quorum_s:.3f}",
-            f"{w.grace_s:.3f}",
-            commit.header.writer,
-        )
-    console.print(fragments)
-
-    learners = Table(title="learners", title_justify="left")
-    for column in ("learner", "life", "step", "loss", "versions", "state", "tokens", *PARTS):
-        learners.add_column(column)
-    for view in sorted(status.hearing.learners.values(), key=lambda v: v.name):
-        beat = view.heartbeat
-        target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
-        row = [view.name, str(view.incarnation), f"{view.step}{target}"]
-        if beat is None:
-            row += ["", "", status.why_behind(view), *[""] * 7]
-        else:
-            low, high = min(beat.versions, default=0), max(beat.versions, default=0)
-            row += [
-                "" if beat.loss is None else f"{beat.loss:.3f}",
-                f"{low}–{high}",
-                status.why_behind(view) or "training",
-                f"{beat.ledger.processed:,.0f}",
-            ]
-            row += [f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in PARTS]
-        learners.add_row(*row)
-    console.print(learners)
-
-    for alive in status.hearing.syncers.values():
-        live = "alive" if alive.syncer in status.hearing.syncers_live else "silent"
-        waiting = f", waiting for {alive.waiting_for}" if alive.waiting_for else ""
-        console.print(
-            f"syncer {alive.syncer}: {live}, holds {alive.held} of {len(alive.heads)} fragments, "
-            f"{alive.commits} commits since its start{waiting}",
-            highlight=False,
-        )
-        for p in alive.broken:
-            console.print(f"syncer {alive.syncer} cannot fold fragment {p}: see its log", style="red", highlight=False)
-    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))
-    console.print(f"rejected: {rejected or 'nothing'}", highlight=False)
+def title(made: Run) -> str:
+    """Return what a run is, in one line."""
+    return (
+        f"{made.url}: run {made.digest[:8].hex()}, {made.layout.size:,} parameters, "
+        f"{len(made.layout.fragments)} fragments, H {made.rules.sync_every}, {made.rules.merge}, "
+        f"{made.rules.codec_up} up, {made.rules.codec_down} down"
+    )
 
 
-def show_ledger(learner: str, ledger: Ledger) -> None:
-    """Print one learner's ledger: where the tokens it processed went, in each fragment."""
-    lost = f", {ledger['tokens_lost']:,} of them beyond a checkpoint" if ledger["tokens_lost"] else ""
-    table = Table(title=f"ledger of {learner}: {ledger['processed']:,} tokens processed{lost}", title_justify="left")
-    for column in ("fragment", "base", *PARTS):
-        table.add_column(column, justify="right")
-    for row in ledger["fragments"]:
-        table.add_row(str(row["fragment"]), str(row["base"]), *(f"{row[part]:,}" for part in PARTS))
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+async def _watch(settings: commands.Status, console: Console) -> None:
+    """Show the run until interrupted: a display on a terminal, a line now and then into a pipe."""
+    logs.quiet()
+    bus = options.bus_of(settings, settings.run)
+    async with open_ports(settings.run, bus, bus_must_answer=False) as ports:
+        live = Live(ports.log, ports.store, ports.bus, ports.runtime)
+        await live.begin()
+        following = asyncio.ensure_future(live.run())
+        try:
+            if console.is_terminal:
+                await _display(live, title(ports.log.run), console, following)
+            else:
+                await _lines(live, following)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def _display(live: Live, head: str, console: Console, following: "asyncio.Future[None]") -> None:
+    with Display(console=console, screen=True, auto_refresh=False) as display:
+        while not following.done():
+            status = live.status()
+            lines = [Text(head), Text(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}")]
+            display.update(Group(*lines, view.tables(status, console.width)), refresh=True)
+            await asyncio.wait([following], timeout=REFRESH_S)
+    following.result()
+
+
+async def _lines(live: Live, following: "asyncio.Future[None]") -> None:
+    while not following.done():
+        # The first word comes when there has been time to hear somebody.
+        await asyncio.wait([following], timeout=LINES_EVERY_S)
+        status = live.status()
+        waits = {p: names for p in status.hearing.rounds if (names := status.waited_for(p))}
+        said = f", rounds wait for {', '.join(sorted(set.union(*waits.values())))}" if waits else ""
+        trouble = f", {status.bus_error}" if status.bus_error else ""
+        print(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}{said}{trouble}", flush=True)
+    following.result()

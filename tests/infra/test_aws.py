@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -34,7 +35,16 @@ from isthmus.bus import open_bus
 from isthmus.errors import Denied
 from isthmus.log import Log
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
-from isthmus.records.objects import RUN_KEY, checkpoint_key, claim_key, commit_key, snapshot_key, update_key, value_key
+from isthmus.records.objects import (
+    RUN_KEY,
+    checkpoint_key,
+    claim_key,
+    commit_key,
+    segment_key,
+    snapshot_key,
+    update_key,
+    value_key,
+)
 from isthmus.run import create_run
 from isthmus.runtime import single_threaded
 from isthmus.store import open_store, require_create_only
@@ -112,6 +122,7 @@ class Cloud:
     def __init__(self, url: str, opened: ExitStack) -> None:
         self.url = url
         self._opened = opened
+        self._clients: dict[str, Any] = {}
         self._tag = uuid.uuid4().hex[:8]
         self.run = self.deploy("isthmus", Prefix=PREFIX)
         self.bucket, self.arn = self.run["Bucket"], self.run["BucketArn"]
@@ -122,14 +133,16 @@ class Cloud:
 
     def client(self, service: str) -> Any:
         """An administrator's client."""
-        client = boto3.client(
-            service,
-            endpoint_url=self.url,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
-        return self._opened.enter_context(closing(client))
+        if service not in self._clients:
+            client = boto3.client(
+                service,
+                endpoint_url=self.url,
+                region_name="us-east-1",
+                aws_access_key_id="test",
+                aws_secret_access_key="test",
+            )
+            self._clients[service] = self._opened.enter_context(closing(client))
+        return self._clients[service]
 
     def deploy(self, template: str, suffix: str = "", **parameters: str) -> dict[str, str]:
         """Create a stack; return its outputs."""
@@ -172,7 +185,7 @@ def cloud(moto) -> Iterator[Cloud]:
 
 
 @pytest.fixture
-def stores(cloud, monkeypatch):
+def stores(cloud, monkeypatch, use):
     """Open the run's store once for each role, while moto authenticates and `allows` decides."""
     environments = {who: cloud.credentials(who) for who in cloud.roles}
     monkeypatch.setattr(IAMRequestBase, "check_action_permitted", judge)
@@ -180,9 +193,8 @@ def stores(cloud, monkeypatch):
     async def open_all(stack: AsyncExitStack, prefix: str = PREFIX) -> dict[str, Any]:
         opened = {}
         for who, environment in environments.items():
-            for name, value in environment.items():
-                monkeypatch.setenv(name, value)
-            # Credentials are read when the store is opened.
+            # Credentials are read when a store is opened.
+            use(SimpleNamespace(environment=environment))
             opened[who] = await stack.enter_async_context(
                 open_store(f"s3://{cloud.bucket}/{prefix}", single_threaded(0))
             )
@@ -254,31 +266,23 @@ def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud):
 
 # --- who may do what --------------------------------------------------------------------------------------------------
 
-WRITERS = {
-    RUN_KEY: {"operator"},
-    update_key(3, "eu-1", 7, DIGEST): {"operator", "eu-1"},
-    update_key(3, "us-1", 7, DIGEST): {"operator", "us-1"},
-    "updates/00003/us-1/eu-1/x": {"operator", "us-1"},
-    "updates/eu-1": {"operator"},
-    claim_key("eu-1", 1): {"operator", "eu-1"},
-    checkpoint_key("eu-1", 1, 40, DIGEST): {"operator", "eu-1"},
-    checkpoint_key("us-1", 1, 40, DIGEST): {"operator", "us-1"},
-    "learners/eu-10/000001/claim": {"operator"},
-    value_key(3, 8, DIGEST): {"operator", "syncer"},
-    snapshot_key(3, 8, DIGEST): {"operator", "syncer"},
-    "scratch/x": {"operator", "syncer"},
-    commit_key(3, 8): {"operator"},
-    "segments/00003/x": {"operator"},
-    "elsewhere/x": {"operator"},
+# Who may put a key, and who may delete it. Syncers create commits, and cannot put them.
+MAY = {
+    RUN_KEY: ({"operator"}, {"operator"}),
+    update_key(3, "eu-1", 7, DIGEST): ({"operator", "eu-1"}, {"operator"}),
+    update_key(3, "us-1", 7, DIGEST): ({"operator", "us-1"}, {"operator"}),
+    "updates/00003/us-1/eu-1/x": ({"operator", "us-1"}, {"operator"}),
+    "updates/eu-1/x": ({"operator"}, {"operator"}),
+    claim_key("eu-1", 1): ({"operator", "eu-1"}, {"operator", "eu-1"}),
+    checkpoint_key("us-1", 1, 40, DIGEST): ({"operator", "us-1"}, {"operator", "us-1"}),
+    "learners/eu-10/000001/claim": ({"operator"}, {"operator"}),
+    value_key(3, 8, DIGEST): ({"operator", "syncer"}, {"operator"}),
+    snapshot_key(3, 8, DIGEST): ({"operator", "syncer"}, {"operator"}),
+    commit_key(3, 8): ({"operator"}, {"operator"}),
+    segment_key(3, 1, DIGEST): ({"operator"}, {"operator"}),
+    "scratch/x": ({"operator", "syncer"}, {"operator", "syncer"}),
+    "elsewhere": ({"operator"}, {"operator"}),
 }
-"""Who may put what. Syncers create commits, and cannot put them."""
-
-DELETERS = {
-    "scratch/x": {"operator", "syncer"},
-    claim_key("eu-1", 1): {"operator", "eu-1"},
-    checkpoint_key("us-1", 1, 40, DIGEST): {"operator", "us-1"},
-}
-"""Who may delete what; all else only the operator."""
 
 
 async def allowed(request: Any) -> bool:
@@ -289,35 +293,32 @@ async def allowed(request: Any) -> bool:
     return True
 
 
-def test_each_role_writes_and_deletes_its_own_and_reads_all(cloud, stores):
+def test_each_role_writes_and_deletes_its_own_and_reads_all(stores):
     async def body():
         async with AsyncExitStack() as stack:
             run = await stores(stack)
-            for key, writers in WRITERS.items():
+            for key, (writers, deleters) in MAY.items():
                 assert {who for who, s in run.items() if await allowed(s.put(key, b"x"))} == writers, key
                 assert {who for who, s in run.items() if await allowed(s.get(key))} == set(run), key
-            for key in WRITERS:
-                deleters = {who for who, s in run.items() if await allowed(s.delete(key))}
-                own = "us-1" if "/us-1/" in key else "eu-1"
-                assert deleters == DELETERS.get(
-                    key, deleters & {"operator", own} if "learners/" in key else {"operator"}
-                )
-            for who, store in run.items():
-                for prefix in ("", "updates/", "learners/us-1/"):
-                    assert await allowed(store.list(prefix)), who
-                # Creating what is there, and what is not.
-                assert await allowed(store.create(commit_key(0, 1), b"x")) == (who in {"operator", "syncer"})
+                assert {who for who, s in run.items() if await allowed(s.delete(key))} == deleters, key
+            key = commit_key(3, 8)
+            assert {who for who, s in run.items() if await allowed(s.create(key, b"x"))} == {"operator", "syncer"}
+            await run["operator"].delete(key)
+            for prefix in ("", "updates/", "learners/us-1/"):
+                assert {who for who, s in run.items() if await allowed(s.list(prefix))} == set(run), prefix
 
     asyncio.run(body())
 
 
-def test_nothing_outside_the_prefix_is_open_to_anyone(cloud, stores):
+def test_nothing_outside_the_prefix_is_open_to_anyone(stores):
     async def body():
         async with AsyncExitStack() as stack:
-            for prefix in ("team", "team/run2", "other"):
-                for who, store in (await stores(stack, prefix)).items():
-                    for request in (store.put("x", b"x"), store.get("x"), store.delete("x"), store.list("")):
-                        assert not await allowed(request), (who, prefix)
+            for who, store in (await stores(stack, "team")).items():
+                for key in ("x", "run2/x"):
+                    for request in (store.put(key, b"x"), store.get(key), store.delete(key)):
+                        assert not await allowed(request), (who, key)
+                for prefix in ("", "run2/"):
+                    assert not await allowed(store.list(prefix)), (who, prefix)
 
     asyncio.run(body())
 
@@ -333,7 +334,7 @@ def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud):
         assert not allows(documents, "s3:ListAllMyBuckets", "*", {})
 
 
-def test_a_run_needs_no_more_than_its_roles_have(cloud, stores, tmp_path):
+def test_a_run_needs_no_more_than_its_roles_have(stores, tmp_path):
     """init and gc as the operator, a syncer, two learners: one run, each with the credentials of its role."""
 
     async def body():
@@ -348,7 +349,7 @@ def test_a_run_needs_no_more_than_its_roles_have(cloud, stores, tmp_path):
             async with serving(worlds["syncer"].syncer()) as syncer:
                 await asyncio.gather(
                     *(
-                        train(worlds[who].learner(who), 30, seed=i, enough=lambda: syncer.tallies.commits >= 8)
+                        train(worlds[who].learner(who), 12, seed=i, enough=lambda: syncer.tallies.commits >= 4)
                         for i, who in enumerate(("eu-1", "us-1"))
                     )
                 )

@@ -1,6 +1,8 @@
 """The Kubernetes manifests: what the API server would refuse, and the properties a run relies on."""
 
+import contextlib
 import functools
+import os
 import re
 import signal
 import subprocess
@@ -268,14 +270,18 @@ def test_a_learner_told_to_stop_does_not_look_done(tmp_path, told, left):
         + f'echo "$@"\n{"while :; do sleep 0.05; done" if told else f"exit {left}"}\n'
     )
     stand_in.chmod(0o755)
-    command = container_of("learners")["command"]
-    process = subprocess.Popen(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, stdout=subprocess.PIPE, text=True)
-    with process:
+    command, path = container_of("learners")["command"], f"{tmp_path}:/usr/bin:/bin"
+    process = subprocess.Popen(command, env={"PATH": path}, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
         assert process.stdout is not None
         assert process.stdout.readline() == "learner\n"
         if told:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == left
+        assert process.wait(20) == left
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     assert (tmp_path / "stopped").exists() is told
 
 

@@ -158,7 +158,7 @@ def _announce_of(w, **changes):
 @pytest.mark.parametrize(
     ("body_of", "reason"),
     [
-        (lambda _: b"", "truncated"),
+        (lambda _: b"\x00", "truncated"),
         (lambda _: b"\x80" * 500, "malformed"),
         (_announce_by_syncer, "wrong-author"),
         (lambda w: _announce_of(w, learner="l9"), "wrong-author"),

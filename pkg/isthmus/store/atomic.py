@@ -62,6 +62,6 @@ async def require_create_only(store: Store, runtime: Runtime) -> None:
     """Raise `Denied` for a store on which the log must not be written."""
     if why := await why_not_create_only(store, runtime, races=RACES_AT_START):
         raise Denied(
-            f"{store.url}: {why}, and on it the commit log rests; use a store that honours it (AWS S3, MinIO, "
-            "SeaweedFS, R2, Ceph), and see what `isthmus doctor` says"
+            f"{store.url}: this store does not honour create-only PUT, on which the commit log rests: {why}; "
+            "use one that does (AWS S3, MinIO, SeaweedFS, R2, Ceph)"
         )

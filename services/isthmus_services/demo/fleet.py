@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.errors import InputError
-from isthmus.status import Hearing
+from isthmus.hearing import Hearing
 
 STOP_S = 30.0
 CRASHES_MAX = 3

@@ -18,13 +18,13 @@ from rich.console import Console
 
 from isthmus import kernels
 from isthmus.bus.base import Said
-from isthmus.bus.voice import Listener
-from isthmus.errors import InputError, ObjectMissing, Unavailable
+from isthmus.errors import InputError, ObjectMissing
+from isthmus.hearing import Hearing
 from isthmus.log import Log
 from isthmus.records.messages import Heartbeat, decode
 from isthmus.records.objects import RUN_KEY
 from isthmus.runtime import threaded
-from isthmus.status import Hearing
+from isthmus.status import Live
 from isthmus.store import AT_START, open_store
 from isthmus_services import commands, init, logs, options
 from isthmus_services.demo import judge, report
@@ -74,12 +74,13 @@ def run(settings: commands.Demo) -> int:
 
 async def _demo(a: commands.Demo, out: Path, store: str, bus: str, started: float) -> int:
     async with open_ports(store, bus) as ports:
-        log, made = ports.log, ports.log.run
-        hearing, traffic = Hearing(made.digest), Traffic()
+        log = ports.log
+        traffic = Traffic()
+        run = Live(log, ports.store, ports.bus, ports.runtime)
+        watch = Watch(store, a.learners, a.steps, run)
+        run.on_said, run.on_commit = traffic.take, watch.committed
         fleet = _fleet(a, out, store, bus)
-        watch = Watch(store, a.learners, a.steps, len(made.layout.fragments), hearing)
-        listening = asyncio.ensure_future(_listen(ports.bus, ports.runtime, hearing, traffic))
-        following = asyncio.ensure_future(_follow(log, hearing, watch))
+        following = asyncio.ensure_future(run.run())
         train_started = time.monotonic()
         with watch:
             fleet.start()
@@ -87,22 +88,22 @@ async def _demo(a: commands.Demo, out: Path, store: str, bus: str, started: floa
             try:
                 told = 0
                 while not fleet.finished:
-                    fleet.tend(hearing)
+                    fleet.tend(run.hearing)
                     for kill in fleet.kills[told:]:
                         watch.say(f"killed {kill.name}" + (f" at step {kill.step}" if kill.kind == "learner" else ""))
                     told = len(fleet.kills)
                     watch.show(told)
-                    _raise_if_failed(listening, following)
+                    if following.done():
+                        following.result()
                     await asyncio.sleep(TEND_S)
-                await _until_quiet(watch)
+                await _until_quiet(watch, run)
                 fleet.stop(fleet.syncer)
             finally:
                 fleet.stop_all()
-                for task in (listening, following):
-                    task.cancel()
-                await asyncio.gather(listening, following, return_exceptions=True)
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
             train_s = time.monotonic() - train_started
-            traffic.last(hearing)
+            traffic.last(run.hearing)
             summary, sample = await _judge(a, out, log, fleet, traffic, watch)
         summary |= {"wall_s": round(time.monotonic() - started, 1), "train_s": round(train_s, 1)}
         write_json(summary, out / "report.json", a.json)
@@ -128,7 +129,7 @@ class Traffic:
 
     def take(self, said: Said) -> None:
         """Note a message."""
-        message = decode(said.body)
+        message = decode(said.body) if said.body else None
         if isinstance(message, Heartbeat):
             place = message.learner, message.incarnation
             self._down[place] = max(message.bytes_down, self._down.get(place, 0))
@@ -158,37 +159,12 @@ class Traffic:
         return sum(self._seen.values()) + self.tokens_lost
 
 
-async def _listen(bus: object, runtime: object, hearing: Hearing, traffic: Traffic) -> None:
-    listener = Listener(bus, runtime, lambda _: True)  # type: ignore[arg-type]
-    async for _, said in listener.live(lambda: None):
-        hearing.take(said, live=True)
-        traffic.take(said)
-
-
-async def _follow(log: Log, hearing: Hearing, watch: Watch) -> None:
-    """Read commits as they are announced."""
-    while True:
-        for p, version in list(hearing.heads.items()):
-            known = watch.commits[p].version if p in watch.commits else 0
-            with contextlib.suppress(Unavailable):
-                # Only the newest: what is in between is read at the end.
-                if version > known and (commit := await log.commit(p, version)) is not None:
-                    watch.committed(commit)
-        await asyncio.sleep(0.25)
-
-
-def _raise_if_failed(*tasks: "asyncio.Future[None]") -> None:
-    for task in tasks:
-        if task.done():
-            task.result()
-
-
-async def _until_quiet(watch: Watch) -> None:
+async def _until_quiet(watch: Watch, run: Live) -> None:
     """Wait until the syncer has nothing left to merge."""
     watch.phase = "last rounds"
     seen, since, until = -1, time.monotonic(), time.monotonic() + QUIET_MAX_S
     while time.monotonic() < until:
-        commits = sum(c.version for c in watch.commits.values())
+        commits = sum(c.version for c in run.commits.values())
         if commits != seen:
             seen, since = commits, time.monotonic()
         elif time.monotonic() - since >= QUIET_S:

@@ -4,13 +4,14 @@ import sys
 import time
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.live import Live as Display
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from isthmus.log import Commit
-from isthmus.status import Hearing
+from isthmus.status import Live
+from isthmus_services import view
 
 LINES_EVERY_S = 5.0
 
@@ -18,15 +19,12 @@ LINES_EVERY_S = 5.0
 class Watch:
     """Keeps what was heard and seen of a run, and shows it."""
 
-    def __init__(self, run_name: str, learners: int, steps: int, fragments: int, hearing: Hearing) -> None:
-        self.commits: dict[int, Commit] = {}
-        """The newest commit of each fragment."""
+    def __init__(self, run_name: str, learners: int, steps: int, run: Live) -> None:
         self.phase = "starting"
         self._name = run_name
         self._learners = learners
         self._steps = steps
-        self._fragments = fragments
-        self._hearing = hearing
+        self._run = run
         self._seen = 0
         self._took_part = 0.0
         self._kills = 0
@@ -34,9 +32,9 @@ class Watch:
         self._first: tuple[float, int] | None = None
         self._line_at = 0.0
         self._console = Console()
-        self._live: Live | None = None
+        self._live: Display | None = None
         if sys.stdout.isatty() and not self._console.is_dumb_terminal:
-            self._live = Live(self._render(), console=self._console, refresh_per_second=4, transient=True)
+            self._live = Display(self._render(), console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "Watch":
         if self._live:
@@ -49,7 +47,6 @@ class Watch:
 
     def committed(self, commit: Commit) -> None:
         """Note a commit."""
-        self.commits[commit.header.fragment] = commit
         self._seen += 1
         self._took_part += len(commit.header.inputs) / self._learners
 
@@ -73,7 +70,7 @@ class Watch:
 
     @property
     def _steps_done(self) -> int:
-        return sum(view.step for view in self._hearing.learners.values())
+        return sum(view.step for view in self._run.hearing.learners.values())
 
     @property
     def _left_s(self) -> float | None:
@@ -86,12 +83,14 @@ class Watch:
         return (self._steps * self._learners - done) / rate
 
     def _totals(self) -> tuple[float, int]:
-        return self._took_part / max(self._seen, 1), sum(commit.version for commit in self.commits.values())
+        return self._took_part / max(self._seen, 1), sum(commit.version for commit in self._run.commits.values())
 
     def _line(self) -> str:
         participation, commits = self._totals()
-        steps = " ".join(str(view.step) for _, view in sorted(self._hearing.learners.items()))
-        beats = [v.heartbeat for v in self._hearing.learners.values() if v.heartbeat and v.heartbeat.loss is not None]
+        steps = " ".join(str(view.step) for _, view in sorted(self._run.hearing.learners.items()))
+        beats = [
+            v.heartbeat for v in self._run.hearing.learners.values() if v.heartbeat and v.heartbeat.loss is not None
+        ]
         loss = sum(b.loss or 0.0 for b in beats) / len(beats) if beats else float("nan")
         left = self._left_s
         return (
@@ -102,46 +101,6 @@ class Watch:
 
     def _render(self) -> RenderableType:
         participation, commits = self._totals()
-        learners = Table(title="learners", title_justify="left", expand=False)
-        for column in ("learner", "life", "step", "tokens/s", "loss", "versions", "up MB", "down MB", "waiting for"):
-            learners.add_column(column, justify="left" if column in ("learner", "waiting for") else "right")
-        for name, view in sorted(self._hearing.learners.items()):
-            beat = view.heartbeat
-            if beat is None:
-                learners.add_row(name, str(view.incarnation), str(view.step), *[""] * 6)
-                continue
-            per_step = beat.tokens_seen / max(beat.step, 1)
-            state = ("done" if view.left.done else "left") if view.left else beat.waiting_for
-            learners.add_row(
-                name,
-                str(view.incarnation),
-                f"{view.step}/{self._steps}",
-                f"{per_step / beat.step_s:,.0f}" if beat.step_s else "",
-                "" if beat.loss is None else f"{beat.loss:.3f}",
-                f"{min(beat.versions)}–{max(beat.versions)}",
-                f"{beat.bytes_up / 1e6:.1f}",
-                f"{beat.bytes_down / 1e6:.1f}",
-                state,
-            )
-        fragments = Table(title="fragments", title_justify="left", expand=False)
-        for column in ("fragment", "version", "merged", "quorum ms", "grace ms", "waited ms", "closed by"):
-            fragments.add_column(column, justify="right" if column != "closed by" else "left")
-        for p in range(self._fragments):
-            commit = self.commits.get(p)
-            if commit is None:
-                fragments.add_row(str(p), "0", *[""] * 5)
-                continue
-            w = commit.header.waited
-            merged = len({i.learner for i in commit.header.inputs})
-            fragments.add_row(
-                str(p),
-                str(commit.version),
-                f"{merged}/{self._learners}",
-                f"{w.quorum_s * 1e3:.0f}",
-                f"{w.grace_s * 1e3:.0f}",
-                f"{w.waited_s * 1e3:.0f}",
-                w.closed_by,
-            )
         left = self._left_s
         total = self._steps * self._learners
         head = Table.grid(padding=(0, 2))
@@ -153,4 +112,5 @@ class Watch:
                 + (f"  about {left:.0f} s left" if left is not None else "")
             ),
         )
-        return Group(head, learners, fragments)
+        status, width = self._run.status(), self._console.width
+        return Group(head, view.learners(status, width), view.fragments(status, width))

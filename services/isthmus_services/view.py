@@ -1,0 +1,129 @@
+"""How a run looks on a terminal: the tables of `status`, of `status --watch` and of the demo."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.hearing import LearnerView
+from isthmus.status import PARTS, Ledger, Status
+
+WIDE = 130
+"""Columns from which on a terminal has room for every detail."""
+
+
+def tables(status: Status, width: int) -> Group:
+    """Return everything about a run at one moment."""
+    parts: list[RenderableType] = []
+    if status.bus_error:
+        parts.append(Text(status.bus_error, style="red"))
+    parts += [learners(status, width), fragments(status, width), *syncers(status)]
+    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))
+    parts.append(Text(f"rejected: {rejected or 'nothing'}"))
+    return Group(*parts)
+
+
+def learners(status: Status, width: int) -> Table:
+    """Return a row per learner: how far it is, where its tokens went, what it moved, what it waits for."""
+    parts = PARTS if width >= WIDE else PARTS[:1]
+    table = Table(title="learners", title_justify="left")
+    for column in ("learner", "life", "step", "tokens/s", "loss", "versions", *parts, "up MB", "down MB"):
+        table.add_column(column, justify="left" if column == "learner" else "right")
+    table.add_column("state")
+    for view in sorted(status.hearing.learners.values(), key=lambda v: v.name):
+        table.add_row(*_learner(status, view, parts))
+    return table
+
+
+def _learner(status: Status, view: LearnerView, parts: tuple[str, ...]) -> list[str]:
+    beat, state = view.heartbeat, status.why_behind(view)
+    target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
+    row = [view.name, str(view.incarnation), f"{view.step}{target}"]
+    if beat is None:
+        return [*row, *[""] * (5 + len(parts)), state]
+    per_step = beat.tokens_seen / max(beat.step, 1)
+    return [
+        *row,
+        f"{per_step / beat.step_s:,.0f}" if beat.step_s else "",
+        "" if beat.loss is None else f"{beat.loss:.3f}",
+        f"{min(beat.versions, default=0)}–{max(beat.versions, default=0)}",
+        *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in parts),
+        f"{beat.bytes_up / 1e6:.1f}",
+        f"{beat.bytes_down / 1e6:.1f}",
+        state or "training",
+    ]
+
+
+def fragments(status: Status, width: int) -> Table:
+    """Return a row per fragment: its newest commit, and the round that is open."""
+    table = Table(title="fragments", title_justify="left")
+    columns = ["fragment", "version", "age s", "merged", "quorum ms", "grace ms", "waited ms", "closed by"]
+    for column in columns:
+        table.add_column(column, justify="left" if column == "closed by" else "right")
+    if width >= WIDE:
+        table.add_column("missing")
+        table.add_column("writer")
+    table.add_column("open round")
+    for p, commit in enumerate(status.heads):
+        open_round = status.hearing.rounds.get(p)
+        waits = ""
+        if open_round is not None:
+            names = ", ".join(sorted(status.waited_for(p)))
+            waits = f"{open_round.version}: " + (f"waits for {names}" if names else "all have answered")
+        if commit is None:
+            table.add_row(str(p), "0", *[""] * (len(columns) - 2 + 2 * (width >= WIDE)), waits)
+            continue
+        w = commit.header.waited
+        took_part = {given.learner for given in commit.header.inputs}
+        row = [
+            str(p),
+            str(commit.version),
+            f"{max(0.0, status.at - commit.header.written_at):.1f}",
+            f"{len(took_part)}/{len(took_part.union(w.expected))}",
+            f"{w.quorum_s * 1e3:.0f}",
+            f"{w.grace_s * 1e3:.0f}",
+            f"{w.waited_s * 1e3:.0f}",
+            w.closed_by,
+        ]
+        table.add_row(*row, *([" ".join(w.missing), commit.header.writer] if width >= WIDE else []), waits)
+    return table
+
+
+def syncers(status: Status) -> list[Text]:
+    """Return a line per syncer, and one for each fragment it cannot fold."""
+    lines = []
+    for alive in sorted(status.hearing.syncers.values(), key=lambda a: a.syncer):
+        live = "stopped" if alive.stopping else "alive" if alive.syncer in status.syncers_live else "silent"
+        waiting = f", waiting for {alive.waiting_for}" if alive.waiting_for else ""
+        lines.append(
+            Text(
+                f"syncer {alive.syncer}: {live}, holds {alive.held} of {len(alive.heads)} fragments, "
+                f"{alive.commits} commits since its start, loop lag {alive.lag_ms:.0f} ms{waiting}"
+            )
+        )
+        for p in alive.broken:
+            lines.append(Text(f"syncer {alive.syncer} cannot fold fragment {p}: see its log", style="red"))
+    return lines
+
+
+def totals(status: Status) -> str:
+    """Return the run in one line: commits, learners, ledger, bytes."""
+    beats = [v.heartbeat for v in status.hearing.learners.values() if v.heartbeat is not None]
+    processed = sum(b.ledger.processed for b in beats)
+    shares = " ".join(f"{part} {sum(getattr(b.ledger, part) for b in beats) / max(processed, 1):.0%}" for part in PARTS)
+    up, down = sum(b.bytes_up for b in beats), sum(b.bytes_down for b in beats)
+    commits = sum(commit.version for commit in status.heads if commit is not None)
+    return (
+        f"{commits} commits, {len(status.live)} of {len(status.hearing.learners)} learners here, "
+        f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
+    )
+
+
+def ledger(learner: str, found: Ledger) -> Table:
+    """Return one learner's ledger: where the tokens it processed went, in each fragment."""
+    lost = f", {found['tokens_lost']:,} of them beyond a checkpoint" if found["tokens_lost"] else ""
+    table = Table(title=f"ledger of {learner}: {found['processed']:,} tokens processed{lost}", title_justify="left")
+    for column in ("fragment", "base", *PARTS):
+        table.add_column(column, justify="right")
+    for row in found["fragments"]:
+        table.add_row(str(row["fragment"]), str(row["base"]), *(f"{row[part]:,}" for part in PARTS))
+    return table
