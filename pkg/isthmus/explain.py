@@ -14,6 +14,7 @@ from isthmus.records.objects import (
     Rejection,
     UpdateHeader,
     commit_key,
+    is_versioned,
     update_key,
     updates_prefix,
     version_in,
@@ -233,7 +234,8 @@ async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> tup
     if digest:
         keys = [update_key(p, learner, base, bytes.fromhex(digest))]
     else:
-        keys = [e.key for e in await log.store.list(updates_prefix(p, learner)) if version_in(e.key) == base]
+        entries = await log.store.list(updates_prefix(p, learner))
+        keys = [e.key for e in entries if is_versioned(e.key) and version_in(e.key) == base]
     for key in keys:
         try:
             blob = await log.store.get_range(key, 0, frame.largest(frame.Kind.UPDATE, 0))

@@ -1,6 +1,7 @@
 """The `isthmus` command: one parser, one place where errors become exit codes.
 
-0 done · 1 the check failed · 2 bad usage or input (one line on stderr that says what and where) · 130 interrupted
+0 done · 1 the check failed · 2 bad usage or input (one line on stderr that says what and where) · 130 interrupted ·
+143 a learner that was told to stop (SIGTERM) before it had done its steps
 """
 
 import argparse

@@ -12,6 +12,7 @@ import torch
 from isthmus import kernels
 from isthmus.demo.trainer import Task
 from isthmus.errors import InputError
+from isthmus.link import Link
 from isthmus.records.fields import require_name
 from isthmus.run import Run, read_run
 from isthmus.runtime import threaded
@@ -51,6 +52,12 @@ def _train(settings: commands.Learner, name: str, board: Board) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
+    links: list[Link] = []
+
+    def joined(link: Link) -> None:
+        links.append(link)
+        board.serves(link.vitals, link.metrics)
+
     kernels.warm()
     train(
         Task(
@@ -67,10 +74,13 @@ def _train(settings: commands.Learner, name: str, board: Board) -> int:
             checkpoint_s=settings.checkpoint,
             order=order,
             sink=sink,
-            joined=lambda link: board.serves(link.vitals, link.metrics),
+            joined=joined,
         )
     )
-    return 130 if signal.SIGINT in stop else 0
+    if stop and not (links and links[-1].steps_done >= settings.steps):
+        # Not 0: for whoever keeps it running, 0 means that there is nothing left to do.
+        return 128 + stop[-1]
+    return 0
 
 
 def _model(made: Run) -> torch.nn.Module:

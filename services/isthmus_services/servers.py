@@ -83,8 +83,10 @@ def redis_server(folder: Path, *, port: int | None = None, arguments: tuple[str,
 
 
 @contextmanager
-def s3_server(folder: Path, *, port: int | None = None) -> Iterator[Server]:
-    """Run a SeaweedFS with its S3 gateway; its data lives in the folder."""
+def s3_server(
+    folder: Path, *, port: int | None = None, credentials: tuple[str, str] = (ACCESS_KEY, SECRET_KEY)
+) -> Iterator[Server]:
+    """Run a SeaweedFS with its S3 gateway, for these access and secret keys; its data lives in the folder."""
     data = folder / "seaweedfs"
     data.mkdir(parents=True, exist_ok=True)
     ports = free_ports(14)
@@ -97,12 +99,12 @@ def s3_server(folder: Path, *, port: int | None = None) -> Iterator[Server]:
     command = [weed_binary(), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false"]
     command += [f"-{flag}={number}" for flag, number in numbers.items() if f"-{flag} " in offered]
     command += ["-webdav=false"] if "-webdav\n" in offered or "-webdav " in offered else []
-    credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    keys = {"AWS_ACCESS_KEY_ID": credentials[0], "AWS_SECRET_ACCESS_KEY": credentials[1]}
     log = folder / "seaweedfs.log"
-    with _running(command, log, credentials) as process:
+    with _running(command, log, keys) as process:
         _until(lambda: _answers(s3) and _serves_s3(s3), process, "SeaweedFS", log)
         endpoint = f"http://127.0.0.1:{s3}"
-        yield Server(endpoint, process, {**credentials, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"})
+        yield Server(endpoint, process, {**keys, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"})
 
 
 @contextmanager

@@ -1,11 +1,7 @@
 """The Kubernetes manifests: what the API server would refuse, and the properties a run relies on."""
 
-import contextlib
 import functools
-import os
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,31 +254,6 @@ def test_a_reclaimed_learner_does_not_count_as_failed():
     codes = {"containerName": container_of("learners")["name"], "operator": "In", "values": [143]}
     assert told == {"action": "Ignore", "onExitCodes": codes}
     assert list(spec["template"]["spec"]["nodeSelector"]) == ["eks.amazonaws.com/capacityType"]
-
-
-@pytest.mark.parametrize(("told", "left"), [(True, 143), (False, 0), (False, 2)])
-def test_a_learner_told_to_stop_does_not_look_done(tmp_path, told, left):
-    stand_in = tmp_path / "isthmus"
-    # Ends in order with 0 on SIGTERM, as a learner does.
-    stand_in.write_text(
-        "#!/bin/sh\n"
-        + f"trap 'touch {tmp_path}/stopped; exit 0' TERM\n"
-        + f'echo "$@"\n{"while :; do sleep 0.05; done" if told else f"exit {left}"}\n'
-    )
-    stand_in.chmod(0o755)
-    command, path = container_of("learners")["command"], f"{tmp_path}:/usr/bin:/bin"
-    process = subprocess.Popen(command, env={"PATH": path}, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "learner\n"
-        if told:
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == left
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    assert (tmp_path / "stopped").exists() is told
 
 
 def test_nothing_comes_in_but_scrapes_and_little_goes_out():

@@ -6,7 +6,7 @@
 from isthmus.doctor.bus import examine_bus
 from isthmus.doctor.findings import FAILURE, OK, ROLES, WARNING, Finding, Role
 from isthmus.doctor.machine import examine_machine
-from isthmus.doctor.store import examine_store
+from isthmus.doctor.store import examine_open_store, examine_store
 
 __all__ = [
     "FAILURE",
@@ -17,5 +17,6 @@ __all__ = [
     "Role",
     "examine_bus",
     "examine_machine",
+    "examine_open_store",
     "examine_store",
 ]

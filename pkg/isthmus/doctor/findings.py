@@ -37,7 +37,8 @@ class Role:
     @property
     def place(self) -> str:
         """Where this role may create objects, and delete them."""
-        return f"{LEARNERS}{self.learner}/" if self.kind == "learner" else SCRATCH
+        # A learner's identity may delete old checkpoints and nothing else.
+        return f"{LEARNERS}{self.learner}/doctor/checkpoints/" if self.kind == "learner" else SCRATCH
 
     @property
     def stream(self) -> str:

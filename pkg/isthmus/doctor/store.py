@@ -23,13 +23,14 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
     try:
         async with open_store(url, runtime) as store:
             store.patience = AT_START
-            async for finding in _examine(store, role, runtime, size):
+            async for finding in examine_open_store(store, role, runtime, size):
                 yield finding
     except InputError as error:
         yield Finding("store: address", FAILURE, str(error), "correct the URL of the run")
 
 
-async def _examine(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
+async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
+    """See `examine_store`."""
     took = []
     try:
         for _ in range(LATENCY_SAMPLES):

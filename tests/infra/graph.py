@@ -1,0 +1,232 @@
+"""compose.yaml without containers: the same commands, variables, order, health checks and Redis ACL, as processes.
+
+What an engine does is done here by substitution, and by nothing else: a service's name becomes a loopback port, a
+volume a folder, `@hostname` a replica's name. MinIO's place is taken by SeaweedFS (a wheel carries it); `prometheus`
+and `grafana` are left out. Limits, users, networks and read-only file systems are the engine's and not tried.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from isthmus_services.servers import free_ports, redis_binary, s3_server
+
+ROOT = Path(__file__).parents[2]
+OURS = "isthmus:0.1.0"
+HEALTHY_S = 60.0
+
+
+def redis_7() -> str | None:
+    """Return a redis-server that knows key permissions (%R~, %W~), from PATH."""
+    found = shutil.which("redis-server")
+    if found is None:
+        return None
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"v=(\d+)", said)
+    return found if version and int(version[1]) >= 7 else None
+
+
+def load(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return compose.yaml with its variables replaced, as the engine would."""
+
+    def value(match: "re.Match[str]") -> str:
+        name, default = match[1], match[2] or ""
+        return environment.get(name) or default
+
+    text = (ROOT / "compose.yaml").read_text()
+    text = re.sub(r"(?<!\$)\$\{(\w+)(?::-([^}]*))?\}", value, text)
+    return yaml.safe_load(text)["services"]
+
+
+@dataclass
+class Replica:
+    """One container's process."""
+
+    name: str
+    service: str
+    command: list[str]
+    environment: dict[str, str]
+    check: list[str] | None
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def port(self) -> int:
+        return int(self.environment["ISTHMUS_HTTP"].rpartition(":")[2])
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@dataclass
+class Graph:
+    """The services that run, by replica."""
+
+    folder: Path
+    services: dict[str, Any]
+    ports: dict[str, int]
+    redis: str
+    running: dict[str, Replica] = field(default_factory=dict)
+    _count: dict[str, int] = field(default_factory=dict)
+
+    def text(self, given: object) -> str:
+        """Substitute what an engine would resolve: names of services, and the places of volumes."""
+        text = str(given).replace("$$", "$")
+        for service, inside in (("object-store", 9000), ("redis", 6379)):
+            text = text.replace(f"{service}:{inside}", f"127.0.0.1:{self.ports[service]}")
+        return text.replace("/run/isthmus", f"{self.folder}/secrets").replace("/var/lib/isthmus", f"{self.folder}/data")
+
+    def start(self, service: str) -> Replica:
+        """Start one more replica of a service, with the command and variables that compose.yaml gives it."""
+        spec = self.services[service]
+        number = self._count[service] = self._count.get(service, 0) + 1
+        name = f"{service}-{number}"
+        variables = {k: self.text(v).replace("@hostname", name) for k, v in spec.get("environment", {}).items()}
+        if "ISTHMUS_HTTP" in variables:
+            variables["ISTHMUS_HTTP"] = f"127.0.0.1:{free_ports(1)[0]}"
+        command = [self.text(word) for word in spec["command"]]
+        if spec["image"] == OURS:
+            command = [sys.executable, "-m", "isthmus_services.cli", *command]
+        elif service == "redis":
+            command = [self.redis, *command[1:], "--port", str(self.ports["redis"]), "--bind", "127.0.0.1"]
+        check = spec.get("healthcheck", {}).get("test")
+        log = self.folder / f"{name}.log"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ISTHMUS_"))}
+        with open(log, "ab") as out:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=inherited | variables
+            )
+        checked = self._check(check) if check else None
+        replica = Replica(name, service, command, inherited | variables, checked, log, process)
+        self.running[name] = replica
+        return replica
+
+    def _check(self, test: list[str]) -> list[str]:
+        kind, *words = test
+        if kind == "CMD-SHELL":
+            (line,) = words
+            line = self.text(line).replace("redis-cli ", f"{shutil.which('redis-cli')} -p {self.ports['redis']} ")
+            return ["/bin/sh", "-c", line]
+        words = [self.text(word) for word in words]
+        return [sys.executable if word.endswith("/bin/python") else word for word in words]
+
+    def until_healthy(self, replica: Replica) -> None:
+        """Run the service's own health check until it succeeds."""
+        assert replica.check is not None, f"{replica.service} has no health check"
+        if "redis-cli" in replica.check[-1] and shutil.which("redis-cli") is None:
+            self._until_redis_answers(replica)
+            return
+        end = time.monotonic() + HEALTHY_S
+        while True:
+            done = subprocess.run(
+                replica.check, capture_output=True, text=True, timeout=20, env=replica.environment, check=False
+            )
+            if done.returncode == 0:
+                return
+            assert replica.process.poll() is None, f"{replica.name} ended: {replica.said()}"
+            assert time.monotonic() < end, f"{shlex.join(replica.check)}: {done.stdout}{done.stderr}{replica.said()}"
+            time.sleep(0.2)
+
+    def _until_redis_answers(self, replica: Replica) -> None:
+        """Ping as the same user with the same password, where there is no redis-cli."""
+        import redis
+
+        password = (self.folder / "secrets" / "bus-reader").read_text().strip()
+        end = time.monotonic() + HEALTHY_S
+        with contextlib.closing(redis.Redis(port=self.ports["redis"], username="reader", password=password)) as client:
+            while True:
+                try:
+                    assert client.ping()
+                    return
+                except redis.ConnectionError:
+                    assert replica.process.poll() is None, replica.said()
+                    assert time.monotonic() < end, replica.said()
+                    time.sleep(0.1)
+
+    def run(self, service: str) -> Replica:
+        """Run a service that ends, and assert that it succeeds."""
+        replica = self.start(service)
+        assert replica.process.wait(60) == 0, replica.said()
+        return replica
+
+    def stop(self, replica: Replica) -> int:
+        """Stop it as the engine does: SIGTERM, and SIGKILL after its grace period, which is a failure here."""
+        grace = self.services[replica.service].get("stop_grace_period", "10s")
+        replica.process.send_signal(signal.SIGTERM)
+        code = replica.process.wait(float(grace.removesuffix("s")))
+        self.running.pop(replica.name)
+        return code
+
+    def replicas(self, service: str) -> list[Replica]:
+        return [r for r in self.running.values() if r.service == service]
+
+
+@contextlib.contextmanager
+def up(folder: Path, environment: Mapping[str, str]) -> Iterator[Graph]:
+    """Do what `docker compose up` does, in the order that `depends_on` gives; at the end nothing is left running."""
+    services = load(environment)
+    redis_port, store_port = free_ports(2)
+    ports = {"redis": redis_port, "object-store": store_port}
+    (folder / "data" / "redis").mkdir(parents=True)
+    graph = Graph(folder, services, ports, redis_7() or redis_binary())
+    with contextlib.ExitStack() as stack:
+        stack.callback(_end, graph)
+        for service in _ordered(services):
+            spec = services[service]
+            for other, how in spec.get("depends_on", {}).items():
+                if how["condition"] == "service_healthy" and other != "object-store":
+                    for replica in graph.replicas(other):
+                        graph.until_healthy(replica)
+            if service == "object-store":
+                secrets = folder / "secrets"
+                credentials = [(secrets / name).read_text().strip() for name in ("store-user", "store-password")]
+                stack.enter_context(s3_server(folder, port=store_port, credentials=(credentials[0], credentials[1])))
+                continue
+            if any(how["condition"] == "service_completed_successfully" for how in _waiters(services, service)):
+                graph.run(service)
+                if service == "prepare" and redis_7() is None:
+                    _for_redis_6(folder / "secrets" / "users.acl")
+                continue
+            for _ in range(spec.get("deploy", {}).get("replicas", 1)):
+                graph.start(service)
+        yield graph
+
+
+def _for_redis_6(acl: Path) -> None:
+    """Before Redis 7 a key can be granted, but not for reading or writing alone."""
+    acl.write_text(re.sub(r"%[RW]~", "~", acl.read_text()))
+
+
+def _ordered(services: Mapping[str, Any]) -> list[str]:
+    left = {name: set(spec.get("depends_on", {})) for name, spec in services.items()}
+    left = {name: others for name, others in left.items() if name not in ("prometheus", "grafana", "tools")}
+    order: list[str] = []
+    while left:
+        ready = sorted(name for name, others in left.items() if others <= set(order))
+        assert ready, f"depends_on goes round in a circle: {left}"
+        order += ready
+        left = {name: others for name, others in left.items() if name not in ready}
+    return order
+
+
+def _waiters(services: Mapping[str, Any], service: str) -> list[dict[str, str]]:
+    return [spec["depends_on"][service] for spec in services.values() if service in spec.get("depends_on", {})]
+
+
+def _end(graph: Graph) -> None:
+    for replica in graph.running.values():
+        if replica.process.poll() is None:
+            replica.process.kill()
+        replica.process.wait()

@@ -1,0 +1,368 @@
+"""compose.yaml and the image: valid, hardened, and what it says is what runs (see graph.py for how, without an engine)."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra import graph
+from isthmus import replay as replays
+from isthmus.bus import open_bus
+from isthmus.errors import Denied
+from isthmus.metrics import LearnerMetrics, SyncerMetrics
+from isthmus.runtime import threaded
+from isthmus_services import access, commands
+from isthmus_services.demo import judge
+from isthmus_services.ports import open_log
+from isthmus_services.settings import fields
+
+ROOT = graph.ROOT
+INFRA = ROOT / "infra"
+GOES_ON_S = 60.0
+COMMITTED = r"isthmus_commits_total\{[^}]*\} [1-9]"
+TOLD_TO_STOP = 128 + signal.SIGTERM
+
+
+def compose() -> dict[str, Any]:
+    return graph.load({})
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "infra/compose/seaweedfs.yaml"])
+def test_it_is_valid_by_the_compose_specification(file):
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(ROOT / file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_images_recipe_passes_its_linter():
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, INFRA / "images" / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_service_is_hardened_limited_and_pinned():
+    for name, spec in compose().items():
+        assert spec["user"] == "10001:10001", name
+        assert spec["read_only"] is True, name
+        assert spec["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in spec["security_opt"], name
+        limits = spec["deploy"]["resources"]["limits"]
+        assert {"cpus", "memory"} <= set(limits), name
+        _, _, tag = spec["image"].rpartition(":")
+        assert re.search(r"\d", tag), f"{name}: {spec['image']} is not pinned"
+        for port in spec.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), f"{name} would be reachable from outside"
+
+
+def test_it_fits_a_laptop():
+    total = 0.0
+    for spec in compose().values():
+        memory = spec["deploy"]["resources"]["limits"]["memory"]
+        size = float(memory[:-1]) * {"m": 1 / 1024, "g": 1.0}[memory[-1]]
+        total += size * spec["deploy"].get("replicas", 1) * ("tools" not in spec.get("profiles", ()))
+    assert total <= 12.0, f"{total:.1f} GiB at most"
+
+
+def test_what_runs_for_long_has_a_health_check_and_time_to_stop():
+    for name, spec in compose().items():
+        if spec.get("restart") == "unless-stopped" or name in ("syncer", "learner"):
+            assert spec["healthcheck"]["test"], name
+    for name in ("syncer", "learner", "redis", "object-store"):
+        assert float(compose()[name]["stop_grace_period"].removesuffix("s")) >= 20, name
+
+
+def test_no_secret_is_in_it():
+    for name, spec in compose().items():
+        for variable, value in spec.get("environment", {}).items():
+            if re.search("PASSWORD|SECRET|TOKEN|CREDENTIAL", variable):
+                assert str(value).startswith("/run/isthmus/"), f"{name}: {variable} must name a file"
+    assert not re.search(r"://[^/\s]*:[^/\s]*@", (ROOT / "compose.yaml").read_text()), "a password in a URL"
+
+
+def test_its_commands_and_variables_exist():
+    by_name = {c.name: c for c in commands.ALL}
+    for name, spec in compose().items():
+        if spec["image"] != graph.OURS:
+            continue
+        command = by_name[spec["command"][0]]
+        known = {s.variable for s in fields(command.settings)}
+        given = {v for v in spec.get("environment", {}) if v.startswith("ISTHMUS_")}
+        # What all share may mean nothing to one of them; what only one has must mean something to it.
+        shared = set(compose()["init"]["environment"])
+        assert given - shared <= known, name
+
+
+def test_what_it_mounts_exists_and_every_volume_is_given_its_owner():
+    services = compose()
+    named = set(yaml.safe_load((ROOT / "compose.yaml").read_text())["volumes"])
+    assert {v.partition(":")[0] for v in services["prepare"]["volumes"]} == named
+    dockerfile = (INFRA / "images" / "Dockerfile").read_text()
+    for volume in services["prepare"]["volumes"]:
+        assert volume.partition(":")[2] in dockerfile, "a folder of the image, so that the volume takes its owner"
+    for name, spec in services.items():
+        for volume in spec.get("volumes", ()):
+            if isinstance(volume, str) and volume.startswith("./"):
+                assert (ROOT / volume.partition(":")[0]).is_dir(), f"{name}: {volume}"
+            elif isinstance(volume, dict):
+                assert volume["volume"]["nocopy"] is True, f"{name}: only `prepare` fills volumes"
+
+
+def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_anew(tmp_path):
+    """What Dockerfile and entrypoint.sh do: compile for a named processor, copy the cache, load it from there."""
+    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_DEBUG_CACHE": "1"}
+    warm = [sys.executable, "-c", "from isthmus import kernels; kernels.warm()"]
+    built, image, runs = (tmp_path / name for name in ("built", "image", "runs"))
+
+    def start(cache: Path) -> str:
+        told = {**environment, "NUMBA_CACHE_DIR": str(cache)}
+        return subprocess.run(warm, capture_output=True, text=True, check=True, env=told).stdout
+
+    assert "data saved to" in start(built)
+    built.rename(image)
+    (tmp_path / "isthmus").write_text('#!/bin/sh\necho "isthmus $*"\n')
+    (tmp_path / "isthmus").chmod(0o755)
+    told = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "KERNELS": str(image), "NUMBA_CACHE_DIR": str(runs)}
+    said = subprocess.run(
+        [INFRA / "images" / "entrypoint.sh", "syncer"], capture_output=True, text=True, check=True, env=told
+    )
+    assert said.stdout == "isthmus syncer\n"
+    loaded = start(runs)
+    assert "data loaded from" in loaded
+    assert "saved" not in loaded
+
+
+# --- as processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Up, both syncers replaced while learners train, down: what the tests below look at."""
+    folder = tmp_path_factory.mktemp("compose")
+    with graph.up(folder, {"STEPS": "100000"}) as g:
+        url, environment = compose()["init"]["environment"]["ISTHMUS_RUN"], g.replicas("learner")[0].environment
+        for service in ("syncer", "learner"):
+            for replica in g.replicas(service):
+                g.until_healthy(replica)
+        healthy = {r.name: _get(r, "healthz") for s in ("syncer", "learner") for r in g.replicas(s)}
+        # A rolling upgrade: the new one is up before the old one is asked to go, one after the other.
+        before, codes = _heads(g), {}
+        for old in g.replicas("syncer"):
+            g.until_healthy(g.start("syncer"))
+            codes[old.name] = g.stop(old)
+        upgraded = _heads(g)
+        end = time.monotonic() + GOES_ON_S
+        while not all(re.search(COMMITTED, _get(r, "metrics")) for r in g.replicas("syncer")):
+            assert time.monotonic() < end, "\n".join(r.said()[-2000:] for r in g.running.values())
+            time.sleep(0.5)
+        running = [*g.replicas("learner"), *g.replicas("syncer")]
+        metrics = {r.name: _get(r, "metrics") for r in running}
+        codes |= {r.name: g.stop(r) for r in running}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                if name.startswith("AWS_"):
+                    patch.setenv(name, value)
+            found, commits = asyncio.run(_replayed(url))
+        yield {
+            "graph": g,
+            "codes": codes,
+            "healthy": healthy,
+            "metrics": metrics,
+            "before": before,
+            "upgraded": upgraded,
+            "replayed": found,
+            "commits": commits,
+            "logs": {p.stem: p.read_text(errors="replace") for p in folder.glob("*.log")},
+        }
+
+
+def _get(replica: graph.Replica, path: str) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{replica.port}/{path}", timeout=5) as answer:
+            return answer.read().decode()
+    except OSError:
+        return ""
+
+
+def _heads(g: graph.Graph) -> dict[str, float]:
+    """What the syncers hold, by their metrics."""
+    heads: dict[str, float] = {}
+    for replica in g.replicas("syncer"):
+        for p, version in re.findall(r'isthmus_fragment_version\{fragment="(\d+)"\} (\S+)', _get(replica, "metrics")):
+            heads[p] = max(float(version), heads.get(p, 0.0))
+    return heads
+
+
+async def _replayed(url: str):
+    async with open_log(url) as log:
+        return await replays.replay(log), await judge.read_commits(log)
+
+
+def test_everything_ends_as_it_should(ran):
+    assert ran["codes"] == dict.fromkeys(ran["codes"], 0), ran["logs"]
+    assert sum(name.startswith("learner") for name in ran["codes"]) == 4
+    assert sum(name.startswith("syncer") for name in ran["codes"]) == 4
+
+
+def test_health_means_that_loop_store_and_bus_work(ran):
+    assert len(ran["healthy"]) == 6
+    for name, said in ran["healthy"].items():
+        report = json.loads(said)
+        assert report["ok"], (name, said)
+        assert set(report["seconds_since"]) == {"loop_turned", "store_answered", "bus_answered"}
+
+
+def test_no_commit_is_lost_when_the_syncers_are_replaced(ran):
+    assert all(r.difference is None for r in ran["replayed"])
+    assert sum(r.compared for r in ran["replayed"]) == len(ran["commits"])
+    assert judge.continuous(ran["commits"])
+    writers = {c.header.writer for c in ran["commits"]}
+    assert writers & {"syncer-1", "syncer-2"}, "the old ones merged"
+    assert writers & {"syncer-3", "syncer-4"}, "the new ones took over"
+    newest = {str(c.header.fragment): c.version for c in ran["commits"]}
+    for p, version in {**ran["before"], **ran["upgraded"]}.items():
+        assert newest[p] >= version, f"fragment {p} had version {version} once"
+    assert sum(ran["upgraded"].values()) > 0
+
+
+def test_all_learners_took_part(ran):
+    merged = {i.learner for c in ran["commits"] for i in c.header.inputs}
+    assert merged == {"learner-1", "learner-2", "learner-3", "learner-4"}
+
+
+def test_metrics_of_every_service_are_there(ran):
+    for name, text in ran["metrics"].items():
+        declared = (SyncerMetrics() if name.startswith("syncer") else LearnerMetrics()).declared
+        for metric in declared:
+            assert f"# TYPE {metric.name.removesuffix('_total')}" in text, f"{name}: {metric.name}"
+    syncers = "".join(text for name, text in ran["metrics"].items() if name.startswith("syncer"))
+    assert re.search(COMMITTED, syncers)
+    learners = "".join(text for name, text in ran["metrics"].items() if name.startswith("learner"))
+    assert re.search(r'isthmus_ledger_tokens\{part="merged"\} [1-9]', learners)
+
+
+def test_logs_are_one_object_per_line_and_hold_no_secret(ran):
+    secrets = [p.read_text().strip() for p in (ran["graph"].folder / "secrets").glob("bus-*")]
+    secrets.append((ran["graph"].folder / "secrets" / "store-password").read_text().strip())
+    commits = 0
+    for name, text in ran["logs"].items():
+        assert not any(secret in text for secret in secrets), name
+        if name.startswith(("syncer", "learner")):
+            for line in text.splitlines():
+                event = json.loads(line)
+                assert event["run"] == "s3://isthmus/demo"
+                assert event["service"] == name.partition("-")[0]
+                assert event[event["service"]] == name
+                commits += "missing" in event and {"fragment", "version", "learners"} <= set(event)
+    assert commits == len(ran["commits"])
+
+
+# --- the bus's access control -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """A Redis 7 with the ACL file that compose mounts, and a learner's user of its own."""
+    if graph.redis_7() is None:
+        message = "needs redis-server 7 or newer on PATH"
+        if os.environ.get("ISTHMUS_REQUIRE_REDIS7") == "1":
+            pytest.fail(f"{message}, and ISTHMUS_REQUIRE_REDIS7=1 requires it", pytrace=False)
+        pytest.skip(message)
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    access.prepare(secrets, ["eu-1"])
+    (tmp_path / "data" / "redis").mkdir(parents=True)
+    g = graph.Graph(tmp_path, compose(), {"redis": graph.free_ports(1)[0], "object-store": 1}, graph.redis_7() or "")
+    replica = g.start("redis")
+    try:
+        g.until_healthy(replica)
+        yield (
+            lambda user: f"redis://{user}:{(secrets / f'bus-{user}').read_text().strip()}@127.0.0.1:{g.ports['redis']}"
+        )
+    finally:
+        g.stop(replica)
+
+
+STREAMS = ("syncer", "learner/eu-1", "learner/us-1")
+MAY_WRITE = {
+    "syncer": {"syncer"},
+    "learner": {"learner/eu-1", "learner/us-1"},
+    "learner-eu-1": {"learner/eu-1"},
+    "reader": set(),
+}
+
+
+def test_each_user_writes_its_own_streams_and_reads_all(guarded):
+    async def body():
+        for user, may in MAY_WRITE.items():
+            async with open_bus(guarded(user), bytes(32)) as bus:
+                for stream in STREAMS:
+                    if stream in may:
+                        await bus.append(stream, b"x")
+                        assert (await bus.read({stream: ""}, 1.0))[stream]
+                    else:
+                        with pytest.raises(Denied):
+                            await bus.append(stream, b"x")
+                    await bus.tail(stream)
+                await bus.names()
+                assert (await bus.facts()).append_only
+
+    asyncio.run(body())
+
+
+def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(guarded):
+    import redis
+
+    async def body():
+        async with open_bus(guarded("reader").replace("reader:", "default:"), bytes(32)) as bus:
+            with pytest.raises(Denied):
+                await bus.names()
+
+    asyncio.run(body())
+    for user in MAY_WRITE:
+        with redis.Redis.from_url(guarded(user)) as client:
+            for command in (
+                ("FLUSHALL",),
+                ("CONFIG", "GET", "*"),
+                ("KEYS", "*"),
+                ("XTRIM", "isthmus:0:syncer", "MAXLEN", "0"),
+                ("DEL", "isthmus:0:syncer"),
+                ("XREAD", "STREAMS", "other:stream", "0"),
+                ("XADD", "other:stream", "*", "m", "x"),
+                ("CLIENT", "KILL", "TYPE", "normal"),
+                ("ACL", "LIST"),
+            ):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(*command)
+
+
+def test_the_doctor_finds_each_role_as_it_should_be(guarded, folder):
+    runtime, pool = threaded(1)
+
+    async def outcomes(role, user):
+        from isthmus.doctor import examine_bus
+
+        return {f.check: f.outcome async for f in examine_bus(guarded(user), bytes(32), role, runtime)}
+
+    from isthmus.doctor import Role
+
+    try:
+        for role, user in ((Role("syncer"), "syncer"), (Role("learner", "eu-1"), "learner-eu-1")):
+            found = asyncio.run(outcomes(role, user))
+            assert found["bus: must not write for others"] == "ok"
+            assert "failure" not in found.values(), found
+        assert asyncio.run(outcomes(Role("learner", "us-1"), "learner-eu-1"))["bus: streams"] == "failure"
+    finally:
+        pool.shutdown()
