@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, disable_created_metrics, generate_latest
 
 from isthmus.errors import InputError
 from isthmus.metrics import Metrics
@@ -71,6 +71,7 @@ def shown(board: Board, address: str | None) -> Iterator[None]:
     if address is None:
         yield
         return
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge for each counter, for nobody
     server = _listen(board.answer, address)
     threading.Thread(target=server.serve_forever, name="isthmus-board", daemon=True).start()
     logger.info("metrics and health on http://%s:%d", *server.server_address[:2])

@@ -172,7 +172,11 @@ class Access:
     folder: Annotated[str, setting("where the files go, e.g. a volume that services mount read-only", positional=True)]
     learner: Annotated[
         list[str] | None,
-        setting("a Redis user of its own for this learner (may be repeated; default: one for all)", metavar="NAME"),
+        setting(
+            "a Redis user of its own for this learner (may be repeated; default: one for all)",
+            metavar="NAME",
+            flag_only=True,
+        ),
     ] = None
     json: Annotated[str | None, setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
         None

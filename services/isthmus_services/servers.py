@@ -84,7 +84,11 @@ def redis_server(folder: Path, *, port: int | None = None, arguments: tuple[str,
 
 @contextmanager
 def s3_server(
-    folder: Path, *, port: int | None = None, credentials: tuple[str, str] = (ACCESS_KEY, SECRET_KEY)
+    folder: Path,
+    *,
+    port: int | None = None,
+    credentials: tuple[str, str] = (ACCESS_KEY, SECRET_KEY),
+    arguments: tuple[str, ...] = (),
 ) -> Iterator[Server]:
     """Run a SeaweedFS with its S3 gateway, for these access and secret keys; its data lives in the folder."""
     data = folder / "seaweedfs"
@@ -99,6 +103,7 @@ def s3_server(
     command = [weed_binary(), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false"]
     command += [f"-{flag}={number}" for flag, number in numbers.items() if f"-{flag} " in offered]
     command += ["-webdav=false"] if "-webdav\n" in offered or "-webdav " in offered else []
+    command += arguments
     keys = {"AWS_ACCESS_KEY_ID": credentials[0], "AWS_SECRET_ACCESS_KEY": credentials[1]}
     log = folder / "seaweedfs.log"
     with _running(command, log, keys) as process:

@@ -1,0 +1,85 @@
+"""What the bus says adds up: who is there, which rounds are open, and whom they wait for."""
+
+from isthmus.bus import Said
+from isthmus.hearing import Hearing
+from isthmus.records.messages import Alive, Announce, AnyMessage, Call, Committed, Leave, Pass, Progress, encode
+
+RUN = bytes(range(32))
+
+
+def heard(*messages: AnyMessage, at: float | None = 1.0) -> Hearing:
+    hearing = Hearing(RUN)
+    for message in messages:
+        hearing.take(Said("1-0", encode(message)), at)
+    return hearing
+
+
+def call(version: int, fragment: int = 0) -> Call:
+    return Call(run=RUN, id="c", syncer="s", fragment=fragment, version=version)
+
+
+def committed(version: int, fragment: int = 0) -> Committed:
+    return Committed(run=RUN, id="k", syncer="s", fragment=fragment, version=version)
+
+
+def passed(learner: str, version: int) -> Pass:
+    return Pass(run=RUN, id="p", learner=learner, fragment=0, version=version)
+
+
+def here(learner: str, incarnation: int = 1) -> Progress:
+    return Progress(run=RUN, id="h", learner=learner, incarnation=incarnation, step=3, tokens_seen=30)
+
+
+def announced(learner: str, base: int) -> Announce:
+    return Announce(
+        run=RUN, id="a", learner=learner, incarnation=1, fragment=0, base=base, key="updates/x", digest=bytes(32),
+        size=100, steps=1, tokens=10, step=4, tokens_seen=40, due=True, age_s=0.0, step_s=0.1, upload_s=0.1, sync_s=0.1,
+    )  # fmt: skip
+
+
+def alive(*heads: int) -> Alive:
+    return Alive(
+        run=RUN, id="v", syncer="s", commits=0, heads=heads, rejected={}, waiting_for="", lag_ms=0.0, held=1,
+        fold_s=0.0, broken=(), stopping=False,
+    )  # fmt: skip
+
+
+def test_a_called_round_waits_for_who_is_here_and_has_not_answered():
+    hearing = heard(here("a"), here("b"), here("c"), call(5), announced("a", 4), passed("b", 5))
+    assert hearing.waited_for(0, hearing.live(0.0)) == {"c"}
+    assert hearing.waited_for(1, hearing.live(0.0)) == set(), "no round is open there"
+
+
+def test_an_update_on_an_older_base_is_no_answer_to_this_round():
+    hearing = heard(here("a"), call(5), announced("a", 3), passed("a", 4))
+    assert hearing.waited_for(0, {"a"}) == {"a"}
+
+
+def test_a_commit_ends_the_round_and_an_old_call_opens_none():
+    assert heard(call(5), committed(5)).rounds == {}
+    assert heard(call(5), alive(5)).rounds == {}
+    assert heard(committed(5), call(5)).rounds == {}
+    assert heard(call(5), committed(4)).rounds[0].version == 5
+    assert heard(call(5), announced("a", 4), call(5)).rounds[0].answered == {"a"}, "a call is said again"
+
+
+def test_who_is_silent_or_has_left_is_not_waited_for():
+    hearing = heard(here("a"), here("b"), call(5))
+    hearing.take(Said("2-0", encode(here("b"))), 9.0)
+    assert hearing.live(5.0) == {"b"}
+    hearing.take(Said("3-0", encode(Leave(run=RUN, id="l", learner="b", incarnation=1, step=3, done=True))), 9.5)
+    assert hearing.live(5.0) == set()
+    hearing.take(Said("4-0", encode(here("b", incarnation=2))), 9.9)
+    assert hearing.live(5.0) == {"b"}, "back again"
+
+
+def test_what_was_said_before_one_listened_proves_no_life():
+    assert heard(here("a"), at=None).live(0.0) == set()
+
+
+def test_probes_and_nonsense_change_nothing():
+    hearing = heard(here("a"))
+    hearing.take(Said("5-0", b""), 2.0)
+    hearing.take(Said("6-0", b"nonsense"), 2.0)
+    assert sum(hearing.invalid.values()) == 1
+    assert set(hearing.learners) == {"a"}

@@ -1,0 +1,192 @@
+"""Settings: flags, then the environment, then a file, then defaults; typed, checked, shown with their source."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+import yaml
+from rich.console import Console
+
+from isthmus.errors import InputError
+from isthmus.rules import Pace
+from isthmus_services import commands, options
+from isthmus_services import settings as s
+from isthmus_services.cli import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kiln:
+    """Settings of an imaginary command."""
+
+    clay: Annotated[str, s.setting("what", positional=True)]
+    heat: Annotated[float, s.setting("°C", gt=0, le=2000)] = 900.0
+    hours: Annotated[int | None, s.setting("hours", ge=1)] = None
+    glaze: Annotated[str, s.setting("colour", choices=("ash", "salt"))] = "ash"
+    vented: Annotated[bool, s.setting("whether")] = False
+    marks: Annotated[list[str] | None, s.setting("marks", name="mark")] = None
+    key: Annotated[str | None, s.setting("of the shed", secret=True)] = None
+    fire: Annotated[bool, s.setting("now", flag_only=True)] = False
+
+
+NAMES = {"kiln": {f.name for f in s.fields(Kiln) if not f.flag_only}, "other": {"wheel"}}
+
+
+def resolved(*words: str, environment=None, file=None, tmp_path=None) -> s.Resolved[Kiln]:
+    parser = argparse.ArgumentParser()
+    s.add_flags(parser, Kiln)
+    if file is not None:
+        (tmp_path / "k.toml").write_text(file)
+        words = (*words, "--config", str(tmp_path / "k.toml"))
+    return s.resolve(Kiln, "kiln", parser.parse_args(words), environment or {}, NAMES)
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path):
+    file = 'heat = 1.0\nglaze = "salt"\n[kiln]\nheat = 2\nhours = 3\n'
+    found = resolved("c", "--hours", "5", environment={"ISTHMUS_HEAT": "4"}, file=file, tmp_path=tmp_path)
+    assert (found.values.hours, found.values.heat, found.values.glaze, found.values.vented) == (5, 4.0, "salt", False)
+    assert found.sources["hours"] == "--hours"
+    assert found.sources["heat"] == "ISTHMUS_HEAT"
+    assert found.sources["glaze"] == str(tmp_path / "k.toml")
+    assert found.sources["vented"] == "default"
+    assert resolved("c", file=file, tmp_path=tmp_path).values.heat == 2.0, "a command's table beats what all share"
+
+
+def test_the_file_may_be_named_in_the_environment(tmp_path):
+    (tmp_path / "k.toml").write_text("hours = 7")
+    assert resolved("c", environment={"ISTHMUS_CONFIG": str(tmp_path / "k.toml")}).values.hours == 7
+
+
+def test_a_positional_a_switch_and_a_list():
+    found = resolved("red", "--vented", "--mark", "a", "--mark", "b").values
+    assert (found.clay, found.vented, found.marks) == ("red", True, ["a", "b"])
+    found = resolved(environment={"ISTHMUS_CLAY": "grey", "ISTHMUS_VENTED": "true"}).values
+    assert (found.clay, found.vented) == ("grey", True)
+
+
+def test_an_empty_variable_is_none_at_all():
+    assert resolved("c", environment={"ISTHMUS_HOURS": ""}).values.hours is None
+
+
+def test_what_is_asked_for_once_comes_from_its_flag_only():
+    assert not resolved("c", environment={"ISTHMUS_FIRE": "1"}).values.fire
+    assert resolved("c", "--fire").values.fire
+
+
+def test_a_secret_has_no_flag_and_is_never_shown():
+    with pytest.raises(SystemExit):
+        resolved("c", "--key", "x")
+    found = resolved("c", environment={"ISTHMUS_KEY": "sesame"})
+    assert found.values.key == "sesame"
+    console = Console(record=True, width=150)
+    s.show(found, console, {"AWS_SECRET_ACCESS_KEY": "hush", "AWS_REGION": "eu-west-1"})
+    text = console.export_text()
+    assert "sesame" not in text
+    assert "hush" not in text
+    assert "eu-west-1" in text
+    assert "ISTHMUS_KEY" in text
+    assert s.public(found.values)["key"] == "(set, not shown)"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "file", "message"),
+    [
+        (["c", "--heat", "hot"], {}, None, "--heat hot: must be a number"),
+        (["c", "--hours", "0"], {}, None, "--hours 0: must be at least 1"),
+        (["c", "--heat", "0"], {}, None, "--heat 0: must be more than 0"),
+        (["c"], {"ISTHMUS_HEAT": "3000"}, None, "ISTHMUS_HEAT 3000: must be at most 2000"),
+        (["c"], {"ISTHMUS_GLAZE": "lead"}, None, "ISTHMUS_GLAZE lead: choose one of ash, salt"),
+        (["c"], {"ISTHMUS_VENTED": "perhaps"}, None, "must be true or false"),
+        (["c"], {}, "[kiln]\nhours = 1.5", "k.toml [kiln], hours 1.5: must be"),
+        (["c"], {}, "heet = 3", "unknown setting heet: did you mean heat?"),
+        (["c"], {}, "[kiln]\nwheel = 3", "unknown setting wheel"),
+        (["c"], {}, "[oven]\nheat = 3", "there is no command [oven]"),
+        (["c"], {}, "heat = ", "k.toml: "),
+        ([], {}, None, "missing: CLAY (or ISTHMUS_CLAY)"),
+    ],
+)
+def test_a_bad_setting_is_named_with_its_source(words, environment, file, message, tmp_path):
+    with pytest.raises(InputError) as error:
+        resolved(*words, environment=environment, file=file, tmp_path=tmp_path)
+    assert message in str(error.value)
+
+
+def test_a_variable_that_nobody_reads_is_pointed_out():
+    found = resolved("c", environment={"ISTHMUS_HAET": "1", "ISTHMUS_WHEEL": "2", "HEAT": "3"})
+    assert found.stray == ("ISTHMUS_HAET",), "another command's setting is none of ours, and not stray"
+    assert s.said_of("ISTHMUS_HAET", found) == (
+        "ISTHMUS_HAET is not a setting of any command: did you mean ISTHMUS_HEAT?"
+    )
+
+
+# --- the commands' own ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", commands.ALL, ids=lambda c: c.name)
+def test_every_command_shows_its_settings(command, capsys, monkeypatch):
+    monkeypatch.setenv("ISTHMUS_RUN", "s3://bucket/run")
+    words = ["1/2"] if command.name == "explain" else []
+    assert main([command.name, *words, "--show-settings"]) == 0
+    shown = capsys.readouterr().out
+    for setting in s.fields(command.settings):
+        assert setting.name in shown
+
+
+def test_names_mean_the_same_in_every_command():
+    """A shared variable or file key must not be a number here and a path there."""
+    types: dict[str, set[str]] = {}
+    for command in commands.ALL:
+        for f in s.fields(command.settings):
+            if not f.flag_only:
+                types.setdefault(f.name, set()).add(str(f.type.__origin__))
+    assert {name for name, kinds in types.items() if len(kinds) > 1} == set()
+
+
+def test_the_manifests_name_settings_that_exist():
+    from infra.graph import ROOT
+
+    known = {s.PREFIX + name.upper() for names in commands.names().values() for name in names}
+    for path in sorted((ROOT / "infra" / "kubernetes").rglob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            assert _isthmus_names(document) <= known, path
+
+
+def _isthmus_names(node: object) -> set[str]:
+    if isinstance(node, dict):
+        own = {k for k in node if isinstance(k, str) and k.startswith(s.PREFIX)}
+        named = {node["name"]} if isinstance(node.get("name"), str) and node["name"].startswith(s.PREFIX) else set()
+        return set().union(own, named, *(_isthmus_names(v) for v in node.values()))
+    return set().union(*(_isthmus_names(v) for v in node)) if isinstance(node, list) else set()
+
+
+def bus_of(bus: str | None, run: str = "s3://b/r", **more: str) -> str:
+    return options.bus_of(options.OnBus(bus=bus, **more), run)
+
+
+def test_user_and_password_of_the_bus_come_from_anywhere(tmp_path):
+    (tmp_path / "p").write_text("a/b@c\n")
+    assert bus_of("redis://h:1") == "redis://h:1"
+    assert bus_of("redis://h:1/2", bus_user="u", bus_password="p:w") == "redis://u:p%3Aw@h:1/2"
+    assert bus_of("rediss://h", bus_user="u", bus_password_file=str(tmp_path / "p")) == "rediss://u:a%2Fb%40c@h"
+    assert bus_of(None, "/runs/a").startswith("sqlite:///runs/a")
+
+
+@pytest.mark.parametrize(
+    ("bus", "more", "message"),
+    [
+        (None, {}, "say which bus"),
+        ("redis://u:p@h", {"bus_password": "x"}, "leave one out"),
+        ("redis://h", {"bus_password": "x", "bus_password_file": "y"}, "leave one out"),
+        ("redis://h", {"bus_password_file": "/nonexistent/p"}, "--bus-password-file /nonexistent/p: No such file"),
+        ("sqlite:///x", {"bus_user": "u"}, "takes no user or password"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(bus, more, message):
+    with pytest.raises(InputError) as error:
+        bus_of(bus, **more)
+    assert message in str(error.value)
+
+
+def test_a_pace_changes_only_what_was_given():
+    found = options.pace_of(options.PaceOfRun(grace=0.1, heartbeat_s=2.0), Pace(quorum=3))
+    assert (found.grace, found.heartbeat_s, found.quorum) == (0.1, 2.0, 3)
