@@ -189,6 +189,34 @@ def test_steps_are_checked(folder):
         link.step(tokens=1)
 
 
+def test_a_sink_gets_every_step(folder):
+    taken: dict[int, dict[str, float]] = {}
+
+    class Kept:
+        closed = False
+
+        def scalars(self, step, values):
+            taken.setdefault(step, {}).update(values)
+
+        def flush(self):
+            pass
+
+        def close(self):
+            Kept.closed = True
+
+    with join(folder, net(), create=RULES, sink=Kept()) as link:
+        for i in range(5):
+            link.step(tokens=10, loss=float(i))
+        registry = link.metrics.registry
+        assert link.vitals.pulse().alive
+    assert [taken[step]["train/loss"] for step in range(1, 6)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert taken[5]["train/tokens"] == 50.0
+    assert Kept.closed
+    assert registry.get_sample_value("isthmus_steps_total") == 5
+    assert registry.get_sample_value("isthmus_trained_tokens_total") == 50
+    assert registry.get_sample_value("isthmus_step_hold_seconds_count") == 5
+
+
 def test_importing_the_library_needs_no_torch():
     import subprocess
     import sys

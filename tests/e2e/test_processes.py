@@ -127,6 +127,7 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
 
         def learner(i):
             arguments = ("--learner", f"l{i}", "--shard", f"{i}/2", "--steps", "260")
+            arguments += ("--tensorboard", str(tmp_path / "boards"))
             return p.isthmus(f"l{i}", "learner", run, "--bus", bus, *arguments)
 
         first, learners = syncer("s1"), [learner(0), learner(1)]
@@ -139,6 +140,7 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
         second, learners[0] = syncer("s2"), learner(0)
         for process in learners:
             assert process.wait(150) == 0, p.said("l0") + p.said("l1")
+        assert len(list((tmp_path / "boards" / "l0").iterdir())) == 2, "event files of both lives"
         # Asked to stop, a syncer finishes what is under way.
         second.send_signal(signal.SIGTERM)
         assert second.wait(30) == 0

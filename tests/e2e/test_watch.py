@@ -1,0 +1,104 @@
+"""`isthmus status --watch` on a run that lives: on a terminal a display, into a pipe a line now and then."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from isthmus.rules import Rules
+from isthmus_services.status import LINES_EVERY_S
+from tests_helpers import QUICK, seed_of, serving, train, world
+
+WATCH = (sys.executable, "-m", "isthmus_services.cli", "status")
+
+
+@asynccontextmanager
+async def living(folder):
+    """A run of two learners and a syncer that goes on for as long as the body needs it."""
+    async with world(folder, seed_of(Rules(fragments=4, sync_every=40), QUICK)) as w, serving(w.syncer()):
+        enough = False
+        tasks = [asyncio.ensure_future(train(w.learner(n), 1, enough=lambda: enough)) for n in ("eu-1", "us-1")]
+        try:
+            yield w
+        finally:
+            enough = True
+            await asyncio.gather(*tasks)
+
+
+def on_a_terminal(command, until, timeout_s=30.0) -> tuple[str, int]:
+    """Run a command on a terminal of its own until it has shown something; interrupt it as Ctrl-C does."""
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True)
+    os.close(side)
+    text, end = "", time.monotonic() + timeout_s
+    try:
+        while not until(text):
+            assert time.monotonic() < end, text
+            ready, _, _ = select.select([main], [], [], 0.5)
+            if ready:
+                text += os.read(main, 1 << 16).decode(errors="replace")
+                text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None:
+            assert time.monotonic() < end + 10, "it does not end"
+            ready, _, _ = select.select([main], [], [], 0.2)
+            if ready:
+                try:
+                    os.read(main, 1 << 16)
+                except OSError:
+                    break
+        return text, process.wait(10)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+
+
+@pytest.mark.timeout(90)
+def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folder):
+    def enough(text):
+        return re.search(
+            r"\d+ commits, 2 of 2 learners here.*syncer s1: alive, holds 4 of 4.*rejected:", text, re.DOTALL
+        )
+
+    async def body():
+        async with living(folder):
+            return await asyncio.to_thread(on_a_terminal, (*WATCH, str(folder), "--watch"), enough)
+
+    text, code = asyncio.run(body())
+    assert code == 130
+    for word in ("eu-1", "us-1", "training", "open round", "MB up", "merged", "overwritten"):
+        assert word in text, word
+
+
+@pytest.mark.timeout(90)
+def test_a_pipe_gets_a_line_now_and_then(folder):
+    async def body():
+        async with living(folder):
+            process = await asyncio.create_subprocess_exec(
+                *WATCH, str(folder), "--watch", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            assert process.stdout is not None
+            try:
+                line = (await asyncio.wait_for(process.stdout.readline(), 30 + LINES_EVERY_S)).decode()
+                assert re.search(r"^\d\d:\d\d:\d\d  \d+ commits, 2 of 2 learners here, [\d,]+ tokens: merged", line)
+            finally:
+                process.send_signal(signal.SIGINT)
+                await process.wait()
+            return process.returncode
+
+    code = asyncio.run(body())
+    assert code == 130
