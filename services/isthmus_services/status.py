@@ -68,6 +68,8 @@ async def _watch(settings: commands.Status, console: Console) -> None:
         await live.begin()
         following = asyncio.ensure_future(live.run())
         try:
+            # Before there was time to hear anybody, everybody would look silent.
+            await asyncio.wait([following], timeout=LISTEN_BEATS * ports.log.run.pace.heartbeat_s)
             if console.is_terminal:
                 await _display(live, title(ports.log.run), console, following)
             else:
@@ -89,11 +91,10 @@ async def _display(live: Live, head: str, console: Console, following: "asyncio.
 
 async def _lines(live: Live, following: "asyncio.Future[None]") -> None:
     while not following.done():
-        # The first word comes when there has been time to hear somebody.
-        await asyncio.wait([following], timeout=LINES_EVERY_S)
         status = live.status()
         waits = {p: names for p in status.hearing.rounds if (names := status.waited_for(p))}
         said = f", rounds wait for {', '.join(sorted(set.union(*waits.values())))}" if waits else ""
         trouble = f", {status.bus_error}" if status.bus_error else ""
         print(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}{said}{trouble}", flush=True)
+        await asyncio.wait([following], timeout=LINES_EVERY_S)
     following.result()

@@ -10,7 +10,9 @@ import pytest
 
 from isthmus.bus import START, Bus, open_bus
 from isthmus.bus.base import RETAINED
+from isthmus.bus.voice import Listener
 from isthmus.errors import Denied, InputError, Unavailable
+from isthmus.runtime import single_threaded
 from isthmus_services.servers import redis_server
 
 KINDS = ["sqlite", "redis"]
@@ -215,6 +217,26 @@ def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path):
 
     with redis_server(tmp_path) as server:
         asyncio.run(body(server.url, 0))
+
+
+def test_what_is_not_ours_in_a_stream_is_passed_over(redis):
+    """Whoever may write a stream may write other fields into it: that must stop no reader, and be read once only."""
+    import redis as client
+
+    digest = os.urandom(32)
+
+    async def body(bus):
+        listener = Listener(bus, single_threaded(), lambda _: True)
+        with client.Redis.from_url(redis.url) as strange:
+            strange.xadd(f"isthmus:{digest[:8].hex()}:s", {"other": "field"})
+        heard = [said.body async for _, said in listener.backlog()]
+        assert heard == []
+        assert listener.positions["s"] == await bus.tail("s"), "it is not read again and again"
+        await bus.append("s", b"")
+        await bus.append("s", b"ours")
+        assert [said.body async for _, said in listener.backlog()] == [b"ours"], "an empty body is nobody's message"
+
+    run((redis.url, digest), body)
 
 
 def test_a_wiped_redis_is_heard_again(redis):

@@ -96,7 +96,7 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
     except IsthmusError as error:
         why = str(error)
     if why:
-        advice = "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2, Ceph; a syncer refuses this one"
+        advice = "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one"
         yield Finding("store: conditional PUT", FAILURE, why, advice)
         return
     yield Finding("store: conditional PUT", OK, f"If-None-Match: * is honoured; of {RACERS} at once, one got through")

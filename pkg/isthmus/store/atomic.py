@@ -63,5 +63,5 @@ async def require_create_only(store: Store, runtime: Runtime) -> None:
     if why := await why_not_create_only(store, runtime, races=RACES_AT_START):
         raise Denied(
             f"{store.url}: this store does not honour create-only PUT, on which the commit log rests: {why}; "
-            "use one that does (AWS S3, MinIO, SeaweedFS, R2, Ceph)"
+            "use one that does (AWS S3, MinIO, SeaweedFS, R2)"
         )
