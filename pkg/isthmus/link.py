@@ -144,6 +144,10 @@ class Link:
             self._boundary.after_step(tokens, loss)
         self.metrics.steps.inc()
         self.metrics.tokens.inc(tokens)
+        if loss is not None and math.isfinite(loss):
+            self.metrics.loss.set(loss)
+        elif loss is not None:
+            self.metrics.losses_nonfinite.inc()
         if self._shell.feeder is not None:
             values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
             self._shell.feeder.note(self.steps_done, values)

@@ -5,10 +5,13 @@ unit (seconds, bytes, tokens, steps, versions, ratio; `_total` for counters); du
 never goes back.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from isthmus.reasons import Reason
 
 PREFIX = "isthmus_"
 
@@ -58,6 +61,9 @@ class Metrics:
             "event_loop_lag_seconds", "Delay of a callback on the agent's event loop, sampled ten times a second.",
             FAST_S,
         )  # fmt: skip
+        self.process = self._gauge(
+            "process_info", "Always 1; its labels say who this process is.", "service", "run", "name", "version"
+        )
         self.fragment_version = self._gauge(
             "fragment_version",
             "Newest version of the fragment this process holds (a learner: has adopted).",
@@ -103,9 +109,13 @@ class SyncerMetrics(Metrics):
             "staleness_versions", "How many versions old the base of a merged update was.", VERSIONS
         )
         self.updates_merged = self._counter("updates_merged_total", "Updates merged.", "learner")
-        self.tokens_merged = self._counter("merged_tokens_total", "Tokens of merged updates, by fragment.", "fragment")
+        self.tokens_merged = self._counter(
+            "merged_tokens_total", "Tokens of merged updates; a token counts once in each fragment.", "fragment"
+        )
         self.updates_late = self._counter("updates_late_total", "Updates that came too late to be merged.")
         self.rejections = self._counter("rejections_total", "Updates and messages turned away.", "reason")
+        for reason in Reason:
+            self.rejections.labels(reason.value)  # from 0 on, so that the first of a kind is an increase
         self.commit_age = self._gauge(
             "fragment_commit_age_seconds", "Time since this syncer last saw a new commit of the fragment.", "fragment"
         )
@@ -127,7 +137,9 @@ class LearnerMetrics(Metrics):
         self.steps = self._counter("steps_total", "Optimizer steps taken by this process.")
         self.tokens = self._counter("trained_tokens_total", "Tokens of those steps.")
         self.steps_done = self._gauge("learner_steps", "Optimizer steps of this learner, over all restarts.")
-        self.loss = self._gauge("training_loss", "Loss last reported by the training loop.")
+        self.loss = self._gauge("training_loss", "Last finite loss that the training loop reported; NaN before.")
+        self.loss.set(math.nan)
+        self.losses_nonfinite = self._counter("nonfinite_losses_total", "Steps whose reported loss was not finite.")
         self.step_seconds = self._gauge("step_seconds", "Duration of an optimizer step, a moving average.")
         self.hold_seconds = self._histogram(
             "step_hold_seconds", "Time that a call of step() held the training thread.", FAST_S

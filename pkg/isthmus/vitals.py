@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
-from isthmus.bus.voice import Listener
+from isthmus.bus.voice import Listener, Speaker
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.metrics import Metrics
 from isthmus.records.objects import RUN_KEY
@@ -50,25 +50,31 @@ class Pulse:
 class Vitals:
     """Feels the pulse of one agent."""
 
-    def __init__(self, runtime: Runtime, store: EdgeStore, listener: Listener, metrics: Metrics) -> None:
+    def __init__(
+        self, runtime: Runtime, store: EdgeStore, listener: Listener, speaker: Speaker, metrics: Metrics
+    ) -> None:
         self.lag_s_max = 0.0
         """Worst delay of the loop; whoever reads it may set it back."""
         self._runtime = runtime
         self._store = store
         self._listener = listener
+        self._speaker = speaker
+        self._at_rest = False
         self._metrics = metrics
         self._turned_at = runtime.now()
         self._began_at = runtime.now()
         metrics.store_silence.set_function(lambda: self._since(store.answered_at))
-        metrics.bus_silence.set_function(lambda: self._since(listener.answered_at))
+        metrics.bus_silence.set_function(self._bus_s)
 
     def pulse(self) -> Pulse:
-        """Look."""
-        return Pulse(
-            self._runtime.now() - self._turned_at,
-            self._since(self._store.answered_at),
-            self._since(self._listener.answered_at),
-        )
+        """Look. An agent that has ended in order is at rest, not dead: its process may have more to do."""
+        if self._at_rest:
+            return Pulse(0.0, 0.0, 0.0)
+        return Pulse(self._runtime.now() - self._turned_at, self._since(self._store.answered_at), self._bus_s())
+
+    def rest(self) -> None:
+        """The agent has ended in order."""
+        self._at_rest = True
 
     async def watch(self) -> None:
         """Measure the loop's delay and keep asking the store, until cancelled."""
@@ -91,6 +97,11 @@ class Vitals:
             if self._since(self._store.answered_at) >= PROBE_S:
                 with contextlib.suppress(Unavailable, Denied, ObjectMissing):
                     await self._store.get_range(RUN_KEY, 0, 1)
+
+    def _bus_s(self) -> float:
+        """Reading may work where speaking does not: a user without the right, a full server."""
+        down = self._speaker.down_since
+        return max(self._since(self._listener.answered_at), 0.0 if down is None else self._runtime.now() - down)
 
     def _since(self, at: float | None) -> float:
         return self._runtime.now() - (self._began_at if at is None else at)

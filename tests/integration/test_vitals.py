@@ -204,7 +204,13 @@ def test_every_metric_is_declared_once_with_its_unit():
     assert len(names) == len(set(names))
     units = ("_seconds", "_bytes_total", "_tokens", "_tokens_total", "_ratio", "_versions", "_total")
     plain = {"isthmus_fragment_version", "isthmus_fragments", "isthmus_fragments_held", "isthmus_fragments_broken"}
-    plain |= {"isthmus_learners_expected", "isthmus_learner_steps", "isthmus_training_loss", "isthmus_incarnation"}
+    plain |= {
+        "isthmus_process_info",
+        "isthmus_learners_expected",
+        "isthmus_learner_steps",
+        "isthmus_training_loss",
+        "isthmus_incarnation",
+    }
     for d in declared():
         assert d.name.endswith(units) or d.name in plain, d.name
         assert d.description.endswith("."), d.name

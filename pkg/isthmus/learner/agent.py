@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 
 from isthmus.bus import Bus
 from isthmus.bus.timed import TimedBus
@@ -95,7 +96,7 @@ class LearnerAgent:
         self._saver: Saver | None = None
         self._speaker = Speaker(bus, learner_stream(name), runtime)
         self._listener = Listener(bus, runtime, lambda stream: False)
-        self.vitals = Vitals(runtime, store, self._listener, self.metrics)
+        self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
         self._stored_at = runtime.now()
         self._beaten: Heartbeat | None = None
         self._wake = asyncio.Event()
@@ -152,6 +153,7 @@ class LearnerAgent:
         `notify` calls `wake` on the agent's loop; without one the boundary lives on that loop and calls it directly.
         """
         self._saver = saver
+        self.metrics.process.labels("learner", self._run.digest[:8].hex(), self.name, version("isthmus")).set(1)
         self.metrics.checkpoint_age.set_function(lambda: self._runtime.now() - self._stored_at)
         self.boundary = Boundary(
             self._run.layout,
@@ -231,6 +233,7 @@ class LearnerAgent:
             for task in background:
                 task.cancel()
         await self._last_words()
+        self.vitals.rest()
 
     def drain(self, *, done: bool = False) -> None:
         """Stop once the uploads under way are announced; `done`: the learner has trained all its steps."""
@@ -383,7 +386,6 @@ class LearnerAgent:
         m = self.metrics
         self._beaten = beat
         m.steps_done.set(beat.step)
-        m.loss.set(math.nan if beat.loss is None else beat.loss)
         m.step_seconds.set(beat.step_s)
         m.upload_seconds.set(beat.upload_s)
         m.sync_seconds.set(beat.sync_s)
@@ -391,8 +393,8 @@ class LearnerAgent:
         m.incarnation.set(beat.incarnation)
         for part in PARTS:
             m.ledger.labels(part).set(getattr(beat.ledger, part))
-        for p, version in enumerate(beat.versions):
-            m.fragment_version.labels(p).set(version)
+        for p, held in enumerate(beat.versions):
+            m.fragment_version.labels(p).set(held)
 
     def _announce(self, attempt: Attempt) -> None:
         h = attempt.header

@@ -6,6 +6,7 @@ the conditional create of a commit decides and the loser folds the winner's. A r
 
 import asyncio
 import logging
+from importlib.metadata import version
 
 from isthmus.bus import Bus
 from isthmus.bus.base import START, Said
@@ -84,7 +85,7 @@ class Syncer:
             lambda name: name == SYNCER_STREAM or learner_of(name) is not None,
             self.pace.heartbeat_s,
         )
-        self.vitals = Vitals(runtime, store, self._listener, self.metrics)
+        self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
         limits = Limits(asyncio.Semaphore(ACCUMULATORS_MAX), asyncio.Semaphore(FETCHES_MAX))
         self.keepers = [
             Keeper(
@@ -141,10 +142,12 @@ class Syncer:
             await self._last_words()
             for task in background:
                 task.cancel()
+        self.vitals.rest()
 
     def _show(self) -> None:
         """Let the gauges say what is the case when they are read."""
         m = self.metrics
+        m.process.labels("syncer", self._run.digest[:8].hex(), self.name, version("isthmus")).set(1)
         m.fold_seconds.set(self.fold_s)
         m.fragments.set(len(self.keepers))
         m.fragments_held.set_function(lambda: len(self.held))
