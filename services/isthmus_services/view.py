@@ -114,7 +114,7 @@ def totals(status: Status) -> str:
     commits = sum(commit.version for commit in status.heads if commit is not None)
     return (
         f"{commits} commits, {len(status.live)} of {len(status.hearing.learners)} learners here, "
-        f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down in these lives"
+        f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
     )
 
 

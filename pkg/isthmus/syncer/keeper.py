@@ -56,7 +56,6 @@ class Tallies:
 
     commits: int = 0
     commits_lost: int = 0
-    dropped: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
 
 
@@ -114,7 +113,6 @@ class Keeper:
     def offer(self, event: FromBus) -> None:
         """Queue a bus event; dropped (and counted) where too many wait."""
         if self._inbox.qsize() >= INBOX_MAX:
-            self._tallies.dropped += 1
             self._metrics.messages_dropped.inc()
             return
         self._inbox.put_nowait(event)
