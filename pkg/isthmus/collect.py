@@ -80,10 +80,13 @@ async def plan(
         await _plan_fragment(log, fragment.index, keep, before, found)
         progress((number + 1) / (len(fragments) + 1))
     by_learner: dict[str, list[Entry]] = {}
-    for entry in checkpoints_in(await log.store.list(LEARNERS)):
+    listed = await log.store.list(LEARNERS)
+    for entry in checkpoints_in(listed):
         by_learner.setdefault(entry.key.split("/")[1], []).append(entry)
     _doom(found, "checkpoints", (e for held in by_learner.values() for e in held[CHECKPOINTS_KEPT:]), before)
-    _doom(found, "scratch", await log.store.list(SCRATCH), before)
+    # What a doctor that was cut short has left behind.
+    probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
+    _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
     progress(1.0)
     return found
 

@@ -5,7 +5,21 @@ from dataclasses import dataclass, field
 
 from isthmus.bus.base import Said
 from isthmus.errors import RecordInvalid
-from isthmus.records.messages import Alive, Announce, Call, Committed, Heartbeat, Leave, Pass, Progress, decode
+from isthmus.reasons import Reason
+from isthmus.records.messages import (
+    SYNCER_STREAM,
+    Alive,
+    Announce,
+    Call,
+    Committed,
+    FromSyncer,
+    Heartbeat,
+    Leave,
+    Pass,
+    Progress,
+    decode,
+    learner_of,
+)
 
 
 @dataclass(slots=True)
@@ -43,8 +57,11 @@ class Hearing:
     rounds: dict[int, OpenRound] = field(default_factory=dict)
     invalid: Counter[str] = field(default_factory=Counter)
 
-    def take(self, said: Said, at: float | None) -> None:
-        """Note one message, heard at this time; None: it was said before we listened and proves no life."""
+    def take(self, stream: str, said: Said, at: float | None) -> None:
+        """Note one message, heard at this time; None: it was said before we listened and proves no life.
+
+        A stream speaks for its owner only: what a learner says in another's name, or as a syncer, is turned away.
+        """
         if not said.body:
             return
         try:
@@ -53,6 +70,10 @@ class Hearing:
             self.invalid[error.reason.value] += 1
             return
         if message.run != self.run:
+            return
+        owner = None if isinstance(message, FromSyncer) else message.learner
+        if learner_of(stream) != owner or (owner is None and stream != SYNCER_STREAM):
+            self.invalid[Reason.WRONG_AUTHOR.value] += 1
             return
         match message:
             case Alive():

@@ -6,7 +6,7 @@
         link.step(tokens=batch.numel())
     link.close()
 
-This is the outer shell: the only module with threads. The agent runs on an event loop of its own in one of them.
+This is the outer shell, with a thread. The agent runs on an event loop of its own in one of them.
 """
 
 # ruff: noqa: TID251  (threads: this is their one place)
@@ -31,7 +31,7 @@ from isthmus.records.tree import Leaf
 from isthmus.rules import Pace, Rules
 from isthmus.run import Run, Seed, create_run, read_run
 from isthmus.runtime import Runtime, threaded
-from isthmus.sinks import Feeder, Sink
+from isthmus.sinks import CLOSE_S, Feeder, Sink
 from isthmus.store import AT_START, RUNNING, EdgeStore, open_store, require_create_only
 from isthmus.vitals import Vitals
 
@@ -386,18 +386,8 @@ class _Shell:
                 loop.call_soon_threadsafe(lambda: loop.call_later(DRAIN_S, self._give_up))
             except RuntimeError:
                 return  # it ended in this very moment
-            thread.join(DRAIN_S + 5.0)
-
-    async def _serve(self) -> None:
-        if self.feeder is None:
-            await self.agent.run()
-            return
-        feeding = asyncio.ensure_future(self.feeder.run())
-        try:
-            await self.agent.run()
-        finally:
-            feeding.cancel()
-            await self.feeder.close()
+            thread.join(DRAIN_S + 5.0 + CLOSE_S)
+            self.agent.vitals.rest()
 
     def _give_up(self) -> None:
         for task in asyncio.all_tasks(self._loop):
@@ -411,7 +401,10 @@ class _Shell:
         except BaseException as error:
             self._failure = first_cause(error)
         finally:
+            # Known before the sink is waited for: a training must not go on without its agent.
             self._joined.set()
+            if self.feeder is not None:
+                self.feeder.close()
 
     async def _agent(self, enter: Enter, fits: Callable[[Checkpoint], str | None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -451,10 +444,10 @@ class _Shell:
                     runtime.now() - started,
                 )
                 if self._sink is not None:
-                    self.feeder = Feeder(self._sink, runtime, self.agent.scalars)
+                    self.feeder = Feeder(self._sink, self.agent.scalars)
                 self._joined.set()
                 await runtime.offload(self._attached.wait)
                 if not self._abandoned:
-                    await self._serve()
+                    await self.agent.run()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

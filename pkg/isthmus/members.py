@@ -104,7 +104,7 @@ class Members:
     def expected(self, recent: Iterable[str], now: float) -> set[str]:
         """Return whom a round waits for: those heard within L, and those in `recent` commits not yet known silent."""
         silent_before = now - self._pace.silence_s
-        here = {name for name, m in self._members.items() if m.heard_at >= silent_before}
+        here = {name for name, m in list(self._members.items()) if m.heard_at >= silent_before}
         for name in recent:
             if name in here or name in self._left:
                 continue

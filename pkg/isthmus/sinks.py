@@ -3,14 +3,14 @@
 Nothing here can stop a training: a sink that fails is left out and said to be.
 """
 
-import asyncio
+# ruff: noqa: TID251  (a thread: a sink may block for as long as it likes)
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from isthmus.errors import InputError
-from isthmus.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +18,11 @@ WAITING_MAX = 100_000
 """Steps that wait for a slow sink; beyond that the oldest are dropped."""
 
 EVERY_S = 1.0
+CLOSE_S = 5.0
 
 
 class Sink(Protocol):
-    """Takes scalars. Called from a thread of its own kind, one call at a time; it may block."""
+    """Takes scalars. Called from one thread that does nothing else, one call at a time; it may block."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Take what was the case after an optimizer step, over all restarts."""
@@ -65,44 +66,42 @@ class TensorBoard:
 
 
 class Feeder:
-    """Carries scalars from the training thread to a sink, off that thread."""
+    """Carries scalars from the training thread to a sink, on a thread of its own.
 
-    def __init__(
-        self, sink: Sink, runtime: Runtime, beside: Callable[[], tuple[int, Mapping[str, float]] | None]
-    ) -> None:
-        self._sink: Sink | None = sink
-        self._runtime = runtime
+    A daemon: a sink that hangs keeps neither the agent nor the process from ending.
+    """
+
+    def __init__(self, sink: Sink, beside: Callable[[], tuple[int, Mapping[str, float]] | None]) -> None:
+        self._sink = sink
         self._beside = beside
         """What else there is to say, once in a while."""
         self._waiting: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=WAITING_MAX)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="isthmus-sink", daemon=True)
+        self._thread.start()
 
     def note(self, step: int, values: Mapping[str, float]) -> None:
         """Queue what is the case after a step; from any thread, never waits."""
         self._waiting.append((step, values))
 
-    async def run(self) -> None:
-        """Feed the sink until cancelled."""
-        while True:
-            await asyncio.sleep(EVERY_S)
-            if (more := self._beside()) is not None:
-                self.note(*more)
-            await self._runtime.offload(self._feed, False)
+    def close(self) -> None:
+        """Let the sink have the rest and go; it gets `CLOSE_S` for that."""
+        self._closing.set()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            logger.warning("the sink of training metrics does not end within %g s: left behind", CLOSE_S)
 
-    async def close(self) -> None:
-        """Feed it the rest and let it go."""
-        await self._runtime.offload(self._feed, True)
-
-    def _feed(self, last: bool) -> None:
-        if self._sink is None:
-            self._waiting.clear()
-            return
+    def _run(self) -> None:
         try:
-            while self._waiting:
-                self._sink.scalars(*self._waiting.popleft())
-            if last:
-                self._sink.close()
-            else:
+            closing = False
+            while not closing:
+                closing = self._closing.wait(EVERY_S)
+                if (more := self._beside()) is not None:
+                    self.note(*more)
+                while self._waiting:
+                    self._sink.scalars(*self._waiting.popleft())
                 self._sink.flush()
+            self._sink.close()
         except Exception as error:  # whatever a sink of somebody else's raises
+            self._waiting = deque(maxlen=0)
             logger.warning("training metrics go nowhere from here on: %s: %s", type(error).__name__, error)
-            self._sink = None

@@ -168,8 +168,8 @@ class Live:
     async def begin(self) -> None:
         """Read what is kept on the bus and the end of the log. Raises `Unavailable` of the store."""
         try:
-            async for _, said in self._listener.backlog():
-                self.hearing.take(said, None)
+            async for stream, said in self._listener.backlog():
+                self.hearing.take(stream, said, None)
         except Unavailable:
             self._listener.down_since = self._runtime.now()
         await self._newest()
@@ -197,8 +197,8 @@ class Live:
         return Status(self.hearing, heads, self.trouble, since, self._runtime.wall())
 
     async def _listen(self) -> None:
-        async for _, said in self._listener.live(lambda: None):
-            self.hearing.take(said, self._runtime.now())
+        async for stream, said in self._listener.live(lambda: None):
+            self.hearing.take(stream, said, self._runtime.now())
             self.on_said(said)
 
     async def _follow(self) -> None:
@@ -209,7 +209,10 @@ class Live:
                 for p, version in list(self.hearing.heads.items()):
                     # Only the newest: whoever needs what is in between reads the log.
                     if p < len(self._log.run.layout.fragments) and version > self._version(p):
-                        self._hold(await self._log.commit(p, version))
+                        found = await self._log.commit(p, version)
+                        # Said but not there: look for the end oneself, and believe that.
+                        self._hold(found or await self._log.newest(p, self._version(p)))
+                        self.hearing.heads[p] = max(self._version(p), version if found else 0)
                 if self._listener.down_since is not None and self._runtime.now() - looked >= PROBE_EVERY_S:
                     looked = self._runtime.now()
                     await self._newest()
@@ -240,8 +243,8 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
     hearing, bus_error = Hearing(log.run.digest), ""
     listener = Listener(bus, runtime, lambda _: True)
     try:
-        async for _, said in listener.backlog():
-            hearing.take(said, None)
+        async for stream, said in listener.backlog():
+            hearing.take(stream, said, None)
         # The backlog may be all of a finished run; only what is said from here on shows life.
         until = runtime.now() + listen_s
         while (left := until - runtime.now()) > 0:
@@ -249,10 +252,10 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
             for stream, messages in found.items():
                 listener.positions[stream] = messages[-1].position
                 for said in messages:
-                    hearing.take(said, runtime.now())
+                    hearing.take(stream, said, runtime.now())
             await listener.find()
-            async for _, said in listener.backlog():
-                hearing.take(said, runtime.now())
+            async for stream, said in listener.backlog():
+                hearing.take(stream, said, runtime.now())
     except Unavailable as error:
         bus_error = str(error)
     heads = await asyncio.gather(

@@ -30,6 +30,8 @@ class Pulse:
     loop_s: float
     store_s: float
     bus_s: float
+    ended: bool = False
+    """The agent ended in order; its process may have more to do."""
 
     @property
     def alive(self) -> bool:
@@ -39,6 +41,8 @@ class Pulse:
     @property
     def trouble(self) -> str:
         """What is wrong, or empty."""
+        if self.ended:
+            return "ended"
         checks = (
             ("event loop", self.loop_s, LOOP_S_MAX),
             ("store", self.store_s, PORT_S_MAX),
@@ -67,17 +71,18 @@ class Vitals:
         metrics.bus_silence.set_function(self._bus_s)
 
     def pulse(self) -> Pulse:
-        """Look. An agent that has ended in order is at rest, not dead: its process may have more to do."""
+        """Look."""
         if self._at_rest:
-            return Pulse(0.0, 0.0, 0.0)
+            return Pulse(0.0, 0.0, 0.0, ended=True)
         return Pulse(self._runtime.now() - self._turned_at, self._since(self._store.answered_at), self._bus_s())
 
     def rest(self) -> None:
-        """The agent has ended in order."""
+        """The agent was asked to end, and has."""
         self._at_rest = True
 
     async def watch(self) -> None:
-        """Measure the loop's delay and keep asking the store, until cancelled."""
+        """Measure the loop's delay and keep asking the store, until cancelled. What was before does not count."""
+        self._began_at = self._turned_at = self._runtime.now()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
             tasks.create_task(self._probe())
@@ -104,4 +109,4 @@ class Vitals:
         return max(self._since(self._listener.answered_at), 0.0 if down is None else self._runtime.now() - down)
 
     def _since(self, at: float | None) -> float:
-        return self._runtime.now() - (self._began_at if at is None else at)
+        return self._runtime.now() - max(self._began_at, at or 0.0)

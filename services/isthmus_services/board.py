@@ -9,6 +9,7 @@ The server has a thread of its own, so that a stuck event loop is reported and n
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,8 +103,11 @@ def _listen(answer: Callable[[str], tuple[int, str, bytes]], address: str) -> Th
         def log_message(self, format: str, *args: object) -> None:
             """Probes and scrapes are no events."""
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
     try:
-        server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
+        server = Server((host.strip("[]"), int(port)), Handler)
     except OSError as error:
         raise InputError(f"--http {address}: {error.strerror or error}") from None
     server.daemon_threads = True

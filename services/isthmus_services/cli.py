@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in commands.ALL:
         subparser = subparsers.add_parser(command.name, help=command.help)
-        settings.add_flags(subparser, command.settings)
+        settings.add_flags(subparser, command.settings, settings.environment())
     arguments = parser.parse_args(argv)
     chosen = next(c for c in commands.ALL if c.name == arguments.command)
     try:

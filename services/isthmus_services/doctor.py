@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.text import Text
@@ -12,6 +11,7 @@ from isthmus.doctor import FAILURE, OK, WARNING, Finding, Role, examine_bus, exa
 from isthmus.records.fields import require_name
 from isthmus.run import Run
 from isthmus.runtime import Runtime, threaded
+from isthmus.urls import split
 from isthmus_services import commands, logs, options
 from isthmus_services.report import write_json
 
@@ -47,7 +47,7 @@ def run(settings: commands.Doctor) -> int:
 
 async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
     """Yield the findings about machine, store and bus, in this order."""
-    parts = urlsplit(url)
+    parts = split(url)
     folder = (parts.path if parts.scheme else url) if parts.scheme in ("", "file") else None
     for finding in examine_machine(folder, role, runtime):
         yield finding

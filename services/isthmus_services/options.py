@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
@@ -16,6 +16,7 @@ from isthmus.bus import default_bus
 from isthmus.codecs import CODECS
 from isthmus.errors import InputError
 from isthmus.rules import MERGES, OUTER_LR, Pace, Rules
+from isthmus.urls import split
 from isthmus_services.settings import setting
 
 BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
@@ -138,7 +139,7 @@ def bus_of(settings: OnBus, run: str) -> str:
             raise InputError(f"--bus-password-file {settings.bus_password_file}: {error.strerror}") from None
     if not (settings.bus_user or password):
         return bus
-    parts = urlsplit(bus)
+    parts = split(bus)
     if parts.scheme not in ("redis", "rediss"):
         raise InputError(f"{parts.scheme}:// takes no user or password: leave bus_user and bus_password out")
     if "@" in parts.netloc:

@@ -1,6 +1,6 @@
 """Ask a service on this host how it is: `python -m isthmus_services.probe [livez]`, for a container's health check.
 
-Reads the port from ISTHMUS_HTTP. Prints what /healthz says; exit code 0 if that is good. Imports next to nothing.
+Reads the address from ISTHMUS_HTTP. Prints what /healthz says; exit code 0 if that is good. Imports next to nothing.
 """
 
 import os
@@ -8,16 +8,21 @@ import sys
 import urllib.error
 import urllib.request
 
+ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""Where to ask what listens everywhere."""
+
 
 def main() -> int:
     """Ask."""
-    port = os.environ.get("ISTHMUS_HTTP", "").rpartition(":")[2]
+    host, _, port = os.environ.get("ISTHMUS_HTTP", "").rpartition(":")
     if not port:
         print("ISTHMUS_HTTP is not set: this service shows nothing over HTTP", file=sys.stderr)
         return 2
     path = sys.argv[1] if len(sys.argv) > 1 else "healthz"
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=4) as answer:
+        # A proxy that the container was given is for others.
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(f"http://{ANY.get(host, host)}:{port}/{path}", timeout=4) as answer:
             print(answer.read().decode().strip())
             return 0
     except urllib.error.HTTPError as error:

@@ -21,8 +21,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.bus.redis import redacted
 from isthmus.errors import InputError
+from isthmus.urls import redacted
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class Setting:
             return ""
         if self.secret:
             return "(set, not shown)"
-        return redacted(str(value)) if self.name == "bus" else str(value)
+        return redacted(str(value)) if self.name in ("bus", "run", "store") else str(value)
 
 
 @dataclass(frozen=True)
@@ -143,17 +143,20 @@ def fields(cls: type) -> list[Setting]:
                 field.name, typing.Annotated[_without_none(kind), meta], meta.description, default, owner, name, **more
             )
         )
-    return sorted(found, key=lambda s: (not s.positional, cls.__mro__.index(s.owner)))
+    order = cls.__mro__.index
+    # What is shared comes first among positionals (RUN), a command's own first among flags.
+    return sorted(found, key=lambda s: (not s.positional, -order(s.owner) if s.positional else order(s.owner)))
 
 
 def public(values: object) -> dict[str, object]:
     """Return settings as plain data that may be written down: no secrets, no password in a URL."""
     given = {s: getattr(values, s.field) for s in fields(type(values))}
-    return {s.field: s.shown(value) if s.secret or s.name == "bus" else value for s, value in given.items()}
+    return {s.field: s.shown(value) if s.secret or isinstance(value, str) else value for s, value in given.items()}
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
+def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[str, str]) -> None:
     """Give a parser the flags of a settings class."""
+    positionals = sum(s.positional for s in fields(cls))
     groups: dict[type, Any] = {}
     for s in fields(cls):
         if s.secret:
@@ -165,7 +168,10 @@ def add_flags(parser: argparse.ArgumentParser, cls: type) -> None:
         text = s.description.replace("%", "%%")
         shared: dict[str, Any] = {"default": argparse.SUPPRESS, "help": text}
         if s.positional:
-            more = {} if s.flag_only else {"nargs": "?"}
+            # One of several is optional only where the environment has it: argparse gives an optional one nothing when
+            # a flag stands between the two.
+            elsewhere = positionals == 1 or s.variable in environment or PREFIX + CONFIG.upper() in environment
+            more = {"nargs": "?"} if elsewhere and not s.flag_only else {}
             groups[s.owner].add_argument(s.field, metavar=s.flag, **more, **shared)
         elif s.is_switch:
             groups[s.owner].add_argument(s.flag, dest=s.field, action="store_true", **shared)
@@ -229,7 +235,7 @@ def show(resolved: Resolved[Any], console: Console, environment: Mapping[str, st
         table.add_row(s.name, s.shown(value), resolved.sources[s.field], s.description)
     for name in _AWS_SHOWN + _AWS_HIDDEN:
         if name in environment:
-            shown = "(set, not shown)" if name in _AWS_HIDDEN else environment[name]
+            shown = "(set, not shown)" if name in _AWS_HIDDEN else redacted(environment[name])
             table.add_row(name, shown, name, "read by the AWS client itself")
     console.print(table)
     for name in resolved.stray:
@@ -238,7 +244,7 @@ def show(resolved: Resolved[Any], console: Console, environment: Mapping[str, st
 
 def said_of(stray: str, resolved: Resolved[Any]) -> str:
     """Return the warning about a variable that no command reads."""
-    names = [s.variable for s in fields(type(resolved.values))]
+    names = [s.variable for s in fields(type(resolved.values)) if not s.flag_only]
     near = difflib.get_close_matches(stray, names, 1)
     return f"{stray} is not a setting of any command" + (f": did you mean {near[0]}?" if near else "")
 
@@ -262,7 +268,8 @@ def _find(
         if environment.get(s.variable, "") != "":
             return environment[s.variable], s.variable
         for table, where in ((file.get(command, {}), f"{path} [{command}]"), (file, str(path))):
-            if s.name in table:
+            # A table at the top is a command's, be its name that of a setting too (learner).
+            if s.name in table and not isinstance(table[s.name], dict):
                 return table[s.name], where
     return s.default, "default"
 
@@ -296,7 +303,7 @@ def _read(path: Path, everything: Mapping[str, set[str]]) -> dict[str, Any]:
             read = tomllib.load(file)
     except OSError as error:
         raise InputError(f"--config {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: {error}") from None
     shared = set.union(*everything.values())
     for name, value in read.items():

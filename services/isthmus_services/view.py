@@ -30,7 +30,7 @@ def learners(status: Status, width: int) -> Table:
         table.add_column(column, justify="left" if column == "learner" else "right")
     table.add_column("state")
     for view in sorted(status.hearing.learners.values(), key=lambda v: v.name):
-        table.add_row(*_learner(status, view, parts))
+        _add(table, *_learner(status, view, parts))
     return table
 
 
@@ -70,7 +70,7 @@ def fragments(status: Status, width: int) -> Table:
             names = ", ".join(sorted(status.waited_for(p)))
             waits = f"{open_round.version}: " + (f"waits for {names}" if names else "all have answered")
         if commit is None:
-            table.add_row(str(p), "0", *[""] * (len(columns) - 2 + 2 * (width >= WIDE)), waits)
+            _add(table, str(p), "0", *[""] * (len(columns) - 2 + 2 * (width >= WIDE)), waits)
             continue
         w = commit.header.waited
         took_part = {given.learner for given in commit.header.inputs}
@@ -84,7 +84,7 @@ def fragments(status: Status, width: int) -> Table:
             f"{w.waited_s * 1e3:.0f}",
             w.closed_by,
         ]
-        table.add_row(*row, *([" ".join(w.missing), commit.header.writer] if width >= WIDE else []), waits)
+        _add(table, *row, *([" ".join(w.missing), commit.header.writer] if width >= WIDE else []), waits)
     return table
 
 
@@ -116,6 +116,11 @@ def totals(status: Status) -> str:
         f"{commits} commits, {len(status.live)} of {len(status.hearing.learners)} learners here, "
         f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
     )
+
+
+def _add(table: Table, *cells: str) -> None:
+    """Add a row as it is: what processes say of themselves is text, never markup."""
+    table.add_row(*(Text(cell) for cell in cells))
 
 
 def ledger(learner: str, found: Ledger) -> Table:

@@ -1,8 +1,31 @@
 """What the bus says adds up: who is there, which rounds are open, and whom they wait for."""
 
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
 from isthmus.bus import Said
+from isthmus.errors import RecordInvalid
 from isthmus.hearing import Hearing
-from isthmus.records.messages import Alive, Announce, AnyMessage, Call, Committed, Leave, Pass, Progress, encode
+from isthmus.records.messages import (
+    SYNCER_STREAM,
+    Alive,
+    Announce,
+    AnyMessage,
+    Call,
+    Committed,
+    FromSyncer,
+    Leave,
+    Pass,
+    Progress,
+    decode,
+    encode,
+    learner_stream,
+)
+from isthmus.status import Status
+from isthmus_services import view
 
 RUN = bytes(range(32))
 
@@ -10,8 +33,14 @@ RUN = bytes(range(32))
 def heard(*messages: AnyMessage, at: float | None = 1.0) -> Hearing:
     hearing = Hearing(RUN)
     for message in messages:
-        hearing.take(Said("1-0", encode(message)), at)
+        take(hearing, message, at)
     return hearing
+
+
+def take(hearing: Hearing, message: AnyMessage, at: float | None) -> None:
+    """Let it be said on the stream of its author."""
+    stream = SYNCER_STREAM if isinstance(message, FromSyncer) else learner_stream(message.learner)
+    hearing.take(stream, Said("1-0", encode(message)), at)
 
 
 def call(version: int, fragment: int = 0) -> Call:
@@ -65,11 +94,11 @@ def test_a_commit_ends_the_round_and_an_old_call_opens_none():
 
 def test_who_is_silent_or_has_left_is_not_waited_for():
     hearing = heard(here("a"), here("b"), call(5))
-    hearing.take(Said("2-0", encode(here("b"))), 9.0)
+    take(hearing, here("b"), 9.0)
     assert hearing.live(5.0) == {"b"}
-    hearing.take(Said("3-0", encode(Leave(run=RUN, id="l", learner="b", incarnation=1, step=3, done=True))), 9.5)
+    take(hearing, Leave(run=RUN, id="l", learner="b", incarnation=1, step=3, done=True), 9.5)
     assert hearing.live(5.0) == set()
-    hearing.take(Said("4-0", encode(here("b", incarnation=2))), 9.9)
+    take(hearing, here("b", incarnation=2), 9.9)
     assert hearing.live(5.0) == {"b"}, "back again"
 
 
@@ -79,7 +108,37 @@ def test_what_was_said_before_one_listened_proves_no_life():
 
 def test_probes_and_nonsense_change_nothing():
     hearing = heard(here("a"))
-    hearing.take(Said("5-0", b""), 2.0)
-    hearing.take(Said("6-0", b"nonsense"), 2.0)
+    hearing.take("learner/a", Said("5-0", b""), 2.0)
+    hearing.take("learner/a", Said("6-0", b"nonsense"), 2.0)
     assert sum(hearing.invalid.values()) == 1
     assert set(hearing.learners) == {"a"}
+
+
+def test_a_stream_speaks_for_its_owner_only():
+    hearing = heard(here("a"))
+    forged = [
+        ("learner/mallory", alive(10**9)),
+        ("learner/mallory", here("a", 7)),
+        ("syncer", here("b")),
+        ("x", call(9)),
+    ]
+    for stream, message in forged:
+        hearing.take(stream, Said("9-0", encode(message)), 2.0)
+    assert hearing.invalid == {"wrong-author": 4}
+    assert hearing.heads == {}
+    assert hearing.learners["a"].incarnation == 1
+    assert set(hearing.learners) == {"a"}
+
+
+def test_what_people_read_on_a_terminal_holds_no_control_characters():
+    with pytest.raises(RecordInvalid):
+        decode(encode(msgspec.structs.replace(alive(1), waiting_for="\x1b]52;c;aGk=\x07")))
+    with pytest.raises(RecordInvalid):
+        decode(encode(msgspec.structs.replace(alive(1), rejected={"\x1b[2J": 1})))
+
+
+def test_what_processes_say_of_themselves_is_shown_and_not_obeyed():
+    hearing = heard(here("a"), msgspec.structs.replace(alive(0), waiting_for="[/x] [red]"))
+    console = Console(width=150, record=True, file=io.StringIO())
+    console.print(view.tables(Status(hearing, [None], "[/bus]", 0.0, 1.0), 150))
+    assert "waiting for [/x] [red]" in console.export_text()

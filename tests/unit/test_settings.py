@@ -34,9 +34,9 @@ NAMES = {"kiln": {f.name for f in s.fields(Kiln) if not f.flag_only}, "other": {
 
 def resolved(*words: str, environment=None, file=None, tmp_path=None) -> s.Resolved[Kiln]:
     parser = argparse.ArgumentParser()
-    s.add_flags(parser, Kiln)
+    s.add_flags(parser, Kiln, environment or {})
     if file is not None:
-        (tmp_path / "k.toml").write_text(file)
+        (tmp_path / "k.toml").write_bytes(file.encode(errors="surrogateescape"))
         words = (*words, "--config", str(tmp_path / "k.toml"))
     return s.resolve(Kiln, "kiln", parser.parse_args(words), environment or {}, NAMES)
 
@@ -102,6 +102,7 @@ def test_a_secret_has_no_flag_and_is_never_shown():
         (["c"], {}, "[kiln]\nwheel = 3", "unknown setting wheel"),
         (["c"], {}, "[oven]\nheat = 3", "there is no command [oven]"),
         (["c"], {}, "heat = ", "k.toml: "),
+        (["c"], {}, "heat = '\udcff'", "k.toml: "),
         ([], {}, None, "missing: CLAY (or ISTHMUS_CLAY)"),
     ],
 )
@@ -117,6 +118,33 @@ def test_a_variable_that_nobody_reads_is_pointed_out():
     assert s.said_of("ISTHMUS_HAET", found) == (
         "ISTHMUS_HAET is not a setting of any command: did you mean ISTHMUS_HEAT?"
     )
+
+
+def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path):
+    """The file of docs/deploy.md: [learner] is a table, and `learner` a setting of learner and doctor."""
+    (tmp_path / "i.toml").write_text('run = "r"\n[learner]\nlearner = "eu-1"\nsteps = 7\n')
+    for name, expected in (("learner", "eu-1"), ("doctor", "doctor")):
+        command = next(c for c in commands.ALL if c.name == name)
+        parser = argparse.ArgumentParser()
+        s.add_flags(parser, command.settings, {})
+        arguments = parser.parse_args(["--config", str(tmp_path / "i.toml")])
+        assert s.resolve(command.settings, name, arguments, {}, commands.names()).values.learner == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "run", "what"),
+    [
+        (["r", "3/17"], {}, "r", "3/17"),
+        (["r", "--json", "x", "3/17"], {}, "r", "3/17"),
+        (["3/17"], {"ISTHMUS_RUN": "r"}, "r", "3/17"),
+        (["q", "3/17"], {"ISTHMUS_RUN": "r"}, "q", "3/17"),
+    ],
+)
+def test_the_run_comes_before_what_is_to_be_explained(words, environment, run, what):
+    parser = argparse.ArgumentParser()
+    s.add_flags(parser, commands.Explain, environment)
+    found = s.resolve(commands.Explain, "explain", parser.parse_args(words), environment, commands.names()).values
+    assert (found.run, found.what) == (run, what)
 
 
 # --- the commands' own ------------------------------------------------------------------------------------------------
@@ -161,6 +189,29 @@ def _isthmus_names(node: object) -> set[str]:
 
 def bus_of(bus: str | None, run: str = "s3://b/r", **more: str) -> str:
     return options.bus_of(options.OnBus(bus=bus, **more), run)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:SECRET@host:6379/0",
+        "redis://host?password=SECRET",
+        "user:SECRET@host:6379",
+        "https://user:SECRET@host",
+        "redis://:SE/SECRET@host",
+        "redis://:SECRET[x@host",
+        "redis://:SECRET#x@host",
+        "s3://SECRET@bucket/run",
+    ],
+)
+def test_no_url_is_shown_or_refused_with_its_password(url, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    assert main(["syncer", "r", "--bus", url, "--show-settings"]) == 0
+    assert main(["status", str(tmp_path / "r"), "--bus", url]) in (0, 2)
+    main(["doctor", str(tmp_path / "r"), "--bus", url, "--size", "0.01", "--json", str(tmp_path / "d.json")])
+    said = capsys.readouterr()
+    assert "SECRET" not in said.out + said.err
+    assert "SECRET" not in ((tmp_path / "d.json").read_text() if (tmp_path / "d.json").exists() else "")
 
 
 def test_user_and_password_of_the_bus_come_from_anywhere(tmp_path):

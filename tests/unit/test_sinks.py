@@ -1,11 +1,11 @@
 """Training metrics to a sink: in order, off the training thread, and never in a training's way."""
 
-import asyncio
 import math
+import subprocess
+import sys
+import threading
 
-from isthmus.runtime import single_threaded
-from isthmus.sinks import WAITING_MAX, Feeder, TensorBoard
-from tests_helpers import until
+from isthmus.sinks import Feeder, TensorBoard
 
 
 class Kept:
@@ -29,50 +29,72 @@ class Kept:
 
 def test_what_is_noted_arrives_in_order_and_the_sink_is_closed():
     sink = Kept()
-    feeder = Feeder(sink, single_threaded(), lambda: None)
+    feeder = Feeder(sink, lambda: None)
     for step in range(5):
         feeder.note(step, {"train/loss": float(step)})
-    asyncio.run(feeder.close())
+    feeder.close()
     assert sink.taken == [(step, {"train/loss": float(step)}) for step in range(5)]
     assert sink.closed
 
 
-def test_what_else_there_is_comes_along(monkeypatch):
-    monkeypatch.setattr("isthmus.sinks.EVERY_S", 0.01)
+def test_what_else_there_is_comes_along():
     sink = Kept()
-    feeder = Feeder(sink, single_threaded(), lambda: (7, {"ledger/merged": 0.5}))
-
-    async def body():
-        task = asyncio.ensure_future(feeder.run())
-        await until(lambda: sink.flushed > 0, "a flush")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(body())
-    assert sink.taken[0] == (7, {"ledger/merged": 0.5})
+    Feeder(sink, lambda: (7, {"ledger/merged": 0.5})).close()
+    assert sink.taken[-1] == (7, {"ledger/merged": 0.5})
 
 
 def test_a_sink_that_fails_is_left_out_and_said_to_be(caplog):
     sink = Kept(fails_at=1)
-    feeder = Feeder(sink, single_threaded(), lambda: None)
+    feeder = Feeder(sink, lambda: None)
     for step in range(3):
         feeder.note(step, {})
-    asyncio.run(feeder.close())
+    feeder.close()
     assert [step for step, _ in sink.taken] == [0]
     assert "RuntimeError: disk full" in caplog.text
     feeder.note(4, {})
-    asyncio.run(feeder.close())
-    assert len(sink.taken) == 1
+    assert len(feeder._waiting) == 0, "nothing piles up"
 
 
-def test_a_slow_sink_keeps_the_newest():
-    sink = Kept()
-    feeder = Feeder(sink, single_threaded(), lambda: None)
-    for step in range(WAITING_MAX + 10):
+def test_a_slow_sink_keeps_the_newest_and_is_called_by_one_thread(monkeypatch):
+    monkeypatch.setattr("isthmus.sinks.WAITING_MAX", 100)
+    calling, go_on = set(), threading.Event()
+
+    class Slow(Kept):
+        def scalars(self, step, values):
+            calling.add(threading.current_thread())
+            go_on.wait(10)
+            super().scalars(step, values)
+
+    sink = Slow()
+    feeder = Feeder(sink, lambda: None)
+    for step in range(300):
         feeder.note(step, {})
-    asyncio.run(feeder.close())
-    assert len(sink.taken) == WAITING_MAX
-    assert sink.taken[-1][0] == WAITING_MAX + 9
+    go_on.set()
+    feeder.close()
+    assert len(sink.taken) <= 101
+    assert sink.taken[-1][0] == 299
+    assert len(calling) == 1
+    assert sink.closed
+
+
+def test_a_sink_that_hangs_keeps_nobody_from_ending(tmp_path):
+    """Neither the end of a link nor of the process."""
+    (tmp_path / "hangs.py").write_text(
+        "import threading, isthmus.sinks as sinks\n"
+        "sinks.CLOSE_S = 0.2\n"
+        "class Hangs:\n"
+        "    def scalars(self, step, values): threading.Event().wait()\n"
+        "    def flush(self): pass\n"
+        "    def close(self): pass\n"
+        "feeder = sinks.Feeder(Hangs(), lambda: None)\n"
+        "feeder.note(1, {})\n"
+        "feeder.close()\n"
+        "print('ended')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, tmp_path / "hangs.py"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):

@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from isthmus.bus.base import START, Bus, Said
 from isthmus.bus.sqlite import open_sqlite
 from isthmus.errors import InputError
+from isthmus.urls import redacted, split
 
 __all__ = ["START", "Bus", "Said", "default_bus", "open_bus"]
 
@@ -16,7 +16,7 @@ EMBEDDED_FILE = "bus.sqlite"
 
 def default_bus(run_url: str) -> str | None:
     """Return the URL of the embedded bus beside a file store, or None for a run in a bucket."""
-    parts = urlsplit(run_url)
+    parts = split(run_url)
     if parts.scheme not in ("", "file"):
         return None
     path = Path(parts.path if parts.scheme else run_url).expanduser().absolute()
@@ -29,7 +29,7 @@ async def open_bus(url: str, run: bytes) -> AsyncIterator[Bus]:
 
     Raises `InputError` for a URL of another kind. Nothing is contacted before the first request.
     """
-    parts = urlsplit(url)
+    parts = split(url)
     name = run[:8].hex()
     if parts.scheme in ("redis", "rediss", "unix"):
         from isthmus.bus.redis import open_redis
@@ -40,4 +40,6 @@ async def open_bus(url: str, run: bytes) -> AsyncIterator[Bus]:
         async with open_sqlite(Path(parts.netloc + parts.path), name) as sqlite:
             yield sqlite
     else:
-        raise InputError(f"{url}: a bus is redis://host:port or sqlite:///path, not {parts.scheme or 'a path'}")
+        raise InputError(
+            f"{redacted(url)}: a bus is redis://host:port or sqlite:///path, not {parts.scheme or 'a path'}"
+        )

@@ -13,6 +13,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissi
 
 from isthmus.bus.base import READ_MAX, RETAINED, START, Said
 from isthmus.errors import Denied, InputError, Unavailable
+from isthmus.urls import redacted
 
 T = TypeVar("T")
 
@@ -115,7 +116,8 @@ class RedisBus:
         return ServerFacts(
             version=tuple(int(part) for part in str(shown).split(".") if part.isdigit()),
             valkey="valkey_version" in info,
-            mode=str(info.get("redis_mode", "standalone")),
+            # Valkey says server_mode.
+            mode="cluster" if info.get("cluster_enabled") else str(info.get("redis_mode", info.get("server_mode", ""))),
             role=str(info.get("role", "master")),
             append_only=bool(info.get("aof_enabled", 0)),
             eviction_policy=str(info.get("maxmemory_policy", "noeviction")),
@@ -180,12 +182,6 @@ def _order(entry: str) -> tuple[int, int]:
     return int(milliseconds), int(number or 0)
 
 
-def redacted(url: str) -> str:
-    """Return the URL without its password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
-
-
 @asynccontextmanager
 async def open_redis(url: str, run: str) -> AsyncIterator[RedisBus]:
     """Connect lazily; both connections are closed with the context."""
@@ -198,8 +194,8 @@ async def open_redis(url: str, run: str) -> AsyncIterator[RedisBus]:
     try:
         reader = Redis.from_url(url, socket_timeout=BLOCK_S_MAX + READ_SLACK_S, **options)
         writer = Redis.from_url(url, socket_timeout=WRITE_TIMEOUT_S, **options)
-    except ValueError as error:
-        raise InputError(f"{redacted(url)}: {error}") from None
+    except ValueError:
+        raise InputError(f"{redacted(url)}: Redis's client cannot read this URL") from None
     try:
         yield RedisBus(reader, writer, run, redacted(url))
     finally:

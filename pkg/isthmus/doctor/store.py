@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, clock, spread
-from isthmus.errors import Denied, InputError, IsthmusError, ObjectMissing, RunMissing, Unavailable
-from isthmus.records.objects import RUN_KEY, commit_key
+from isthmus.errors import Denied, InputError, IsthmusError, ObjectMissing, RunMissing, Unavailable, first_cause
+from isthmus.records.objects import LEARNERS, RUN_KEY, commit_key
 from isthmus.run import Run, read_run
 from isthmus.runtime import Runtime
 from isthmus.store import AT_START, RUNNING, EdgeStore, open_store
-from isthmus.store.atomic import why_not_create_only
+from isthmus.store.atomic import swept, why_not_create_only
 
 RACERS = 16
 LATENCY_SAMPLES = 9
@@ -78,48 +78,51 @@ async def _may(request: object, check: str, said: str, advice: str) -> Finding:
 
 async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
     """Whether this role can create and delete where it must; atomically; with which clock and bandwidth."""
-    key, body = f"{role.place}doctor-{runtime.new_id()}", bytes(64)
+    key = f"{role.place}doctor-{runtime.new_id()}"
     try:
-        await store.put(key, body)
+        await store.put(key, bytes(64))
     except IsthmusError as error:
         yield Finding("store: may write", FAILURE, str(error), f"grant s3:PutObject below {role.place}")
         return
     yield Finding("store: may write", OK, f"can write below {role.place}")
-    wall = runtime.wall()
-    listed = [entry for entry in await store.list(role.place) if entry.key == key]
+    try:
+        wall = runtime.wall()
+        listed = [entry for entry in await store.list(role.place) if entry.key == key]
+    except IsthmusError:
+        listed = []  # said above already
     if listed:
         yield clock("store: clock", wall - listed[0].modified, LISTED_S, "the store")
     yield await _may(store.delete(key), "store: may delete", f"can delete below {role.place}", "grant s3:DeleteObject")
 
     try:
         why = await why_not_create_only(store, runtime, role.place, racers=RACERS)
-    except IsthmusError as error:
-        why = str(error)
+    except (IsthmusError, BaseExceptionGroup) as error:
+        why = str(first_cause(error))
     if why:
         advice = "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one"
         yield Finding("store: conditional PUT", FAILURE, why, advice)
         return
     yield Finding("store: conditional PUT", OK, f"If-None-Match: * is honoured; of {RACERS} at once, one got through")
+    yield await _bandwidth(store, f"{role.place}doctor-{runtime.new_id()}", runtime, size)
 
-    key = f"{role.place}doctor-{runtime.new_id()}"
+
+async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) -> Finding:
     try:
-        started = runtime.now()
-        await store.put(key, bytearray(size))
-        up = runtime.now()
-        await store.get(key)
-        down = runtime.now()
-        await store.delete(key)
+        async with swept(store, key):
+            started = runtime.now()
+            await store.put(key, bytearray(size))
+            up = runtime.now()
+            await store.get(key)
+            down = runtime.now()
     except IsthmusError as error:
-        yield Finding("store: bandwidth", FAILURE, str(error), f"objects of {size:,} bytes must get through")
-        return
-    slower = min(size / (up - started), size / (down - up))
+        return Finding("store: bandwidth", FAILURE, str(error), f"objects of {size:,} bytes must get through")
     said = (
         f"{size / (up - started) / 1e6:.1f} MB/s up, {size / (down - up) / 1e6:.1f} MB/s down, "
         f"by one object of {size / 1e6:.1f} MB"
     )
-    slow = slower < SLOW_BYTES_S
+    slow = min(size / (up - started), size / (down - up)) < SLOW_BYTES_S
     advice = "choose a closer region, a smaller codec (int4) or a larger H (--sync-every)" if slow else ""
-    yield Finding("store: bandwidth", WARNING if slow else OK, said, advice)
+    return Finding("store: bandwidth", WARNING if slow else OK, said, advice)
 
 
 async def _must_not(store: EdgeStore, role: Role) -> AsyncIterator[Finding]:
@@ -129,18 +132,32 @@ async def _must_not(store: EdgeStore, role: Role) -> AsyncIterator[Finding]:
     forbidden = {"the run object": RUN_KEY}
     if role.kind == "learner":
         forbidden["a commit"] = commit_key(0, 1)
+    try:
+        claims = [e.key for e in await store.list(LEARNERS) if e.key.endswith("/claim")]
+    except IsthmusError:
+        claims = []
+    others = [key for key in claims if role.kind != "learner" or key.split("/")[1] != role.learner]
+    forbidden["another's claim"] = others[0] if others else ""
     for what, key in forbidden.items():
-        try:
-            there = await store.get(key)
-        except ObjectMissing:
-            continue
-        try:
-            # Create-only was proved above: even where it is allowed, nothing changes.
-            await store.create(key, there)
-        except Denied:
-            yield Finding(f"store: must not write {what}", OK, f"{key} is out of this role's reach")
-        except Unavailable as error:
-            yield Finding(f"store: must not write {what}", WARNING, str(error), "try again")
-        else:
-            advice = f"give the {role.kind} credentials of its own (infra/aws has the policies)"
-            yield Finding(f"store: must not write {what}", FAILURE, f"these credentials may write {key}", advice)
+        yield await _refuses(store, role, what, key)
+
+
+async def _refuses(store: EdgeStore, role: Role, what: str, key: str) -> Finding:
+    check = f"store: must not write {what}"
+    try:
+        there = await store.get(key) if key else None
+    except ObjectMissing:
+        there = None
+    except IsthmusError as error:
+        return Finding(check, WARNING, str(error), "try again")
+    if there is None:
+        return Finding(check, WARNING, "not tried: there is none yet", "ask again once the run is under way")
+    try:
+        # Create-only was proved above: even where it is allowed, nothing changes.
+        await store.create(key, there)
+    except Denied:
+        return Finding(check, OK, f"{key} is out of this role's reach")
+    except IsthmusError as error:
+        return Finding(check, WARNING, str(error), "try again")
+    advice = f"give the {role.kind} credentials of its own (infra/aws has the policies)"
+    return Finding(check, FAILURE, f"these credentials may write {key}", advice)

@@ -9,8 +9,8 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 
+from isthmus import __version__
 from isthmus.bus import Bus
 from isthmus.bus.timed import TimedBus
 from isthmus.bus.voice import Listener, Speaker
@@ -153,7 +153,7 @@ class LearnerAgent:
         `notify` calls `wake` on the agent's loop; without one the boundary lives on that loop and calls it directly.
         """
         self._saver = saver
-        self.metrics.process.labels("learner", self._run.digest[:8].hex(), self.name, version("isthmus")).set(1)
+        self.metrics.process.labels("learner", self._run.digest[:8].hex(), self.name, __version__).set(1)
         self.metrics.checkpoint_age.set_function(lambda: self._runtime.now() - self._stored_at)
         self.boundary = Boundary(
             self._run.layout,

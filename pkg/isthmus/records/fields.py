@@ -15,7 +15,8 @@ Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """Name of a learner or a syncer; also a segment of keys."""
 
 Key = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"\A[A-Za-z0-9._/-]+\Z")]
-Text = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+"""For people to read, on terminals too: without control characters."""
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
 """Number of a fragment."""

@@ -160,7 +160,7 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """Commits it created since it started."""
     heads: Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
     """The newest version of each fragment that this syncer has read."""
-    rejected: dict[str, Counter]
+    rejected: dict[Text, Counter]
     """Messages it turned away since it started that belong to no fragment's log, by reason."""
     waiting_for: Text
     lag_ms: Finite

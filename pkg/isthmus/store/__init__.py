@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from isthmus.errors import InputError
 from isthmus.runtime import Runtime
@@ -11,6 +10,7 @@ from isthmus.store.atomic import require_create_only
 from isthmus.store.base import Entry, Store
 from isthmus.store.edge import AT_START, RUNNING, EdgeStore, Patience
 from isthmus.store.files import FileStore
+from isthmus.urls import redacted, split
 
 __all__ = [
     "AT_START",
@@ -31,7 +31,7 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
 
     Raises `InputError` for a URL of another kind. Nothing is contacted before the first request (or `make`).
     """
-    parts = urlsplit(url)
+    parts = split(url)
     if parts.scheme == "s3":
         from isthmus.store.s3 import open_s3
 
@@ -45,7 +45,7 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
     elif parts.scheme in ("", "file"):
         yield EdgeStore(FileStore(_folder(parts.path if parts.scheme else url), runtime), runtime)
     else:
-        raise InputError(f"{url}: runs live in s3://bucket/prefix or in a folder, not in {parts.scheme}://")
+        raise InputError(f"{redacted(url)}: runs live in s3://bucket/prefix or in a folder, not in {parts.scheme}://")
 
 
 def _folder(text: str) -> Path:

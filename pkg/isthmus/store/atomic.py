@@ -6,8 +6,10 @@ passes the check with one client and fails it with several: hence a race.
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from isthmus.errors import Denied, ObjectMissing
+from isthmus.errors import Denied, IsthmusError, ObjectMissing, first_cause
 from isthmus.records.objects import SCRATCH
 from isthmus.runtime import Runtime
 from isthmus.store.base import Store
@@ -32,23 +34,27 @@ async def why_not_create_only(
     with contextlib.suppress(ObjectMissing):
         await store.get(key)
     first, second = b"isthmus: first", b"isthmus: second"
-    await store.create(key, first)
-    again = await store.create(key, second)
-    found = bytes(await store.get(key))
-    await store.delete(key)
+    async with swept(store, key):
+        await store.create(key, first)
+        again = await store.create(key, second)
+        found = bytes(await store.get(key))
     if again or found != first:
         return "a second create-only PUT (If-None-Match: *) of the same key got through"
-    found_in = await asyncio.gather(
-        *(_race(store, runtime, f"{below}{runtime.new_id()}", racers) for _ in range(races))
-    )
-    return next((why for why in found_in if why), "")
+    async with asyncio.TaskGroup() as tasks:
+        held = [tasks.create_task(_race(store, f"{below}{runtime.new_id()}", runtime, racers)) for _ in range(races)]
+    return next((why for task in held if (why := task.result())), "")
 
 
-async def _race(store: Store, runtime: Runtime, key: str, racers: int) -> str:
+async def _race(store: Store, key: str, runtime: Runtime, racers: int) -> str:
     bodies = [f"isthmus: racer {i} {runtime.new_id()}".encode() for i in range(racers)]
-    won = await asyncio.gather(*(store.create(key, body) for body in bodies))
-    found = bytes(await store.get(key))
-    await store.delete(key)
+    async with swept(store, key):
+        # All of them are heard before the key is swept, or a late one would leave it behind.
+        said = await asyncio.gather(*(store.create(key, body) for body in bodies), return_exceptions=True)
+        for answer in said:
+            if isinstance(answer, BaseException):
+                raise answer
+        won = [answer is True for answer in said]
+        found = bytes(await store.get(key))
     winners = [body for body, created in zip(bodies, won, strict=True) if created]
     if len(winners) > 1:
         return f"{len(winners)} of {racers} concurrent create-only PUTs of one key got through: it is not atomic"
@@ -58,9 +64,25 @@ async def _race(store: Store, runtime: Runtime, key: str, racers: int) -> str:
     return ""
 
 
+@asynccontextmanager
+async def swept(store: Store, key: str) -> AsyncIterator[None]:
+    """Delete a key of one's own when the body is through, however it ends."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(IsthmusError):
+            await store.delete(key)
+        raise
+    await store.delete(key)
+
+
 async def require_create_only(store: Store, runtime: Runtime) -> None:
     """Raise `Denied` for a store on which the log must not be written."""
-    if why := await why_not_create_only(store, runtime, races=RACES_AT_START):
+    try:
+        why = await why_not_create_only(store, runtime, races=RACES_AT_START)
+    except BaseExceptionGroup as error:
+        raise first_cause(error) from None
+    if why:
         raise Denied(
             f"{store.url}: this store does not honour create-only PUT, on which the commit log rests: {why}; "
             "use one that does (AWS S3, MinIO, SeaweedFS, R2)"

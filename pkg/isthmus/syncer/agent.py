@@ -6,8 +6,8 @@ the conditional create of a commit decides and the loser folds the winner's. A r
 
 import asyncio
 import logging
-from importlib.metadata import version
 
+from isthmus import __version__
 from isthmus.bus import Bus
 from isthmus.bus.base import START, Said
 from isthmus.bus.timed import TimedBus
@@ -124,17 +124,17 @@ class Syncer:
         """Serve until `stopping` is set; merges under way are finished, then everything ends."""
         # Read from the start, whether it exists yet or not: other syncers must be heard at once.
         self._listener.positions.setdefault(SYNCER_STREAM, START)
-        async for stream, said in self._listener.backlog():
-            self._hear(stream, said, old=True)
-        self._gap()
-        self._shards.started_at = self._runtime.now()
         async with asyncio.TaskGroup() as tasks:
-            background = [
+            background = [tasks.create_task(self.vitals.watch())]
+            async for stream, said in self._listener.backlog():
+                self._hear(stream, said, old=True)
+            self._gap()
+            self._shards.started_at = self._runtime.now()
+            background += [
                 tasks.create_task(self._listen()),
                 tasks.create_task(self._share()),
                 tasks.create_task(self._speaker.run()),
                 tasks.create_task(self._beat()),
-                tasks.create_task(self.vitals.watch()),
             ]
             async with asyncio.TaskGroup() as keeping:
                 for keeper in self.keepers:
@@ -147,7 +147,7 @@ class Syncer:
     def _show(self) -> None:
         """Let the gauges say what is the case when they are read."""
         m = self.metrics
-        m.process.labels("syncer", self._run.digest[:8].hex(), self.name, version("isthmus")).set(1)
+        m.process.labels("syncer", self._run.digest[:8].hex(), self.name, __version__).set(1)
         m.fold_seconds.set(self.fold_s)
         m.fragments.set(len(self.keepers))
         m.fragments_held.set_function(lambda: len(self.held))

@@ -55,7 +55,7 @@ class Worker:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **self.environment},
+                env={k: v for k, v in os.environ.items() if not k.startswith("ISTHMUS_")} | dict(self.environment),
                 start_new_session=True,
             )
 

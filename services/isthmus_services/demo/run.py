@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console
 
 from isthmus import kernels
 from isthmus.bus.base import Said
-from isthmus.errors import InputError, ObjectMissing
+from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.hearing import Hearing
 from isthmus.log import Log
 from isthmus.records.messages import Heartbeat, decode
@@ -26,6 +25,7 @@ from isthmus.records.objects import RUN_KEY
 from isthmus.runtime import threaded
 from isthmus.status import Live
 from isthmus.store import AT_START, open_store
+from isthmus.urls import split
 from isthmus_services import commands, init, logs, options
 from isthmus_services.demo import judge, report
 from isthmus_services.demo.fleet import Fleet, Worker, isthmus_command
@@ -129,7 +129,10 @@ class Traffic:
 
     def take(self, said: Said) -> None:
         """Note a message."""
-        message = decode(said.body) if said.body else None
+        try:
+            message = decode(said.body)
+        except RecordInvalid:
+            return  # nobody's, or nonsense
         if isinstance(message, Heartbeat):
             place = message.learner, message.incarnation
             self._down[place] = max(message.bytes_down, self._down.get(place, 0))
@@ -267,7 +270,7 @@ def _place(a: commands.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
 
 
 async def _refuse_existing(store: str) -> None:
-    if urlsplit(store).scheme not in ("", "file", "s3"):
+    if split(store).scheme not in ("", "file", "s3"):
         return  # opening it will say so
     runtime, pool = threaded(1)
     try:
@@ -286,6 +289,8 @@ def _fleet(a: commands.Demo, out: Path, store: str, bus: str) -> Fleet:
     folder.mkdir(parents=True)
     # One thread each: processes share the cores, and so do their libraries.
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    # Not on the command line, where everybody could read the bus's password.
+    environment |= {"ISTHMUS_RUN": store, "ISTHMUS_BUS": bus}
 
     def worker(name: str, kind: str, *command: str) -> Worker:
         return Worker(name, kind, isthmus_command(*command), folder / f"{name}.log", environment)
@@ -295,13 +300,13 @@ def _fleet(a: commands.Demo, out: Path, store: str, bus: str) -> Fleet:
         worker(
             f"learner-{i}",
             "learner",
-            *("learner", store, "--bus", bus, "--learner", f"learner-{i}", "--steps", str(a.steps)),
+            *("learner", "--learner", f"learner-{i}", "--steps", str(a.steps)),
             *("--shard", f"{i}/{a.learners}", "--adopt", a.adopt, "--checkpoint", str(CHECKPOINT_S), *data),
         )
         for i in range(a.learners)
     ]
     return Fleet(
-        syncer=worker("syncer", "syncer", "syncer", store, "--bus", bus),
+        syncer=worker("syncer", "syncer", "syncer"),
         learners=learners,
         steps=a.steps,
         sync_every=a.sync_every,
