@@ -257,7 +257,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
             async for stream, said in listener.backlog():
                 hearing.take(stream, said, runtime.now())
     except Unavailable as error:
-        bus_error = str(error)
+        bus_error = f"the bus cannot be reached: {error}"
     heads = await asyncio.gather(
         *(log.newest(p.index, hearing.heads.get(p.index, 0)) for p in log.run.layout.fragments)
     )

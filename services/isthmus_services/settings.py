@@ -33,7 +33,7 @@ HOSTNAME = "@hostname"
 
 _AWS_SHOWN = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 _AWS_HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-_NOT_SETTINGS = {"REQUIRE_REDIS7"}  # of the tests
+_OF_TESTS = PREFIX + "REQUIRE_"
 
 
 def setting(
@@ -220,7 +220,7 @@ def resolve(
         name
         for name in sorted(environment)
         if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
-        if name.removeprefix(PREFIX) not in _NOT_SETTINGS
+        if not name.startswith(_OF_TESTS)
     )
     return Resolved(cls(**values), sources, stray)
 
