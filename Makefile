@@ -7,7 +7,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 test chaos recovery lint types clean
+.PHONY: help demo demo-s3 up test chaos recovery lint types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: $(VENV)/demo ## train a small model with four learner processes on this ma
 
 demo-s3: $(VENV)/servers ## the same through a real S3 server and a real Redis, started and stopped here
 	$(BIN)/isthmus demo --servers --out out/demo-s3 $(ARGS)
+
+up: ## train it across containers, with MinIO, Prometheus and Grafana (needs Docker 25 or newer)
+	docker compose up --build $(ARGS)
 
 test: $(VENV)/dev ## run the tests, real servers and killed processes included
 	$(BIN)/python -m pytest $(ARGS)

@@ -81,12 +81,12 @@ def test_a_wrong_flag_is_one_line(arguments, message, tmp_path, monkeypatch, cap
 
 
 def test_a_learners_name_is_checked(folder):
-    assert isthmus("init", str(folder)).returncode == 0
+    assert main(["init", str(folder)]) == 0
     assert "--learner 'a/b'" in refused("learner", str(folder), "--learner", "a/b")
 
 
 def test_another_run_in_the_same_place_is_refused(folder):
-    assert isthmus("init", str(folder)).returncode == 0
+    assert main(["init", str(folder)]) == 0
     assert "merge is rda there, not avg" in refused("init", str(folder), "--merge", "avg")
     assert "already holds a run" in refused("demo", "--store", str(folder), "--steps", "1")
 
@@ -124,14 +124,14 @@ def test_an_endpoint_that_accepts_and_never_answers_is_named(command, seaweedfs,
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
 def test_a_redis_that_is_not_there_is_named(command, folder):
-    assert isthmus("init", str(folder)).returncode == 0
+    assert main(["init", str(folder)]) == 0
     name, *rest = command
     assert f"redis://{CLOSED}" in refused(name, str(folder), *rest, "--bus", f"redis://{CLOSED}")
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"], ["status"]])
 def test_a_redis_that_asks_for_a_password_is_named(command, folder, tmp_path):
-    assert isthmus("init", str(folder)).returncode == 0
+    assert main(["init", str(folder)]) == 0
     with redis_server(tmp_path / "redis", arguments=("--save", "", "--requirepass", "sesame")) as server:
         name, *rest = command
         assert "asks for a password" in refused(name, str(folder), *rest, "--bus", server.url)
