@@ -6,7 +6,7 @@
         link.step(tokens=batch.numel())
     link.close()
 
-This is the outer shell, with a thread. The agent runs on an event loop of its own in one of them.
+This is the outer shell, with a thread in which the agent runs on an event loop of its own.
 """
 
 # ruff: noqa: TID251  (threads: this is their one place)

@@ -280,7 +280,7 @@ class Keeper:
         )
         merged = self._runtime.now()
         if not result.finite:
-            self._warn("the merge of %s overflows", [i.key for i in self._inputs], version=version)
+            self._warn("the merge of %s overflows", [i.key for i in self._inputs], level=logging.ERROR, version=version)
             self._release()
             self.rounds.spoiled(self._runtime.now())
             return []
@@ -316,7 +316,7 @@ class Keeper:
             body = frame.draft(frame.Kind.COMMIT, header).blob
             frame.parse(body, frame.Kind.COMMIT, CommitHeader)  # what nobody could read must never take the key
         except (RecordInvalid, ValueError) as error:
-            self._warn("no commit can say this: %s", error, version=version)
+            self._warn("no commit can say this: %s", error, level=logging.ERROR, version=version)
             self._release()
             self.rounds.spoiled(self._runtime.now())
             return []
@@ -394,7 +394,7 @@ class Keeper:
     def _break(self, error: LogCorrupt) -> None:
         """Stop serving a fragment whose log is damaged; the next snapshot another syncer writes may heal it."""
         if self.broken != str(error):
-            self._warn("is not served here: %s", error)
+            self._warn("is not served here: %s", error, level=logging.ERROR)
         self.broken = str(error)
         self._release()
         self.rounds.lost()
@@ -427,10 +427,9 @@ class Keeper:
         except Unavailable as error:
             self._warn("no snapshot: %s", error, version=state.version)
 
-    def _warn(self, text: str, *args: object, **about: object) -> None:
-        logger.warning(
-            f"fragment %d: {text}", self.fragment.index, *args, extra={"fragment": self.fragment.index} | about
-        )
+    def _warn(self, text: str, *args: object, level: int = logging.WARNING, **about: object) -> None:
+        about["fragment"] = self.fragment.index
+        logger.log(level, f"fragment %d: {text}", self.fragment.index, *args, extra=about)
 
     def _wall(self, at: float) -> float:
         """Return the date of a time on our clock."""
