@@ -129,9 +129,11 @@ class Deaf:
 
     async def _close(self) -> None:
         self._server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
             task.cancel()
-        await asyncio.sleep(0)
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(0)  # closed transports let go of their sockets in the next turn
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
@@ -143,9 +145,13 @@ class Deaf:
                 await target.drain()
             target.close()
 
-        await asyncio.gather(
-            carry(reader, up_writer, change=True), carry(up_reader, writer, change=False), return_exceptions=True
-        )
+        try:
+            await asyncio.gather(
+                carry(reader, up_writer, change=True), carry(up_reader, writer, change=False), return_exceptions=True
+            )
+        finally:
+            up_writer.close()
+            writer.close()
 
 
 def test_no_conditional_put(moto, redis, use, tmp_path, capsys):
