@@ -36,12 +36,25 @@ async def living(folder):
             await asyncio.gather(*tasks)
 
 
+def interruptible() -> None:
+    """Started in the background by a shell, tests ignore SIGINT, and what they start would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def on_a_terminal(command, until, timeout_s=30.0) -> tuple[str, int]:
     """Run a command on a terminal of its own until it has shown something; interrupt it as Ctrl-C does."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color"}
-    process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=interruptible,  # noqa: PLW1509  (this process has no thread that holds a lock)
+    )
     os.close(side)
     text, end = "", time.monotonic() + timeout_s
     try:
@@ -89,7 +102,12 @@ def test_a_pipe_gets_a_line_now_and_then(folder):
     async def body():
         async with living(folder):
             process = await asyncio.create_subprocess_exec(
-                *WATCH, str(folder), "--watch", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                *WATCH,
+                str(folder),
+                "--watch",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=interruptible,
             )
             assert process.stdout is not None
             try:
