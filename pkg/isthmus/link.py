@@ -11,23 +11,21 @@ This is the outer shell, with a thread in which the agent runs on an event loop 
 
 # ruff: noqa: TID251  (threads: this is their one place)
 import asyncio
-import copy
 import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from isthmus.bus import default_bus, open_bus
-from isthmus.errors import InputError, RecordInvalid, RunMissing, Unavailable, first_cause
+from isthmus.errors import InputError, RunMissing, Unavailable, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import Boundary, LearnerAgent, Replica
-from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.learner.checkpoint import Checkpoint, Saver, Stateful
 from isthmus.log import Log
 from isthmus.metrics import LearnerMetrics
 from isthmus.records.fields import require_name
-from isthmus.records.tree import Leaf
 from isthmus.rules import Pace, Rules
 from isthmus.run import Run, Seed, create_run, read_run
 from isthmus.runtime import Runtime, threaded
@@ -47,23 +45,14 @@ OFFLOAD_THREADS = 4
 START_S = 60.0
 """Reaching the run may take this long before joining gives up; each request fails much sooner."""
 
+NEWS_S = 1.0
+"""A learner that waits for a version looks up this often, whether there is news or not."""
+
 DRAIN_S = 10.0
 """Uploads under way, and a last checkpoint, get this long at the end."""
 
 CHECKPOINT_S = 60.0
 WARMUP_STEPS = 100
-
-
-class Stateful(Protocol):
-    """A sampler or loader whose place in the data can be kept, such as torchdata's StatefulDataLoader."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where it is: plain data and arrays."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go there."""
-        ...
 
 
 class Link:
@@ -101,9 +90,11 @@ class Link:
     def rate(self) -> float:
         """Multiply the learning rate with this: it rises to 1 over the warm-up after a start with fresh moments into a
         run in flight, where the first steps of an Adam without a past are too long. Otherwise 1."""
-        if self.moments != "fresh" or self._warmup == 0 or not any(self._shell.joined_at):
+        if self.moments != "fresh" or not any(self._shell.joined_at):
             return 1.0
-        return min(1.0, (self.steps_done - self._first_step + 1) / self._warmup)
+        from isthmus.moments import warmth
+
+        return warmth(self.steps_done - self._first_step, self._warmup)
 
     @property
     def tokens_seen(self) -> int:
@@ -142,6 +133,11 @@ class Link:
         self._shell.check()
         with self.metrics.hold_seconds.time():
             self._boundary.after_step(tokens, loss)
+        while self._boundary.overdue():  # only where the run's pace has a lead
+            self._shell.news.wait(NEWS_S)
+            self._shell.news.clear()
+            self._shell.check()
+            self._boundary.wait_on()
         self.metrics.steps.inc()
         self.metrics.tokens.inc(tokens)
         if loss is not None and math.isfinite(loss):
@@ -211,7 +207,7 @@ def join(
         InputError: a bad name, URL or setting.
         Unavailable, Denied: store or bus cannot be reached or used.
     """
-    from isthmus import torch_model
+    from isthmus import moments, torch_model
 
     torch_model.check_optimizer(model, optimizer)
     if not checkpoint_s > 0 or warmup_steps < 0:
@@ -244,71 +240,15 @@ def join(
         found.require(torch_model.specs_of(model), torch_model.frozen_of(model))
         return found
 
-    def fits(found: Checkpoint) -> str | None:
-        try:
-            return torch_model.why_no_fit(model, optimizer, found.optimizer(torch_model.make_tensor))
-        except RecordInvalid as error:
-            return str(error)
-
     shell = _Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
-    shell.start(enter, fits)
+    shell.start(enter, lambda found: moments.why_no_fit(model, optimizer, found))
     try:
-        moments = _restore(shell, model, optimizer, data, fits)
-        shell.attach(lambda layout: torch_model.TorchReplica(model, layout), _TorchSaver(model, optimizer, data))
+        origin = moments.restore(model, optimizer, data, shell.agent.history.checkpoint, shell.donor)
+        shell.attach(lambda layout: torch_model.TorchReplica(model, layout), moments.Saver(model, optimizer, data))
     except BaseException:
         shell.abandon()
         raise
-    return Link(shell, moments, warmup_steps)
-
-
-def _restore(
-    shell: "_Shell",
-    model: "nn.Module",
-    optimizer: "torch.optim.Optimizer",
-    data: Stateful | None,
-    fits: Callable[[Checkpoint], str | None],
-) -> str:
-    """Bring optimizer and data to where they were; return where the moments came from."""
-    from isthmus import torch_model
-
-    own = shell.agent.history.checkpoint
-    if own is not None and data is not None:
-        state = own.data(torch_model.make_tensor)
-        if state is None:
-            logger.warning("%s was written without data=: the data starts anew", own.key)
-        else:
-            data.load_state_dict(state)
-    if own is not None:
-        why = fits(own)
-        if why is None:
-            torch_model.load_optimizer(optimizer, own.optimizer(torch_model.make_tensor), settings=True)
-            return "own"
-        logger.warning("the optimizer in %s is not used: %s", own.key, why)
-    elif shell.donor is not None:
-        torch_model.load_optimizer(optimizer, shell.donor.optimizer(torch_model.make_tensor), settings=False)
-        logger.info("moments of the inner optimizer from %s", shell.donor.key)
-        return "peer"
-    return "fresh"
-
-
-class _TorchSaver:
-    """Copies what a checkpoint holds besides the model."""
-
-    def __init__(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", data: Stateful | None) -> None:
-        self._model, self._optimizer, self._data = model, optimizer, data
-
-    def save(self) -> tuple[object, object]:
-        """See `Saver.save`."""
-        from isthmus import torch_model
-
-        data = None if self._data is None else copy.deepcopy(self._data.state_dict())
-        return torch_model.optimizer_state(self._model, self._optimizer), data
-
-    def take(self, node: object) -> Leaf | None:
-        """See `Saver.take`."""
-        from isthmus import torch_model
-
-        return torch_model.take_tensor(node)
+    return Link(shell, origin, warmup_steps)
 
 
 class _Shell:
@@ -337,6 +277,8 @@ class _Shell:
         self._settings = learner, adopt, steps, pace, checkpoint_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._abandoned = False
+        self.news = threading.Event()
+        """Set whenever the agent has something for the training thread."""
         self._joined = threading.Event()
         self._attached = threading.Event()
         self._failure: BaseException | None = None
@@ -362,7 +304,7 @@ class _Shell:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(agent.wake)
 
-        agent.attach(replica(self.run.layout), notify, saver)
+        agent.attach(replica(self.run.layout), notify, saver).news = self.news.set
         self._attached.set()
 
     def abandon(self) -> None:

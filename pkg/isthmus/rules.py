@@ -77,6 +77,9 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """γ: share of the slack that is spent waiting for more learners; 0 merges at quorum."""
     staleness: Annotated[int, msgspec.Meta(ge=0, le=STALENESS_MAX)] = 1
     """How many versions old a base may be and still be merged; 0 drops all late work, as the paper does."""
+    lead: Annotated[float, msgspec.Meta(ge=0.0, le=1048576.0)] | None = None
+    """Steps past τ after which a learner waits for a version that is under way; None: it never waits. With K = M and 0
+    learners go in step, as in synchronous DiLoCo: a baseline, since one that is slow or gone then holds up the rest."""
     snapshot_every: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 8
     """S: versions between two full states of one fragment (staggered over fragments)."""
     heartbeat_s: Annotated[float, msgspec.Meta(gt=0.0, le=3600.0)] = 1.0

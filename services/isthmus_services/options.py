@@ -109,6 +109,10 @@ class PaceOfRun:
         float | None, setting(f"share of the slack spent waiting for more learners ({_PACE.grace:g})", metavar="GAMMA")
     ] = None
     staleness: Annotated[int | None, setting(f"versions old a base may be ({_PACE.staleness})", metavar="N")] = None
+    lead: Annotated[
+        float | None,
+        setting("steps past the overlap after which a learner waits for a version (it never does)", metavar="STEPS"),
+    ] = None
     snapshot_every: Annotated[
         int | None, setting(f"versions between full states ({_PACE.snapshot_every})", metavar="S")
     ] = None

@@ -5,6 +5,7 @@ import pytest
 
 from isthmus.layout import Spec, partition
 from isthmus.learner.boundary import Adopted, BaseMerged, Boundary, Called, Captured, Passed, Ready, UploadDone, rounded
+from isthmus.rules import Pace
 
 LAYOUT = partition([Spec(f"t{i}", (10,), "float32", "dense") for i in range(4)], 4)
 
@@ -29,14 +30,14 @@ class Model:
 class Loop:
     """A training loop with its boundary; uploads are done at once unless told otherwise."""
 
-    def __init__(self, *, adopt="overwrite", sync_every=4, base=0, staleness=1) -> None:
+    def __init__(self, *, adopt="overwrite", sync_every=4, base=0, staleness=1, lead=None) -> None:
         self.model = Model()
         self.time = 0.0
         self.boundary = Boundary(
             LAYOUT,
             self.model,
             sync_every=sync_every,
-            staleness=staleness,
+            pace=Pace(staleness=staleness, lead=lead),
             adopt=adopt,
             versions=[(base, np.zeros(10, np.float32)) for _ in LAYOUT.fragments],
             step=0,
@@ -208,3 +209,42 @@ def test_a_newcomer_to_a_run_in_flight_waits_a_period_before_it_opens_rounds():
 def test_what_a_parameter_cannot_hold_is_no_local_progress(dtype, kept):
     tensors = partition([Spec("w", (3,), dtype, "dense")], 1).fragments[0].tensors
     assert (rounded(np.full(3, 1 + 2**-20, np.float32), tensors) == np.float32(kept)).all()
+
+
+def test_with_a_lead_a_learner_waits_for_what_is_under_way():
+    loop = Loop(sync_every=4, lead=1.0)  # beyond an overlap of two steps
+    loop.step(1)
+    sent_at = loop.boundary.slots[0].sent_step
+    assert sent_at == 1
+    loop.step(2)
+    assert not loop.boundary.overdue()
+    loop.step(1)
+    assert loop.boundary.step - sent_at == 3
+    assert loop.boundary.overdue()
+    heard = []
+    loop.boundary.news = lambda: heard.append(loop.boundary.step)
+    loop.boundary.post(Ready(0, 1, np.full(10, 7, np.float32)))
+    assert heard == [4]
+    loop.boundary.wait_on()
+    assert loop.boundary.step == 4
+    assert loop.boundary.slots[0].base == 1
+    assert not loop.boundary.overdue()
+
+
+def test_a_learner_that_waits_passes_where_it_has_not_taken_a_step():
+    loop = Loop(sync_every=4, lead=0.0)
+    loop.step(3)
+    loop.tell(Ready(0, 1, np.zeros(10, np.float32)))
+    loop.boundary.wait_on()
+    loop.boundary.outbox.clear()
+    loop.tell(Called(0, 2))
+    loop.boundary.wait_on()
+    assert list(loop.boundary.outbox) == [Passed(0, 2)]
+    said = loop.step(1)
+    assert not captured(said, 0)
+
+
+def test_without_a_lead_nobody_waits():
+    loop = Loop(sync_every=4)
+    loop.step(50)
+    assert not loop.boundary.overdue()

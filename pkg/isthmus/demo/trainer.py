@@ -10,7 +10,8 @@ import torch
 
 from isthmus.demo.gpt import CONTEXT, loss_of
 from isthmus.demo.text import corpus
-from isthmus.link import CHECKPOINT_S, Link, Stateful, join
+from isthmus.learner.checkpoint import Stateful
+from isthmus.link import CHECKPOINT_S, Link, join
 from isthmus.sinks import Sink
 
 if TYPE_CHECKING:

@@ -159,7 +159,7 @@ class LearnerAgent:
             self._run.layout,
             replica,
             sync_every=self._run.rules.sync_every,
-            staleness=self.pace.staleness,
+            pace=self.pace,
             adopt=self._adopt,
             versions=[(k.version, k.values) for k in self.downlink.known],
             step=self.history.step,
@@ -277,7 +277,7 @@ class LearnerAgent:
 
     def _tell(self, message: ToTraining) -> None:
         if self.boundary is not None:
-            self.boundary.inbox.append(message)
+            self.boundary.post(message)
 
     # --- checkpoints and twins ----------------------------------------------------------------------------------------
 
@@ -487,4 +487,4 @@ class LearnerAgent:
             async with asyncio.timeout(2.0):
                 await self._speaker.flush()
         except (TimeoutError, Unavailable) as error:
-            logger.warning("last words not said: %s", error)
+            logger.warning("last words not said: %s", error or type(error).__name__)

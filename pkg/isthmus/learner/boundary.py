@@ -6,6 +6,7 @@ out and in: twice what the schedule needs on average, so that a learner half as 
 rounds are called, still answers every call.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from isthmus.kernels import F32
 from isthmus.layout import Layout, Tensor
 from isthmus.learner.checkpoint import Frozen, Point, Saver
 from isthmus.members import smooth
+from isthmus.rules import Pace
 
 UPLOADS_MAX = 4
 """Captures under way at once; a further one waits for a later boundary."""
@@ -184,7 +186,7 @@ class Boundary:
         replica: Replica,
         *,
         sync_every: int,
-        staleness: int,
+        pace: Pace,
         adopt: str,
         versions: Sequence[tuple[int, F32]],
         step: int,
@@ -204,10 +206,13 @@ class Boundary:
         self._layout = layout
         self._replica = replica
         self._sync_every = sync_every
-        self._staleness = staleness
+        self._staleness = pace.staleness
+        self._overdue = math.inf if pace.lead is None else pace.overlap + pace.lead
         self._adopt_rule = adopt
         self._now = now
         self._notify = notify
+        self.news: Callable[[], None] = lambda: None
+        """Called, on the agent's side, whenever something was put into the inbox."""
         self._saver = saver
         self._freeze_asked = False
         self._uploads = 0
@@ -243,6 +248,30 @@ class Boundary:
         self.step += 1
         self.tokens_seen += tokens
         self.loss = loss
+        self._move(now)
+        if self._freeze_asked:
+            self.freeze()
+
+    def overdue(self) -> bool:
+        """Return whether `lead` makes the learner wait here, at this boundary, for a version under way.
+
+        Then call `wait_on` whenever there is news, until it no longer does.
+        """
+        return math.isfinite(self._overdue) and any(
+            slot.sent_step is not None and self.step - slot.sent_step >= self._overdue for slot in self.slots
+        )
+
+    def wait_on(self) -> None:
+        """Look again at a boundary at which the learner waits: answer, adopt; no step is counted."""
+        self._move(self._now())
+
+    def post(self, message: ToTraining) -> None:
+        """Take a message from the agent."""
+        self.inbox.append(message)
+        self.news()
+
+    def _move(self, now: float) -> None:
+        """Hear the agent; copy at most `moves` fragments out and in."""
         self._drain()
         for _ in range(self.moves):
             out, due = self._choose_out()
@@ -259,8 +288,6 @@ class Boundary:
                     break
                 self._capture(into, False, now)
             self._adopt(into)
-        if self._freeze_asked:
-            self.freeze()
 
     def freeze(self) -> None:
         """Copy everything a checkpoint holds, as it is between two steps, and hand it to the agent."""
@@ -323,7 +350,8 @@ class Boundary:
         if version <= slot.base or slot.sent_step is not None:
             return  # answered, or history; what was sent is said again by the agent
         behind = version - 1 - slot.base
-        if behind > self._staleness or slot.merged:
+        # A learner that waits at a boundary may be asked for a fragment it has just adopted there.
+        if behind > self._staleness or slot.merged or self.step == slot.origin_step:
             self._tell(Passed(fragment, version))
         else:
             slot.called = version
@@ -340,7 +368,8 @@ class Boundary:
         due = [
             (slot.due_at, p)
             for p, slot in enumerate(self.slots)
-            if self.step >= slot.due_at and slot.ready is None and not slot.merged and not slot.uploading
+            if self.step >= max(slot.due_at, slot.origin_step + 1)
+            if slot.ready is None and not slot.merged and not slot.uploading
         ]
         return (min(due)[1], True) if due else (None, False)
 

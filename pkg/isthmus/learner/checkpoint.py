@@ -16,6 +16,18 @@ from isthmus.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Sen
 from isthmus.run import Run
 
 
+class Stateful(Protocol):
+    """A sampler or loader whose place in the data can be kept, such as torchdata's StatefulDataLoader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it is: plain data and arrays."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go there."""
+        ...
+
+
 class Saver(Protocol):
     """What a training loop has besides the model: its inner optimizer and its place in the data."""
 
