@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from isthmus.lab.experiments import EXPERIMENTS
 from isthmus.rules import ADOPTIONS
 from isthmus_services.options import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 from isthmus_services.settings import fields, setting
@@ -166,6 +167,31 @@ class Gc(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Simulate(Reported):
+    """Settings of `isthmus simulate`."""
+
+    kind: Annotated[
+        str, setting("training: real gradients in virtual time", positional=True, flag_only=True, choices=("training",))
+    ]
+    experiment: Annotated[
+        str,
+        setting(", ".join(EXPERIMENTS), positional=True, flag_only=True),
+    ]
+    scale: Annotated[
+        str, setting("quick: one seed and a few settings; paper: all of it (paper)", choices=("quick", "paper"))
+    ] = "paper"
+    seeds: Annotated[int | None, setting("seeds per setting (1 quick, 3 paper)", metavar="N", ge=1, flag_only=True)] = (
+        None
+    )
+    steps: Annotated[int | None, setting("optimizer steps per learner", metavar="N", ge=1, flag_only=True)] = None
+    workers: Annotated[int | None, setting("runs at once (one per core)", metavar="N", ge=1)] = None
+    cache: Annotated[str, setting("where finished runs are kept (out/lab)", metavar="DIR")] = "out/lab"
+    plot: Annotated[str | None, setting("draw loss and goodput of every setting", metavar="FILE", flag_only=True)] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Access:
     """Settings of `isthmus access`."""
 
@@ -206,6 +232,7 @@ ALL = tuple(
         (Explain, "the story of one update or one commit"),
         (Export, "write the global model as a safetensors file"),
         (Gc, "delete what the log has passed by, pack old commits; a dry run by default"),
+        (Simulate, "the whole system in virtual time: what it learns under delays, failures and mixed speeds"),
         (Access, "make the passwords and the Redis ACL file of a new installation"),
     )
 )

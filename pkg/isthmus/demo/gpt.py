@@ -1,5 +1,7 @@
 """A byte-level GPT of 0.84 million parameters: pre-norm blocks, tied head, nothing that needs a tokenizer."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,19 +31,30 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).reshape(batch, time, width))
-        out: Tensor = x + self.down(functional.gelu(self.up(self.norm2(x))))
+        return x + self.feed_forward(self.norm2(x))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """[batch, time, width] → the same."""
+        out: Tensor = self.down(functional.gelu(self.up(x)))
         return out
 
 
 class ByteGPT(nn.Module):
     """Bytes in, logits over the next byte out."""
 
-    def __init__(self, width: int = 128, layers: int = 4, heads: int = 4, context: int = CONTEXT) -> None:
+    def __init__(
+        self,
+        width: int = 128,
+        layers: int = 4,
+        heads: int = 4,
+        context: int = CONTEXT,
+        block: Callable[[], Block] | None = None,
+    ) -> None:
         super().__init__()
         self.context = context
         self.bytes = nn.Embedding(VOCABULARY, width)
         self.places = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(block() if block else Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
         self.head.weight = self.bytes.weight

@@ -1,0 +1,325 @@
+"""The experiments: for each question a list of settings, and what their rows say together. Plain data without torch."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from isthmus.errors import InputError
+from isthmus.lab.setting import Failures, Guests, Row, Setting, Shape, Wires
+from isthmus.rules import OUTER_LR
+
+STEPS = {"quick": 150, "paper": 1000}
+"""Steps of one learner where `--steps` says nothing."""
+
+SEEDS = {"quick": 1, "paper": 3}
+
+TOKENS, TIME = "tokens", "time"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One question."""
+
+    name: str
+    question: str
+    published: str
+    """What was published on it, in a line."""
+    settings: Callable[[int], list[Setting]]
+    """Given the steps of one learner."""
+    quick: Sequence[str] = ()
+    """Names of the settings that `--scale quick` runs; all where empty."""
+
+
+def named(setting: Setting, name: str, **changes: object) -> Setting:
+    """Return a setting with another name and some fields changed; `rules_…` and `pace_…` reach into those."""
+    rules = {k.removeprefix("rules_"): v for k, v in changes.items() if k.startswith("rules_")}
+    pace = {k.removeprefix("pace_"): v for k, v in changes.items() if k.startswith("pace_")}
+    own = {k: v for k, v in changes.items() if not k.startswith(("rules_", "pace_"))}
+    replace = msgspec.structs.replace
+    return replace(
+        setting,
+        name=name,
+        rules=replace(setting.rules, **rules),
+        pace=replace(setting.pace, **pace),
+        **own,
+    )
+
+
+def base(steps: int, **changes: object) -> Setting:
+    """Return the setting that all experiments start from: the library's defaults at lab size."""
+    return named(Setting(name="", steps=steps), "", **changes)
+
+
+WAITING: dict[str, object] = {"pace_lead": 0.0, "pace_grace": 0.0}
+"""As in the paper's K = M: whoever is τ steps past an upload waits for its answer."""
+
+HASTY: dict[str, object] = {"pace_quorum": 1, "pace_grace": 0.0, "pace_staleness": 0}
+"""As in the paper's K = 1 without grace: the first to arrive is the round, and what is late is dropped."""
+
+SYNCHRONOUS: dict[str, object] = {
+    "rules_fragments": 1,
+    "pace_lead": 0.0,
+    "pace_overlap": 0.0,
+    "pace_grace": 0.0,
+    "pace_staleness": 0,
+}
+"""DiLoCo: the whole model at once, and nobody goes on before everybody has merged."""
+
+PARALLEL: dict[str, object] = {"method": "data-parallel"}
+
+
+# --- 1 to 9 -----------------------------------------------------------------------------------------------------------
+
+
+def _heterogeneous(steps: int) -> list[Setting]:
+    # Speeds from 1 down to 0.82 of the fastest.
+    paces = tuple(round(1.0 / (1.0 - 0.18 * m / 7), 4) for m in range(8))
+    mixed = base(steps, learners=8, step_s=paces, noise=0.1)
+    found = [named(mixed, "data parallel", **PARALLEL)]
+    for until in (TOKENS, TIME):
+        at = f"equal {until}: "
+        found += [
+            named(mixed, f"{at}K = 8, waiting", until=until, pace_quorum=8, **WAITING),
+            named(mixed, f"{at}K = 1, no grace, no late work", until=until, **HASTY),
+            named(mixed, f"{at}K = 1, adaptive grace", until=until),
+        ]
+    return found
+
+
+def _failures(steps: int) -> list[Setting]:
+    # A cluster of eight units of compute, cut into M learners; each unit fails at the same rate.
+    found = []
+    for unit_every_s, what in ((math.inf, "none"), (2400.0, "rare"), (600.0, "often")):
+        for m in (1, 2, 4, 8):
+            failing = Failures(every_s=unit_every_s * m / 8) if math.isfinite(unit_every_s) else None
+            found.append(named(base(steps, learners=m, batch=8 // m), f"failures {what}: M = {m}", failures=failing))
+    four = base(steps)
+    found.append(named(four, "moments: no failures"))
+    for moments, what in (("own", "restored"), ("peer", "a peer's"), ("fresh", "fresh")):
+        failing = Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0, moments=moments)
+        found.append(named(four, f"moments: {what}", failures=failing))
+    return found
+
+
+def _scavenging(steps: int) -> list[Setting]:
+    four = base(steps)
+    return [
+        named(four, "4 learners"),
+        named(four, "8 for half of the tokens", guests=Guests(count=4, come=0.25, go=0.75)),
+        named(four, "16 for half of the tokens", guests=Guests(count=12, come=0.25, go=0.75)),
+    ]
+
+
+def _merge(steps: int) -> list[Setting]:
+    found = []
+    for m in (4, 8, 16):
+        few = base(steps, learners=m)
+        avg = {"rules_merge": "avg", "rules_outer_lr": OUTER_LR["avg"]}
+        found += [
+            named(few, f"M = {m}: Avg", **avg),
+            named(few, f"M = {m}: RDA everywhere", rules_merge_embeddings="rda"),
+            named(few, f"M = {m}: RDA, embeddings Avg"),
+        ]
+    return found
+
+
+def _codecs(steps: int) -> list[Setting]:
+    four = base(steps)
+    plain = named(four, "", rules_codec_down="f32")
+    found = [named(plain, f"up: {up}", rules_codec_up=up) for up in ("f32", "bf16", "int8", "int4")]
+    found.append(named(plain, "up: int4, no error feedback", rules_codec_up="int4", rules_error_feedback=False))
+    return found + [named(four, f"down: {down}", rules_codec_down=down) for down in ("bf16", "int8", "int4")]
+
+
+def _adoption(steps: int) -> list[Setting]:
+    # A round trip of about two steps, and learners of mixed speed, so that there is something to be late with.
+    far = base(steps, learners=8, step_s=(1.0, 1.0, 1.0, 1.0, 1.3), noise=0.1, wires=Wires(latency_s=0.5, spread=0.5))
+    return [
+        named(far, "adopt: overwrite", adopt="overwrite"),
+        named(far, "adopt: blend", adopt="blend"),
+        named(far, "adopt: carry", adopt="carry"),
+        named(far, "staleness: 0", pace_staleness=0),
+        named(far, "staleness: 1", pace_staleness=1),
+        named(far, "staleness: 4", pace_staleness=4),
+        named(far, "grace: 0", pace_grace=0.0),
+        named(far, "grace: 0.8", pace_grace=0.8),
+        named(far, "overlap: 1", pace_overlap=1.0),
+        named(far, "overlap: 4", pace_overlap=4.0),
+    ]
+
+
+def _scale(steps: int) -> list[Setting]:
+    found = [named(base(steps, learners=m), f"data parallel: M = {m}", **PARALLEL) for m in (1, 2, 4, 8)]
+    for h in (6, 12, 24, 48):
+        found += [
+            named(base(steps, learners=m, rules_sync_every=h), f"decoupled: M = {m}, H = {h}")
+            for m in ((2, 4, 8) if h in (12, 48) else (4,))
+        ]
+    found += [
+        named(base(steps, rules_sync_every=h, pace_quorum=4, **SYNCHRONOUS), f"synchronous: M = 4, H = {h}")
+        for h in (12, 24, 48)
+    ]
+    for h, m in ((12, 4), (48, 4), (12, 8)):
+        for lr, mu in ((0.4, 0.0), (0.8, 0.0), (0.2, 0.5), (0.6, 0.5), (0.8, 0.5), (0.2, 0.8), (0.1, 0.9)):
+            at = base(steps, learners=m, rules_sync_every=h, rules_outer_lr=lr, rules_outer_momentum=mu)
+            found.append(named(at, f"outer: M = {m}, H = {h}, rate {lr:g}, momentum {mu:g}"))
+    return found
+
+
+def _regions(steps: int) -> list[Setting]:
+    found = []
+    for gbit in (0.05, 0.1, 0.25, 1.0):
+        wires = Wires(latency_s=0.06, spread=0.3, gbit_s=gbit, parameters=1e8)
+        far = base(steps, learners=8, noise=0.05, wires=wires)
+        found += [
+            named(far, f"{gbit * 1000:g} Mbit/s: data parallel", **PARALLEL),
+            named(far, f"{gbit * 1000:g} Mbit/s: int4 up, int8 down"),
+            named(far, f"{gbit * 1000:g} Mbit/s: int4 up, int4 down", rules_codec_down="int4"),
+        ]
+    return found
+
+
+def _experts(steps: int) -> list[Setting]:
+    found = []
+    for count in (4, 16):
+        some = base(steps, shape=Shape(width=64, layers=2, heads=2, experts=count))
+        found += [
+            named(some, f"{count} experts: data parallel", **PARALLEL),
+            named(some, f"{count} experts: RDA"),
+            named(some, f"{count} experts: Avg", rules_merge="avg", rules_outer_lr=OUTER_LR["avg"]),
+        ]
+    return found
+
+
+def _gap(steps: int) -> list[Setting]:
+    found = []
+    for m in (4, 8):
+        few = base(steps, learners=m)
+        at = f"M = {m}: "
+        found += [
+            named(few, f"{at}data parallel", **PARALLEL),
+            named(few, f"{at}defaults"),
+            named(few, f"{at}H = 6", rules_sync_every=6, rules_fragments=6),
+            named(few, f"{at}moments of a fragment reset on adoption", reset_moments=True),
+            named(few, f"{at}inner rate × 1.5", peak_lr=1.5 * few.peak_lr),
+            named(few, f"{at}no inner warm-up", warmup=1),
+            named(few, f"{at}Avg 1.0 / 0.5", rules_merge="avg", rules_outer_lr=1.0),
+            named(few, f"{at}lossless codecs", rules_codec_up="f32", rules_codec_down="f32"),
+            named(few, f"{at}waiting, τ = 0", pace_quorum=m, pace_lead=0.0, pace_overlap=0.0, pace_grace=0.0),
+        ]
+    long = base(3 * steps)
+    return [
+        *found,
+        named(long, "M = 4, three times as long: data parallel", **PARALLEL),
+        named(long, "M = 4, three times as long: defaults"),
+    ]
+
+
+EXPERIMENTS = {
+    e.name: e
+    for e in (
+        Experiment(
+            "heterogeneous",
+            "Eight learners, the slowest 18 % behind, steps with 10 % noise: what do waiting and grace cost and gain?",
+            "goodput and text score: K = 8 84 % / 54.4 · K = 1 100 % / 51.4 · K = 1 with grace 100 % / 55.3",
+            _heterogeneous,
+        ),
+        Experiment(
+            "failures",
+            "A cluster of eight units cut into M learners, units failing at rising rates, at equal tokens",
+            "1.2 million chips, goodput: data parallel 27 %, elastic 58 %, M = 8 88 %; uptime about 100 % from M = 4",
+            _failures,
+            quick=("failures none: M = 1", "failures none: M = 8", "failures often: M = 1", "failures often: M = 8"),
+        ),
+        Experiment(
+            "scavenging",
+            "Four learners, then more of them for half of the token budget",
+            "time 0.5 + 0.5 / (1 + x) with x times extra compute for half of the tokens, at equal quality",
+            _scavenging,
+        ),
+        Experiment(
+            "merge",
+            "Avg, RDA, and RDA with Avg for embeddings, as M grows",
+            "M = 8: 55.4 against 54.1 for Avg; M = 16: 54.5 against 52.7",
+            _merge,
+            quick=("M = 4: Avg", "M = 4: RDA everywhere", "M = 4: RDA, embeddings Avg"),
+        ),
+        Experiment(
+            "codecs",
+            "Fewer bits up and down",
+            "bf16 and int4 up alike (55.4, 55.3); int2 42.6, 1 bit 37.3",
+            _codecs,
+        ),
+        Experiment(
+            "adoption",
+            "What a new version does to local work, and how late work may be, at half a second one way",
+            "α = 0 (overwrite) in the paper, 0.5 (blend) in Streaming DiLoCo",
+            _adoption,
+            quick=("adopt: overwrite", "adopt: blend", "adopt: carry"),
+        ),
+        Experiment(
+            "scale",
+            "M and H against data parallel and synchronous DiLoCo; rate and momentum of the outer optimizer",
+            "parity with data parallel at large scale; momentum 0.9, outer rate growing with M and H (scaling laws)",
+            _scale,
+            quick=("data parallel: M = 4", "decoupled: M = 4, H = 12", "synchronous: M = 4, H = 12"),
+        ),
+        Experiment(
+            "regions",
+            "Eight learners behind wide-area links, a model of 100 million parameters",
+            "90 % utilisation: data parallel 104 Gbit/s, decoupled 1.7 (bf16), 0.43 (int4), at 1 s steps",
+            _regions,
+            quick=("50 Mbit/s: data parallel", "50 Mbit/s: int4 up, int8 down", "1000 Mbit/s: int4 up, int8 down"),
+        ),
+        Experiment(
+            "experts",
+            "A mixture of experts: RDA against Avg, and experts that get no tokens between two rounds",
+            "68.4 / 54.9 against 68.4 / 55.1 for data parallel",
+            _experts,
+            quick=("4 experts: data parallel", "4 experts: RDA", "4 experts: Avg"),
+        ),
+        Experiment(
+            "gap",
+            "What lies between decoupled training and data parallel at this scale",
+            "none: parity was reported at large scale",
+            _gap,
+            quick=("M = 4: data parallel", "M = 4: defaults", "M = 4: H = 6"),
+        ),
+    )
+}
+
+
+def chosen(name: str, scale: str, steps: int | None) -> list[Setting]:
+    """Return an experiment's settings at a scale. Raises `InputError` for an experiment that does not exist."""
+    if name not in EXPERIMENTS:
+        raise InputError(f"there is no experiment {name}: choose one of {', '.join(EXPERIMENTS)}")
+    e = EXPERIMENTS[name]
+    found = e.settings(steps or STEPS[scale])
+    return [s for s in found if s.name in e.quick] if scale == "quick" and e.quick else found
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over seeds and the standard deviation among them (0 for one seed)."""
+
+    mean: float
+    deviation: float
+
+
+def summary(rows: Sequence[Row]) -> dict[str, dict[str, Spread]]:
+    """Return, by setting, mean and spread over seeds of everything measured."""
+    grouped: dict[str, list[Row]] = {}
+    for row in rows:
+        grouped.setdefault(row.setting, []).append(row)
+    measured = ("val_loss", "goodput", "uptime", "participation", "wall_virtual_s", "tokens", "kept")
+    found = {}
+    for name, of_one in grouped.items():
+        values = {what: [float(getattr(row, what)) for row in of_one] for what in measured}
+        values |= {what: [row.extra[what] for row in of_one] for what in of_one[0].extra}
+        found[name] = {
+            what: Spread(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for what, v in values.items()
+        }
+    return found

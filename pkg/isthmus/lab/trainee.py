@@ -1,0 +1,168 @@
+"""What the lab trains: the byte GPT on the standard library's source, one window or a few per step."""
+
+import functools
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus import moments, torch_model
+from isthmus.demo.gpt import CONTEXT, ByteGPT, held_out_loss, loss_of
+from isthmus.demo.text import corpus
+from isthmus.demo.trainer import CLIP, FINAL_SHARE, optimizer_for
+from isthmus.kernels import F32
+from isthmus.lab.experts import BALANCE, ExpertGPT
+from isthmus.lab.setting import WINDOW, Setting, Shape
+from isthmus.layout import Layout
+from isthmus.learner import LearnerAgent
+from isthmus.learner.boundary import Replica
+from isthmus.learner.checkpoint import Checkpoint, Saver
+
+HELD_OUT_EVERY = 2
+"""Of the held-out windows every second one is evaluated: 64 KiB."""
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def build(shape: Shape, seed: int) -> ByteGPT:
+    """Return the lab's model, initialised by a seed."""
+    torch.manual_seed(seed)
+    if shape.experts:
+        return ExpertGPT(shape.width, shape.layers, shape.heads, shape.experts)
+    return ByteGPT(shape.width, shape.layers, shape.heads)
+
+
+@functools.lru_cache(maxsize=32)
+def shard(index: int, count: int) -> Bytes:
+    """Return the text of one learner's shard."""
+    return np.frombuffer(corpus().shard(index, count), np.uint8)
+
+
+@functools.lru_cache(maxsize=1)
+def held_out() -> torch.Tensor:
+    """Return the held-out text."""
+    return torch.frombuffer(bytearray(corpus().held_out), dtype=torch.uint8)
+
+
+def val_loss(model: nn.Module) -> float:
+    """Return the held-out loss in nats per byte."""
+    return held_out_loss(model, held_out(), every=HELD_OUT_EVERY)
+
+
+def windows(text: Bytes, count: int, *draw: int) -> torch.Tensor:
+    """Return so many windows [count, WINDOW + 1] int64, drawn by these numbers."""
+    starts = np.random.Generator(np.random.PCG64(draw)).integers(0, text.size - CONTEXT - 1, count)
+    return torch.from_numpy(np.stack([text[s : s + WINDOW + 1] for s in starts]).astype(np.int64))
+
+
+def rate(setting: Setting, progress: float) -> float:
+    """Return the learning rate where this share of the run is done: linear warm-up, then a cosine to a twentieth."""
+    warmup = min(setting.warmup / setting.steps, 0.25)
+    if progress < warmup:
+        return setting.peak_lr * max(progress, 1.0 / setting.steps) / warmup
+    done = min(1.0, (progress - warmup) / (1.0 - warmup))
+    return setting.peak_lr * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def train_on(model: ByteGPT, optimizer: torch.optim.Optimizer, batch: torch.Tensor, lr: float) -> float:
+    """Take one optimizer step; return the loss of the batch, in nats per byte."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss = loss_of(model, batch)
+    whole = loss
+    if isinstance(model, ExpertGPT):
+        whole = loss + BALANCE * sum(choice.balance for choice in model.choices)
+    whole.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(loss.detach())
+
+
+class _Forgetful:
+    """A replica whose inner optimizer starts anew for every fragment that is written."""
+
+    def __init__(self, replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
+        named = dict(model.named_parameters())
+        self.read = replica.read
+        self._replica = replica
+        self._optimizer = optimizer
+        self._parameters = [[named[t.spec.name] for t in f.tensors] for f in layout.fragments]
+
+    def write(self, fragment: int, values: F32) -> None:
+        """See `Replica.write`."""
+        self._replica.write(fragment, values)
+        for parameter in self._parameters[fragment]:
+            self._optimizer.state.pop(parameter, None)
+
+
+class Trained:
+    """One life of one learner: a `Trainee` with real gradients."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        seed: int,
+        *,
+        order: int,
+        step_s: float,
+        draw: random.Random,
+        progress: Callable[[], float],
+        enough: Callable[[], bool],
+        count: Callable[[int], None],
+        moments_from: str = "own",
+        donor: Callable[[], Checkpoint | None] = lambda: None,
+    ) -> None:
+        """`progress` is the share of the run that is done, `count` is told of every step's tokens."""
+        self.model = build(setting.shape, seed)
+        self.optimizer = optimizer_for(self.model)
+        self.idle_experts: list[float] = []
+        self._setting = setting
+        self._seed = seed
+        self._order = order
+        self._step_s = step_s
+        self._draw = draw
+        self._progress = progress
+        self._enough = enough
+        self._count = count
+        self._moments_from = moments_from
+        self._donor = donor
+        self._fresh_at: int | None = None
+        self._text = shard(order % setting.learners, setting.learners)
+
+    def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
+        """See `Trainee.begin`."""
+        own = agent.history.checkpoint
+        origin = moments.restore(self.model, self.optimizer, None, own, self._donor())
+        if origin == "fresh" and any(known.version for known in agent.downlink.known):
+            self._fresh_at = agent.history.step
+        replica = torch_model.TorchReplica(self.model, layout)
+        saver = moments.Saver(self.model, self.optimizer, None)
+        return (
+            _Forgetful(replica, self.model, self.optimizer, layout) if self._setting.reset_moments else replica
+        ), saver
+
+    def duration(self) -> float:
+        """See `Trainee.duration`."""
+        return self._step_s * max(0.2, 1.0 + self._setting.noise * self._draw.gauss(0.0, 1.0))
+
+    def step(self, number: int) -> tuple[int, float]:
+        """See `Trainee.step`."""
+        s = self._setting
+        batch = windows(self._text, s.batch, self._seed, self._order, number)
+        warm = 1.0 if self._fresh_at is None else moments.warmth(number - self._fresh_at, s.warmup)
+        loss = train_on(self.model, self.optimizer, batch, warm * rate(s, self._progress()))
+        tokens = s.batch * WINDOW
+        self._count(tokens)
+        if isinstance(self.model, ExpertGPT) and (number + 1) % s.rules.sync_every == 0:
+            for choice in self.model.choices:
+                self.idle_experts.append(float((choice.seen == 0).float().mean()))
+                choice.seen.zero_()
+        return tokens, loss
+
+    def enough(self, _: LearnerAgent) -> bool:
+        """See `Trainee.enough`."""
+        return self._enough()

@@ -1,0 +1,345 @@
+"""Runs one setting of the lab: the library's learners and syncer in virtual time, or the data-parallel baseline."""
+
+import asyncio
+import contextlib
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from isthmus import moments, torch_model
+from isthmus.codecs import codec, packed_size
+from isthmus.demo.trainer import optimizer_for
+from isthmus.lab import trainee
+from isthmus.lab.setting import Row, Setting
+from isthmus.learner import LearnerAgent
+from isthmus.learner.checkpoint import Checkpoint
+from isthmus.log import Log
+from isthmus.run import Run, Seed
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import Ports, Times, World, learn, serve
+from isthmus.syncer import Syncer
+
+Progress = Callable[[float], None]
+
+WEIBULL_SHAPE = 1.5
+"""Of repair times: most take about as long as the mean, a few much longer."""
+
+JOIN_S = 1.0
+"""A virtual process takes so long to start."""
+
+
+def train(setting: Setting, seed: int, progress: Progress = lambda _: None) -> Row:
+    """Return what a setting comes to with a seed. The same numbers, wherever and whenever it is run."""
+    torch.set_num_threads(1)
+    if setting.method == "data-parallel":
+        return _data_parallel(setting, seed, progress)
+    lab = _Lab(setting, seed, progress)
+    try:
+        row: Row = lab.world.clock.run_until_complete(lab.run())
+    finally:
+        lab.world.clock.close()
+    return row
+
+
+# --- data parallel ----------------------------------------------------------------------------------------------------
+
+
+def all_reduce_s(setting: Setting, parameters: float) -> float:
+    """Return the seconds an all-reduce of all gradients in bfloat16 takes: a ring moves 2 (1 − 1/M) of them."""
+    w = setting.wires
+    if setting.learners == 1 or w.gbit_s is None:
+        return 0.0 if setting.learners == 1 else 2.0 * w.latency_s
+    size = 2.0 * (w.parameters or parameters) * 2.0 * (1.0 - 1.0 / setting.learners)
+    return size * 8.0 / (w.gbit_s * 1e9) + 2.0 * w.latency_s
+
+
+def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
+    """One model, one optimizer, the learners' batches side by side in every step; each step waits for the slowest."""
+    model = trainee.build(setting.shape, seed)
+    optimizer = optimizer_for(model)
+    parameters = sum(p.numel() for p in model.parameters())
+    draw = random.Random(f"{seed}/data-parallel")
+    durations = _durations(setting)
+    wall = waited = 0.0
+    reduce_s = all_reduce_s(setting, parameters)
+    for number in range(setting.steps):
+        parts = [
+            trainee.windows(trainee.shard(m, setting.learners), setting.batch, seed, m, number)
+            for m in range(setting.learners)
+        ]
+        trainee.train_on(model, optimizer, torch.cat(parts), trainee.rate(setting, number / setting.steps))
+        took = [s * max(0.2, 1.0 + setting.noise * draw.gauss(0.0, 1.0)) for s in durations]
+        wall += max(took) + reduce_s
+        waited += sum(max(took) + reduce_s - t for t in took)
+        progress((number + 1) / setting.steps)
+    share = all_reduce_s(setting, parameters) / reduce_s if reduce_s else 1.0
+    return Row(
+        setting=setting.name,
+        learners=setting.learners,
+        H=1,
+        K=setting.learners,
+        seed=seed,
+        tokens=setting.budget,
+        val_loss=trainee.val_loss(model),
+        goodput=1.0 - waited / (setting.learners * wall),
+        uptime=1.0,
+        participation=1.0,
+        up_bits_per_param=16.0 * share,
+        down_bits_per_param=16.0 * share,
+        wall_virtual_s=wall,
+    )
+
+
+def _durations(setting: Setting, count: int | None = None) -> list[float]:
+    s = setting.step_s
+    return [s[min(m, len(s) - 1)] for m in range(count or setting.learners)]
+
+
+# --- decoupled --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Seat:
+    """One learner's place: processes come and go on it."""
+
+    name: str
+    order: int
+    step_s: float
+    lives: int = 0
+    times: list[Times] = field(default_factory=list)
+    here_s: float = 0.0
+    """How long it was supposed to be there."""
+    lost: int = 0
+    """Tokens trained and lost again by failures."""
+    down: list[tuple[float, float]] = field(default_factory=list)
+    agent: LearnerAgent | None = None
+
+
+class _Lab:
+    """One run under way."""
+
+    def __init__(self, setting: Setting, seed: int, progress: Progress) -> None:
+        self.setting = setting
+        self.seed = seed
+        self.world = World(f"lab/{seed}")
+        self.tokens = 0
+        self._progress = progress
+        self._draw = random.Random(f"{seed}/failures")
+        self._began = 0.0
+        self._run: Run
+        self._syncer: Syncer
+        self._idle: list[float] = []
+        self._inputs: list[float] = []
+        self._done = asyncio.Event()
+        self._awaited = {1.0: self._done}
+        """Set once so much of the run is done."""
+
+    # --- where it stands ----------------------------------------------------------------------------------------------
+
+    def done(self) -> float:
+        """Return the share of the run that is done."""
+        if self.setting.until == "time":
+            fastest = self.setting.steps * min(_durations(self.setting))
+            return min(1.0, (self.world.clock.time() - self._began) / fastest)
+        return min(1.0, self.tokens / self.setting.budget)
+
+    def _count(self, tokens: int) -> None:
+        self.tokens += tokens
+        done = self.done()
+        for share, event in self._awaited.items():
+            if done >= share:
+                event.set()
+        self._progress(done)
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Row:
+        """Train until the budget is spent; judge the global model."""
+        s = self.setting
+        model = trainee.build(s.shape, self.seed)
+        self._run = await self.world.create(
+            Seed(torch_model.specs_of(model), torch_model.values_of(model), {}, s.rules, s.pace)
+        )
+        self._began = self.world.clock.time()
+        stopping = asyncio.Event()
+        serving = self._serve(stopping)
+        seats = [_Seat(f"l{m}", m, step_s) for m, step_s in enumerate(_durations(s))]
+        guests = [_Seat(f"g{m}", s.learners + m, _durations(s)[-1]) for m in range(s.guests.count if s.guests else 0)]
+        async with asyncio.TaskGroup() as tasks:
+            for seat in seats:
+                tasks.create_task(self._sit(seat))
+            for seat in guests:
+                tasks.create_task(self._visit(seat))
+        wall = self.world.clock.time() - self._began
+        stopping.set()
+        await serving
+        torch_model.load(model, self._run.layout, [k.state.published for k in self._syncer.keepers if k.state])
+        row = await self._row(seats + guests, wall, trainee.val_loss(model))
+        if self.world.clock.failures:
+            raise RuntimeError(f"the simulation broke: {self.world.clock.failures[0]}")
+        return row
+
+    def _weather(self) -> Weather:
+        w = self.setting.wires
+        scale = w.parameters / self._run.layout.size if w.parameters else 1.0
+        speed = math.inf if w.gbit_s is None else w.gbit_s * 1e9 / 8.0
+        return Weather(w.latency_s, w.spread, up_bytes_s=speed, down_bytes_s=speed, bytes_scale=scale, timeout_s=60.0)
+
+    def _serve(self, stopping: asyncio.Event) -> "asyncio.Task[None]":
+        process = self.world.process("syncer")
+        # The syncer stands beside the store.
+        ports = self.world.ports(process, Weather(0.002, 0.2), Weather(0.002, 0.2))
+
+        def started(syncer: Syncer) -> None:
+            self._syncer = syncer
+
+        return process.start(serve(ports, "syncer", stopping, None, started))
+
+    async def _sit(self, seat: _Seat) -> None:
+        """Be a learner for the whole run, in as many lives as its failures ask for."""
+        f, clock = self.setting.failures, self.world.clock
+        while self.done() < 1.0:
+            life_s = self._draw.expovariate(1.0 / f.every_s) if f else math.inf
+            failed = await self._live(seat, lambda: self.done() >= 1.0, life_s)
+            if not failed or f is None:
+                break
+            mean = f.repair_s / math.gamma(1.0 + 1.0 / WEIBULL_SHAPE)
+            repair = self._draw.weibullvariate(mean, WEIBULL_SHAPE)
+            since = clock.time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(repair):
+                    await self._done.wait()
+            seat.down.append((since, clock.time()))
+        seat.here_s = clock.time() - self._began
+
+    async def _visit(self, seat: _Seat) -> None:
+        """Be there for a part of the budget."""
+        g, clock = self.setting.guests, self.world.clock
+        assert g is not None, "a guest without an invitation"
+        self._awaited.setdefault(g.come, asyncio.Event())
+        await self._awaited[g.come].wait()
+        since = clock.time()
+        await self._live(seat, lambda: self.done() >= min(1.0, g.go), math.inf)
+        seat.here_s = clock.time() - since
+
+    async def _live(self, seat: _Seat, enough: Callable[[], bool], life_s: float) -> bool:
+        """Run one process; return whether it failed."""
+        s, f = self.setting, self.setting.failures
+        own = f is None or f.moments == "own"
+        name = seat.name if own or seat.lives == 0 else f"{seat.name}.{seat.lives}"
+        process = self.world.process(seat.name, seat.lives)
+        ports = self.world.ports(process, self._weather(), self._weather())
+        donor = await self._donor(ports, name) if f and f.moments == "peer" and seat.lives else None
+        times = Times()
+        before = self.tokens_of(seat)
+        body = trainee.Trained(
+            s,
+            self.seed,
+            order=seat.order if own else seat.order + 1000 * seat.lives,
+            step_s=seat.step_s,
+            draw=random.Random(f"{self.seed}/{name}/{seat.lives}"),
+            progress=self.done,
+            enough=enough,
+            count=self._count,
+            donor=lambda: donor,
+        )
+
+        def started(agent: LearnerAgent) -> None:
+            seat.agent = agent
+
+        checkpoint_s = math.inf if f is None else f.checkpoint_s
+        task = process.start(learn(ports, name, body, times, started=started, adopt=s.adopt, checkpoint_s=checkpoint_s))
+        seat.lives += 1
+        seat.times.append(times)
+        timer: asyncio.Future[None] = asyncio.ensure_future(asyncio.sleep(life_s if math.isfinite(life_s) else 1e12))
+        await asyncio.wait([task, timer], return_when=asyncio.FIRST_COMPLETED)
+        failed = not task.done()
+        if failed:
+            process.kill()
+            seat.lost += self._lost(seat, times, before)
+        else:
+            timer.cancel()
+            task.result()
+        self._idle += body.idle_experts
+        return failed
+
+    def tokens_of(self, seat: _Seat) -> int:
+        """Return the tokens a seat's learner has behind it, by its own count."""
+        agent = seat.agent
+        return agent.boundary.tokens_seen if agent is not None and agent.boundary is not None else 0
+
+    def _lost(self, seat: _Seat, times: Times, before: int) -> int:
+        """Return the tokens that a killed process takes with it: those in no update that was stored."""
+        agent = seat.agent
+        if agent is None or agent.boundary is None:
+            return 0
+        shares = self._run.shares
+        return round(sum(share * agent.boundary.local_tokens(p) for p, share in enumerate(shares)))
+
+    async def _donor(self, ports: Ports, name: str) -> Checkpoint | None:
+        """Ask as `join` does: a healthy learner's newest checkpoint that fits."""
+        log = Log(self._run, ports.store, ports.process.runtime)
+        agent = LearnerAgent(log, ports.store, ports.bus, ports.process.runtime, name)
+        model = trainee.build(self.setting.shape, self.seed)
+        optimizer = optimizer_for(model)
+        return await agent.donor(lambda found: moments.why_no_fit(model, optimizer, found))
+
+    # --- the row ------------------------------------------------------------------------------------------------------
+
+    async def _row(self, seats: list[_Seat], wall: float, loss: float) -> Row:
+        s = self.setting
+        merged, participation = await self._read_log()
+        processed = max(1, self.tokens)
+        here = sum(seat.here_s for seat in seats)
+        trained = sum(t.trained_s for seat in seats for t in seat.times)
+        per_token = trained / processed
+        lost = sum(seat.lost for seat in seats)
+        extra = {"idle_experts": sum(self._idle) / len(self._idle)} if self._idle else {}
+        return Row(
+            setting=s.name,
+            learners=s.learners,
+            H=s.rules.sync_every,
+            K=s.pace.quorum,
+            seed=self.seed,
+            tokens=self.tokens,
+            val_loss=loss,
+            goodput=(trained - lost * per_token) / here,
+            uptime=1.0 - _all_down(seats, self._began, self._began + wall) / wall,
+            participation=participation,
+            up_bits_per_param=self._bits(s.rules.codec_up),
+            down_bits_per_param=self._bits(s.rules.codec_down),
+            wall_virtual_s=wall,
+            kept=merged / processed,
+            extra=extra,
+        )
+
+    async def _read_log(self) -> tuple[float, float]:
+        """Return the tokens that commits hold, weighted by fragments, and the share of the expected in them."""
+        ports = self.world.ports(self.world.process("reader"))
+        log = Log(self._run, ports.store, ports.process.runtime)
+        merged, shares = 0.0, []
+        for p, share in enumerate(self._run.shares):
+            async for commit in log.commits(p, 0):
+                h = commit.header
+                merged += share * sum(given.tokens for given in h.inputs)
+                there = {given.learner for given in h.inputs}
+                shares.append(len(there) / max(1, len(there | set(h.waited.expected))))
+        return merged, sum(shares) / max(1, len(shares))
+
+    def _bits(self, name: str) -> float:
+        layout = self._run.layout
+        return 8.0 * sum(packed_size(codec(name), f) for f in layout.fragments) / layout.size
+
+
+def _all_down(seats: list[_Seat], since: float, until: float) -> float:
+    """Return for how long no seat had a process."""
+    edges = sorted({since, until, *(t for seat in seats for span in seat.down for t in span)})
+    total = 0.0
+    for a, b in itertools.pairwise(edges):
+        middle = (a + b) / 2
+        total += (b - a) * all(any(x <= middle < y for x, y in seat.down) for seat in seats)
+    return total

@@ -1,0 +1,149 @@
+"""The bus port in virtual time: streams that can be lost, and for every process a faulty, timed way to them."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from isthmus.bus.base import READ_MAX, RETAINED, START, Said
+from isthmus.errors import Unavailable
+from isthmus.simulate.process import Process
+from isthmus.simulate.weather import Fault, Weather
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Stream:
+    said: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=RETAINED))
+    count: int = 0
+
+
+class Streams:
+    """What is kept on the bus, and who waits for more of it."""
+
+    def __init__(self) -> None:
+        self.appended: list[Callable[[str, bytes], None]] = []
+        """Told of every message that is kept."""
+        self._streams: dict[str, _Stream] = {}
+        self._epoch = 0
+        self._waiting: dict[asyncio.Future[None], Mapping[str, str]] = {}
+
+    def append(self, stream: str, body: bytes) -> None:
+        """Add a message and wake who waits for it."""
+        kept = self._streams.setdefault(stream, _Stream())
+        kept.count += 1
+        kept.said.append((kept.count, body))
+        for tell in self.appended:
+            tell(stream, body)
+        for waiter, positions in list(self._waiting.items()):
+            if stream in positions and not waiter.done():
+                waiter.set_result(None)
+
+    def after(self, positions: Mapping[str, str]) -> dict[str, list[Said]]:
+        """Return what came after these positions; one that is not of this life of the bus starts again."""
+        found = {}
+        for stream, position in positions.items():
+            kept = self._streams.get(stream)
+            if kept is None or not kept.said:
+                continue
+            at = self._number(position)
+            if at >= kept.count:
+                continue
+            # What is kept is numbered without gaps: the rest begins right behind the position.
+            fresh = itertools.islice(kept.said, max(0, len(kept.said) - (kept.count - at)), None)
+            found[stream] = [Said(f"{self._epoch}-{n}", body) for n, body in itertools.islice(fresh, READ_MAX)]
+        return found
+
+    def tail(self, stream: str) -> str:
+        """Return the position behind the newest message."""
+        return f"{self._epoch}-{self._streams[stream].count}" if stream in self._streams else START
+
+    def names(self) -> set[str]:
+        """Return the streams there are."""
+        return set(self._streams)
+
+    def wipe(self) -> None:
+        """Lose everything, as a Redis without persistence does."""
+        self._streams.clear()
+        self._epoch += 1
+
+    def wait(self, waiter: "asyncio.Future[None]", positions: Mapping[str, str]) -> None:
+        """Resolve a future at the next message on one of these streams."""
+        self._waiting[waiter] = positions
+        waiter.add_done_callback(lambda done: self._waiting.pop(done, None))
+
+    def _number(self, position: str) -> int:
+        epoch, _, number = position.partition("-")
+        return int(number) if position and int(epoch) == self._epoch else 0
+
+
+class SimulatedBus:
+    """One process's way to the streams."""
+
+    def __init__(self, streams: Streams, process: Process, weather: Weather, url: str = "sim://bus") -> None:
+        self.url = url
+        self.weather = weather
+        self._streams = streams
+        self._process = process
+        self._clock = process.clock
+
+    async def append(self, stream: str, body: bytes) -> None:
+        """See `Bus.append`."""
+        harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)
+        fault = self.weather.strikes(self._process.random, *harm)
+        world, draw = self._clock.world.context, self._process.random
+        if fault in (Fault.CUT_OFF, Fault.LOST_REQUEST):
+            await asyncio.sleep(self.weather.timeout_s)
+        else:
+            there = self.weather.delay(draw)
+            if fault is Fault.LANDS_LATE:
+                there += self.weather.timeout_s + draw.uniform(0.0, self.weather.late_s)
+            if fault not in (Fault.ERROR, Fault.SWALLOWED):
+                self._clock.call_later(there, self._streams.append, stream, body, context=world)
+            lost = fault in (Fault.LOST_REPLY, Fault.LANDS_LATE)
+            await asyncio.sleep(self.weather.timeout_s if lost else there + self.weather.delay(draw))
+        if fault is not None and fault is not Fault.SWALLOWED:
+            raise Unavailable(f"{self.url}: {fault.value}")
+
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+        """See `Bus.read`."""
+        await self._travel()
+        found = self._streams.after(positions)
+        if not found and timeout_s > 0.0:
+            waiter: asyncio.Future[None] = self._clock.create_future()
+            self._streams.wait(waiter, positions)
+            timer = self._clock.call_later(timeout_s, _resolve, waiter, context=self._clock.world.context)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
+                waiter.cancel()
+            found = self._streams.after(positions)
+        await asyncio.sleep(self.weather.delay(self._process.random))
+        return found
+
+    async def tail(self, stream: str) -> str:
+        """See `Bus.tail`."""
+        await self._travel()
+        return self._streams.tail(stream)
+
+    async def names(self) -> set[str]:
+        """See `Bus.names`."""
+        await self._travel()
+        return self._streams.names()
+
+    async def _travel(self) -> None:
+        """Let a question and its answer take their time."""
+        fault = self.weather.strikes(self._process.random, Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY)
+        if fault is not None:
+            await asyncio.sleep(0.0 if fault is Fault.ERROR else self.weather.timeout_s)
+            raise Unavailable(f"{self.url}: {fault.value}")
+        await asyncio.sleep(2.0 * self.weather.delay(self._process.random))
+
+
+def _resolve(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,257 @@
+"""An asyncio event loop in virtual time: nothing waits, time jumps to the next timer, and a seed orders what is ready.
+
+Everything belongs to a `Life`, found by the context a callback runs in. Within one life callbacks run in the order
+asyncio promises; which of several lives goes next is drawn, since processes owe each other no order. A life can be
+frozen (its callbacks are kept) and ended (they are dropped, and no `finally` runs, as with SIGKILL).
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+import random
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from contextvars import Context, ContextVar
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+TURNS_MAX = 1_000_000
+"""Callbacks without time passing, after which somebody is going round in circles."""
+
+
+class StandsStill(RuntimeError):
+    """Nothing is ready and no timer runs: what is waited for can never come."""
+
+
+class Life:
+    """One simulated process, as the clock sees it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.frozen = False
+        self.ended = False
+        self.ready: deque[asyncio.Handle] = deque()
+        self.context = contextvars.copy_context()
+        """Tasks started in it, and all they start, belong to this life."""
+        self.context.run(_LIFE.set, self)
+
+
+_LIFE: ContextVar["Life | None"] = ContextVar("isthmus_life", default=None)
+
+
+class Task(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address, so that a seed gives the same run again."""
+
+    def __init__(self, coro: Any, *, number: int, **more: Any) -> None:
+        self._number = number
+        super().__init__(coro, **more)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Clock:
+    """An event loop for simulated lives: as much of one as coroutines need that touch nothing but the ports.
+
+    `time()` is in virtual seconds since it was made.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.world = Life("world")
+        """Owns what belongs to no process: requests on their way, planned faults."""
+        self.failures: list[dict[str, Any]] = []
+        """What asyncio's exception handler was told: nothing, in a sound run."""
+        self.turns = 0
+        """Callbacks run so far."""
+        self._now = 0.0
+        self._turns_now = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._count = 0
+        self._tasks = 0
+        self._awake: list[Life] = []  # lives with something ready that are not frozen
+        self._random = random.Random(seed)
+        self._loop: Any = self  # what asyncio takes for a loop; there are no sockets, signals or threads in it
+        self._closed = False
+        self._running = False
+        self._graveyard: list[Life] = []
+
+    # --- what asyncio asks of a loop ----------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Return virtual seconds."""
+        return self._now
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        """See `asyncio`. The callback belongs to the life of its context."""
+        handle = asyncio.Handle(callback, args, self._loop, context)
+        self._make_ready(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio`."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio`."""
+        handle = asyncio.TimerHandle(when, callback, args, self._loop, context)
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass  # passed over when its time comes
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """See `asyncio`."""
+        return asyncio.Future(loop=self._loop)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+        **_: Any,
+    ) -> asyncio.Task[T]:
+        """See `asyncio`."""
+        self._tasks += 1
+        return Task(coro, number=self._tasks, loop=self._loop, name=name or f"t{self._tasks}", context=context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep it: whoever runs the simulation looks."""
+        self.failures.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """See `call_exception_handler`."""
+        self.failures.append(context)
+
+    def get_debug(self) -> bool:
+        """Return False."""
+        return False
+
+    def is_running(self) -> bool:
+        """Return whether callbacks are being run."""
+        return self._running
+
+    def is_closed(self) -> bool:
+        """Return whether it was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let every task that is left unwind, those of ended lives too; then forget everything."""
+        for life in self._graveyard:
+            life.ended = life.frozen = False
+            if life.ready:
+                self._awake.append(life)
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        with self._running_loop():
+            for _ in range(TURNS_MAX):
+                if not self._awake:
+                    break
+                self._turn()
+        self._closed = True
+        self._timers.clear()
+        for life in (*self._awake, *self._graveyard):
+            life.ready.clear()
+        self._awake.clear()
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until a coroutine of the world's own life is done. Raises `StandsStill`."""
+        main = self.create_task(future, context=self.world.context)
+        with self._running_loop():
+            while not main.done():
+                self._turn()
+        return main.result()
+
+    @contextlib.contextmanager
+    def _running_loop(self) -> Iterator[None]:
+        hooks = sys.get_asyncgen_hooks()
+        asyncio._set_running_loop(self._loop)  # documented for those who write event loops
+        sys.set_asyncgen_hooks(finalizer=self._close_generator)
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+            sys.set_asyncgen_hooks(*hooks)
+            asyncio._set_running_loop(None)
+
+    # --- lives --------------------------------------------------------------------------------------------------------
+
+    def start(self, life: Life, body: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a coroutine in a life."""
+        return self.create_task(body, context=life.context)
+
+    def freeze(self, life: Life) -> None:
+        """Keep what becomes ready in a life, and its timers that ran out, until `thaw`."""
+        life.frozen = True
+        if life in self._awake:
+            self._awake.remove(life)
+
+    def thaw(self, life: Life) -> None:
+        """Let a frozen life go on: it does not know that time has passed."""
+        life.frozen = False
+        if life.ready and not life.ended and life not in self._awake:
+            self._awake.append(life)
+
+    def end(self, life: Life) -> None:
+        """End a life here and now. What it left on its way (requests sent) belongs to the world and goes on."""
+        life.ended = True
+        # Kept until the end: coroutines that are collected would run their `finally` blocks.
+        self._graveyard.append(life)
+        if life in self._awake:
+            self._awake.remove(life)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _make_ready(self, handle: asyncio.Handle) -> None:
+        life = handle._context.get(_LIFE) or self.world  # type: ignore[attr-defined]
+        life.ready.append(handle)
+        if len(life.ready) == 1 and not life.frozen and not life.ended:
+            self._awake.append(life)
+
+    def _turn(self) -> None:
+        """Run one callback, or let time jump."""
+        awake = self._awake
+        if not awake:
+            self._jump()
+            return
+        at = int(self._random.random() * len(awake)) if len(awake) > 1 else 0
+        life = awake[at]
+        handle = life.ready.popleft()
+        if not life.ready:
+            awake.pop(at)
+        self.turns += 1
+        self._turns_now += 1
+        if self._turns_now > TURNS_MAX:
+            raise StandsStill(f"at {self._now:.3f} s {life.name} goes round in circles: {handle}")
+        if not handle.cancelled():
+            handle._run()
+
+    def _jump(self) -> None:
+        """Let time pass to the next timer."""
+        if not self._timers:
+            raise StandsStill(f"at {self._now:.3f} s nothing is left to happen")
+        self._now = max(self._now, self._timers[0][0])
+        self._turns_now = 0
+        while self._timers and self._timers[0][0] <= self._now:
+            handle = heapq.heappop(self._timers)[2]
+            if not handle.cancelled():
+                self._make_ready(handle)
+
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self.create_task(generator.aclose())

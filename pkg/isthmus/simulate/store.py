@@ -1,0 +1,175 @@
+"""The store port in virtual time: one set of objects, and for every process a faulty, timed way to it.
+
+A request travels on its own: once sent it takes effect whether or not its sender lives to see it. Effects are atomic,
+as the port asks; requests and replies get lost, repeat nothing by themselves, and may land minutes late.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from isthmus.errors import ObjectMissing, PortError, Unavailable
+from isthmus.records.frame import Blob
+from isthmus.simulate.process import EPOCH, Process
+from isthmus.simulate.weather import Fault, Weather, Wire
+from isthmus.store.base import Entry
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Objects:
+    """What is stored. Every method takes effect at once."""
+
+    blobs: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+    written: list[Callable[[str, bytes, bytes | None], None]] = field(default_factory=list)
+    """Told of every write that took effect: key, bytes, what was there before."""
+    deleted: list[Callable[[str], None]] = field(default_factory=list)
+
+    def get(self, key: str) -> bytes:
+        """Return an object. Raises `ObjectMissing`."""
+        if key not in self.blobs:
+            raise ObjectMissing(key)
+        return self.blobs[key][0]
+
+    def put(self, key: str, data: bytes, now: float) -> None:
+        """Write."""
+        before = self.blobs.get(key)
+        self.blobs[key] = data, now
+        for tell in self.written:
+            tell(key, data, before[0] if before else None)
+
+    def create(self, key: str, data: bytes, now: float) -> bool:
+        """Write where there is nothing."""
+        if key in self.blobs:
+            return False
+        self.put(key, data, now)
+        return True
+
+    def list(self, prefix: str) -> list[Entry]:
+        """Return what is below a prefix, in order."""
+        return [Entry(k, len(b), at) for k, (b, at) in sorted(self.blobs.items()) if k.startswith(prefix)]
+
+    def delete(self, key: str) -> None:
+        """Remove."""
+        if self.blobs.pop(key, None) is not None:
+            for tell in self.deleted:
+                tell(key)
+
+
+class SimulatedStore:
+    """One process's way to the objects."""
+
+    def __init__(self, objects: Objects, process: Process, weather: Weather, url: str = "sim://run") -> None:
+        self.url = url
+        self.weather = weather
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._objects = objects
+        self._process = process
+        self._clock = process.clock
+        self._up, self._down = Wire(), Wire()
+
+    async def get(self, key: str) -> bytearray:
+        """See `Store.get`."""
+        return await self._read(lambda: self._objects.get(key))
+
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        """See `Store.get_range`."""
+        return await self._read(lambda: self._objects.get(key)[start:stop])
+
+    async def put(self, key: str, data: Blob) -> None:
+        """See `Store.put`."""
+        body = bytes(data)
+        await self._request(lambda: self._objects.put(key, body, self._wall()), up=len(body), writes=True)
+        self.bytes_up += len(body)
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`."""
+        body = bytes(data)
+        done = await self._request(lambda: self._objects.create(key, body, self._wall()), up=len(body), writes=True)
+        self.bytes_up += len(body)
+        return done
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """See `Store.list`. Pages are read one after another: what is written meanwhile may be among them or not."""
+        if prefix and not prefix.endswith("/"):
+            raise ValueError(f"a prefix ends with '/': {prefix!r}")
+        first: list[Entry] = await self._request(lambda: self._objects.list(prefix))
+        if len(first) < 2:
+            return first
+        page = first[: self._process.random.randrange(1, len(first) + 1)]
+        rest: list[Entry] = await self._request(lambda: self._objects.list(prefix))
+        return page + [entry for entry in rest if entry.key > page[-1].key]
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        await self._request(lambda: self._objects.delete(key), writes=True)
+
+    async def _read(self, effect: Callable[[], bytes]) -> bytearray:
+        body = bytearray(await self._request(effect, sized=len))
+        self.bytes_down += len(body)
+        if body and self.weather.strikes(self._process.random, Fault.CORRUPTED) is Fault.CORRUPTED:
+            at = self._process.random.randrange(len(body))
+            body[at] ^= 1 << self._process.random.randrange(8)
+        return body
+
+    def _wall(self) -> float:
+        return EPOCH + self._clock.time()
+
+    async def _request(
+        self,
+        effect: Callable[[], T],
+        *,
+        up: int = 0,
+        sized: Callable[[Any], int] = lambda _: 0,
+        writes: bool = False,
+    ) -> T:
+        """Send a request and wait for what comes back, if anything does."""
+        weather, draw, clock = self.weather, self._process.random, self._clock
+        harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, *((Fault.LANDS_LATE,) if writes else ()), Fault.SLOW)
+        fault = weather.strikes(draw, *harm)
+        if fault in (Fault.CUT_OFF, Fault.LOST_REQUEST):
+            await asyncio.sleep(weather.timeout_s)
+            raise Unavailable(f"{self.url}: no answer")
+        answer: asyncio.Future[T] = clock.create_future()
+        slow = draw.uniform(1.0, weather.timeout_s) if fault is Fault.SLOW else 0.0
+
+        def land() -> None:
+            try:
+                if fault is Fault.ERROR:
+                    raise Unavailable(f"{self.url}: 503")
+                result = effect()
+            except PortError as error:
+                failure: PortError | None = error
+            else:
+                failure = None
+            if fault in (Fault.LOST_REPLY, Fault.LANDS_LATE):
+                return
+            down = 0.0
+            if failure is None:
+                down = self._down.through(clock.time(), weather.bytes_scale * sized(result), weather.down_bytes_s)
+
+            def reply() -> None:
+                if answer.done():
+                    return
+                if failure is not None:
+                    answer.set_exception(failure)
+                else:
+                    answer.set_result(result)
+
+            clock.call_later(down + slow + weather.delay(draw), reply, context=clock.world.context)
+
+        late = draw.uniform(0.0, weather.late_s) + weather.timeout_s if fault is Fault.LANDS_LATE else 0.0
+        there = (
+            self._up.through(clock.time(), weather.bytes_scale * up, weather.up_bytes_s) + weather.delay(draw) + late
+        )
+        clock.call_later(there + late, land, context=clock.world.context)
+        try:
+            if fault not in (Fault.LOST_REPLY, Fault.LANDS_LATE):
+                return await answer
+            await asyncio.sleep(weather.timeout_s)
+            raise Unavailable(f"{self.url}: no answer")
+        finally:
+            answer.cancel()

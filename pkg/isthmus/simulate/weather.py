@@ -1,0 +1,88 @@
+"""How the world treats a process's requests: latency, bandwidth, and what goes wrong, drawn from its seed."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """What can happen to a request, or to a process."""
+
+    # To requests.
+    ERROR = "error answered"  # a 5xx: nothing happened
+    LOST_REQUEST = "request lost"  # a timeout: nothing happened
+    LOST_REPLY = "reply lost"  # a timeout: it happened
+    LANDS_LATE = "landed after its timeout"  # a timeout: it happens much later
+    CORRUPTED = "body corrupted"
+    SLOW = "slow body"
+    SWALLOWED = "announcement swallowed"  # the bus says yes and forgets
+    CUT_OFF = "partition"
+    # To processes and the world.
+    PAUSED = "process paused"
+    KILLED = "process killed"
+    TWIN = "two processes of one name"
+    SKEWED = "wall clock set"
+    WIPED = "bus wiped"
+    COLLECTED = "garbage collected"
+    STRAY = "snapshot of a history that lost"
+    STOPPED = "process stopped in order"
+
+
+@dataclass(slots=True)
+class Weather:
+    """What one process's requests to one port meet. May be changed while they are made."""
+
+    latency_s: float = 0.0
+    """Median of one way, request or reply."""
+    spread: float = 0.0
+    """Standard deviation of the latency's logarithm."""
+    up_bytes_s: float = math.inf
+    down_bytes_s: float = math.inf
+    bytes_scale: float = 1.0
+    """Bytes on this wire per byte of the simulated objects: a small model may stand for a large one."""
+    timeout_s: float = 5.0
+    """After this long without an answer a request counts as not answered."""
+    late_s: float = 60.0
+    """What lands after its timeout lands up to this much later."""
+    chances: dict[Fault, float] = field(default_factory=dict)
+    cut_off: bool = False
+    """Whether nothing gets through."""
+    seen: Counter[Fault] = field(default_factory=Counter)
+    """How often each fault struck."""
+
+    def delay(self, draw: random.Random) -> float:
+        """Return how long a message takes one way."""
+        if self.latency_s == 0.0:
+            return 0.0
+        return self.latency_s * math.exp(self.spread * draw.gauss(0.0, 1.0)) if self.spread else self.latency_s
+
+    def strikes(self, draw: random.Random, *faults: Fault) -> Fault | None:
+        """Return which of these faults strikes a request, if any."""
+        if self.cut_off:
+            self.seen[Fault.CUT_OFF] += 1
+            return Fault.CUT_OFF
+        if not self.chances:
+            return None
+        at = draw.random()
+        for fault in faults:
+            at -= self.chances.get(fault, 0.0)
+            if at < 0.0:
+                self.seen[fault] += 1
+                return fault
+        return None
+
+
+class Wire:
+    """One direction of a process's link: bodies go through it one after another."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def through(self, now: float, size: float, bytes_s: float) -> float:
+        """Return the seconds from now until a body of this size is through."""
+        if math.isinf(bytes_s):
+            return 0.0
+        self._free_at = max(self._free_at, now) + size / bytes_s
+        return self._free_at - now

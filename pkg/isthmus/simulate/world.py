@@ -1,0 +1,175 @@
+"""A simulated world: one store, one bus, one clock, and processes that run the library's syncer and learner in it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from isthmus.kernels import F32
+from isthmus.layout import Layout
+from isthmus.learner import LearnerAgent
+from isthmus.learner.boundary import Replica
+from isthmus.learner.checkpoint import Saver
+from isthmus.log import Log
+from isthmus.rules import Pace
+from isthmus.run import Run, Seed, create_run, read_run
+from isthmus.simulate.bus import SimulatedBus, Streams
+from isthmus.simulate.clock import Clock
+from isthmus.simulate.process import Process
+from isthmus.simulate.store import Objects, SimulatedStore
+from isthmus.simulate.weather import Weather
+from isthmus.store import EdgeStore
+from isthmus.syncer import Syncer
+
+
+class Trainee(Protocol):
+    """What a simulated learner trains, in place of a training loop."""
+
+    def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
+        """Return the model, of which the agent writes every fragment next, and what its checkpoints hold besides."""
+        ...
+
+    def duration(self) -> float:
+        """Return how long the next step takes, in virtual seconds."""
+        ...
+
+    def step(self, number: int) -> tuple[int, float]:
+        """Train one step, the learner's own `number`, from 0; return its tokens and its loss."""
+        ...
+
+    def enough(self, agent: LearnerAgent) -> bool:
+        """Return whether this learner has trained all it was asked to."""
+        ...
+
+
+@dataclass(slots=True)
+class Ports:
+    """One process's way to the world."""
+
+    process: Process
+    store: EdgeStore
+    bus: SimulatedBus
+    wire: SimulatedStore
+
+
+@dataclass(slots=True)
+class Times:
+    """What a learner's time went into, in virtual seconds."""
+
+    trained_s: float = 0.0
+    waited_s: float = 0.0
+    steps: int = 0
+
+
+@dataclass
+class World:
+    """Everything there is."""
+
+    seed: str
+    clock: Clock = field(init=False)
+    objects: Objects = field(default_factory=Objects)
+    streams: Streams = field(default_factory=Streams)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(hash_of(self.seed))
+
+    def process(self, name: str, life: int = 0, **options: Any) -> Process:
+        """Make a process; its randomness depends on the world's seed, its name and which of its lives it is."""
+        return Process(self.clock, name, f"{self.seed}/{name}/{life}", **options)
+
+    def ports(self, process: Process, store: Weather | None = None, bus: Weather | None = None) -> Ports:
+        """Connect a process."""
+        wire = SimulatedStore(self.objects, process, store or Weather())
+        return Ports(
+            process, EdgeStore(wire, process.runtime), SimulatedBus(self.streams, process, bus or Weather()), wire
+        )
+
+    async def create(self, seed: Seed) -> Run:
+        """Create the run."""
+        ports = self.ports(self.process("init"))
+        return await create_run(ports.store, ports.process.runtime, seed)
+
+
+def hash_of(seed: str) -> int:
+    """Return a number for a seed that is the same in every process."""
+    return int.from_bytes(seed.encode(), "little")
+
+
+async def serve(
+    ports: Ports,
+    name: str,
+    stopping: asyncio.Event,
+    pace: Pace | None = None,
+    started: Callable[[Syncer], None] = lambda _: None,
+) -> None:
+    """Be a syncer until `stopping` is set."""
+    run = await read_run(ports.store)
+    log = Log(run, ports.store, ports.process.runtime)
+    syncer = Syncer(log, ports.store, ports.bus, ports.process.runtime, name, pace)
+    started(syncer)
+    await syncer.recover()
+    await syncer.run(stopping)
+
+
+async def learn(
+    ports: Ports,
+    name: str,
+    trainee: Trainee,
+    times: Times,
+    *,
+    started: Callable[[LearnerAgent], None] = lambda _: None,
+    stopping: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> None:
+    """Be a learner until its trainee has had enough or `stopping` says so. Raises what ends the agent."""
+    run = await read_run(ports.store)
+    clock = ports.process.clock
+    agent = LearnerAgent(
+        Log(run, ports.store, ports.process.runtime), ports.store, ports.bus, ports.process.runtime, name, **options
+    )
+    started(agent)
+    await agent.join()
+    boundary = agent.attach(*_attached(trainee.begin(agent, run.layout)))
+    news = asyncio.Event()
+    boundary.news = news.set
+    serving = asyncio.ensure_future(agent.run())
+    while not serving.done() and not stopping() and not trainee.enough(agent):
+        seconds = trainee.duration()
+        await asyncio.sleep(seconds)
+        boundary.after_step(*trainee.step(boundary.step))
+        times.trained_s += seconds
+        times.steps += 1
+        since = clock.time()
+        while boundary.overdue() and not serving.done() and not stopping():
+            news.clear()
+            await asyncio.wait([serving, asyncio.ensure_future(news.wait())], return_when=asyncio.FIRST_COMPLETED)
+            boundary.wait_on()
+        times.waited_s += clock.time() - since
+    agent.drain(done=trainee.enough(agent))
+    await serving
+
+
+def _attached(begun: tuple[Replica, Saver | None]) -> tuple[Replica, None, Saver | None]:
+    replica, saver = begun
+    return replica, None, saver
+
+
+class Arrays:
+    """A model of plain arrays, one per fragment."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.values = [_zeros(f.size) for f in layout.fragments]
+
+    def read(self, fragment: int, out: F32) -> None:
+        """See `Replica.read`."""
+        out[:] = self.values[fragment]
+
+    def write(self, fragment: int, values: F32) -> None:
+        """See `Replica.write`."""
+        self.values[fragment][:] = values
+
+
+def _zeros(size: int) -> F32:
+    import numpy as np
+
+    return np.zeros(size, np.float32)
