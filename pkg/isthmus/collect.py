@@ -22,6 +22,7 @@ from isthmus.records.objects import (
     SCRATCH,
     SEGMENT_COMMITS_MAX,
     UPDATES,
+    CommitHeader,
     PackedHeader,
     SegmentHeader,
     commit_key,
@@ -118,10 +119,14 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
     head = newest.version if newest else 0
     # Believed means read and checked whole: older ones go only if this one can really be started from.
     start = (await fold.begin(log, p, fold.Merging(log), at_most=max(0, head - keep))).version
+    packed_to = await _plan_packing(log, p, start, before, found)
     kept_values, kept_updates, settled_updates = set(), set(), set()
-    async for commit in _between(log, p, min(start, head - STALENESS_MAX - 1), head):
+    # Where commits below it are not packed, replay can begin at version 0 and go through them: what they merged stays,
+    # however old it is by another machine's clock.
+    floor = start if packed_to == start - 1 > 0 else packed_to
+    async for commit in _between(log, p, min(floor, head - STALENESS_MAX - 1), head):
         names = {given.key for given in commit.header.inputs}
-        if commit.version > start:
+        if commit.version > floor:
             kept_values.add(commit.header.value_key)
             kept_updates |= names
         else:
@@ -130,11 +135,7 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
     _doom(
         found,
         "values",
-        (
-            e
-            for e in values
-            if version_in(e.key) < start or (start < version_in(e.key) <= head and e.key not in kept_values)
-        ),
+        (e for e in values if version_in(e.key) <= head and version_in(e.key) != start and e.key not in kept_values),
         before,
     )
     _doom(
@@ -155,34 +156,46 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
     )
     found.starts.append(start)
     found.heads.append(head)
-    await _plan_packing(log, p, start, before, found)
 
 
-async def _plan_packing(log: Log, p: int, start: int, before: float, found: Plan) -> None:
-    plain: list[tuple[int, int]] = []
+async def _plan_packing(log: Log, p: int, start: int, before: float, found: Plan) -> int:
+    """Plan which commits below `start` are packed; return the newest version up to which all are, or will be."""
+    plain: list[int] = []
+    packed_to, young = 0, start
     for version in range(start - 1, 0, -1):
         commit = await log.commit(p, version)
         if commit is None:
             raise LogCorrupt(commit_key(p, version), "is missing below the end of the log")
         if commit.packed:
+            packed_to = version
             break  # packed in ascending order: everything below is
+        plain.append(version)
         if commit.header.written_at > before:
-            found.young += 1
-            continue
-        plain.append((p, version))
-    plain.reverse()
-    found.pack += [plain[i : i + SEGMENT_COMMITS_MAX] for i in range(0, len(plain), SEGMENT_COMMITS_MAX)]
+            young = version
+    # In ascending order: where one is too young, those after it wait.
+    ripe = [version for version in reversed(plain) if version < young]
+    found.young += len(plain) - len(ripe)
+    for i in range(0, len(ripe), SEGMENT_COMMITS_MAX):
+        found.pack.append([(p, version) for version in ripe[i : i + SEGMENT_COMMITS_MAX]])
+    return ripe[-1] if ripe else packed_to
 
 
 async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
     """Copy commits into a segment, then put a pointer under each one's key, in ascending order."""
     p, first = run[0]
     blobs = []
-    for _, version in run:
-        blob = await log.store.get(commit_key(p, version))
-        if frame.kind_of(blob) != Kind.COMMIT:
+    following = await log.commit(p, run[-1][1] + 1)
+    for _, version in reversed(run):
+        key = commit_key(p, version)
+        blob = await log.store.get(key)
+        if frame.kind_of(blob) == Kind.PACKED:
             return  # another collector was here first
+        # What was damaged on its way here must not become the only copy.
+        if following is None or frame.digest(blob) != following.header.previous:
+            raise LogCorrupt(key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it")
+        following = Commit(frame.parse(blob, Kind.COMMIT, CommitHeader)[0], following.header.previous)
         blobs.append(blob)
+    blobs.reverse()
     header = SegmentHeader(
         schema=SCHEMA, run=log.run.digest, fragment=p, first=first, sizes=tuple(len(blob) for blob in blobs)
     )

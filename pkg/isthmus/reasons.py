@@ -25,3 +25,12 @@ class Reason(StrEnum):
     OVERTAKEN = "overtaken"  # a newer base of the same learner is already in the round
     DUPLICATE = "duplicate"  # said again
     UNKNOWN_BASE = "unknown-base"  # its base does not exist (yet)
+
+
+FINAL = frozenset(
+    reason.value
+    for reason in Reason
+    # These speak of one update among several on its base, not of the newest one.
+    if reason not in (Reason.SUPERSEDED, Reason.DUPLICATE, Reason.UNKNOWN_BASE, Reason.BASE_MERGED)
+)
+"""An update that a commit lists as rejected for one of these is not said again, and no later commit merges it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from isthmus.members import Members, Terms, smooth
-from isthmus.reasons import Reason
+from isthmus.reasons import FINAL, Reason
 from isthmus.records.objects import LISTED_MAX, CommitHeader, Late, Rejection
 from isthmus.rules import Pace
 
@@ -177,10 +177,12 @@ class Rounds:
         self._sync_every = sync_every
         self._members = members
         self._merged: dict[str, int] = {}  # newest base merged, by learner
+        self._refused: dict[bytes, tuple[int, Reason]] = {}  # base and reason of what the log says is rejected for good
         self._recent: list[set[str]] = []  # learners of the last two commits
         self._waiting: dict[tuple[str, int], Pointer] = {}
         self._fetching: dict[tuple[str, int], Pointer] = {}
-        self._rejections: dict[tuple[str, int, str], tuple[int, float]] = {}  # how often, and when last
+        self._rejections: dict[tuple[str, int, str], tuple[int, float, bytes]] = {}
+        # How often, when last, and the digest of that one.
         self._close_to_commit_s = 0.0
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ class Rounds:
     def announced(self, pointer: Pointer, now: float) -> list[Action]:
         """Take an announcement."""
         if pointer.base > self.head + AHEAD_MAX:
-            self._reject(pointer.learner, pointer.base, Reason.UNKNOWN_BASE, now)
+            self._reject(pointer, Reason.UNKNOWN_BASE, now)
             return [CatchUp()]
         place = (pointer.learner, pointer.base)
         reason = self._judge(pointer)
@@ -213,13 +215,13 @@ class Rounds:
         elif reason is None and known is None and len(self._waiting) >= POINTERS_MAX:
             reason = Reason.OVERSIZED
         if reason is not None:
-            self._reject(pointer.learner, pointer.base, reason, now, count=not pointer.old)
+            self._reject(pointer, reason, now, count=not pointer.old)
             # A repeated due update still opens: the round it opened may have come to nothing.
             if reason is not Reason.DUPLICATE:
                 return []
         else:
             if known is not None:
-                self._reject(known.learner, known.base, Reason.SUPERSEDED, now)
+                self._reject(known, Reason.SUPERSEDED, now)
             self._waiting[place] = pointer
         # Its base is newer than what we hold: another syncer committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
@@ -287,7 +289,7 @@ class Rounds:
         self._fetching.pop(place, None)
         if self._waiting.get(place) is pointer:
             del self._waiting[place]
-        self._reject(pointer.learner, pointer.base, reason, now)
+        self._reject(pointer, reason, now)
         return self.tick(now) + self.fetches()
 
     def unreachable(self, pointer: Pointer) -> None:
@@ -359,7 +361,7 @@ class Rounds:
             if reason is not None:
                 del self._waiting[place]
                 if pointer.digest not in merged:
-                    self._reject(pointer.learner, pointer.base, reason, now)
+                    self._reject(pointer, reason, now)
 
     def reopen(self, now: float) -> list[Action]:
         """Open the next round where a due update on the newest version waits for it."""
@@ -373,7 +375,7 @@ class Rounds:
         """Note that merging the round would give no finite state: its updates are turned away, all of them."""
         if self.round is not None:
             for pointer in self.round.arrived.values():
-                self._reject(pointer.learner, pointer.base, Reason.OVERFLOW, now)
+                self._reject(pointer, Reason.OVERFLOW, now)
         self.phase, self.round = Phase.CLOSED, None
 
     def lost(self) -> None:
@@ -383,9 +385,9 @@ class Rounds:
                 self._waiting.setdefault((pointer.learner, pointer.base), pointer)
         self.phase, self.round = Phase.CLOSED, None
 
-    def invalid(self, learner: str, base: int, reason: Reason, now: float) -> None:
-        """Count an announcement that could not even become a pointer."""
-        self._reject(learner, base, reason, now)
+    def invalid(self, announced: Pointer, reason: Reason, now: float) -> None:
+        """Count an announcement that no pointer can be made of."""
+        self._reject(announced, reason, now)
 
     # --- what a commit records ----------------------------------------------------------------------------------------
 
@@ -398,8 +400,8 @@ class Rounds:
         """Return what was turned away since the commit before (bounded; the totals hold the rest)."""
         listed = list(self._rejections.items())[:LISTED_MAX]
         return tuple(
-            Rejection(learner=who, base=base, reason=reason, count=count, at=wall(at))
-            for (who, base, reason), (count, at) in listed
+            Rejection(learner=who, base=base, reason=reason, digest=digest, count=count, at=wall(at))
+            for (who, base, reason), (count, at, digest) in listed
         )
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -409,19 +411,22 @@ class Rounds:
             return Reason.STALE
         if pointer.base <= self._merged.get(pointer.learner, -1):
             return Reason.BASE_MERGED
+        if pointer.digest in self._refused:
+            return self._refused[pointer.digest][1]
         if self.round is not None:
             newest = max((b for who, b in self.round.arrived if who == pointer.learner), default=-1)
             if pointer.base < newest:
                 return Reason.OVERTAKEN
         return None
 
-    def _reject(self, learner: str, base: int, reason: Reason, now: float, *, count: bool = True) -> None:
+    def _reject(self, pointer: Pointer, reason: Reason, now: float, *, count: bool = True) -> None:
         if not count:
             return
         self.rejected_total[reason.value] = self.rejected_total.get(reason.value, 0) + 1
-        place = (learner, base, reason.value)
+        place = (pointer.learner, pointer.base, reason.value)
         if place in self._rejections or len(self._rejections) < LISTED_MAX:
-            self._rejections[place] = self._rejections.get(place, (0, now))[0] + 1, now
+            before = self._rejections[place][0] if place in self._rejections else 0
+            self._rejections[place] = before + 1, now, pointer.digest
 
     def _note_commit(self, commit: CommitHeader) -> None:
         for given in commit.inputs:
@@ -432,7 +437,10 @@ class Rounds:
         self._recent = [*self._recent, {given.learner for given in commit.inputs}][-2:]
         for reason, total in commit.rejected_total.items():
             self.rejected_total[reason] = max(total, self.rejected_total.get(reason, 0))
+        self._refused = {digest: of for digest, of in self._refused.items() if of[0] >= oldest}
         for turned in commit.rejected:
+            if turned.reason in FINAL:
+                self._refused[turned.digest] = turned.base, Reason(turned.reason)
             self._rejections.pop((turned.learner, turned.base, turned.reason), None)
 
     def _known(self) -> set[str]:

@@ -11,6 +11,7 @@ from isthmus import kernels, merge
 from isthmus.errors import InputError, LayoutMismatch, LogCorrupt, ObjectMissing, RecordInvalid, RunExists, RunMissing
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, first_difference, partition, place
+from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.objects import (
     RUN_KEY,
@@ -82,6 +83,8 @@ async def read_run(store: Store) -> Run:
         raise RunMissing(store.url) from None
     try:
         header, payload = frame.parse(blob, frame.Kind.RUN, RunHeader)
+        if frame.digest(payload) != header.layout:
+            raise RecordInvalid(Reason.MALFORMED, "its layout does not match its digest")
         plain = msgpack.unpackb(payload, raw=False, use_list=False, strict_map_key=True, max_ext_len=0)
         cut = msgspec.convert(plain, RunLayout, builtin_types=(bytes,))
     except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
@@ -134,6 +137,14 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
         blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
         digests.append(frame.digest(blob))
         await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
+    cut = RunLayout(
+        tensors=tuple(
+            TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype, role=s.role, fragment=home)  # type: ignore[arg-type]
+            for s, home in zip(layout.specs, layout.placement, strict=True)
+        ),
+        frozen=seed.frozen,
+    )
+    payload = msgpack.packb(msgspec.to_builtins(cut, builtin_types=(bytes,)), use_bin_type=True)
     header = RunHeader(
         schema=SCHEMA,
         rules=seed.rules,
@@ -143,15 +154,8 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
         seed=seed.seed,
         created_at=runtime.wall(),
         snapshots=tuple(digests),
+        layout=frame.digest(payload),
     )
-    cut = RunLayout(
-        tensors=tuple(
-            TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype, role=s.role, fragment=home)  # type: ignore[arg-type]
-            for s, home in zip(layout.specs, layout.placement, strict=True)
-        ),
-        frozen=seed.frozen,
-    )
-    payload = msgpack.packb(msgspec.to_builtins(cut, builtin_types=(bytes,)), use_bin_type=True)
     out = frame.draft(frame.Kind.RUN, header, len(payload))
     out.payload[:] = payload
     await store.create(RUN_KEY, out.blob)

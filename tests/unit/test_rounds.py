@@ -400,7 +400,7 @@ def test_another_syncers_call_opens_the_same_round():
 
 def test_rejections_are_listed_in_the_commit_and_totals_survive_it():
     story = Story("a", "b")
-    story.rounds.invalid("a", 0, Reason.MALFORMED, story.now)
+    story.rounds.invalid(story.pointer("a"), Reason.MALFORMED, story.now)
     assert [r.reason for r in story.rounds.rejections(lambda at: at)] == ["malformed"]
     header = committed(1, "a")
     header = msgspec.structs.replace(

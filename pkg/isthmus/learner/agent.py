@@ -119,11 +119,15 @@ class LearnerAgent:
             self._listener.positions[stream] = await self._bus.tail(stream)
         # The log before what we left behind: every update of ours that it has merged is then among what is listed.
         await self.downlink.begin()
-        since = [known.version - self.pace.staleness for known in self.downlink.known]
+        read = [known.version for known in self.downlink.known]
+        since = [version - self.pace.staleness for version in read]
         self.history = await read_history(self._log, self._bus, self.name, since)
+        if self.history.checkpoint is not None:
+            # A twin that still runs may have written a checkpoint that knows more of the log than we have read.
+            await self.downlink.reach([t.settled_to for t in self.history.checkpoint.traffic])
         self.uplink.incarnation = await self._claim()
         self.uplink.resume(self.history)
-        await self._settle_past()
+        await self._settle_past(read)
 
     async def donor(self, fits: Callable[[Checkpoint], str | None]) -> Checkpoint | None:
         """Return a healthy learner's checkpoint that fits, for a newcomer to a run in flight; None where there is none.
@@ -193,8 +197,11 @@ class LearnerAgent:
                 return incarnation
             incarnation += 1
 
-    async def _settle_past(self) -> None:
-        """Learn what became of earlier lives' updates: only commits that can hold one of them are read."""
+    async def _settle_past(self, read: Sequence[int]) -> None:
+        """Learn what became of earlier lives' updates: only commits that can hold one of them are read.
+
+        `read`: the versions the log had when those updates were listed; what came after may hold later ones.
+        """
         gate = asyncio.Semaphore(FETCHERS)
 
         async def one(p: int, known: int) -> None:
@@ -202,7 +209,7 @@ class LearnerAgent:
                 self.uplink.settled_to[p] = known
                 return
             bases = [self.history.newest_bases[p], *self.uplink.attempts[p], *self.uplink.accounts[p].sent]
-            last = min(known, max(bases) + self.pace.staleness + 1)
+            last = known if known > read[p] else min(known, max(bases) + self.pace.staleness + 1)
             async with gate:
                 async for commit in self._log.commits(p, self.history.settled_to[p]):
                     if commit.version > last:

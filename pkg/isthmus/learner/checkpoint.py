@@ -123,6 +123,7 @@ def pack(
                 ledger=(a.merged, a.overwritten, a.late, a.rejected, a.lost),
                 open_bases=tuple(a.sent.items()),
                 settled_bases=tuple(a.settled.items()),
+                given_up=tuple((base, *parts) for base, parts in a.given_up.items()),
                 attempts=tuple(sent for sent, _ in known.attempts),
                 residual_of=known.residual_of,
             )
@@ -184,6 +185,7 @@ def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
         account = Account(
             merged=merged, overwritten=overwritten, late=late, rejected=rejected, lost=lost,
             sent=dict(f.open_bases), settled=dict(f.settled_bases),
+            given_up={base: (late, rejected) for base, late, rejected in f.given_up},
         )  # fmt: skip
         attempts = tuple(zip(f.attempts, residuals, strict=True))
         traffic.append(Traffic(account, f.settled_to, attempts, residual, f.residual_of))

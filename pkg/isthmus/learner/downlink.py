@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from isthmus import fold
@@ -63,13 +63,19 @@ class Downlink:
     async def begin(self) -> None:
         """Read the newest published value of every fragment."""
         gate = asyncio.Semaphore(FETCHERS)
+        self.known = list(await asyncio.gather(*(self._newest(f.index, gate) for f in self._run.layout.fragments)))
 
-        async def one(fragment: int) -> Known:
-            async with gate:
-                at = await fold.fold(self._log, fragment, self._carry)
-                return Known(at.version, at.carried, at.digest, at.version, self._runtime.now())
+    async def reach(self, versions: Sequence[int]) -> None:
+        """Read those fragments again that are older here than these versions."""
+        gate = asyncio.Semaphore(FETCHERS)
+        behind = [p for p, version in enumerate(versions) if self.known[p].version < version]
+        for p, known in zip(behind, await asyncio.gather(*(self._newest(p, gate) for p in behind)), strict=True):
+            self.known[p] = known
 
-        self.known = list(await asyncio.gather(*(one(f.index) for f in self._run.layout.fragments)))
+    async def _newest(self, fragment: int, gate: asyncio.Semaphore) -> Known:
+        async with gate:
+            at = await fold.fold(self._log, fragment, self._carry)
+            return Known(at.version, at.carried, at.digest, at.version, self._runtime.now())
 
     def want(self, fragment: int, version: int) -> None:
         """Note that a version is said to exist; false words cost one look."""

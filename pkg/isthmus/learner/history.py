@@ -86,9 +86,9 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -
     claim, first = [await _read_claim(log, learner, life) for life in (lives[-1], lives[0])]
     history.checkpoint = await _newest(log, checkpoints_in(entries))
     heard = await _last_word(log, bus, learner, lives[-1])
-    for stored, newest in await _stored(log, learner, since):
+    for stored, newest, top in await _stored(log, learner, since):
         history.stored.append(stored)
-        history.newest_bases.append(newest.base if newest else -1)
+        history.newest_bases.append(top)
         for header in (*(sent.header for sent in stored), *([newest] if newest else [])):
             heard = max(heard, header.tokens_seen if header.incarnation == lives[-1] else 0)
     begun, lost = (claim.tokens_seen, claim.tokens_lost) if claim else (0, 0)
@@ -148,11 +148,12 @@ async def _read_claim(log: Log, learner: str, life: int) -> ClaimHeader | None:
         return None
 
 
-async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[list[Sent], UpdateHeader | None]]:
-    """Return, per fragment, the learner's longest update on each base from `since` on, and the header of its newest."""
+async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[list[Sent], UpdateHeader | None, int]]:
+    """Return, per fragment, the learner's longest update on each base from `since` on, the header of its newest, and
+    the newest base it ever sent one on, readable or not."""
     gate = asyncio.Semaphore(_READS)
 
-    async def one(fragment: int) -> tuple[list[Sent], UpdateHeader | None]:
+    async def one(fragment: int) -> tuple[list[Sent], UpdateHeader | None, int]:
         async with gate:
             entries = [e for e in await log.store.list(updates_prefix(fragment, learner)) if is_versioned(e.key)]
             top = max((version_in(e.key) for e in entries), default=-1)
@@ -175,7 +176,7 @@ async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[li
                     except ObjectMissing:
                         continue  # collected in this moment: settled
                     best[base] = Sent(header=header, key=entry.key, digest=frame.digest(blob), size=len(blob))
-            return [best[base] for base in sorted(best)], newest
+            return [best[base] for base in sorted(best)], newest, top
 
     return list(await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments)))
 

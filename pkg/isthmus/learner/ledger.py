@@ -29,6 +29,9 @@ class Account:
     """Tokens of the longest update on each base whose fate is open."""
     settled: dict[int, int] = field(default_factory=dict)
     """Tokens already accounted for on bases whose fate is known."""
+    given_up: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of those that were not merged, what is counted as late and as rejected: another life may have sent more on them,
+    and a commit merge that."""
 
     @property
     def pending(self) -> int:
@@ -42,13 +45,17 @@ class Account:
 
     def copy(self) -> "Account":
         """Return one that can change without this one."""
-        return replace(self, sent=dict(self.sent), settled=dict(self.settled))
+        return replace(self, sent=dict(self.sent), settled=dict(self.settled), given_up=dict(self.given_up))
 
     def send(self, base: int, tokens: int) -> bool:
         """Note an update of `tokens` on a base; False where that base is settled and the rest of it is turned away."""
         if base in self.settled:
-            self.rejected += tokens - self.settled[base]
+            more = tokens - self.settled[base]
+            self.rejected += more
             self.settled[base] = tokens
+            if base in self.given_up:
+                late, rejected = self.given_up[base]
+                self.given_up[base] = late, rejected + more
             return False
         self.sent[base] = tokens
         return True
@@ -66,15 +73,22 @@ class Account:
         What was merged beyond what this life knows it sent was trained by a life before it, after the checkpoint this
         one went on from: it was taken for lost, and was not. Returns how much of it nobody knew of.
         """
-        if base in self.settled or (base not in self.sent and part != "merged"):
+        if part != "merged" and (base in self.settled or base not in self.sent):
             return 0
-        total = self.sent.pop(base, 0)
+        if base in self.settled and base not in self.given_up:
+            return 0
+        late, rejected = self.given_up.pop(base, (0, 0))
+        self.late -= late
+        self.rejected -= rejected
+        total = self.sent.pop(base, 0) + late + rejected
         share = total if tokens is None else min(tokens, total)
         beyond = max(0, (tokens or 0) - share) if part == "merged" else 0
         found = min(beyond, self.lost)
         self.settled[base] = total
         setattr(self, part, getattr(self, part) + share)
         self.rejected += total - share
+        if part != "merged":
+            self.given_up[base] = (share, total - share) if part == "late" else (0, total)
         self.merged += found
         self.lost -= found
         return beyond - found
@@ -87,6 +101,7 @@ class Account:
         """Drop the memory of bases below a version: nothing can come of them any more."""
         for base in [b for b in self.settled if b < before]:
             del self.settled[base]
+            self.given_up.pop(base, None)
 
 
 def weigh(accounts: list[Account], shares: list[float], processed: int) -> Tally:

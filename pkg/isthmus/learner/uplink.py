@@ -18,7 +18,7 @@ from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
 from isthmus.log import Commit
 from isthmus.members import smooth
-from isthmus.reasons import Reason
+from isthmus.reasons import FINAL
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, Sent, UpdateHeader, update_key
 from isthmus.rules import Pace
@@ -28,13 +28,8 @@ from isthmus.store import Store
 
 logger = logging.getLogger(__name__)
 
-FINAL = {
-    reason.value
-    for reason in Reason
-    # These speak of one update among several on its base, not of the newest one.
-    if reason not in (Reason.SUPERSEDED, Reason.DUPLICATE, Reason.UNKNOWN_BASE, Reason.BASE_MERGED)
-}
-"""Rejections after which an update is not said again."""
+REPLACED_MAX = 2
+"""Replaced attempts on a base whose residuals are kept, at the size of the fragment each."""
 
 
 @dataclass(slots=True)
@@ -92,6 +87,8 @@ class Uplink:
         self._lossy = run.rules.error_feedback and not self._up.lossless
         self._bases = [0] * len(run.layout.fragments)
         self._absorbed: set[int] = set()  # fragments whose local work at the checkpoint a later stored update holds
+        self._replaced: list[dict[int, tuple[Attempt, ...]]] = [{} for _ in run.layout.fragments]
+        # By base, attempts that a longer one replaced: a round may have taken them before.
         self._uploading: set[asyncio.Task[None]] = set()
 
     # --- going on from a checkpoint -----------------------------------------------------------------------------------
@@ -244,15 +241,17 @@ class Uplink:
                 continue
             for base in [b for b in account.sent if b < given.base]:
                 self._close(p, base, "rejected")
-            attempt = attempts.get(given.base)
-            if attempt is not None and attempt.digest == given.digest:
-                # An upload that was under way at the checkpoint has left no residual: feedback starts anew.
-                self.residuals[p] = attempt.residual
-                self.residual_of[p] = "" if attempt.residual is None else attempt.key
+            for attempt in (attempts.get(given.base), *self._replaced[p].get(given.base, ())):
+                if attempt is not None and attempt.digest == given.digest:
+                    # An upload that was under way at the checkpoint has left no residual: feedback starts anew.
+                    self.residuals[p] = attempt.residual
+                    self.residual_of[p] = "" if attempt.residual is None else attempt.key
             self._close(p, given.base, "merged", given.tokens)
             self._tell(BaseMerged(p, given.base))
         for turned in commit.header.rejected:
-            if turned.learner == self._name and turned.reason in FINAL and turned.base in attempts:
+            attempt = attempts.get(turned.base) if turned.learner == self._name else None
+            # A longer update on the base may be on its way to be merged.
+            if attempt is not None and turned.reason in FINAL and turned.digest == attempt.digest:
                 self._close(p, turned.base, "rejected")
         self.expire(p, commit.version)
 
@@ -267,6 +266,7 @@ class Uplink:
     def _close(self, p: int, base: int, part: str, tokens: int | None = None) -> None:
         """Settle a base; an attempt that was not merged takes its residual with it."""
         self.attempts[p].pop(base, None)
+        self._replaced[p].pop(base, None)
         unheard = self.accounts[p].settle(base, part, tokens)
         if unheard:
             # A life before this one trained on after we had asked how far it was, as a twin does until it stops.
@@ -315,6 +315,9 @@ class Uplink:
         self.upload_s = smooth(self.upload_s, self._runtime.now() - captured.boundary_at)
         if captured.base not in account.sent:
             return  # settled while it was on its way
+        if self._lossy and captured.base in self.attempts[p]:
+            before = self._replaced[p].get(captured.base, ())
+            self._replaced[p][captured.base] = (*before, self.attempts[p][captured.base])[-REPLACED_MAX:]
         self.attempts[p][captured.base] = Attempt(
             header, key, digest, len(blob), captured.due, captured.boundary_at, 0.0, residual if self._lossy else None
         )

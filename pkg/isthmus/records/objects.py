@@ -62,6 +62,8 @@ class RunHeader(Record, frozen=True, kw_only=True):
     created_at: Instant
     snapshots: Annotated[tuple[Digest, ...], msgspec.Meta(min_length=1, max_length=1 << 16)]
     """Digest of the version-0 snapshot object of each fragment."""
+    layout: Digest
+    """Of the payload: nothing else vouches for it, and the identity of the run is the digest of the whole."""
 
 
 class RunLayout(Record, frozen=True, kw_only=True):
@@ -142,6 +144,8 @@ class FragmentPoint(Record, frozen=True, kw_only=True):
     """merged, overwritten, late, rejected, lost."""
     open_bases: Annotated[tuple[tuple[Version, Tokens], ...], msgspec.Meta(max_length=1 << 12)]
     settled_bases: Annotated[tuple[tuple[Version, Tokens], ...], msgspec.Meta(max_length=1 << 12)]
+    given_up: Annotated[tuple[tuple[Version, Tokens, Tokens], ...], msgspec.Meta(max_length=1 << 12)]
+    """Settled bases that were not merged: what is counted of each as late and as rejected."""
     attempts: Annotated[tuple[Sent, ...], msgspec.Meta(max_length=128)]
     residual_of: Annotated[str, msgspec.Meta(max_length=512)]
     """Key of the merged update the error feedback comes from, or empty."""
@@ -233,6 +237,8 @@ class Rejection(Record, frozen=True, kw_only=True):
     learner: Name
     base: Version
     reason: Text
+    digest: Digest
+    """Of the last one turned away for this reason: another update on the same base may still be merged."""
     count: Counter
     at: Instant
     """The last time."""

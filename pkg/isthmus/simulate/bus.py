@@ -93,7 +93,7 @@ class SimulatedBus:
     async def append(self, stream: str, body: bytes) -> None:
         """See `Bus.append`."""
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)
-        fault = self.weather.strikes(self._process.random, *harm)
+        fault = self.weather.strikes(self._process.random, f"append {stream}", *harm)
         world, draw = self._clock.world.context, self._process.random
         if fault in (Fault.CUT_OFF, Fault.LOST_REQUEST):
             await asyncio.sleep(self.weather.timeout_s)
@@ -137,7 +137,7 @@ class SimulatedBus:
 
     async def _travel(self) -> None:
         """Let a question and its answer take their time."""
-        fault = self.weather.strikes(self._process.random, Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY)
+        fault = self.weather.strikes(self._process.random, "read", Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY)
         if fault is not None:
             await asyncio.sleep(0.0 if fault is Fault.ERROR else self.weather.timeout_s)
             raise Unavailable(f"{self.url}: {fault.value}")

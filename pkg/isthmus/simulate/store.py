@@ -73,22 +73,24 @@ class SimulatedStore:
 
     async def get(self, key: str) -> bytearray:
         """See `Store.get`."""
-        return await self._read(lambda: self._objects.get(key))
+        return await self._read(key, lambda: self._objects.get(key))
 
     async def get_range(self, key: str, start: int, stop: int) -> bytearray:
         """See `Store.get_range`."""
-        return await self._read(lambda: self._objects.get(key)[start:stop])
+        return await self._read(key, lambda: self._objects.get(key)[start:stop])
 
     async def put(self, key: str, data: Blob) -> None:
         """See `Store.put`."""
         body = bytes(data)
-        await self._request(lambda: self._objects.put(key, body, self._wall()), up=len(body), writes=True)
+        await self._request(f"put {key}", lambda: self._objects.put(key, body, self._wall()), up=len(body), writes=True)
         self.bytes_up += len(body)
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`."""
         body = bytes(data)
-        done = await self._request(lambda: self._objects.create(key, body, self._wall()), up=len(body), writes=True)
+        done = await self._request(
+            f"create {key}", lambda: self._objects.create(key, body, self._wall()), up=len(body), writes=True
+        )
         self.bytes_up += len(body)
         return done
 
@@ -96,21 +98,21 @@ class SimulatedStore:
         """See `Store.list`. Pages are read one after another: what is written meanwhile may be among them or not."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"a prefix ends with '/': {prefix!r}")
-        first: list[Entry] = await self._request(lambda: self._objects.list(prefix))
+        first: list[Entry] = await self._request(f"list {prefix}", lambda: self._objects.list(prefix))
         if len(first) < 2:
             return first
         page = first[: self._process.random.randrange(1, len(first) + 1)]
-        rest: list[Entry] = await self._request(lambda: self._objects.list(prefix))
+        rest: list[Entry] = await self._request(f"list {prefix}", lambda: self._objects.list(prefix))
         return page + [entry for entry in rest if entry.key > page[-1].key]
 
     async def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        await self._request(lambda: self._objects.delete(key), writes=True)
+        await self._request(f"delete {key}", lambda: self._objects.delete(key), writes=True)
 
-    async def _read(self, effect: Callable[[], bytes]) -> bytearray:
-        body = bytearray(await self._request(effect, sized=len))
+    async def _read(self, key: str, effect: Callable[[], bytes]) -> bytearray:
+        body = bytearray(await self._request(f"get {key}", effect, sized=len))
         self.bytes_down += len(body)
-        if body and self.weather.strikes(self._process.random, Fault.CORRUPTED) is Fault.CORRUPTED:
+        if body and self.weather.strikes(self._process.random, f"body of {key}", Fault.CORRUPTED) is Fault.CORRUPTED:
             at = self._process.random.randrange(len(body))
             body[at] ^= 1 << self._process.random.randrange(8)
         return body
@@ -120,6 +122,7 @@ class SimulatedStore:
 
     async def _request(
         self,
+        what: str,
         effect: Callable[[], T],
         *,
         up: int = 0,
@@ -129,7 +132,7 @@ class SimulatedStore:
         """Send a request and wait for what comes back, if anything does."""
         weather, draw, clock = self.weather, self._process.random, self._clock
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, *((Fault.LANDS_LATE,) if writes else ()), Fault.SLOW)
-        fault = weather.strikes(draw, *harm)
+        fault = weather.strikes(draw, what, *harm)
         if fault in (Fault.CUT_OFF, Fault.LOST_REQUEST):
             await asyncio.sleep(weather.timeout_s)
             raise Unavailable(f"{self.url}: no answer")

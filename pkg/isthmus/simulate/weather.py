@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -51,6 +52,8 @@ class Weather:
     """Whether nothing gets through."""
     seen: Counter[Fault] = field(default_factory=Counter)
     """How often each fault struck."""
+    told: Callable[[Fault, str], None] = lambda _, __: None
+    """Told of each fault and the request it struck."""
 
     def delay(self, draw: random.Random) -> float:
         """Return how long a message takes one way."""
@@ -58,20 +61,23 @@ class Weather:
             return 0.0
         return self.latency_s * math.exp(self.spread * draw.gauss(0.0, 1.0)) if self.spread else self.latency_s
 
-    def strikes(self, draw: random.Random, *faults: Fault) -> Fault | None:
-        """Return which of these faults strikes a request, if any."""
+    def strikes(self, draw: random.Random, request: str, *faults: Fault) -> Fault | None:
+        """Return which of these faults strikes a request, if any; a partition strikes them all."""
         if self.cut_off:
-            self.seen[Fault.CUT_OFF] += 1
-            return Fault.CUT_OFF
+            return self._strike(Fault.CUT_OFF, request)
         if not self.chances:
             return None
         at = draw.random()
         for fault in faults:
             at -= self.chances.get(fault, 0.0)
             if at < 0.0:
-                self.seen[fault] += 1
-                return fault
+                return self._strike(fault, request)
         return None
+
+    def _strike(self, fault: Fault, request: str) -> Fault:
+        self.seen[fault] += 1
+        self.told(fault, request)
+        return fault
 
 
 class Wire:

@@ -238,11 +238,6 @@ class Syncer:
             reason = Reason.OVERSIZED
         elif message.size < payload:
             reason = Reason.TRUNCATED
-        if reason is not None:
-            about = {"reason": reason.value, "learner": message.learner, "fragment": message.fragment}
-            logger.warning("announcement of %s turned away: %s", message.key, reason.value, extra=about)
-            self._offer(message.fragment, Invalid(message.learner, message.base, reason))
-            return
         pointer = Pointer(
             learner=message.learner,
             incarnation=message.incarnation,
@@ -259,6 +254,11 @@ class Syncer:
             heard_at=now,
             old=old,
         )
+        if reason is not None:
+            about = {"reason": reason.value, "learner": message.learner, "fragment": message.fragment}
+            logger.warning("announcement of %s turned away: %s", message.key, reason.value, extra=about)
+            self._offer(message.fragment, Invalid(pointer, reason))
+            return
         self._offer(message.fragment, Announced(pointer))
 
     def _offer(self, fragment: int, event: FromBus) -> None:

@@ -40,10 +40,9 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """An announcement that cannot become a pointer."""
+    """An announcement that is not worth a fetch."""
 
-    learner: str
-    base: int
+    pointer: Pointer
     reason: Reason
 
 

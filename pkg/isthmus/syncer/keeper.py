@@ -147,6 +147,8 @@ class Keeper:
                     async with asyncio.timeout(self._pace.heartbeat_s if deadline is None else deadline - now):
                         event = await self._inbox.get()
                 actions = self.rounds.tick(self._runtime.now()) if event is None else await self._handle(event)
+                if self.broken and self._runtime.now() >= self._retry_at:
+                    actions = [*actions, CatchUp()]  # what was damaged on its way to us is whole in the store
                 await self._do(actions)
             for task in self._fetching:
                 task.cancel()
@@ -166,8 +168,8 @@ class Keeper:
                 return self.rounds.passed(learner, version, now)
             case Heard(version):
                 return [CatchUp()] if version > self.head else []
-            case Invalid(learner, base, reason):
-                self.rounds.invalid(learner, base, reason, now)
+            case Invalid(pointer, reason):
+                self.rounds.invalid(pointer, reason, now)
                 return []
             case Fetched(pointer, update, reason, at, done):
                 try:

@@ -1,0 +1,336 @@
+"""Planted bugs: each breaks one promise of the library, as a plausible mistake would. The checker must notice every one.
+
+A bug is a context manager that patches the library while it is entered.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from unittest.mock import patch
+
+import msgspec
+import numpy as np
+
+from isthmus import collect, fold, merge
+from isthmus.learner import agent as learner_agent
+from isthmus.learner import downlink, uplink
+from isthmus.learner.boundary import Boundary, Ready
+from isthmus.log import Log
+from isthmus.members import Members
+from isthmus.records import frame
+from isthmus.records.messages import Committed
+from isthmus.records.objects import CommitHeader, version_in
+from isthmus.rounds import CallRound, Rounds
+from isthmus.simulate.store import SimulatedStore
+from isthmus.syncer.keeper import Keeper
+
+Bug = Callable[[], contextlib.AbstractContextManager[object]]
+BUGS: dict[str, tuple[Bug, int]] = {}
+"""By name: the bug, and within how many seeds it must be caught."""
+
+
+def planted(within: int) -> Callable[[Callable[[], Iterator[None]]], Bug]:
+    """Register a bug that is caught within so many seeds."""
+
+    def register(fn: Callable[[], Iterator[None]]) -> Bug:
+        bug = contextlib.contextmanager(fn)
+        BUGS[fn.__name__.replace("_", "-")] = bug, within
+        return bug
+
+    return register
+
+
+@planted(20)
+def settle_a_commit_that_lost():
+    """A create that found the key taken is taken for won."""
+
+    async def append(self, fragment, version, body):
+        await original(self, fragment, version, body)
+        return True
+
+    original = Log.append
+    with patch.object(Log, "append", append):
+        yield
+
+
+@planted(20)
+def announce_before_commit():
+    """The new version is said as soon as its value is stored."""
+
+    async def put(self, key, data):
+        await original(self, key, data)
+        if key.startswith("values/"):
+            self._say(
+                Committed(
+                    run=self._log.run.digest,
+                    id=self._runtime.new_id(),
+                    syncer=self._name,
+                    fragment=self.fragment.index,
+                    version=version_in(key),
+                )
+            )
+
+    original = Keeper._put
+    with patch.object(Keeper, "_put", put):
+        yield
+
+
+@planted(20)
+def count_announced_as_arrived():
+    """A learner counts towards quorum and everybody once it has announced."""
+
+    def announced(self, pointer, now):
+        actions = original(self, pointer, now)
+        if self.round is not None and pointer.base == self.head:
+            self.round.fresh.add(pointer.learner)
+        return actions
+
+    original = Rounds.announced
+    with patch.object(Rounds, "announced", announced):
+        yield
+
+
+@planted(50)
+def accept_a_second_update_on_a_merged_base():
+    """The memory of merged bases is not consulted."""
+
+    def judge(self, pointer):
+        merged, self._merged = self._merged, {}
+        try:
+            return original(self, pointer)
+        finally:
+            self._merged = merged
+
+    original = Rounds._judge
+    with patch.object(Rounds, "_judge", judge):
+        yield
+
+
+@planted(50)
+def a_late_update_opens_a_round():
+    """Whatever is due opens, on whatever base."""
+
+    def announced(self, pointer, now):
+        actions = original(self, pointer, now)
+        if self._may_open and pointer.due and pointer.base < self.head and self._judge(pointer) is None:
+            self._open(pointer.boundary_at, now, pointer.learner)
+            return [*actions, CallRound(self.head + 1), *self.fetches()]
+        return actions
+
+    original = Rounds.announced
+    with patch.object(Rounds, "announced", announced):
+        yield
+
+
+@planted(100)
+def close_early_on_the_only_learner_heard():
+    """After a start or a gap, whom the log knows is not waited for, and neither is a heartbeat interval."""
+
+    def expected(self, recent, now):
+        self.hold_until = -1e18
+        return original(self, (), now)
+
+    original = Members.expected
+    with patch.object(Members, "expected", expected):
+        yield
+
+
+@planted(50)
+def change_the_body_between_two_tries():
+    """A commit that is tried again is written anew."""
+
+    async def create(self, key, data):
+        tried = self.__dict__.setdefault("tried", set())
+        if key.startswith("commits/"):
+            if key in tried:
+                header, _ = frame.parse(data, frame.Kind.COMMIT, CommitHeader)
+                later = msgspec.structs.replace(header, written_at=header.written_at + 1.0)
+                data = frame.draft(frame.Kind.COMMIT, later).blob
+            tried.add(key)
+        return await original(self, key, data)
+
+    original = SimulatedStore.create
+    with patch.object(SimulatedStore, "create", create):
+        yield
+
+
+@planted(50)
+def collect_above_the_head():
+    """Values nobody names are garbage, also those of a commit that is on its way."""
+
+    async def plan(log, **options):
+        found = await original(log, **options)
+        for fragment in log.run.layout.fragments:
+            p = fragment.index
+            for entry in await log.store.list(f"values/{p:05d}/"):
+                if version_in(entry.key) > found.heads[p]:
+                    found.doomed.setdefault("values", []).append(entry)
+        return found
+
+    original = collect.plan
+    with patch.object(collect, "plan", plan):
+        yield
+
+
+@planted(20)
+def drop_the_residual_on_rejection():
+    """An update that is turned away takes the residual of the one merged before it along."""
+
+    def close(self, p, base, part, tokens=None):
+        if part in ("rejected", "late"):
+            self.residuals[p] = None
+        original(self, p, base, part, tokens)
+
+    original = uplink.Uplink._close
+    with patch.object(uplink.Uplink, "_close", close):
+        yield
+
+
+@planted(20)
+def take_the_residual_of_what_was_sent_last():
+    """Error feedback goes on from the last update that was sent, merged or not."""
+
+    async def upload(self, captured):
+        await original(self, captured)
+        attempt = self.attempts[captured.fragment].get(captured.base)
+        if attempt is not None:
+            self.residuals[captured.fragment] = attempt.residual
+
+    original = uplink.Uplink._upload
+    with patch.object(uplink.Uplink, "_upload", upload):
+        yield
+
+
+@planted(50)
+def trust_an_unmatched_snapshot():
+    """The newest snapshot is the state, whatever its commit says."""
+
+    async def start(self, fragment, version, key, commit):
+        blob = await self.log.store.get(key)
+        header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, merge.SnapshotHeader)
+        return merge.restore(header, payload)
+
+    with patch.object(fold.Merging, "start", start):
+        yield
+
+
+@planted(20)
+def adopt_a_value_nobody_committed():
+    """A learner takes the newest value object there is for the newest version."""
+
+    async def bring(self, p):
+        await original(self, p)
+        known = self.known[p]
+        for entry in await self._log.store.list(f"values/{p:05d}/"):
+            if version_in(entry.key) == known.version + 1:
+                blob = await self._log.store.get(entry.key)
+                value, payload = frame.parse(blob, frame.Kind.VALUE, fold.ValueHeader)
+                values = merge.apply_value(
+                    known.values, self._run.layout.fragments[p], downlink.codec(value.codec), payload
+                )
+                self._tell(Ready(p, known.version + 1, values))
+
+    original = downlink.Downlink._bring
+    with patch.object(downlink.Downlink, "_bring", bring):
+        yield
+
+
+@planted(20)
+def write_the_snapshot_before_the_commit():
+    """The state is stored as soon as it is merged."""
+
+    async def put(self, key, data):
+        await original(self, key, data)
+        if key.startswith("values/") and self.state is not None:
+            state = replace(self.state, version=version_in(key))
+            blob = merge.snapshot(state, self.fragment.index, self._log.run.digest)
+            name = f"snapshots/{self.fragment.index:05d}/{state.version:012d}-{frame.digest(blob).hex()[:16]}"
+            await original(self, name, blob)
+
+    original = Keeper._put
+    with patch.object(Keeper, "_put", put):
+        yield
+
+
+@planted(100)
+def a_twin_goes_on():
+    """Nobody looks whether the name was claimed again."""
+
+    async def watch(self):
+        import asyncio
+
+        await asyncio.sleep(1e9)
+
+    with patch.object(learner_agent.LearnerAgent, "_watch_claim", watch):
+        yield
+
+
+@planted(20)
+def overwritten_work_is_not_counted():
+    """Adoption forgets the steps since the upload."""
+
+    def adopted(self, adopted):
+        original(self, replace(adopted, overwritten=0))
+
+    original = uplink.Uplink.adopted
+    with patch.object(uplink.Uplink, "adopted", adopted):
+        yield
+
+
+@planted(50)
+def a_commit_forgets_an_input():
+    """What was accumulated first is not in the list."""
+
+    async def merging(self, version, closed_by):
+        self._inputs = self._inputs[1:] or self._inputs
+        return await original(self, version, closed_by)
+
+    original = Keeper._merge
+    with patch.object(Keeper, "_merge", merging):
+        yield
+
+
+@planted(100)
+def a_lost_round_is_lost():
+    """What a round had taken when another syncer's commit came is not taken up again, and nobody repeats it."""
+
+    def lost(self):
+        self.phase, self.round = type(self.phase).MERGING, self.round
+
+    with patch.object(Rounds, "lost", lost):
+        yield
+
+
+@planted(50)
+def a_learner_never_probes_and_hears_only_once():
+    """A commit whose announcement is lost is never looked for, and heads in a syncer's sign of life are ignored."""
+
+    async def probe(self):
+        import asyncio
+
+        await asyncio.sleep(1e9)
+
+    def hear(self, message):
+        if not isinstance(message, learner_agent.Alive):
+            original(self, message)
+
+    original = learner_agent.LearnerAgent._hear
+    with (
+        patch.object(downlink.Downlink, "probe", probe),
+        patch.object(learner_agent.LearnerAgent, "_hear", hear),
+    ):
+        yield
+
+
+@planted(20)
+def blend_into_the_base():
+    """What the model holds after adoption is taken for the published value."""
+
+    def adopt(self, fragment):
+        original(self, fragment)
+        slot = self.slots[fragment]
+        slot.values = slot.values + np.float32(1e-3)
+
+    original = Boundary._adopt
+    with patch.object(Boundary, "_adopt", adopt):
+        yield

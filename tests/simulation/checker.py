@@ -1,0 +1,380 @@
+"""What must hold at every moment, and at the end. It reads the world from outside and shares no belief of the agents."""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from isthmus import merge
+from isthmus.bus.voice import UNSAID_MAX
+from isthmus.codecs import codec, unpack
+from isthmus.errors import IsthmusError, RecordInvalid
+from isthmus.learner import LearnerAgent
+from isthmus.learner.boundary import UPLOADS_MAX
+from isthmus.learner.uplink import REPLACED_MAX, Uplink
+from isthmus.log import Log
+from isthmus.records import frame
+from isthmus.records.frame import Kind
+from isthmus.records.messages import SYNCER_STREAM, Alive, Announce, Call, Committed, Heartbeat, Leave, decode
+from isthmus.records.objects import CommitHeader, SnapshotHeader, UpdateHeader, commit_key, is_versioned, version_in
+from isthmus.replay import replay
+from isthmus.rounds import POINTERS_MAX
+from isthmus.rules import STALENESS_MAX
+from isthmus.run import Run
+from isthmus.simulate.world import World
+from isthmus.syncer import Syncer
+from isthmus.syncer.agent import ACCUMULATORS_MAX
+from isthmus.syncer.keeper import INBOX_MAX
+from isthmus.updates import open_update
+
+BEHIND_MAX = 3
+"""Versions a well learner may be behind: rounds go on while it fetches."""
+
+
+QUIET_S = 5.0
+"""After a disturbance, for so long nobody is blamed for what it did not hear."""
+
+
+@dataclass
+class Checker:
+    """Watches one world."""
+
+    world: World
+    run: Run
+    say: Callable[[str, str], None]
+    violations: list[str] = field(default_factory=list)
+    strays: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.commits: list[list[tuple[CommitHeader, bytes]]] = [[] for _ in self.run.layout.fragments]
+        self.snapshots: list[set[int]] = [{0} for _ in self.run.layout.fragments]
+        self.bases: dict[tuple[int, str], int] = {}
+        self.due: set[tuple[int, int]] = set()  # fragment and base of every due update that was announced
+        self.heard: dict[str, float] = {}
+        self.left: set[str] = set()
+        self.sent: dict[bytes, np.ndarray] = {}  # what the codec dropped from each update that was packed
+        self.attempts: dict[tuple[str, int, int], list[bytes]] = {}
+        self.digests: dict[int, tuple[object, bytes]] = {}
+        self.wiped_at = -1e9
+        self.disturbed: dict[str, float] = {}
+        self.initial = []
+        for p in range(len(self.run.layout.fragments)):
+            (key,) = [k for k in self.world.objects.blobs if k.startswith(f"snapshots/{p:05d}/")]
+            header, payload = frame.parse(self.world.objects.get(key), Kind.SNAPSHOT, SnapshotHeader)
+            self.initial.append(header.published_digest)
+        self.world.objects.written.append(self.written)
+        self.world.objects.deleted.append(self.deleted)
+        self.world.streams.appended.append(self.said)
+
+    def heads(self) -> dict[int, int]:
+        """The newest version of each fragment, by the log itself."""
+        return {p: len(commits) for p, commits in enumerate(self.commits)}
+
+    def disturb(self, who: str) -> None:
+        """Something happened to this process, or to a request of it."""
+        self.disturbed[who] = self.world.clock.time()
+
+    def wiped(self) -> None:
+        """The bus was wiped."""
+        self.wiped_at = self.world.clock.time()
+
+    def violate(self, what: str, error: BaseException | None = None) -> None:
+        """Note a violation."""
+        self.say("CHECK", what)
+        if error is not None:
+            what += "\n" + "".join(traceback.format_exception(error))
+        self.violations.append(f"{self.world.clock.time():.3f} s: {what}")
+
+    # --- at every write -----------------------------------------------------------------------------------------------
+
+    def written(self, key: str, data: bytes, before: bytes | None) -> None:
+        """A write took effect."""
+        if before is not None and before != data:
+            if not (key.startswith("commits/") and frame.kind_of(data) == Kind.PACKED):
+                self.violate(f"{key} got other bytes")
+            return
+        kind = key.split("/")[0]
+        if kind == "commits" and before is None:
+            self.committed(key, data)
+        elif kind == "snapshots" and key not in self.strays:
+            header = frame.parse_head(data, Kind.SNAPSHOT, SnapshotHeader)
+            p, v = header.fragment, header.version
+            if v > len(self.commits[p]):
+                self.violate(f"{key}: a snapshot of a version that is not in the log")
+            elif header.state_digest != self.commits[p][v - 1][0].state_digest:
+                self.violate(f"{key}: not the state its commit recorded")
+            else:
+                self.snapshots[p].add(v)
+        if kind in ("commits", "snapshots", "learners"):
+            self.say("store", f"has {key}")
+
+    def committed(self, key: str, data: bytes) -> None:
+        """A commit took its key."""
+        try:
+            header, _ = frame.parse(data, Kind.COMMIT, CommitHeader)
+        except RecordInvalid as error:
+            self.violate(f"{key}: {error}")
+            return
+        p, v = header.fragment, header.version
+        log = self.commits[p]
+        if key != commit_key(p, v) or v != len(log) + 1:
+            self.violate(f"{key}: version {v} after {len(log)}")
+            return
+        wanted = log[-1][1] if log else self.run.digest
+        if header.previous != wanted:
+            self.violate(f"{key}: names another commit before it")
+        if header.run != self.run.digest:
+            self.violate(f"{key}: of another run")
+        for given in header.inputs:
+            blob = self.world.objects.blobs.get(given.key)
+            if blob is None:
+                self.violate(f"{key}: merges {given.key}, which is not there")
+                continue
+            fragment = self.run.layout.fragments[p]
+            try:
+                update = open_update(blob[0], given.digest, self.run, fragment, given.learner, given.base)
+            except RecordInvalid as error:
+                self.violate(f"{key}: merges {given.key}: {error}")
+                continue
+            h = update.header
+            if (given.steps, given.tokens, given.weight) != (h.steps, h.tokens, merge.weight(h.tokens, h.steps)):
+                self.violate(f"{key}: merges {given.key} with another weight")
+            if given.base >= v or given.base <= self.bases.get((p, given.learner), -1):
+                self.violate(f"{key}: base {given.base} of {given.learner} after {self.bases.get((p, given.learner))}")
+            self.bases[p, given.learner] = given.base
+        value = self.world.objects.blobs.get(header.value_key)
+        if value is None or frame.digest(value[0]) != header.value_digest:
+            self.violate(f"{key}: its value {header.value_key} is not there")
+        self.closing(key, header)
+        log.append((header, frame.digest(data)))
+
+    def closing(self, key: str, header: CommitHeader) -> None:
+        """Whoever was expected is in, has passed, or is named as missing; nobody who is there was overlooked."""
+        w, p = header.waited, header.fragment
+        fresh = {given.learner for given in header.inputs if given.base == header.version - 1}
+        passed = {passing.learner for passing in w.passed}
+        unaccounted = set(w.expected) - fresh - passed - set(w.missing)
+        if unaccounted:
+            self.violate(f"{key}: {sorted(unaccounted)} expected, and neither in, nor passed, nor missing")
+        if w.closed_by == "everyone" and w.missing:
+            self.violate(f"{key}: closed by everyone, {list(w.missing)} missing")
+        recent = {given.learner for h, _ in self.commits[p][-2:] for given in h.inputs}
+        now = self.world.clock.time()
+        for learner in recent - set(w.expected) - fresh - self.left:
+            # It spoke just now, and nothing has disturbed it, the writer or the bus of late: the writer must know of it,
+            # if only by the log.
+            speaks = now - self.heard.get(learner, -1e9) < 1.5
+            quiet = max(self.wiped_at, *(self.disturbed.get(who, 0.0) for who in (header.writer, learner)))
+            if speaks and now - quiet > QUIET_S:
+                self.violate(f"{key}: {learner} is there, in the last commits, and was not waited for")
+
+    def deleted(self, key: str) -> None:
+        """An object was removed."""
+        kind = key.split("/")[0]
+        self.say("store", f"no longer has {key}")
+        if kind == "commits":
+            self.violate(f"{key}: a commit was deleted")
+            return
+        if kind not in ("values", "updates", "snapshots") or not is_versioned(key):
+            return
+        p, v = int(key.split("/")[1]), version_in(key)
+        head = len(self.commits[p])
+        start = max(self.snapshots[p] - ({v} if kind == "snapshots" else set()))
+        if kind == "snapshots":
+            if key not in self.strays:
+                self.snapshots[p].discard(v)
+            if not self.snapshots[p] - {0} and v and key not in self.strays:
+                self.violate(f"{key}: the last snapshot was deleted")
+            return
+        if kind == "values" and v > head:
+            self.violate(f"{key}: deleted above the head, {head}")
+        named = [
+            h.version for h, _ in self.commits[p] if h.value_key == key or any(given.key == key for given in h.inputs)
+        ]
+        if named and max(named) > start:
+            self.violate(f"{key}: deleted, and version {max(named)} cannot be folded without it (snapshot {start})")
+        if not named and kind == "updates" and v >= head - STALENESS_MAX:
+            self.violate(f"{key}: deleted, and may still be merged")
+
+    # --- at every word ------------------------------------------------------------------------------------------------
+
+    def said(self, stream: str, body: bytes) -> None:
+        """A message is on the bus."""
+        message = decode(body)
+        now = self.world.clock.time()
+        match message:
+            case Committed(fragment=p, version=v) if v > len(self.commits[p]):
+                self.violate(f"{message.syncer} announces commit {p}/{v}, which is not in the log")
+            case Call(fragment=p, version=v):
+                if (p, v - 1) not in self.due:
+                    self.violate(f"{message.syncer} calls {p}/{v}, and nothing due on {v - 1} was ever announced")
+            case Alive(heads=heads):
+                for p, v in enumerate(heads):
+                    if v > len(self.commits[p]):
+                        self.violate(f"{message.syncer} claims version {v} of {p}, which is not in the log")
+            case Announce():
+                self.heard[message.learner] = now
+                if message.due:
+                    self.due.add((message.fragment, message.base))
+                blob = self.world.objects.blobs.get(message.key)
+                settled = self.bases.get((message.fragment, message.learner), -1) >= message.base
+                stale = message.base < len(self.commits[message.fragment]) - STALENESS_MAX
+                if blob is None and not settled and not stale:
+                    self.violate(f"{message.learner} announces {message.key}, which is not stored")
+            case Heartbeat():
+                self.heard[message.learner] = now
+                self.left.discard(message.learner)
+            case Leave():
+                self.left.add(message.learner)
+            case _:
+                pass
+        if (stream == SYNCER_STREAM) != isinstance(message, Committed | Call | Alive):
+            self.violate(f"{type(message).__name__} on {stream}")
+
+    # --- what a learner sends -----------------------------------------------------------------------------------------
+
+    def watch(self, name: str, life: int, agent: object) -> None:
+        """Look over a learner's shoulder when it packs updates."""
+        if not isinstance(agent, LearnerAgent):
+            return
+        uplink = agent.uplink
+        pack = uplink._pack
+
+        def packed(captured, header: UpdateHeader, fragment, residual):
+            blob, after = pack(captured, header, fragment, residual)
+            if blob is not None:
+                self.packed(f"{name}, life {life}", uplink, captured, header, residual, blob, after)
+            return blob, after
+
+        uplink._pack = packed
+
+    def packed(self, who: str, uplink: Uplink, captured, header, residual, blob, after) -> None:
+        """Error feedback: nothing a codec drops is lost, nothing is sent twice."""
+        p = header.fragment
+        known = uplink.settled_to[p]
+        merged = [
+            (given.base, given.digest)
+            for h, _ in self.commits[p][:known]
+            for given in h.inputs
+            if given.learner == header.learner and given.incarnation == header.incarnation
+        ]
+        if merged and uplink._lossy:
+            base, digest = merged[-1]
+            remembered = digest in self.attempts.get((who, p, base), [])[-REPLACED_MAX - 1 :]
+            if remembered and (residual is None or not np.array_equal(residual, self.sent[digest])):
+                self.violate(f"{who}: fragment {p} is not sent with what the last merged update left over")
+        fragment = self.run.layout.fragments[p]
+        true = captured.base_values - captured.values
+        if residual is not None:
+            true = true + residual
+        got = np.empty_like(true)
+        _, payload = frame.parse(blob, Kind.UPDATE, UpdateHeader)
+        unpack(codec(header.codec), fragment, np.frombuffer(payload, np.uint8), got)
+        if uplink._lossy and not np.array_equal(true - got, after):
+            self.violate(f"{who}: fragment {p}: sent and left over are not what there was")
+        self.sent[frame.digest(blob)] = after.copy()
+        self.attempts.setdefault((who, p, header.base), []).append(frame.digest(blob))
+
+    # --- now and then -------------------------------------------------------------------------------------------------
+
+    def look(self, seats) -> None:
+        """Look at every agent alive."""
+        for seat in seats:
+            for life, (_, agent) in seat.processes.items():
+                who = f"{seat.name}, life {life}"
+                if isinstance(agent, Syncer):
+                    self.look_at_syncer(who, agent)
+                elif isinstance(agent, LearnerAgent) and agent.boundary is not None:
+                    self.look_at_learner(who, agent)
+
+    def look_at_syncer(self, who: str, syncer: Syncer) -> None:
+        for keeper in syncer.keepers:
+            p = keeper.fragment.index
+            if keeper.head > len(self.commits[p]):
+                self.violate(f"{who}: believes version {keeper.head} of {p}, the log ends at {len(self.commits[p])}")
+            elif keeper.state is not None and keeper.state.version == keeper.head and keeper.head > 0:
+                wanted = self.commits[p][keeper.head - 1][0].state_digest
+                if self.digest(keeper.state, keeper.state.digest) != wanted:
+                    self.violate(f"{who}: its state {p}/{keeper.head} is not the one in the log")
+            if keeper._inbox.qsize() > INBOX_MAX + 64 or len(keeper.rounds._waiting) > POINTERS_MAX:
+                self.violate(f"{who}: queues over their limits")
+        if sum(keeper._has_slot for keeper in syncer.keepers) > ACCUMULATORS_MAX:
+            self.violate(f"{who}: more accumulators than the pool has")
+        if len(syncer._speaker._unsaid) > UNSAID_MAX:
+            self.violate(f"{who}: too much unsaid")
+
+    def look_at_learner(self, who: str, agent: LearnerAgent) -> None:
+        boundary = agent.boundary
+        for p, slot in enumerate(boundary.slots):
+            if slot.base > len(self.commits[p]):
+                self.violate(f"{who}: holds version {slot.base} of {p}, the log ends at {len(self.commits[p])}")
+                continue
+            wanted = self.commits[p][slot.base - 1][0].published_digest if slot.base else self.initial[p]
+            if self.digest(slot.values, lambda slot=slot: merge.array_digest(slot.values)) != wanted:
+                self.violate(f"{who}: what it holds as {p}/{slot.base} is not what was published")
+            # A life that starts while a twin goes on finds updates on bases that it has yet to read of.
+            unread = len(self.commits[p]) - agent.uplink.settled_to[p]
+            if len(agent.uplink.attempts[p]) > agent.pace.staleness + 3 + unread:
+                self.violate(f"{who}: {len(agent.uplink.attempts[p])} open updates of fragment {p}")
+        if boundary._uploads > UPLOADS_MAX or len(boundary.outbox) > 64 or len(boundary.inbox) > 4096:
+            self.violate(f"{who}: queues over their limits")
+        if boundary.outbox or boundary.inbox:
+            return  # words on their way between its two halves
+        processed = boundary.tokens_seen + agent.uplink.tokens_lost
+        for p, account in enumerate(agent.uplink.accounts):
+            account.local = boundary.local_tokens(p)
+            merged = sum(
+                given.tokens
+                for h, _ in self.commits[p][: agent.uplink.settled_to[p]]
+                for given in h.inputs
+                if given.learner == agent.name
+            )
+            if account.merged != merged:
+                self.violate(f"{who}: fragment {p}: the log merged {merged} of its tokens, the ledger says {account}")
+            if account.processed != processed:
+                self.violate(f"{who}: the ledger of fragment {p}, {account}, is not {processed}")
+
+    def digest(self, what: object, of: Callable[[], bytes]) -> bytes:
+        """Return a digest, computed once per object."""
+        known = self.digests.get(id(what))
+        if known is None or known[0] is not what:
+            known = self.digests[id(what)] = what, of()
+        return known[1]
+
+    def ill(self, seats, since: dict[int, int]) -> list[str]:
+        """Say what is not yet as it should be."""
+        found = []
+        heads = self.heads()
+        for p, head in heads.items():
+            if head < since[p] + 2:
+                found.append(f"fragment {p} stands at {head}")
+        for seat in seats:
+            if len(seat.processes) != 1:
+                found.append(f"{len(seat.processes)} processes are {seat.name}")
+            for agent in seat.agents:
+                if isinstance(agent, LearnerAgent) and agent.boundary is not None:
+                    held = [slot.base for slot in agent.boundary.slots]
+                    if any(head - base > BEHIND_MAX for base, head in zip(held, heads.values(), strict=True)):
+                        found.append(f"{seat.name} holds {held} of {list(heads.values())}")
+                elif isinstance(agent, Syncer) and any(keeper.broken for keeper in agent.keepers):
+                    found.append(f"{seat.name} does not serve all fragments")
+        return found
+
+    # --- at the end ---------------------------------------------------------------------------------------------------
+
+    async def judge(self) -> None:
+        """Read the log once more, through the library's own replay."""
+        ports = self.world.ports(self.world.process("judge"))
+        log = Log(self.run, ports.store, ports.process.runtime)
+        try:
+            for result in await replay(log):
+                if result.difference is not None:
+                    self.violate("replay: " + " / ".join(result.difference.lines()))
+        except IsthmusError as error:
+            self.violate(f"replay: {error}")
+        for p, commits in enumerate(self.commits):
+            for header, digest in commits:
+                found = await log.commit(p, header.version)
+                if found is None or found.digest != digest:
+                    self.violate(f"commit {p}/{header.version} is another than it was, or gone")

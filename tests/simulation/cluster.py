@@ -1,0 +1,356 @@
+"""One simulated run: starts the processes, lets the planned faults strike, waits for calm, and judges."""
+
+import asyncio
+import gc
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from isthmus import collect, fold, merge
+from isthmus.errors import Fenced, IsthmusError, LogCorrupt, ObjectMissing, first_cause
+from isthmus.kernels import F32
+from isthmus.learner import LearnerAgent
+from isthmus.log import Log
+from isthmus.records import frame
+from isthmus.records.objects import snapshot_key
+from isthmus.run import Run, Seed
+from isthmus.simulate.clock import StandsStill
+from isthmus.simulate.process import Process
+from isthmus.simulate.weather import Fault, Weather
+from isthmus.simulate.world import Arrays, Ports, Times, World, learn, serve
+from isthmus.syncer import Syncer
+from simulation.checker import Checker
+from simulation.scenario import Scenario, draw
+
+CALM_S = 60.0
+"""Once no fault strikes any more, everything must be well again within this many virtual seconds."""
+
+CALM_AT_LEAST_S = 2.0
+
+
+@dataclass
+class Outcome:
+    """What became of one seed."""
+
+    seed: int
+    violations: list[str]
+    events: list[str]
+    faults: Counter[str]
+    virtual_s: float
+    commits: int
+
+
+class Toy:
+    """A model of plain arrays that shrinks, with noise; no torch."""
+
+    def __init__(self, draw_: random.Random, step_s: float) -> None:
+        self._draw = draw_
+        self._step_s = step_s
+
+    def begin(self, agent: LearnerAgent, layout):
+        self.model = Arrays(layout)
+        return self.model, None
+
+    def duration(self) -> float:
+        return self._step_s * self._draw.uniform(0.8, 1.2)
+
+    def step(self, number: int) -> tuple[int, float]:
+        for values in self.model.values:
+            values -= np.float32(0.05) * values + np.float32(self._draw.gauss(0.0, 0.01))
+        return self._draw.randrange(1, 100), 1.0
+
+    def enough(self, agent: LearnerAgent) -> bool:
+        return False
+
+
+@dataclass
+class Seat:
+    """A name, and the processes that bear it one after another, or two at once."""
+
+    name: str
+    is_syncer: bool
+    step_s: float
+    store: Weather
+    bus: Weather
+    lives: int = 0
+    processes: dict[int, tuple[Process, "Syncer | LearnerAgent | None"]] = field(default_factory=dict)
+    """Those alive, by life."""
+    stops: dict[int, asyncio.Event] = field(default_factory=dict)
+
+    @property
+    def agents(self) -> list["Syncer | LearnerAgent"]:
+        return [agent for _, agent in self.processes.values() if agent is not None]
+
+
+class Cluster:
+    """The world of one seed."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.world = World(f"sim/{scenario.seed}")
+        self.events: list[str] = []
+        self.faults: Counter[str] = Counter()
+        self.calm = False
+        self.over = False
+        self.draw = random.Random(f"faults/{scenario.seed}")
+        self.run: Run
+        self.checker: Checker
+        s = scenario
+        self.seats = [self._seat(f"s{i}", True, 0.0) for i in range(s.syncers)]
+        self.seats += [self._seat(f"l{i}", False, s.step_s[i]) for i in range(s.learners)]
+
+    def _seat(self, name: str, is_syncer: bool, step_s: float) -> Seat:
+        s = self.scenario
+
+        def told(port: str) -> Callable[[Fault, str], None]:
+            def tell(fault: Fault, request: str) -> None:
+                self.faults[fault.value] += 1
+                self.checker.disturb(name)
+                self.say(name, f"{port}: {fault.value}: {request}")
+
+            return tell
+
+        store = Weather(s.latency_s, 0.5, s.bytes_s, s.bytes_s, timeout_s=3.0, late_s=40.0, chances=dict(s.store))
+        bus = Weather(s.latency_s / 2, 0.5, timeout_s=2.0, late_s=10.0, chances=dict(s.bus))
+        store.told, bus.told = told("store"), told("bus")
+        return Seat(name, is_syncer, step_s, store, bus)
+
+    def say(self, who: str, what: str) -> None:
+        """Add a line to the event log."""
+        self.events.append(f"{self.world.clock.time():9.4f} {who:8} {what}")
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    async def keep(self, seat: Seat) -> None:
+        """Keep a process of this name running, whatever ends it."""
+        while not self.over:
+            await self.live(seat)
+            await asyncio.sleep(self.draw.uniform(0.2, 2.0))
+            while seat.processes and not self.over:
+                await asyncio.sleep(0.5)  # a twin has taken over
+
+    async def live(self, seat: Seat) -> None:
+        """Be one process of a name, until it ends or is killed."""
+        life = seat.lives
+        seat.lives += 1
+        s = self.scenario
+        slow = 0.0 if self.draw.random() < 0.5 else 0.02
+        process = self.world.process(
+            seat.name,
+            life,
+            wall_skew_s=self.draw.choice((0.0, 0.0, 3600.0, -5.0)),
+            compute_s=lambda d: d.uniform(0.0, slow) if slow else 0.0,
+        )
+        ports = self.world.ports(process, seat.store, seat.bus)
+        stopping = seat.stops[life] = asyncio.Event()
+        seat.processes[life] = process, None
+        self.say(seat.name, f"life {life} starts")
+        if not seat.is_syncer:
+            self.checker.disturb(seat.name)
+        killed = process.killed = self.world.clock.create_future()
+
+        def started(agent: Syncer | LearnerAgent) -> None:
+            seat.processes[life] = process, agent
+            self.checker.watch(seat.name, life, agent)
+
+        if seat.is_syncer:
+            body = serve(ports, seat.name, stopping, None, started)
+        else:
+            toy = Toy(process.random, seat.step_s)
+            body = learn(
+                ports, seat.name, toy, Times(), started=started, stopping=stopping.is_set,
+                adopt=s.adopt, checkpoint_s=s.checkpoint_s,
+            )  # fmt: skip
+        task = process.start(body)
+        await asyncio.wait([task, killed], return_when=asyncio.FIRST_COMPLETED)
+        del seat.processes[life], seat.stops[life]
+        if not task.done():
+            self.say(seat.name, f"life {life} was killed")
+            return
+        error = first_cause(task.exception()) if task.exception() else None
+        self.say(seat.name, f"life {life} ended: {error!r}" if error else f"life {life} ended")
+        if error is not None and not isinstance(error, IsthmusError):
+            self.checker.violate(f"{seat.name} ended by {error!r}", error)
+        elif isinstance(error, LogCorrupt) and self.calm and not self.scenario.store.get(Fault.CORRUPTED):
+            self.checker.violate(f"{seat.name}: {error}")
+
+    def kill(self, seat: Seat, life: int) -> None:
+        """SIGKILL."""
+        process, _ = seat.processes[life]
+        process.kill()
+        if not process.killed.done():
+            process.killed.set_result(None)
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    async def strike(self) -> None:
+        """Let the planned faults strike."""
+        for planned in self.scenario.planned:
+            await asyncio.sleep(max(0.0, planned.at - (self.world.clock.time() - self.began)))
+            seats = [seat for seat in self.seats if seat.processes]
+            if not seats:
+                continue
+            seat = seats[int(planned.draw * len(seats))]
+            life = max(seat.processes)
+            struck = True
+            match planned.fault:
+                case Fault.KILLED:
+                    self.kill(seat, life)
+                case Fault.PAUSED:
+                    process, _ = seat.processes[life]
+                    process.pause()
+                    self.later(planned.lasts_s, process.resume)
+                    self.later(planned.lasts_s, lambda name=seat.name: self.checker.disturb(name))
+                case Fault.CUT_OFF:
+                    both = [seat.store, seat.bus]
+                    for weather in both if planned.draw < 0.3 else [both[int(planned.draw * 100) % 2]]:
+                        weather.cut_off = True
+                        self.later(planned.lasts_s, lambda weather=weather: setattr(weather, "cut_off", False))
+                        self.later(planned.lasts_s, lambda name=seat.name: self.checker.disturb(name))
+                case Fault.TWIN:
+                    seat = self.seats[self.scenario.syncers + int(planned.draw * self.scenario.learners)]
+                    struck = bool(seat.processes)
+                    if struck:
+                        self.spawn(self.live(seat))
+                case Fault.WIPED:
+                    self.world.streams.wipe()
+                    self.checker.wiped()
+                case Fault.SKEWED:
+                    seat.processes[life][0].wall_skew_s = self.draw.choice((-7200.0, 7200.0, 30.0))
+                case Fault.COLLECTED:
+                    self.spawn(self.gather())
+                case Fault.STRAY:
+                    struck = self.stray()
+                case Fault.STOPPED:
+                    seat.stops[life].set()
+            if struck:
+                self.faults[planned.fault.value] += 1
+                if not (seat.is_syncer and planned.fault is Fault.KILLED):
+                    self.checker.disturb(seat.name)
+                self.say(seat.name, f"fault: {planned.fault.value}")
+
+    def later(self, seconds: float, fn: Callable[[], object]) -> None:
+        """Undo a fault after a while, but before the calm."""
+        self.world.clock.call_later(seconds, fn, context=self.world.clock.world.context)
+
+    def spawn(self, body) -> None:
+        """Run something beside."""
+        self.beside.append(asyncio.ensure_future(body))
+
+    async def gather(self) -> None:
+        """Collect garbage, in weather of its own, at once and keeping next to nothing."""
+        process = self.world.process("gc", len(self.beside))
+        ports = self.world.ports(process, replace(self.seats[0].store, cut_off=False))
+        keep = self.draw.choice((1, 2, 4))
+
+        async def body() -> None:
+            log = Log(self.run, ports.store, process.runtime)
+            # Clocks differ: what is young on one is old on another.
+            plan = await collect.plan(log, keep=keep, min_age_s=self.draw.choice((-1e5, 0.5, 5.0)))
+            if self.draw.random() < 0.3:
+                await asyncio.sleep(self.draw.uniform(0.0, 10.0))
+            await collect.apply(log, plan)
+
+        task = process.start(body())
+        await asyncio.wait([task])
+        error = first_cause(task.exception()) if task.exception() else None
+        if error is not None and not isinstance(error, IsthmusError):
+            self.checker.violate(f"gc ended by {error!r}", error)
+
+    def stray(self) -> bool:
+        """Leave a snapshot of a history that lost: sound in itself, of no commit that is in the log."""
+        heads = self.checker.heads()
+        p = int(self.draw.random() * len(heads))
+        version = heads[p] - int(self.draw.random() * 2)
+        if version < 1:
+            return False
+        size = self.run.layout.fragments[p].size
+        state = merge.State(version, *(np.full(size, v, np.float32) for v in (1.0, 1.5, 0.25)))
+        blob = bytes(merge.snapshot(state, p, self.run.digest))
+        key = snapshot_key(p, version, frame.digest(blob))
+        self.checker.strays.add(key)
+        self.world.objects.put(key, blob, 0.0)
+        return True
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    async def whole(self) -> None:
+        """The storm, the calm, the end."""
+        s, clock = self.scenario, self.world.clock
+        values = [np.linspace(-1.0, 1.0, spec.size, dtype=np.float32) for spec in s.specs]
+        self.run = await self.world.create(Seed(list(s.specs), values, {}, s.rules, s.pace))
+        self.checker = Checker(self.world, self.run, self.say)
+        self.beside: list[asyncio.Future[None]] = []
+        self.began = clock.time()
+        keeping = [asyncio.ensure_future(self.keep(seat)) for seat in self.seats]
+        striking = asyncio.ensure_future(self.strike())
+        while clock.time() < self.began + s.storm_s:
+            await asyncio.sleep(1.0)
+            self.checker.look(self.seats)
+        await striking
+        self.end_of_faults()
+        await self.recovered()
+        # Everybody stops in order; what is under way is finished.
+        self.over = True
+        for seat in self.seats:
+            for stop in seat.stops.values():
+                stop.set()
+        _, hanging = await asyncio.wait([*keeping, *self.beside], timeout=60.0)
+        for seat in self.seats if hanging else ():
+            for life in seat.processes:
+                self.checker.violate(f"{seat.name}, life {life}, does not end")
+        for key in self.checker.strays:
+            self.world.objects.blobs.pop(key, None)  # replay would rightly name them
+        await self.checker.judge()
+
+    def end_of_faults(self) -> None:
+        """No fault strikes from here on; paused processes go on."""
+        self.calm = True
+        self.calm_since = self.world.clock.time()
+        self.say("world", "calm")
+        for seat in self.seats:
+            for weather in (seat.store, seat.bus):
+                weather.chances.clear()
+                weather.cut_off = False
+            for process, _ in seat.processes.values():
+                process.resume()
+
+    async def recovered(self) -> None:
+        """Wait until the run is well again. Who waits longer than the bound waits for ever."""
+        since = dict(self.checker.heads())
+        while True:
+            await asyncio.sleep(0.5)
+            self.checker.look(self.seats)
+            waited = self.world.clock.time() - self.calm_since
+            ill = self.checker.ill(self.seats, since)
+            if not ill and waited >= CALM_AT_LEAST_S:
+                self.say("world", f"well again after {waited:.1f} s")
+                return
+            if waited > CALM_S:
+                self.checker.violate(f"after {waited:.0f} s of calm: {'; '.join(ill)}")
+                return
+
+
+def simulate(seed: int) -> Outcome:
+    """Run one seed."""
+    cluster = Cluster(draw(seed))
+    clock = cluster.world.clock
+    # Cycles are freed at moments that no seed decides; freed generators would schedule callbacks.
+    gc.disable()
+    cluster.say("world", cluster.scenario.describe())
+    violations: list[str] = []
+    try:
+        clock.run_until_complete(cluster.whole())
+    except StandsStill as error:
+        violations.append(str(error))
+    finally:
+        violations += cluster.checker.violations
+        clock.close()
+        gc.enable()
+    violations += [f"unhandled: {failure}" for failure in clock.failures]
+    return Outcome(
+        seed, violations, cluster.events, cluster.faults, clock.time(), sum(cluster.checker.heads().values())
+    )
