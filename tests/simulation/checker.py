@@ -53,6 +53,8 @@ class Checker:
         self.due: set[tuple[int, int]] = set()  # fragment and base of every due update that was announced
         self.heard: dict[str, float] = {}
         self.left: set[str] = set()
+        self.since: dict[tuple[str, int], float] = {}  # first heartbeat of each life
+        self.speaking: dict[str, float] = {}  # … of the one heard last
         self.sent: dict[bytes, np.ndarray] = {}  # what the codec dropped from each update that was packed
         self.attempts: dict[tuple[str, int, int], list[bytes]] = {}
         self.digests: dict[int, tuple[object, bytes]] = {}
@@ -164,7 +166,7 @@ class Checker:
         for learner in recent - set(w.expected) - fresh - self.left:
             # It spoke just now, and nothing has disturbed it, the writer or the bus of late: the writer must know of it,
             # if only by the log.
-            speaks = now - self.heard.get(learner, -1e9) < 1.5
+            speaks = now - self.heard.get(learner, -1e9) < 1.5 and now - self.speaking.get(learner, now) > QUIET_S
             quiet = max(self.wiped_at, *(self.disturbed.get(who, 0.0) for who in (header.writer, learner)))
             if speaks and now - quiet > QUIET_S:
                 self.violate(f"{key}: {learner} is there, in the last commits, and was not waited for")
@@ -225,6 +227,8 @@ class Checker:
             case Heartbeat():
                 self.heard[message.learner] = now
                 self.left.discard(message.learner)
+                self.since.setdefault((message.learner, message.incarnation), now)
+                self.speaking[message.learner] = self.since[message.learner, message.incarnation]
             case Leave():
                 self.left.add(message.learner)
             case _:

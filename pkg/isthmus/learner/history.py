@@ -23,6 +23,7 @@ from isthmus.records.objects import (
     claim_key,
     claims_prefix,
     is_versioned,
+    update_key,
     updates_prefix,
     version_in,
 )
@@ -98,8 +99,9 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -
     history.tokens_lost = lost + max(0, heard - begun)
     if c is not None:
         history.settled_to = [f.settled_to for f in c.header.fragments]
-    elif first is not None:
-        history.settled_to = list(first.versions)
+    else:
+        # Without the first claim nothing says where this name's first life began.
+        history.settled_to = list(first.versions) if first is not None else [0] * len(log.run.layout.fragments)
     return history
 
 
@@ -175,7 +177,11 @@ async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[li
                         blob = await log.store.get(entry.key)
                     except ObjectMissing:
                         continue  # collected in this moment: settled
-                    best[base] = Sent(header=header, key=entry.key, digest=frame.digest(blob), size=len(blob))
+                    digest = frame.digest(blob)
+                    if entry.key != update_key(fragment, learner, base, digest):
+                        logger.warning("update %s is damaged and counts as not there", entry.key)
+                        continue
+                    best[base] = Sent(header=header, key=entry.key, digest=digest, size=len(blob))
             return [best[base] for base in sorted(best)], newest, top
 
     return list(await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments)))
