@@ -32,8 +32,14 @@ BEHIND_MAX = 3
 """Versions a well learner may be behind: rounds go on while it fetches."""
 
 
-QUIET_S = 5.0
-"""After a disturbance, for so long nobody is blamed for what it did not hear."""
+QUIET_S = 4.0
+"""After a disturbance on the bus, for so long nobody is blamed for what it did not hear."""
+
+SPEAKS_S = 1.5
+"""A learner without a pause this long between heartbeats speaks all the time."""
+
+PROMPT_S = 2.0
+"""Without a disturbance of its store for so long, a syncer's commit is written right after its round was closed."""
 
 
 @dataclass
@@ -53,17 +59,15 @@ class Checker:
         self.due: set[tuple[int, int]] = set()  # fragment and base of every due update that was announced
         self.heard: dict[str, float] = {}
         self.left: set[str] = set()
-        self.since: dict[tuple[str, int], float] = {}  # first heartbeat of each life
-        self.speaking: dict[str, float] = {}  # … of the one heard last
+        self.speaking: dict[str, float] = {}  # since when without a pause
         self.sent: dict[bytes, np.ndarray] = {}  # what the codec dropped from each update that was packed
         self.attempts: dict[tuple[str, int, int], list[bytes]] = {}
         self.digests: dict[int, tuple[object, bytes]] = {}
-        self.wiped_at = -1e9
-        self.disturbed: dict[str, float] = {}
+        self.disturbed: dict[tuple[str, str], float] = {}
         self.initial = []
         for p in range(len(self.run.layout.fragments)):
             (key,) = [k for k in self.world.objects.blobs if k.startswith(f"snapshots/{p:05d}/")]
-            header, payload = frame.parse(self.world.objects.get(key), Kind.SNAPSHOT, SnapshotHeader)
+            header = frame.parse_head(self.world.objects.get(key), Kind.SNAPSHOT, SnapshotHeader)
             self.initial.append(header.published_digest)
         self.world.objects.written.append(self.written)
         self.world.objects.deleted.append(self.deleted)
@@ -73,13 +77,9 @@ class Checker:
         """The newest version of each fragment, by the log itself."""
         return {p: len(commits) for p, commits in enumerate(self.commits)}
 
-    def disturb(self, who: str) -> None:
+    def disturb(self, who: str, port: str = "bus") -> None:
         """Something happened to this process, or to a request of it."""
-        self.disturbed[who] = self.world.clock.time()
-
-    def wiped(self) -> None:
-        """The bus was wiped."""
-        self.wiped_at = self.world.clock.time()
+        self.disturbed[who, port] = self.world.clock.time()
 
     def violate(self, what: str, error: BaseException | None = None) -> None:
         """Note a violation."""
@@ -96,7 +96,7 @@ class Checker:
             if not (key.startswith("commits/") and frame.kind_of(data) == Kind.PACKED):
                 self.violate(f"{key} got other bytes")
             return
-        kind = key.split("/")[0]
+        kind = key.split("/", maxsplit=1)[0]
         if kind == "commits" and before is None:
             self.committed(key, data)
         elif kind == "snapshots" and key not in self.strays:
@@ -164,16 +164,17 @@ class Checker:
         recent = {given.learner for h, _ in self.commits[p][-2:] for given in h.inputs}
         now = self.world.clock.time()
         for learner in recent - set(w.expected) - fresh - self.left:
-            # It spoke just now, and nothing has disturbed it, the writer or the bus of late: the writer must know of it,
-            # if only by the log.
-            speaks = now - self.heard.get(learner, -1e9) < 1.5 and now - self.speaking.get(learner, now) > QUIET_S
-            quiet = max(self.wiped_at, *(self.disturbed.get(who, 0.0) for who in (header.writer, learner)))
-            if speaks and now - quiet > QUIET_S:
+            # It has spoken for a while, and nothing has disturbed it or the writer on the bus of late: the writer must
+            # know of it, if only by the log. (A writer that has just started knows the log.)
+            speaks = now - self.heard.get(learner, -1e9) < SPEAKS_S and now - self.speaking.get(learner, now) > QUIET_S
+            quiet = max(self.disturbed.get((who, "bus"), 0.0) for who in (header.writer, learner))
+            prompt = now - self.disturbed.get((header.writer, "store"), 0.0) > PROMPT_S
+            if speaks and prompt and now - quiet > QUIET_S:
                 self.violate(f"{key}: {learner} is there, in the last commits, and was not waited for")
 
     def deleted(self, key: str) -> None:
         """An object was removed."""
-        kind = key.split("/")[0]
+        kind = key.split("/", maxsplit=1)[0]
         self.say("store", f"no longer has {key}")
         if kind == "commits":
             self.violate(f"{key}: a commit was deleted")
@@ -216,7 +217,6 @@ class Checker:
                     if v > len(self.commits[p]):
                         self.violate(f"{message.syncer} claims version {v} of {p}, which is not in the log")
             case Announce():
-                self.heard[message.learner] = now
                 if message.due:
                     self.due.add((message.fragment, message.base))
                 blob = self.world.objects.blobs.get(message.key)
@@ -225,10 +225,10 @@ class Checker:
                 if blob is None and not settled and not stale:
                     self.violate(f"{message.learner} announces {message.key}, which is not stored")
             case Heartbeat():
+                if now - self.heard.get(message.learner, -1e9) > SPEAKS_S:
+                    self.speaking[message.learner] = now
                 self.heard[message.learner] = now
                 self.left.discard(message.learner)
-                self.since.setdefault((message.learner, message.incarnation), now)
-                self.speaking[message.learner] = self.since[message.learner, message.incarnation]
             case Leave():
                 self.left.add(message.learner)
             case _:

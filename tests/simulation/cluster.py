@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from isthmus import collect, fold, merge
-from isthmus.errors import Fenced, IsthmusError, LogCorrupt, ObjectMissing, first_cause
-from isthmus.kernels import F32
+from isthmus import collect, merge
+from isthmus.errors import IsthmusError, LogCorrupt, first_cause
 from isthmus.learner import LearnerAgent
 from isthmus.log import Log
 from isthmus.records import frame
@@ -20,7 +19,7 @@ from isthmus.run import Run, Seed
 from isthmus.simulate.clock import StandsStill
 from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Fault, Weather
-from isthmus.simulate.world import Arrays, Ports, Times, World, learn, serve
+from isthmus.simulate.world import Arrays, Times, World, learn, serve
 from isthmus.syncer import Syncer
 from simulation.checker import Checker
 from simulation.scenario import Scenario, draw
@@ -79,6 +78,8 @@ class Seat:
     processes: dict[int, tuple[Process, "Syncer | LearnerAgent | None"]] = field(default_factory=dict)
     """Those alive, by life."""
     stops: dict[int, asyncio.Event] = field(default_factory=dict)
+    ends: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    """Of those alive: done once it is gone."""
 
     @property
     def agents(self) -> list["Syncer | LearnerAgent"]:
@@ -108,7 +109,7 @@ class Cluster:
         def told(port: str) -> Callable[[Fault, str], None]:
             def tell(fault: Fault, request: str) -> None:
                 self.faults[fault.value] += 1
-                self.checker.disturb(name)
+                self.checker.disturb(name, port)
                 self.say(name, f"{port}: {fault.value}: {request}")
 
             return tell
@@ -129,8 +130,8 @@ class Cluster:
         while not self.over:
             await self.live(seat)
             await asyncio.sleep(self.draw.uniform(0.2, 2.0))
-            while seat.processes and not self.over:
-                await asyncio.sleep(0.5)  # a twin has taken over
+            while (twins := list(seat.ends.values())) and not self.over:
+                await asyncio.wait(twins, timeout=1.0)
 
     async def live(self, seat: Seat) -> None:
         """Be one process of a name, until it ends or is killed."""
@@ -150,7 +151,7 @@ class Cluster:
         self.say(seat.name, f"life {life} starts")
         if not seat.is_syncer:
             self.checker.disturb(seat.name)
-        killed = process.killed = self.world.clock.create_future()
+        gone = seat.ends[life] = self.world.clock.create_future()
 
         def started(agent: Syncer | LearnerAgent) -> None:
             seat.processes[life] = process, agent
@@ -165,8 +166,10 @@ class Cluster:
                 adopt=s.adopt, checkpoint_s=s.checkpoint_s,
             )  # fmt: skip
         task = process.start(body)
-        await asyncio.wait([task, killed], return_when=asyncio.FIRST_COMPLETED)
-        del seat.processes[life], seat.stops[life]
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not gone.done():
+            gone.set_result(None)
+        del seat.processes[life], seat.stops[life], seat.ends[life]
         if not task.done():
             self.say(seat.name, f"life {life} was killed")
             return
@@ -181,8 +184,8 @@ class Cluster:
         """SIGKILL."""
         process, _ = seat.processes[life]
         process.kill()
-        if not process.killed.done():
-            process.killed.set_result(None)
+        if not seat.ends[life].done():
+            seat.ends[life].set_result(None)
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
@@ -217,7 +220,11 @@ class Cluster:
                         self.spawn(self.live(seat))
                 case Fault.WIPED:
                     self.world.streams.wipe()
-                    self.checker.wiped()
+                    syncers = [s for s in self.seats if s.is_syncer and s.processes]
+                    if planned.draw < 0.5 and syncers:
+                        # Both were on one machine.
+                        for dead in syncers:
+                            self.kill(dead, max(dead.processes))
                 case Fault.SKEWED:
                     seat.processes[life][0].wall_skew_s = self.draw.choice((-7200.0, 7200.0, 30.0))
                 case Fault.COLLECTED:
@@ -228,7 +235,7 @@ class Cluster:
                     seat.stops[life].set()
             if struck:
                 self.faults[planned.fault.value] += 1
-                if not (seat.is_syncer and planned.fault is Fault.KILLED):
+                if not (seat.is_syncer and planned.fault is Fault.KILLED) and planned.fault is not Fault.WIPED:
                     self.checker.disturb(seat.name)
                 self.say(seat.name, f"fault: {planned.fault.value}")
 

@@ -20,7 +20,7 @@ PLANNED = (
     Fault.STRAY,
     Fault.STOPPED,
 )
-WEIGHTS = (4, 4, 3, 2, 1, 1, 3, 2, 1)
+WEIGHTS = (4, 4, 3, 2, 2, 1, 3, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def draw(seed: int) -> Scenario:
         pace=pace,
         specs=specs,
         adopt=d.choices(ADOPTIONS, (3, 1, 1))[0],
-        step_s=tuple(d.uniform(0.15, 0.6) for _ in range(learners)),
+        step_s=tuple(d.choice((0.15, 0.3, 0.6, 1.0)) * d.uniform(0.8, 1.2) for _ in range(learners)),
         checkpoint_s=d.choice((2.0, 5.0, 1e9)),
         latency_s=d.choice((0.002, 0.01, 0.05)),
         bytes_s=d.choice((float("inf"), 2e4, 2e5)),

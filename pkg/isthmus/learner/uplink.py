@@ -115,7 +115,8 @@ class Uplink:
                 base, earlier = sent.header.base, self.attempts[p].get(sent.header.base)
                 if base in account.settled or (earlier and earlier.header.tokens >= sent.header.tokens):
                     continue
-                if c is not None and base == point.base and sent.header.tokens > account.sent.get(base, 0):
+                longer = sent.header.tokens > account.sent.get(base, 0)
+                if c is not None and base == point.base and not point.merged and longer:
                     # It holds what the checkpoint has as local work, and more: that work is in this update now.
                     account.sent[base] = c.header.tokens_seen - point.origin_tokens
                     self._absorbed.add(p)
@@ -130,6 +131,8 @@ class Uplink:
         if c is None:
             return
         point, account = c.points[p], self.accounts[p]
+        if point.merged:
+            return  # that work stands beside what was sent on the base
         for given in commit.header.inputs:
             if (given.learner, given.base) != (self._name, point.base) or given.base in account.settled:
                 continue

@@ -26,6 +26,27 @@ class StandsStill(RuntimeError):
     """Nothing is ready and no timer runs: what is waited for can never come."""
 
 
+class Handle:
+    """A callback to come; asyncio's own does more than is needed here, and most of a simulation is callbacks."""
+
+    __slots__ = ("args", "callback", "context", "dropped", "life")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, life: "Life") -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.life = life
+        self.dropped = False
+
+    def cancel(self) -> None:
+        """See `asyncio.Handle`."""
+        self.dropped = True
+
+    def cancelled(self) -> bool:
+        """See `asyncio.Handle`."""
+        return self.dropped
+
+
 class Life:
     """One simulated process, as the clock sees it."""
 
@@ -33,13 +54,13 @@ class Life:
         self.name = name
         self.frozen = False
         self.ended = False
-        self.ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[Handle] = deque()
         self.context = contextvars.copy_context()
         """Tasks started in it, and all they start, belong to this life."""
         self.context.run(_LIFE.set, self)
 
 
-_LIFE: ContextVar["Life | None"] = ContextVar("isthmus_life", default=None)
+_LIFE: ContextVar[Life] = ContextVar("isthmus_life")
 
 
 class Task(asyncio.Task[Any]):
@@ -71,7 +92,7 @@ class Clock:
         """Callbacks run so far."""
         self._now = 0.0
         self._turns_now = 0
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Handle]] = []
         self._count = 0
         self._tasks = 0
         self._awake: list[Life] = []  # lives with something ready that are not frozen
@@ -87,9 +108,9 @@ class Clock:
         """Return virtual seconds."""
         return self._now
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:
         """See `asyncio`. The callback belongs to the life of its context."""
-        handle = asyncio.Handle(callback, args, self._loop, context)
+        handle = self._handle(callback, args, context)
         self._make_ready(handle)
         return handle
 
@@ -97,21 +118,18 @@ class Clock:
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         """See `asyncio`."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        """See `asyncio`."""
-        handle = asyncio.TimerHandle(when, callback, args, self._loop, context)
+    ) -> Handle:
+        """See `asyncio`. A cancelled one is passed over when its time comes."""
+        handle = self._handle(callback, args, context)
         self._count += 1
         heapq.heappush(self._timers, (when, self._count, handle))
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # passed over when its time comes
 
     def create_future(self) -> asyncio.Future[Any]:
         """See `asyncio`."""
@@ -218,8 +236,13 @@ class Clock:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _make_ready(self, handle: asyncio.Handle) -> None:
-        life = handle._context.get(_LIFE) or self.world  # type: ignore[attr-defined]
+    def _handle(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> Handle:
+        if context is None:
+            context = contextvars.copy_context()
+        return Handle(callback, args, context, context.get(_LIFE, None) or self.world)
+
+    def _make_ready(self, handle: Handle) -> None:
+        life = handle.life
         life.ready.append(handle)
         if len(life.ready) == 1 and not life.frozen and not life.ended:
             self._awake.append(life)
@@ -238,9 +261,14 @@ class Clock:
         self.turns += 1
         self._turns_now += 1
         if self._turns_now > TURNS_MAX:
-            raise StandsStill(f"at {self._now:.3f} s {life.name} goes round in circles: {handle}")
-        if not handle.cancelled():
-            handle._run()
+            raise StandsStill(f"at {self._now:.3f} s {life.name} goes round in circles: {handle.callback}")
+        if not handle.dropped:
+            try:
+                handle.context.run(handle.callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.failures.append({"message": f"exception in {handle.callback}", "exception": error})
 
     def _jump(self) -> None:
         """Let time pass to the next timer."""
@@ -250,7 +278,7 @@ class Clock:
         self._turns_now = 0
         while self._timers and self._timers[0][0] <= self._now:
             handle = heapq.heappop(self._timers)[2]
-            if not handle.cancelled():
+            if not handle.dropped:
                 self._make_ready(handle)
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:

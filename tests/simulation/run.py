@@ -1,0 +1,135 @@
+"""`make sim`: many seeds, or one again. Prints every violating seed with its events, and what was seen; writes JSON."""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from isthmus_services.progress import progress
+from isthmus_services.report import write_json
+
+SHOWN = 3
+"""Violating seeds of which the event log is printed; the others are named."""
+
+
+def main() -> int:
+    """Run what the arguments ask for; 1 where a seed violates an invariant."""
+    parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this one, with its event log")
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many (10000)")
+    parser.add_argument("--first", type=int, default=0, help="the first (0)")
+    parser.add_argument("--bug", help="with a planted bug (see simulation/bugs.py)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", help="write the report there too")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # Sets of names must have one order, or a seed is not a run.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "simulation.run", *sys.argv[1:]])
+    logging.disable(logging.CRITICAL)
+    if arguments.worker:
+        return _work(arguments.bug)
+    if arguments.seed is not None:
+        return _replay(arguments.seed, arguments.bug)
+    return asyncio.run(_many(arguments))
+
+
+def _simulate(seed: int, bug: str | None):
+    from simulation.bugs import BUGS
+    from simulation.cluster import simulate
+
+    if bug is None:
+        return simulate(seed)
+    with BUGS[bug][0]():
+        return simulate(seed)
+
+
+def _replay(seed: int, bug: str | None) -> int:
+    outcome = _simulate(seed, bug)
+    print("\n".join(outcome.events))
+    for violation in outcome.violations:
+        print(f"VIOLATION {violation}")
+    print(f"seed {seed}: {outcome.commits} commits, {len(outcome.violations)} violations")
+    return 1 if outcome.violations else 0
+
+
+def _work(bug: str | None) -> int:
+    """Serve seeds from stdin."""
+    for line in sys.stdin:
+        o = _simulate(int(line), bug)
+        said = {
+            "seed": o.seed,
+            "violations": o.violations,
+            "events": o.events if o.violations else [],
+            "faults": dict(o.faults),
+            "virtual_s": o.virtual_s,
+            "commits": o.commits,
+        }
+        print(json.dumps(said), flush=True)
+    return 0
+
+
+async def _many(a: argparse.Namespace) -> int:
+    todo = iter(range(a.first, a.first + a.seeds))
+    outcomes: list[dict] = []
+    started = time.perf_counter()
+
+    async def work(say) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "simulation.run", "--worker", *(["--bug", a.bug] if a.bug else []),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 26,
+        )  # fmt: skip
+        for seed in todo:
+            process.stdin.write(f"{seed}\n".encode())
+            await process.stdin.drain()
+            line = await process.stdout.readline()
+            if not line:
+                raise SystemExit(f"seed {seed}: the worker ended with {await process.wait()}")
+            outcomes.append(json.loads(line))
+            say(len(outcomes) / a.seeds)
+        process.stdin.close()
+        await process.wait()
+
+    with progress(f"{a.seeds} seeds") as say:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(a.workers):
+                tasks.create_task(work(say))
+    wall = time.perf_counter() - started
+    bad = sorted((o for o in outcomes if o["violations"]), key=lambda o: o["seed"])
+    for o in bad[:SHOWN]:
+        print(*o["events"], *(f"VIOLATION {v}" for v in o["violations"]), sep="\n")
+    faults: Counter[str] = Counter()
+    for o in outcomes:
+        faults.update(o["faults"])
+    hours = sum(o["virtual_s"] for o in outcomes) / 3600
+    for name, count in sorted(faults.items(), key=lambda item: -item[1]):
+        print(f"  {count:9,}  {name}")
+    print(
+        f"{len(outcomes):,} seeds, {len(bad)} with violations, {sum(o['commits'] for o in outcomes):,} commits, "
+        f"{hours:.1f} virtual hours, {len(outcomes) / wall:.1f} seeds/s"
+    )
+    for o in bad:
+        print(f"seed {o['seed']}: {o['violations'][0].splitlines()[0]}   (again: make sim SEED={o['seed']})")
+    report = {
+        "seeds": len(outcomes),
+        "first": a.first,
+        "violations": sum(len(o["violations"]) for o in outcomes),
+        "violating_seeds": [o["seed"] for o in bad],
+        "seeds_per_s": len(outcomes) / wall,
+        "virtual_hours": hours,
+        "commits": sum(o["commits"] for o in outcomes),
+        "faults": dict(sorted(faults.items())),
+        "wall_s": wall,
+    }
+    write_json(report, Path(a.json) if a.json else None)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
