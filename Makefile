@@ -7,7 +7,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test chaos recovery lint types clean
+.PHONY: help demo demo-s3 up test chaos sim recovery lint types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: $(VENV)/dev ## run the tests, real servers and killed processes included
 
 chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real processes, checked after each (ARGS="--rounds 30 --json …")
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)
+
+sim: $(VENV)/dev ## simulated faults on 10,000 seeds, or one again (SEED=17; ARGS="--seeds 500 --json …")
+	PYTHONPATH=tests $(BIN)/python -m simulation.run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 recovery: $(VENV)/dev ## how long the run stands still when a syncer is killed, and where the time goes
 	PYTHONPATH=tests $(BIN)/python -m chaos.recovery $(ARGS)

@@ -58,7 +58,7 @@ class Checker:
         self.bases: dict[tuple[int, str], int] = {}
         self.due: set[tuple[int, int]] = set()  # fragment and base of every due update that was announced
         self.heard: dict[str, float] = {}
-        self.left: set[str] = set()
+        self.left: dict[str, int] = {}
         self.speaking: dict[str, float] = {}  # since when without a pause
         self.sent: dict[bytes, np.ndarray] = {}  # what the codec dropped from each update that was packed
         self.attempts: dict[tuple[str, int, int], list[bytes]] = {}
@@ -163,7 +163,7 @@ class Checker:
             self.violate(f"{key}: closed by everyone, {list(w.missing)} missing")
         recent = {given.learner for h, _ in self.commits[p][-2:] for given in h.inputs}
         now = self.world.clock.time()
-        for learner in recent - set(w.expected) - fresh - self.left:
+        for learner in recent - set(w.expected) - fresh - self.left.keys():
             # It has spoken for a while, and nothing has disturbed it or the writer on the bus of late: the writer must
             # know of it, if only by the log. (A writer that has just started knows the log.)
             speaks = now - self.heard.get(learner, -1e9) < SPEAKS_S and now - self.speaking.get(learner, now) > QUIET_S
@@ -224,13 +224,13 @@ class Checker:
                 stale = message.base < len(self.commits[message.fragment]) - STALENESS_MAX
                 if blob is None and not settled and not stale:
                     self.violate(f"{message.learner} announces {message.key}, which is not stored")
-            case Heartbeat():
+            case Heartbeat() if message.incarnation > self.left.get(message.learner, -1):
                 if now - self.heard.get(message.learner, -1e9) > SPEAKS_S:
                     self.speaking[message.learner] = now
                 self.heard[message.learner] = now
-                self.left.discard(message.learner)
+                self.left.pop(message.learner, None)
             case Leave():
-                self.left.add(message.learner)
+                self.left[message.learner] = max(message.incarnation, self.left.get(message.learner, -1))
             case _:
                 pass
         if (stream == SYNCER_STREAM) != isinstance(message, Committed | Call | Alive):
