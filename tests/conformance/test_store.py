@@ -1,7 +1,6 @@
 """What every store must do. Each implementation, real servers included, passes the same suite."""
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,14 +9,18 @@ import pytest
 
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
 from isthmus.runtime import threaded
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import World
 from isthmus.store import AT_START, EdgeStore, Patience, open_store, require_create_only
 
-KINDS = ["files", "moto", "seaweedfs"]
+KINDS = ["files", "moto", "seaweedfs", "simulated"]
 
 
 @pytest.fixture(params=KINDS)
 def opened(request, tmp_path, use):
     """Return a context that opens an empty store of this kind."""
+    if request.param == "simulated":
+        return simulated()
     if request.param == "files":
         url = str(tmp_path / "store")
     else:
@@ -34,12 +37,24 @@ def opened(request, tmp_path, use):
     return open_it
 
 
+def simulated():
+    """The simulator's store in good weather; it lives in virtual time."""
+    world = World("conformance")
+
+    @asynccontextmanager
+    async def open_it() -> AsyncIterator[EdgeStore]:
+        yield world.ports(world.process("p"), Weather(0.01, 0.5, 1e6, 1e6)).store
+
+    open_it.drive = world.clock.run_until_complete
+    return open_it
+
+
 def run(opened, body):
     async def go():
         async with opened() as store:
             return await body(store)
 
-    return asyncio.run(go())
+    return getattr(opened, "drive", asyncio.run)(go())
 
 
 def test_what_is_put_is_there(opened):
@@ -110,11 +125,12 @@ def test_listing_goes_by_folder_and_in_order(opened):
 
 def test_a_listing_says_when_objects_were_written(opened):
     async def body(store):
-        before = time.time()
+        now = store._runtime.wall
+        before = now()
         await store.put("a/x", b"1")
         (entry,) = await store.list("a/")
         assert (entry.key, entry.size) == ("a/x", 1)
-        assert before - 2.0 <= entry.modified <= time.time() + 2.0  # some stores keep whole seconds
+        assert before - 2.0 <= entry.modified <= now() + 2.0  # some stores keep whole seconds
 
     run(opened, body)
 

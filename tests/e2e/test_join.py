@@ -1,5 +1,6 @@
 """The front door, as a user's training loop sees it: real threads, a real folder, any torch module."""
 
+import asyncio
 import threading
 
 import numpy as np
@@ -9,8 +10,15 @@ from torch import nn
 
 import isthmus
 from isthmus import torch_model
+from isthmus.bus import default_bus, open_bus
 from isthmus.errors import InputError, LayoutMismatch, RunMissing
+from isthmus.log import Log
 from isthmus.rules import Rules
+from isthmus.run import read_run
+from isthmus.runtime import single_threaded
+from isthmus.store import open_store
+from isthmus.syncer import Syncer
+from tests_helpers import serving
 
 RULES = Rules(fragments=2, sync_every=4)
 
@@ -241,3 +249,40 @@ def test_values_go_in_and_out_of_a_module_unchanged():
         replica.write(fragment.index, out + 1)
     for before, after in zip(values, torch_model.values_of(model), strict=True):
         assert np.array_equal(after, before + 1)
+
+
+def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder):
+    """Synchronous DiLoCo as a setting: the loop stands at its boundary until somebody merges."""
+    pace = isthmus.Pace(quorum=1, lead=0.0, overlap=0.0, grace=0.0, heartbeat_s=0.2, silence_s=0.8)
+    model = net()
+    link = join(folder, model, create=Rules(fragments=1, sync_every=2), pace=pace)
+    done = threading.Event()
+
+    def loop():
+        for _ in range(12):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(0.01)
+            link.step(tokens=8)
+        done.set()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    assert not done.wait(1.5)
+    assert link.steps_done < 12
+
+    async def merge():
+        runtime = single_threaded(0)
+        async with open_store(str(folder), runtime) as store:
+            run = await read_run(store)
+            async with (
+                open_bus(default_bus(str(folder)), run.digest) as bus,
+                serving(Syncer(Log(run, store, runtime), store, bus, runtime, "s")),
+            ):
+                await asyncio.to_thread(done.wait, 30.0)
+
+    asyncio.run(merge())
+    thread.join(10.0)
+    assert done.is_set()
+    assert min(link.versions) >= 4
+    link.close()

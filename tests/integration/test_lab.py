@@ -1,0 +1,185 @@
+"""The lab: settings, rows that come out the same again, baselines as settings, and the command over it."""
+
+import asyncio
+import json
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from isthmus.errors import InputError
+from isthmus.lab.experiments import EXPERIMENTS, base, chosen, named, summary
+from isthmus.lab.setting import Failures, Guests, Row, Shape, Wires
+from isthmus.lab.training import train
+from isthmus.layout import Spec
+from isthmus.rules import Pace, Rules
+from isthmus.run import Seed
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_services.cli import main
+
+TINY = named(
+    base(16, learners=2, shape=Shape(width=16, layers=1, heads=1)), "tiny", rules_fragments=3, rules_sync_every=4
+)
+
+
+def test_a_setting_and_seed_give_the_same_row_again():
+    row = train(TINY, 3)
+    assert train(TINY, 3) == row
+    assert train(TINY, 4).val_loss != row.val_loss
+    assert row.tokens >= TINY.budget
+    assert 3.0 < row.val_loss < 6.0
+    assert 0.9 < row.goodput <= 1.0
+    assert row.participation > 0.9
+    assert 4.0 < row.up_bits_per_param < 5.0
+
+
+def test_a_name_decides_nothing_and_everything_else_does():
+    assert named(TINY, "other").key(0) == TINY.key(0)
+    keys = {TINY.key(0), TINY.key(1), named(TINY, "", peak_lr=1.0).key(0), named(TINY, "", pace_grace=0.1).key(0)}
+    assert len(keys) == 4
+
+
+def test_experiments_are_whole():
+    for name, experiment in EXPERIMENTS.items():
+        settings = chosen(name, "paper", None)
+        assert len({s.name for s in settings}) == len(settings)
+        for s in settings:
+            assert s.rules.check() is s.rules
+            assert s.pace.check() is s.pace
+        quick = chosen(name, "quick", None)
+        assert 2 <= len(quick) <= 8
+        assert set(experiment.quick) <= {s.name for s in settings}
+    with pytest.raises(InputError, match="choose one of heterogeneous"):
+        chosen("nonsense", "quick", None)
+
+
+def test_failures_cost_goodput_and_are_made_up_for():
+    failing = named(TINY, "failing", steps=40, failures=Failures(every_s=10.0, repair_s=5.0, checkpoint_s=3.0))
+    row, calm = train(failing, 0), train(named(failing, "calm", failures=None), 0)
+    assert row.goodput < calm.goodput - 0.1
+    assert row.wall_virtual_s > calm.wall_virtual_s
+    assert row.tokens >= failing.budget
+    for moments in ("peer", "fresh"):
+        changed = msgspec.structs.replace(failing.failures, moments=moments)
+        assert train(named(failing, moments, failures=changed), 0).tokens >= failing.budget
+
+
+def test_guests_shorten_the_run():
+    alone = named(TINY, "alone", steps=40)
+    helped = named(alone, "helped", guests=Guests(count=2, come=0.25, go=0.75))
+    assert train(helped, 0).wall_virtual_s < 0.95 * train(alone, 0).wall_virtual_s
+
+
+def test_data_parallel_waits_for_the_slowest_and_for_its_gradients():
+    mixed = named(TINY, "", method="data-parallel", step_s=(1.0, 2.0))
+    row = train(mixed, 0)
+    assert row.goodput == pytest.approx(0.75, abs=0.02)
+    thin = named(mixed, "", step_s=(1.0,), wires=Wires(latency_s=0.0, gbit_s=1.0, parameters=1e9))
+    # Two bytes a parameter, and of two learners each sends and gets half of them twice: 16 Gbit at 1 Gbit/s.
+    assert train(thin, 0).wall_virtual_s == pytest.approx(16 * (1.0 + 16.0), rel=0.01)
+
+
+def test_experts_learn_and_are_counted():
+    row = train(named(TINY, "experts", shape=Shape(width=16, layers=1, heads=1, experts=4)), 0)
+    assert 0.0 <= row.extra["idle_experts"] <= 1.0
+
+
+def test_spread_is_over_seeds():
+    row = train(TINY, 0)
+    rows = [msgspec.structs.replace(row, seed=s, val_loss=loss) for s, loss in enumerate((1.0, 2.0, 3.0))]
+    assert summary(rows)["tiny"]["val_loss"].mean == 2.0
+    assert summary(rows)["tiny"]["val_loss"].deviation == 1.0
+
+
+@pytest.mark.timeout(300)
+def test_the_command_reports_draws_and_goes_on_where_it_was(tmp_path, capsys):
+    def run():
+        cache, report, picture = tmp_path / "cache", tmp_path / "report.json", tmp_path / "picture.png"
+        size = ("--scale", "quick", "--steps", "3", "--workers", "2")
+        where = ("--cache", str(cache), "--json", str(report), "--plot", str(picture))
+        code = main(["simulate", "training", "codecs", *size, *where])
+        assert code == 0
+        assert picture.stat().st_size > 10_000
+        return json.loads(report.read_text())
+
+    first = run()
+    assert "up: int4" in capsys.readouterr().out
+    names = {s.name for s in chosen("codecs", "quick", 3)}
+    assert {row["setting"] for row in first["rows"]} == names == first["summary"].keys()
+    wanted = set(Row.__struct_fields__) - {"kept", "extra"}
+    assert wanted <= first["rows"][0].keys()
+    kept = sorted((tmp_path / "cache").iterdir())
+    assert len(kept) == len(names)
+    stamps = {path.name: path.stat().st_mtime_ns for path in kept}
+    kept[0].unlink()
+    kept[1].write_text("{ damaged")
+    assert run() == first
+    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
+    assert {name for name in stamps if again[name] != stamps[name]} == {kept[0].name, kept[1].name}
+
+
+def test_bad_choices_are_one_line_and_exit_2(capsys):
+    assert main(["simulate", "training", "nonsense"]) == 2
+    assert "choose one of heterogeneous" in capsys.readouterr().err
+    assert main(["simulate", "cooking", "codecs"]) == 2
+    assert main(["simulate", "training", "codecs", "--seeds", "0"]) == 2
+
+
+class _Steps:
+    """Trains nothing, at a pace of its own."""
+
+    def __init__(self, step_s: float, draw: random.Random) -> None:
+        self.step_s, self.draw = step_s, draw
+
+    def begin(self, agent, layout):
+        self.model = Arrays(layout)
+        return self.model, None
+
+    def duration(self):
+        return self.step_s * self.draw.uniform(0.9, 1.1)
+
+    def step(self, number):
+        for values in self.model.values:
+            values -= np.float32(0.01)
+        return 10, 1.0
+
+    def enough(self, agent):
+        return False
+
+
+@pytest.mark.parametrize(("lead", "far"), [(None, True), (0.0, False)])
+def test_with_a_lead_nobody_runs_ahead_of_who_is_slow_to_answer(lead, far):
+    """One learner answers calls at its next boundary, half a minute later: the other waits for it, or does not."""
+    world = World("lead")
+    pace = Pace(
+        quorum=2, lead=lead, grace=0.0, heartbeat_s=5.0, silence_s=100.0, **({} if lead is None else {"overlap": 0.0})
+    )
+    agents = {}
+
+    async def body():
+        spec = Spec("w", (8,), "float32", "dense")
+        rules = Rules(fragments=1, sync_every=4)
+        await world.create(Seed([spec], [np.zeros(8, np.float32)], {}, rules, pace))
+        good = Weather(latency_s=0.01)
+        syncer = world.process("s")
+        syncer.start(serve(world.ports(syncer, good, good), "s", asyncio.Event()))
+        times = {}
+        for name, step_s in (("quick", 1.0), ("slow", 30.0)):
+            process, times[name] = world.process(name), Times()
+            steps = _Steps(step_s, process.random)
+            process.start(
+                learn(
+                    world.ports(process, good, good), name, steps, times[name],
+                    started=lambda agent, name=name: agents.__setitem__(name, agent),
+                )
+            )  # fmt: skip
+        await asyncio.sleep(600.0)
+        return times
+
+    times = world.clock.run_until_complete(body())
+    world.clock.close()
+    assert (times["quick"].steps > 400) == far
+    assert (times["quick"].waited_s > 200.0) != far
+    assert agents["quick"].downlink.known[0].version > 5
