@@ -3,6 +3,7 @@
 A bug is a context manager that patches the library while it is entered.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -201,7 +202,20 @@ def take_the_residual_of_what_was_sent_last():
         yield
 
 
-@planted(50)
+@planted(20)
+def forget_what_a_longer_update_replaced():
+    """The residual of an update that a round had taken before a longer one replaced it is gone."""
+
+    def settle(self, commit):
+        self._replaced = [{} for _ in self._replaced]
+        original(self, commit)
+
+    original = uplink.Uplink.settle
+    with patch.object(uplink.Uplink, "settle", settle):
+        yield
+
+
+@planted(100)
 def trust_an_unmatched_snapshot():
     """The newest snapshot is the state, whatever its commit says."""
 
@@ -214,24 +228,23 @@ def trust_an_unmatched_snapshot():
         yield
 
 
-@planted(20)
+@planted(50)
 def adopt_a_value_nobody_committed():
-    """A learner takes the newest value object there is for the newest version."""
+    """A learner takes a value object for the next version, before any commit has named it."""
 
-    async def bring(self, p):
-        await original(self, p)
-        known = self.known[p]
-        for entry in await self._log.store.list(f"values/{p:05d}/"):
-            if version_in(entry.key) == known.version + 1:
-                blob = await self._log.store.get(entry.key)
-                value, payload = frame.parse(blob, frame.Kind.VALUE, fold.ValueHeader)
-                values = merge.apply_value(
-                    known.values, self._run.layout.fragments[p], downlink.codec(value.codec), payload
-                )
-                self._tell(Ready(p, known.version + 1, values))
+    async def probe(self):
+        while True:
+            await asyncio.sleep(0.1 * self._pace.heartbeat_s)
+            for p, known in enumerate(self.known):
+                for entry in await self._log.store.list(f"values/{p:05d}/"):
+                    if version_in(entry.key) != known.version + 1:
+                        continue
+                    blob = await self._log.store.get(entry.key)
+                    value, payload = frame.parse(blob, frame.Kind.VALUE, fold.ValueHeader)
+                    code, fragment = downlink.codec(value.codec), self._run.layout.fragments[p]
+                    self._tell(Ready(p, known.version + 1, merge.apply_value(known.values, fragment, code, payload)))
 
-    original = downlink.Downlink._bring
-    with patch.object(downlink.Downlink, "_bring", bring):
+    with patch.object(downlink.Downlink, "probe", probe):
         yield
 
 
@@ -257,8 +270,6 @@ def a_twin_goes_on():
     """Nobody looks whether the name was claimed again."""
 
     async def watch(self):
-        import asyncio
-
         await asyncio.sleep(1e9)
 
     with patch.object(learner_agent.LearnerAgent, "_watch_claim", watch):
@@ -290,7 +301,7 @@ def a_commit_forgets_an_input():
         yield
 
 
-@planted(100)
+@planted(250)
 def a_lost_round_is_lost():
     """What a round had taken when another syncer's commit came is not taken up again, and nobody repeats it."""
 
@@ -306,8 +317,6 @@ def a_learner_never_probes_and_hears_only_once():
     """A commit whose announcement is lost is never looked for, and heads in a syncer's sign of life are ignored."""
 
     async def probe(self):
-        import asyncio
-
         await asyncio.sleep(1e9)
 
     def hear(self, message):

@@ -100,10 +100,10 @@ class Cluster:
         self.run: Run
         self.checker: Checker
         s = scenario
-        self.seats = [self._seat(f"s{i}", True, 0.0) for i in range(s.syncers)]
-        self.seats += [self._seat(f"l{i}", False, s.step_s[i]) for i in range(s.learners)]
+        self.seats = [self._seat(f"s{i}", True, 0.0, s.bytes_s[i]) for i in range(s.syncers)]
+        self.seats += [self._seat(f"l{i}", False, s.step_s[i], s.bytes_s[s.syncers + i]) for i in range(s.learners)]
 
-    def _seat(self, name: str, is_syncer: bool, step_s: float) -> Seat:
+    def _seat(self, name: str, is_syncer: bool, step_s: float, bytes_s: float) -> Seat:
         s = self.scenario
 
         def told(port: str) -> Callable[[Fault, str], None]:
@@ -114,7 +114,7 @@ class Cluster:
 
             return tell
 
-        store = Weather(s.latency_s, 0.5, s.bytes_s, s.bytes_s, timeout_s=3.0, late_s=40.0, chances=dict(s.store))
+        store = Weather(s.latency_s, 0.5, bytes_s, bytes_s, timeout_s=3.0, late_s=40.0, chances=dict(s.store))
         bus = Weather(s.latency_s / 2, 0.5, timeout_s=2.0, late_s=10.0, chances=dict(s.bus))
         store.told, bus.told = told("store"), told("bus")
         return Seat(name, is_syncer, step_s, store, bus)
