@@ -1,6 +1,7 @@
 """One simulated run: starts the processes, lets the planned faults strike, waits for calm, and judges."""
 
 import asyncio
+import functools
 import gc
 import random
 from collections import Counter
@@ -12,8 +13,9 @@ import numpy as np
 from isthmus import collect, merge
 from isthmus.errors import IsthmusError, LogCorrupt, first_cause
 from isthmus.learner import LearnerAgent
+from isthmus.learner import agent as learner_agent
 from isthmus.log import Log
-from isthmus.records import frame
+from isthmus.records import frame, messages
 from isthmus.records.objects import snapshot_key
 from isthmus.run import Run, Seed
 from isthmus.simulate.clock import StandsStill
@@ -21,8 +23,14 @@ from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Fault, Weather
 from isthmus.simulate.world import Arrays, Times, World, learn, serve
 from isthmus.syncer import Syncer
+from isthmus.syncer import agent as syncer_agent
+from simulation import checker
 from simulation.checker import Checker
 from simulation.scenario import Scenario, draw
+
+# Every process decodes every message: remembered, since what bytes mean does not change.
+decode = functools.lru_cache(maxsize=4096)(messages.decode)
+syncer_agent.decode = learner_agent.decode = checker.decode = decode
 
 CALM_S = 60.0
 """Once no fault strikes any more, everything must be well again within this many virtual seconds."""

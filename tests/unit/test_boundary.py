@@ -248,3 +248,16 @@ def test_without_a_lead_nobody_waits():
     loop = Loop(sync_every=4)
     loop.step(50)
     assert not loop.boundary.overdue()
+
+
+def test_the_fragment_held_longest_is_replaced_first():
+    """With more versions at hand than one boundary takes, none may wait for ever behind the others."""
+    loop = Loop(sync_every=4)
+    assert loop.boundary.moves == 2
+    for version in range(1, 30):
+        for fragment in range(3):
+            # The last one is always the newest, so by version alone it would always be last.
+            loop.tell(Ready(fragment, version + (fragment == 2), np.zeros(10, np.float32)))
+        loop.step(1)
+    bases = [slot.base for slot in loop.boundary.slots[:3]]
+    assert max(bases) - min(bases) <= 3, bases

@@ -211,6 +211,9 @@ class LearnerAgent:
             bases = [self.history.newest_bases[p], *self.uplink.attempts[p], *self.uplink.accounts[p].sent]
             last = known if known > read[p] else min(known, max(bases) + self.pace.staleness + 1)
             async with gate:
+                # Below the oldest snapshot kept, what was merged may have been collected: it is in no listing.
+                kept = [version for version, _ in await self._log.snapshots(p) if version > 0]
+                last = max(last, min([known, *kept]) if kept else 0)
                 async for commit in self._log.commits(p, self.history.settled_to[p]):
                     if commit.version > last:
                         break

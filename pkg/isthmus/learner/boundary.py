@@ -374,7 +374,8 @@ class Boundary:
         return (min(due)[1], True) if due else (None, False)
 
     def _choose_in(self) -> int | None:
-        ready = [(slot.ready.version, p) for p, slot in enumerate(self.slots) if slot.ready is not None]
+        # The one held longest first: by the newest version alone, one fragment could wait for ever behind the others.
+        ready = [(slot.base, p) for p, slot in enumerate(self.slots) if slot.ready is not None]
         return min(ready)[1] if ready else None
 
     def _is_worth_sending(self, fragment: int) -> bool:
