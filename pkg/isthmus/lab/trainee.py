@@ -113,7 +113,6 @@ class Trained:
         progress: Callable[[], float],
         enough: Callable[[], bool],
         count: Callable[[int], None],
-        moments_from: str = "own",
         donor: Callable[[], Checkpoint | None] = lambda: None,
     ) -> None:
         """`progress` is the share of the run that is done, `count` is told of every step's tokens."""
@@ -128,7 +127,6 @@ class Trained:
         self._progress = progress
         self._enough = enough
         self._count = count
-        self._moments_from = moments_from
         self._donor = donor
         self._fresh_at: int | None = None
         self._text = shard(order % setting.learners, setting.learners)

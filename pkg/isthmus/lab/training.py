@@ -28,9 +28,6 @@ Progress = Callable[[float], None]
 WEIBULL_SHAPE = 1.5
 """Of repair times: most take about as long as the mean, a few much longer."""
 
-JOIN_S = 1.0
-"""A virtual process takes so long to start."""
-
 
 def train(setting: Setting, seed: int, progress: Progress = lambda _: None) -> Row:
     """Return what a setting comes to with a seed. The same numbers, wherever and whenever it is run."""
@@ -76,7 +73,6 @@ def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
         wall += max(took) + reduce_s
         waited += sum(max(took) + reduce_s - t for t in took)
         progress((number + 1) / setting.steps)
-    share = all_reduce_s(setting, parameters) / reduce_s if reduce_s else 1.0
     return Row(
         setting=setting.name,
         learners=setting.learners,
@@ -88,8 +84,8 @@ def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
         goodput=1.0 - waited / (setting.learners * wall),
         uptime=1.0,
         participation=1.0,
-        up_bits_per_param=16.0 * share,
-        down_bits_per_param=16.0 * share,
+        up_bits_per_param=16.0,
+        down_bits_per_param=16.0,
         wall_virtual_s=wall,
     )
 
@@ -133,7 +129,6 @@ class _Lab:
         self._run: Run
         self._syncer: Syncer
         self._idle: list[float] = []
-        self._inputs: list[float] = []
         self._done = asyncio.Event()
         self._awaited = {1.0: self._done}
         """Set once so much of the run is done."""
@@ -235,7 +230,6 @@ class _Lab:
         ports = self.world.ports(process, self._weather(), self._weather())
         donor = await self._donor(ports, name) if f and f.moments == "peer" and seat.lives else None
         times = Times()
-        before = self.tokens_of(seat)
         body = trainee.Trained(
             s,
             self.seed,
@@ -260,20 +254,15 @@ class _Lab:
         failed = not task.done()
         if failed:
             process.kill()
-            seat.lost += self._lost(seat, times, before)
+            seat.lost += self._lost(seat)
         else:
             timer.cancel()
             task.result()
         self._idle += body.idle_experts
         return failed
 
-    def tokens_of(self, seat: _Seat) -> int:
-        """Return the tokens a seat's learner has behind it, by its own count."""
-        agent = seat.agent
-        return agent.boundary.tokens_seen if agent is not None and agent.boundary is not None else 0
-
-    def _lost(self, seat: _Seat, times: Times, before: int) -> int:
-        """Return the tokens that a killed process takes with it: those in no update that was stored."""
+    def _lost(self, seat: _Seat) -> int:
+        """Return the tokens that a killed process takes with it: those in no update that was captured."""
         agent = seat.agent
         if agent is None or agent.boundary is None:
             return 0

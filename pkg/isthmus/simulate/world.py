@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from isthmus.kernels import F32
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent
@@ -158,7 +160,7 @@ class Arrays:
     """A model of plain arrays, one per fragment."""
 
     def __init__(self, layout: Layout) -> None:
-        self.values = [_zeros(f.size) for f in layout.fragments]
+        self.values = [np.zeros(f.size, np.float32) for f in layout.fragments]
 
     def read(self, fragment: int, out: F32) -> None:
         """See `Replica.read`."""
@@ -167,9 +169,3 @@ class Arrays:
     def write(self, fragment: int, values: F32) -> None:
         """See `Replica.write`."""
         self.values[fragment][:] = values
-
-
-def _zeros(size: int) -> F32:
-    import numpy as np
-
-    return np.zeros(size, np.float32)
