@@ -148,6 +148,13 @@ class Link:
             values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
             self._shell.feeder.note(self.steps_done, values)
 
+    def let_go(self) -> None:
+        """Wait for no version any more; only a run whose pace has a `lead` ever waits.
+
+        For signal handlers: a loop that stands at its boundary goes on within a second and can then be ended.
+        """
+        self._boundary.let_go()
+
     def close(self, *, done: bool = True) -> None:
         """Announce what is under way, write a last checkpoint and leave the run.
 

@@ -43,16 +43,18 @@ def _train(settings: commands.Learner, name: str, board: Board) -> int:
     sink = TensorBoard(str(Path(settings.tensorboard) / name)) if settings.tensorboard else None
     made = asyncio.run(_read(settings.run))
     stop: list[int] = []
+    links: list[Link] = []
 
     def ask(number: int, _: object) -> None:
         if number == signal.SIGINT and stop:
             raise KeyboardInterrupt  # asked twice: now
         stop.append(number)
         board.stops()
+        for link in links:
+            link.let_go()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
-    links: list[Link] = []
 
     def joined(link: Link) -> None:
         links.append(link)

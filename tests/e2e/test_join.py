@@ -251,8 +251,8 @@ def test_values_go_in_and_out_of_a_module_unchanged():
         assert np.array_equal(after, before + 1)
 
 
-def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder):
-    """Synchronous DiLoCo as a setting: the loop stands at its boundary until somebody merges."""
+def in_step(folder) -> tuple[isthmus.Link, threading.Thread, threading.Event]:
+    """Join with a lead of none, as in synchronous DiLoCo, and train twelve steps on a thread; nobody merges yet."""
     pace = isthmus.Pace(quorum=1, lead=0.0, overlap=0.0, grace=0.0, heartbeat_s=0.2, silence_s=0.8)
     model = net()
     link = join(folder, model, create=Rules(fragments=1, sync_every=2), pace=pace)
@@ -270,6 +270,21 @@ def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_come
     thread.start()
     assert not done.wait(1.5)
     assert link.steps_done < 12
+    return link, thread, done
+
+
+def test_a_loop_that_waits_for_a_version_can_be_let_go(folder):
+    """Or a learner that is told to stop would stand at its boundary for ever, once everybody else has left."""
+    link, thread, done = in_step(folder)
+    link.let_go()
+    thread.join(10.0)
+    assert done.is_set()
+    link.close()
+
+
+def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder):
+    """Synchronous DiLoCo as a setting: the loop stands at its boundary until somebody merges."""
+    link, thread, done = in_step(folder)
 
     async def merge():
         runtime = single_threaded(0)

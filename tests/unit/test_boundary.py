@@ -231,6 +231,14 @@ def test_with_a_lead_a_learner_waits_for_what_is_under_way():
     assert not loop.boundary.overdue()
 
 
+def test_a_learner_that_leaves_waits_for_nothing():
+    loop = Loop(sync_every=4, lead=0.0)
+    loop.step(3)
+    assert loop.boundary.overdue()
+    loop.boundary.let_go()
+    assert not loop.boundary.overdue()
+
+
 def test_a_learner_that_waits_passes_where_it_has_not_taken_a_step():
     loop = Loop(sync_every=4, lead=0.0)
     loop.step(3)

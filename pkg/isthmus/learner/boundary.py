@@ -261,6 +261,10 @@ class Boundary:
             slot.sent_step is not None and self.step - slot.sent_step >= self._overdue for slot in self.slots
         )
 
+    def let_go(self) -> None:
+        """Wait for no version any more, whatever `lead` says: the learner is leaving. May be called from any thread."""
+        self._overdue = math.inf
+
     def wait_on(self) -> None:
         """Look again at a boundary at which the learner waits: answer, adopt; no step is counted."""
         self._move(self._now())
