@@ -123,7 +123,7 @@ def a_late_update_opens_a_round():
         yield
 
 
-@planted(100)
+@planted(200)
 def close_early_on_the_only_learner_heard():
     """After a start or a gap, whom the log knows is not waited for, and neither is a heartbeat interval."""
 
@@ -207,7 +207,7 @@ def forget_what_a_longer_update_replaced():
     """The residual of an update that a round had taken before a longer one replaced it is gone."""
 
     def settle(self, commit):
-        self._replaced = [{} for _ in self._replaced]
+        self._packed = [{base: kept[-1:] for base, kept in of.items()} for of in self._packed]
         original(self, commit)
 
     original = uplink.Uplink.settle

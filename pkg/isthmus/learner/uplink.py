@@ -20,7 +20,7 @@ from isthmus.log import Commit
 from isthmus.members import smooth
 from isthmus.reasons import FINAL
 from isthmus.records import frame
-from isthmus.records.objects import SCHEMA, Sent, UpdateHeader, update_key
+from isthmus.records.objects import SCHEMA, Input, Sent, UpdateHeader, update_key
 from isthmus.rules import Pace
 from isthmus.run import Run
 from isthmus.runtime import Runtime
@@ -28,8 +28,8 @@ from isthmus.store import Store
 
 logger = logging.getLogger(__name__)
 
-REPLACED_MAX = 2
-"""Replaced attempts on a base whose residuals are kept, at the size of the fragment each."""
+PACKED_MAX = 3
+"""Newest updates packed on a base whose residuals are kept, at the size of the fragment each."""
 
 
 @dataclass(slots=True)
@@ -45,6 +45,15 @@ class Attempt:
     said_at: float
     residual: F32 | None
     """What the codec dropped; the next update's error feedback, if this one is merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An update that a round may merge, known from before it is stored: a reply may be lost, a twin may announce it."""
+
+    digest: bytes
+    key: str
+    residual: F32
 
 
 class Uplink:
@@ -87,8 +96,9 @@ class Uplink:
         self._lossy = run.rules.error_feedback and not self._up.lossless
         self._bases = [0] * len(run.layout.fragments)
         self._absorbed: set[int] = set()  # fragments whose local work at the checkpoint a later stored update holds
-        self._replaced: list[dict[int, tuple[Attempt, ...]]] = [{} for _ in run.layout.fragments]
-        # By base, attempts that a longer one replaced: a round may have taken them before.
+        self._packed: list[dict[int, tuple[Packed, ...]]] = [{} for _ in run.layout.fragments]
+        """By fragment and base, oldest first; kept until the base is merged or too old to be, whatever was rejected."""
+        self._own_feedback: set[int] = set()  # fragments whose residual is what an update of this life left over
         self._uploading: set[asyncio.Task[None]] = set()
 
     # --- going on from a checkpoint -----------------------------------------------------------------------------------
@@ -109,6 +119,8 @@ class Uplink:
                 self.residuals[p], self.residual_of[p] = known.residual, known.residual_of
                 for sent, residual in known.attempts:
                     self.attempts[p][sent.header.base] = _attempt(sent, residual, now)
+                    if residual is not None:
+                        self._remember(p, sent.header.base, Packed(sent.digest, sent.key, residual))
             account.lost += history.lost_since
             self.settled_to[p] = history.settled_to[p] if history.settled_to else 0
             for sent in history.stored[p] if history.stored else []:
@@ -244,11 +256,7 @@ class Uplink:
                 continue
             for base in [b for b in account.sent if b < given.base]:
                 self._close(p, base, "rejected")
-            for attempt in (attempts.get(given.base), *self._replaced[p].get(given.base, ())):
-                if attempt is not None and attempt.digest == given.digest:
-                    # An upload that was under way at the checkpoint has left no residual: feedback starts anew.
-                    self.residuals[p] = attempt.residual
-                    self.residual_of[p] = "" if attempt.residual is None else attempt.key
+            self._feed_back(p, given)
             self._close(p, given.base, "merged", given.tokens)
             self._tell(BaseMerged(p, given.base))
         for turned in commit.header.rejected:
@@ -258,8 +266,26 @@ class Uplink:
                 self._close(p, turned.base, "rejected")
         self.expire(p, commit.version)
 
+    def _remember(self, p: int, base: int, packed: Packed) -> None:
+        self._packed[p][base] = (*self._packed[p].get(base, ()), packed)[-PACKED_MAX:]
+
+    def _feed_back(self, p: int, merged: Input) -> None:
+        """Let the next update on a fragment carry what the codec dropped from one of ours that was merged."""
+        left = next((a for a in self._packed[p].get(merged.base, ()) if a.digest == merged.digest), None)
+        for base in [b for b in self._packed[p] if b <= merged.base]:
+            del self._packed[p][base]
+        if left is not None:
+            self.residuals[p], self.residual_of[p] = left.residual, left.key
+            (self._own_feedback.add if merged.incarnation == self.incarnation else self._own_feedback.discard)(p)
+        elif merged.incarnation == self.incarnation or p not in self._own_feedback:
+            # What it left over is not known, and it held what was to be fed back until now: feedback starts anew.
+            # (The update of another life cannot have held what one of this life left over: that is still to be sent.)
+            self.residuals[p], self.residual_of[p] = None, ""
+
     def expire(self, p: int, version: int) -> None:
         """Note that the log has reached a version: what is based on too old a one was too late."""
+        for base in [b for b in self._packed[p] if version - b > self._pace.staleness]:
+            del self._packed[p][base]
         for base in [b for b in self.accounts[p].sent if version - b > self._pace.staleness]:
             self._close(p, base, "late")
         # On the base the model still has, something may yet be captured.
@@ -267,9 +293,8 @@ class Uplink:
         self.settled_to[p] = max(version, self.settled_to[p])
 
     def _close(self, p: int, base: int, part: str, tokens: int | None = None) -> None:
-        """Settle a base; an attempt that was not merged takes its residual with it."""
+        """Settle a base."""
         self.attempts[p].pop(base, None)
-        self._replaced[p].pop(base, None)
         unheard = self.accounts[p].settle(base, part, tokens)
         if unheard:
             # A life before this one trained on after we had asked how far it was, as a twin does until it stops.
@@ -307,6 +332,8 @@ class Uplink:
             return
         digest = frame.digest(blob)
         key = update_key(p, self._name, captured.base, digest)
+        if self._lossy:
+            self._remember(p, captured.base, Packed(digest, key, residual))
         try:
             await self._store.put(key, blob)
         except Unavailable as error:
@@ -318,9 +345,6 @@ class Uplink:
         self.upload_s = smooth(self.upload_s, self._runtime.now() - captured.boundary_at)
         if captured.base not in account.sent:
             return  # settled while it was on its way
-        if self._lossy and captured.base in self.attempts[p]:
-            before = self._replaced[p].get(captured.base, ())
-            self._replaced[p][captured.base] = (*before, self.attempts[p][captured.base])[-REPLACED_MAX:]
         self.attempts[p][captured.base] = Attempt(
             header, key, digest, len(blob), captured.due, captured.boundary_at, 0.0, residual if self._lossy else None
         )
