@@ -93,7 +93,11 @@ async def plan(
 
 
 async def apply(log: Log, doomed: Plan, progress: Callable[[float], None] = lambda _: None) -> None:
-    """Pack and delete what a plan names. Interrupted, it has done part of the work and no harm."""
+    """Pack and delete what a plan names. Interrupted, it has done part of the work and no harm.
+
+    Snapshots go first, all of them: one that was left while what comes after it was deleted would be a place to start
+    from that leads nowhere.
+    """
     done, total = 0, max(1, len(doomed.pack) + doomed.objects)
     for run in doomed.pack:
         await _pack(log, run)
@@ -108,10 +112,12 @@ async def apply(log: Log, doomed: Plan, progress: Callable[[float], None] = lamb
         done += 1
         progress(done / total)
 
-    async with asyncio.TaskGroup() as tasks:
-        for entries in doomed.doomed.values():
-            for entry in entries:
-                tasks.create_task(delete(entry))
+    kinds = sorted(doomed.doomed, key=lambda kind: kind != "snapshots")
+    for phase in (kinds[:1], kinds[1:]):
+        async with asyncio.TaskGroup() as tasks:
+            for kind in phase:
+                for entry in doomed.doomed[kind]:
+                    tasks.create_task(delete(entry))
 
 
 async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan) -> None:
@@ -119,6 +125,9 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
     head = newest.version if newest else 0
     # Believed means read and checked whole: older ones go only if this one can really be started from.
     start = (await fold.begin(log, p, fold.Merging(log), at_most=max(0, head - keep))).version
+    snapshots = [e for e in await _versioned(log, snapshots_prefix(p)) if version_in(e.key) > 0]
+    # One that is too young to go is a place to start from: what comes after it stays too.
+    start = min([start, *(version_in(e.key) for e in snapshots if e.modified > before)])
     packed_to = await _plan_packing(log, p, start, before, found)
     kept_values, kept_updates, settled_updates = set(), set(), set()
     # Where commits below it are not packed, replay can begin at version 0 and go through them: what they merged stays,
@@ -141,7 +150,7 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
     _doom(
         found,
         "snapshots",
-        (e for e in await _versioned(log, snapshots_prefix(p)) if 0 < version_in(e.key) < start),
+        (e for e in snapshots if version_in(e.key) < start),
         before,
     )
     _doom(
