@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.metrics import Metrics
@@ -107,31 +107,41 @@ class EdgeStore:
             self.metrics.store_bytes.labels("down").inc(down)
 
     async def _try(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
+        # What retrying needs is set up only for the few that need it.
+        try:
+            return await self._once(operation, request)
+        except Unavailable:
+            if self.patience.attempts == 1:
+                raise
+        await asyncio.sleep(self._pause(1))
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(Unavailable),
-            stop=stop_after_attempt(self.patience.attempts),
-            wait=self._wait,
+            stop=stop_after_attempt(self.patience.attempts - 1),
+            wait=lambda state: self._pause(state.attempt_number + 1),
             sleep=asyncio.sleep,
             reraise=True,
         ):
             with attempt:
-                self.traffic.requests += 1
-                started = self._runtime.now()
-                try:
-                    result = await self._in_time(request)
-                except Unavailable:
-                    if self._down_since is None:
-                        self._down_since = self._runtime.now()
-                    self.traffic.retries += 1
-                    if self.metrics is not None:
-                        self.metrics.store_failures.labels(operation).inc()
-                    raise
-                except (ObjectMissing, Denied):
-                    self._answered(operation, started)
-                    raise
-                self._answered(operation, started)
-                return result
+                return await self._once(operation, request)
         raise AssertionError("unreachable: tenacity re-raises")
+
+    async def _once(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
+        self.traffic.requests += 1
+        started = self._runtime.now()
+        try:
+            result = await self._in_time(request)
+        except Unavailable:
+            if self._down_since is None:
+                self._down_since = self._runtime.now()
+            self.traffic.retries += 1
+            if self.metrics is not None:
+                self.metrics.store_failures.labels(operation).inc()
+            raise
+        except (ObjectMissing, Denied):
+            self._answered(operation, started)
+            raise
+        self._answered(operation, started)
+        return result
 
     def _answered(self, operation: str, started: float) -> None:
         """Note an answer, be it a refusal."""
@@ -147,6 +157,7 @@ class EdgeStore:
         except TimeoutError:
             raise Unavailable(f"{self.url}: no answer within {self.patience.request_s:g} s") from None
 
-    def _wait(self, state: RetryCallState) -> float:
-        ceiling = min(self.patience.longest_s, self.patience.first_s * 2.0 ** (state.attempt_number - 1))
+    def _pause(self, attempt: int) -> float:
+        """Return the seconds to wait after so many attempts."""
+        ceiling = min(self.patience.longest_s, self.patience.first_s * 2.0 ** (attempt - 1))
         return ceiling * self._runtime.random.random()
