@@ -12,7 +12,7 @@ from isthmus.codecs import codec, unpack
 from isthmus.errors import IsthmusError, RecordInvalid
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import UPLOADS_MAX
-from isthmus.learner.uplink import REPLACED_MAX, Uplink
+from isthmus.learner.uplink import PACKED_MAX, Uplink
 from isthmus.log import Log
 from isthmus.records import frame
 from isthmus.records.frame import Kind
@@ -77,9 +77,10 @@ class Checker:
         """The newest version of each fragment, by the log itself."""
         return {p: len(commits) for p, commits in enumerate(self.commits)}
 
-    def disturb(self, who: str, port: str = "bus") -> None:
-        """Something happened to this process, or to a request of it."""
-        self.disturbed[who, port] = self.world.clock.time()
+    def disturb(self, who: str, port: str = "bus", for_s: float = 0.0) -> None:
+        """Something happened to this process, or to a request of it, that holds it up for a while."""
+        until = self.world.clock.time() + for_s
+        self.disturbed[who, port] = max(until, self.disturbed.get((who, port), 0.0))
 
     def violate(self, what: str, error: BaseException | None = None) -> None:
         """Note a violation."""
@@ -265,7 +266,7 @@ class Checker:
         ]
         if merged and uplink._lossy:
             base, digest = merged[-1]
-            remembered = digest in self.attempts.get((who, p, base), [])[-REPLACED_MAX - 1 :]
+            remembered = digest in self.attempts.get((who, p, base), [])[-PACKED_MAX:]
             if remembered and (residual is None or not np.array_equal(residual, self.sent[digest])):
                 self.violate(f"{who}: fragment {p} is not sent with what the last merged update left over")
         fragment = self.run.layout.fragments[p]

@@ -93,6 +93,14 @@ class Seat:
     def agents(self) -> list["Syncer | LearnerAgent"]:
         return [agent for _, agent in self.processes.values() if agent is not None]
 
+    def stop(self, life: int) -> None:
+        """SIGTERM: a learner that waits for a version is let go."""
+        self.stops[life].set()
+        agent = self.processes[life][1]
+        if isinstance(agent, LearnerAgent) and agent.boundary is not None:
+            agent.boundary.let_go()
+            agent.boundary.news()
+
 
 class Cluster:
     """The world of one seed."""
@@ -117,7 +125,14 @@ class Cluster:
         def told(port: str) -> Callable[[Fault, str], None]:
             def tell(fault: Fault, request: str) -> None:
                 self.faults[fault.value] += 1
-                self.checker.disturb(name, port)
+                # A request to the store that gets no answer holds its sender up until its timeout.
+                waits = port == "store" and fault in (
+                    Fault.LOST_REQUEST,
+                    Fault.LOST_REPLY,
+                    Fault.LANDS_LATE,
+                    Fault.CUT_OFF,
+                )
+                self.checker.disturb(name, port, store.timeout_s if waits else 0.0)
                 self.say(name, f"{port}: {fault.value}: {request}")
 
             return tell
@@ -240,7 +255,7 @@ class Cluster:
                 case Fault.STRAY:
                     struck = self.stray()
                 case Fault.STOPPED:
-                    seat.stops[life].set()
+                    seat.stop(life)
             if struck:
                 self.faults[planned.fault.value] += 1
                 if not (seat.is_syncer and planned.fault is Fault.KILLED) and planned.fault is not Fault.WIPED:
@@ -311,8 +326,8 @@ class Cluster:
         # Everybody stops in order; what is under way is finished.
         self.over = True
         for seat in self.seats:
-            for stop in seat.stops.values():
-                stop.set()
+            for life in seat.stops:
+                seat.stop(life)
         _, hanging = await asyncio.wait([*keeping, *self.beside], timeout=60.0)
         for seat in self.seats if hanging else ():
             for life in seat.processes:
@@ -327,11 +342,15 @@ class Cluster:
         self.calm_since = self.world.clock.time()
         self.say("world", "calm")
         for seat in self.seats:
+            held_up = any(process.life.frozen for process, _ in seat.processes.values())
             for weather in (seat.store, seat.bus):
                 weather.chances.clear()
+                held_up |= weather.cut_off
                 weather.cut_off = False
             for process, _ in seat.processes.values():
                 process.resume()
+            if held_up:
+                self.checker.disturb(seat.name)
 
     async def recovered(self) -> None:
         """Wait until the run is well again. Who waits longer than the bound waits for ever."""

@@ -24,6 +24,10 @@ PLANNED = (
 WEIGHTS = (4, 5, 5, 2, 3, 1, 3, 3, 1)
 
 
+LEAST_BYTES = 10_000
+"""Per round that every link can carry: about twice what a learner reads of a round, in commits, values and messages."""
+
+
 @dataclass(frozen=True)
 class Planned:
     """One fault that strikes at a time; `who` is drawn among those it can strike."""
@@ -101,6 +105,12 @@ def draw(seed: int) -> Scenario:
         fault = d.choices([f for f, _ in kinds], [w for _, w in kinds])[0]
         planned.append(Planned(d.uniform(1.0, storm_s), fault, d.uniform(0.3, 9.0), d.random()))
     syncers = d.choice((1, 2, 2, 2, 3))
+    adopt = d.choices(ADOPTIONS, (3, 1, 1))[0]
+    step_s = tuple(d.choice((0.15, 0.3, 0.6, 1.0)) * d.uniform(0.8, 1.2) for _ in range(learners))
+    checkpoint_s, latency_s = d.choice((2.0, 5.0, 1e9)), d.choice((0.002, 0.01, 0.05))
+    # A link that cannot carry the log is no fault: whoever is behind it stays behind.
+    least = LEAST_BYTES * fragments / (rules.sync_every * min(step_s))
+    bytes_s = tuple(max(least, d.choice((math.inf, 2e4, 5e4, 2e5))) for _ in range(syncers + learners))
     return Scenario(
         seed=seed,
         syncers=syncers,
@@ -108,11 +118,11 @@ def draw(seed: int) -> Scenario:
         rules=rules,
         pace=pace,
         specs=specs,
-        adopt=d.choices(ADOPTIONS, (3, 1, 1))[0],
-        step_s=tuple(d.choice((0.15, 0.3, 0.6, 1.0)) * d.uniform(0.8, 1.2) for _ in range(learners)),
-        checkpoint_s=d.choice((2.0, 5.0, 1e9)),
-        latency_s=d.choice((0.002, 0.01, 0.05)),
-        bytes_s=tuple(d.choice((math.inf, 2e4, 5e4, 2e5)) for _ in range(syncers + learners)),
+        adopt=adopt,
+        step_s=step_s,
+        checkpoint_s=checkpoint_s,
+        latency_s=latency_s,
+        bytes_s=bytes_s,
         store=store,
         bus=bus,
         storm_s=storm_s,
