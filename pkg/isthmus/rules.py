@@ -24,8 +24,9 @@ ADOPTIONS = ("overwrite", "blend", "carry")
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The arithmetic of a run, fixed when it is created: another choice is another run.
 
-    The outer rate and momentum default to values measured at small scale for H of about 12: what matters there is
-    outer_lr / (1 − momentum), about 0.8 for RDA and 1.4 for Avg with four learners; momentum 0.9 overdrives small H.
+    Outer rate and momentum default to what the lab supports (docs/experiments.md): momentum 0.8 with an effective rate
+    outer_lr / (1 − momentum) of about 2 for RDA and 3.5 for Avg. Momentum averages over rounds what few learners leave
+    of noise; much more overdrives.
     """
 
     fragments: Annotated[int, msgspec.Meta(ge=1, le=FRAGMENTS_MAX)] = 12
@@ -37,7 +38,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     merge_embeddings: str = "avg"
     """The same for embeddings; the paper merges them by plain averaging."""
     outer_lr: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.4
-    outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.5
+    outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.8
     codec_up: str = "int4"
     """How a learner's update travels."""
     codec_down: str = "int8"
@@ -63,7 +64,13 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 OUTER_LR = {"rda": 0.4, "avg": 0.7}
-"""Default outer rate by merge rule, at momentum 0.5: RDA's merged update is about √M longer than Avg's."""
+"""Default outer rate by merge rule, at momentum 0.8: RDA's merged update is up to √M longer than Avg's."""
+
+EFFECTIVE_MAX = {"rda": 3.0, "avg": 6.0}
+"""Effective outer rates from which on the lab's losses are clearly worse, at H up to 64."""
+
+MOMENTUM_MAX = 0.9
+"""Beyond this, what the momentum remembers is older than the model it is applied to."""
 
 
 class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,13 +107,15 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def overdrive(rules: Rules) -> str | None:
     """Return a warning where the outer optimizer is known to hurt at this H, else None."""
-    if rules.sync_every <= 64 and rules.outer_momentum >= 0.8:
-        effective = rules.outer_lr / (1 - rules.outer_momentum)
-        return (
-            f"outer momentum {rules.outer_momentum:g} at H = {rules.sync_every} overdrives small rounds "
-            f"(effective rate {effective:.1f}; 0.8 for RDA and 1.4 for Avg were best): try 0.5"
-        )
-    return None
+    effective = rules.outer_lr / (1.0 - rules.outer_momentum)
+    most = EFFECTIVE_MAX[rules.merge]
+    if rules.sync_every > 64 or (rules.outer_momentum <= MOMENTUM_MAX and effective <= most + 1e-9):
+        return None
+    return (
+        f"outer rate {rules.outer_lr:g} with momentum {rules.outer_momentum:g} overdrives rounds of H = "
+        f"{rules.sync_every}: their effective rate is {effective:.1f}, and what was measured best is "
+        f"{OUTER_LR[rules.merge]:g} with 0.8"
+    )
 
 
 def _validate(settings: Rules | Pace) -> None:

@@ -89,7 +89,7 @@ class ArithmeticOfRun:
     codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CODECS))] = "int4"
     codec_down: Annotated[str, setting("codec of new versions (int8)", choices=tuple(CODECS))] = "int8"
     outer_lr: Annotated[float | None, setting("outer learning rate (0.4 for rda, 0.7 for avg)")] = None
-    outer_momentum: Annotated[float, setting("outer Nesterov momentum (0.5)")] = 0.5
+    outer_momentum: Annotated[float, setting("outer Nesterov momentum (0.8)")] = 0.8
 
 
 _PACE = Pace()

@@ -205,7 +205,8 @@ def test_a_snapshot_brings_the_state_back_bit_by_bit():
 
 def test_the_kernels_bits_are_recorded():
     """A recorded fixture: whoever changes these bits raises `kernels.ARITHMETIC` and records new ones."""
-    result = merge.advance(state(), accumulated(updates(5), Rules()), codec("int8"), bytes(32))
+    rules = Rules(outer_lr=0.4, outer_momentum=0.5)
+    result = merge.advance(state(), accumulated(updates(5), rules), codec("int8"), bytes(32))
     assert kernels.ARITHMETIC == 1
     assert result.state_digest.hex() == RECORDED
 

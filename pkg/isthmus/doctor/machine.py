@@ -84,7 +84,7 @@ def fingerprint() -> str:
 
     state, digest = merge.initial(draw()), hashlib.sha256()
     for rule in ("rda", "avg"):
-        accumulator = merge.Accumulator(fragment, merge.outers(Rules(merge=rule)))
+        accumulator = merge.Accumulator(fragment, merge.outers(Rules(merge=rule, outer_lr=0.4, outer_momentum=0.5)))
         for i in range(3):
             accumulator.add(draw(), merge.weight(100 + i, 10))
         for code in CODECS.values():
