@@ -11,7 +11,7 @@ from isthmus.errors import InputError
 from isthmus.lab.setting import Failures, Guests, Row, Setting, Shape, Wires
 from isthmus.rules import OUTER_LR
 
-STEPS = {"quick": 150, "paper": 1000}
+STEPS = {"quick": 150, "paper": 600}
 """Steps of one learner where `--steps` says nothing."""
 
 SEEDS = {"quick": 1, "paper": 3}
@@ -163,7 +163,7 @@ def _scale(steps: int) -> list[Setting]:
         for h in (12, 24, 48)
     ]
     for h, m in ((12, 4), (48, 4), (12, 8)):
-        for lr, mu in ((0.4, 0.0), (0.8, 0.0), (0.2, 0.5), (0.6, 0.5), (0.8, 0.5), (0.2, 0.8), (0.1, 0.9)):
+        for lr, mu in ((0.8, 0.0), (0.4, 0.5), (0.8, 0.5), (0.2, 0.8), (0.6, 0.8), (0.3, 0.9)):
             at = base(steps, learners=m, rules_sync_every=h, rules_outer_lr=lr, rules_outer_momentum=mu)
             found.append(named(at, f"outer: M = {m}, H = {h}, rate {lr:g}, momentum {mu:g}"))
     return found
@@ -202,11 +202,12 @@ def _gap(steps: int) -> list[Setting]:
         found += [
             named(few, f"{at}data parallel", **PARALLEL),
             named(few, f"{at}defaults"),
+            named(few, f"{at}outer momentum 0.5", rules_outer_momentum=0.5),
             named(few, f"{at}H = 6", rules_sync_every=6, rules_fragments=6),
+            named(few, f"{at}adopt: carry", adopt="carry"),
             named(few, f"{at}moments of a fragment reset on adoption", reset_moments=True),
             named(few, f"{at}inner rate × 1.5", peak_lr=1.5 * few.peak_lr),
             named(few, f"{at}no inner warm-up", warmup=1),
-            named(few, f"{at}Avg 1.0 / 0.5", rules_merge="avg", rules_outer_lr=1.0),
             named(few, f"{at}lossless codecs", rules_codec_up="f32", rules_codec_down="f32"),
             named(few, f"{at}waiting, τ = 0", pace_quorum=m, pace_lead=0.0, pace_overlap=0.0, pace_grace=0.0),
         ]
@@ -215,6 +216,7 @@ def _gap(steps: int) -> list[Setting]:
         *found,
         named(long, "M = 4, three times as long: data parallel", **PARALLEL),
         named(long, "M = 4, three times as long: defaults"),
+        named(long, "M = 4, three times as long: outer momentum 0.5", rules_outer_momentum=0.5),
     ]
 
 

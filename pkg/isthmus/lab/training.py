@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from isthmus.demo.trainer import optimizer_for
 from isthmus.lab import trainee
 from isthmus.lab.setting import Row, Setting
 from isthmus.learner import LearnerAgent
+from isthmus.learner.boundary import Boundary
 from isthmus.learner.checkpoint import Checkpoint
 from isthmus.log import Log
 from isthmus.run import Run, Seed
@@ -109,10 +110,13 @@ class _Seat:
     times: list[Times] = field(default_factory=list)
     here_s: float = 0.0
     """How long it was supposed to be there."""
-    lost: int = 0
-    """Tokens trained and lost again by failures."""
+    lost: float = 0.0
+    """Tokens trained and lost again by failures, weighted by fragments."""
+    unsaved: list[int] = field(default_factory=list)
+    """By fragment, tokens that the last process took with it; the next one's checkpoint may have some of them."""
+    boundary: Boundary | None = None
+    """Of the process that runs."""
     down: list[tuple[float, float]] = field(default_factory=list)
-    agent: LearnerAgent | None = None
 
 
 class _Lab:
@@ -242,11 +246,16 @@ class _Lab:
             donor=lambda: donor,
         )
 
-        def started(agent: LearnerAgent) -> None:
-            seat.agent = agent
+        def attached(boundary: Boundary) -> None:
+            seat.boundary = boundary
+            if seat.unsaved:
+                seat.lost -= self._weigh(list(map(min, _local_tokens(boundary), seat.unsaved)))
+                seat.unsaved = []
 
         checkpoint_s = math.inf if f is None else f.checkpoint_s
-        task = process.start(learn(ports, name, body, times, started=started, adopt=s.adopt, checkpoint_s=checkpoint_s))
+        task = process.start(
+            learn(ports, name, body, times, attached=attached, adopt=s.adopt, checkpoint_s=checkpoint_s)
+        )
         seat.lives += 1
         seat.times.append(times)
         timer: asyncio.Future[None] = asyncio.ensure_future(asyncio.sleep(life_s if math.isfinite(life_s) else 1e12))
@@ -254,20 +263,19 @@ class _Lab:
         failed = not task.done()
         if failed:
             process.kill()
-            seat.lost += self._lost(seat)
+            if seat.boundary is not None:
+                seat.unsaved = _local_tokens(seat.boundary)
+                seat.lost += self._weigh(seat.unsaved)
+                seat.boundary = None
         else:
             timer.cancel()
             task.result()
         self._idle += body.idle_experts
         return failed
 
-    def _lost(self, seat: _Seat) -> int:
-        """Return the tokens that a killed process takes with it: those in no update that was captured."""
-        agent = seat.agent
-        if agent is None or agent.boundary is None:
-            return 0
-        shares = self._run.shares
-        return round(sum(share * agent.boundary.local_tokens(p) for p, share in enumerate(shares)))
+    def _weigh(self, tokens: Sequence[float]) -> float:
+        """Return tokens of each fragment as tokens of the whole model."""
+        return sum(share * n for share, n in zip(self._run.shares, tokens, strict=True))
 
     async def _donor(self, ports: Ports, name: str) -> Checkpoint | None:
         """Ask as `join` does: a healthy learner's newest checkpoint that fits."""
@@ -322,6 +330,11 @@ class _Lab:
     def _bits(self, name: str) -> float:
         layout = self._run.layout
         return 8.0 * sum(packed_size(codec(name), f) for f in layout.fragments) / layout.size
+
+
+def _local_tokens(boundary: Boundary) -> list[int]:
+    """Return, by fragment, the tokens of local work that no update holds: what a process takes with it."""
+    return [boundary.local_tokens(p) for p in range(len(boundary.slots))]
 
 
 def _all_down(seats: list[_Seat], since: float, until: float) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from isthmus.kernels import F32
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent
-from isthmus.learner.boundary import Replica
+from isthmus.learner.boundary import Boundary, Replica
 from isthmus.learner.checkpoint import Saver
 from isthmus.log import Log
 from isthmus.rules import Pace
@@ -120,6 +120,7 @@ async def learn(
     times: Times,
     *,
     started: Callable[[LearnerAgent], None] = lambda _: None,
+    attached: Callable[[Boundary], None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
     **options: Any,
 ) -> None:
@@ -132,6 +133,7 @@ async def learn(
     started(agent)
     await agent.join()
     boundary = agent.attach(*_attached(trainee.begin(agent, run.layout)))
+    attached(boundary)
     news = asyncio.Event()
     boundary.news = news.set
     serving = asyncio.ensure_future(agent.run())
