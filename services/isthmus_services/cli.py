@@ -29,18 +29,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _Parser(
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    families = {}
+    for name, text in commands.FAMILIES.items():
+        family = subparsers.add_parser(name, help=text, description=text)
+        families[name] = family.add_subparsers(required=True, metavar="WHAT")
     for command in commands.ALL:
-        subparser = subparsers.add_parser(command.name, help=command.help)
+        *family_name, name = command.name.split()
+        within = families[family_name[0]] if family_name else subparsers
+        subparser = within.add_parser(name, help=command.help)
         settings.add_flags(subparser, command.settings, settings.environment())
+        subparser.set_defaults(command=command)
     arguments = parser.parse_args(argv)
-    chosen = next(c for c in commands.ALL if c.name == arguments.command)
     try:
-        return _run(chosen, arguments)
+        return _run(arguments.command, arguments)
     except KeyboardInterrupt:
         return 130
     except (BaseExceptionGroup, IsthmusError) as error:
-        return _explain(first_cause(error), arguments.command)
+        return _explain(first_cause(error), arguments.command.name)
 
 
 def _run(command: commands.Command, arguments: argparse.Namespace) -> int:

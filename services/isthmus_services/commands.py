@@ -1,9 +1,13 @@
 """The commands: what each is for and its settings; what it does lives in a module of its own, imported when used."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
+from isthmus.codecs import CODECS
 from isthmus.lab.experiments import EXPERIMENTS
+from isthmus.model.goodput import Cluster
+from isthmus.model.planner import Island
 from isthmus.rules import ADOPTIONS
 from isthmus_services.options import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 from isthmus_services.settings import fields, setting
@@ -167,12 +171,9 @@ class Gc(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate(Reported):
-    """Settings of `isthmus simulate`."""
+class Training(Reported):
+    """Settings of `isthmus simulate training`."""
 
-    kind: Annotated[
-        str, setting("training: real gradients in virtual time", positional=True, flag_only=True, choices=("training",))
-    ]
     experiment: Annotated[
         str,
         setting(", ".join(EXPERIMENTS), positional=True, flag_only=True),
@@ -189,6 +190,176 @@ class Simulate(Reported):
     plot: Annotated[str | None, setting("draw loss and goodput of every setting", metavar="FILE", flag_only=True)] = (
         None
     )
+
+
+_CLUSTER = Cluster()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOfChips:
+    """The cluster (each parameter's reason is in docs/paper.md)."""
+
+    mtbi_years: Annotated[float, setting("years between two interruptions of one chip (1)", metavar="YEARS", gt=0)] = (
+        _CLUSTER.mtbi_years
+    )
+    slice_chips: Annotated[int, setting("chips that are lost and come back together (64)", metavar="N", ge=1)] = (
+        _CLUSTER.slice_chips
+    )
+    repair_hours: Annotated[float, setting("mean hours until a slice is back (4)", metavar="H", ge=0)] = (
+        _CLUSTER.repair_hours
+    )
+    repair_shape: Annotated[
+        float, setting("k of the exponentiated Weibull of repair times (0.7)", metavar="K", ge=0.2)
+    ] = _CLUSTER.repair_shape
+    repair_power: Annotated[float, setting("its α (2)", metavar="ALPHA", gt=0)] = _CLUSTER.repair_power
+    reconfigure_s: Annotated[
+        float | None,
+        setting("stall of a learner that shrinks or grows (fitted to the published 58 %)", metavar="S", ge=0),
+    ] = None
+    restart_s: Annotated[
+        float | None, setting("stall of a job that starts again (fitted to the published 27 %)", metavar="S", ge=0)
+    ] = None
+    interrupted: Annotated[
+        str,
+        setting(
+            "what an interruption does to a reconfiguration under way: it is absorbed, or all begins again (absorb)",
+            choices=("absorb", "again"),
+        ),
+    ] = _CLUSTER.interrupted
+    step_s: Annotated[float, setting("seconds of a step; a failure takes the one under way (1)", metavar="S", gt=0)] = (
+        _CLUSTER.step_s
+    )
+    checkpoint_s: Annotated[
+        float, setting("seconds a checkpoint costs the job that restarts (0.5)", metavar="S", ge=0)
+    ] = _CLUSTER.checkpoint_s
+    speed_deviation: Annotated[
+        float, setting("standard deviation of slices' step times, as a share (0.005)", metavar="SHARE", ge=0, le=1)
+    ] = _CLUSTER.speed_deviation
+    behind: Annotated[
+        float, setting("how much slower the slowest learner is than the fastest (0)", metavar="SHARE", ge=0, le=0.99)
+    ] = _CLUSTER.behind
+    quorum: Annotated[int, setting("learners without which the global model stands still (1)", metavar="K", ge=1)] = (
+        _CLUSTER.quorum
+    )
+    grace: Annotated[
+        float, setting("share of the overlap that a round waits for more learners (0.8)", metavar="GAMMA", ge=0, le=1)
+    ] = _CLUSTER.grace
+    overlap: Annotated[float, setting("steps a fragment may be under way (2)", metavar="TAU", ge=0)] = _CLUSTER.overlap
+    lead: Annotated[
+        float | None, setting("steps after which a learner waits for the quorum (it never does)", metavar="STEPS", ge=0)
+    ] = None
+    rack_chips: Annotated[int, setting("chips of a rack (1024)", metavar="N", ge=1)] = _CLUSTER.rack_chips
+    rack_mtbi_years: Annotated[
+        float | None, setting("years between two failures of a whole rack (never)", metavar="YEARS", gt=0)
+    ] = None
+    region_mtbi_years: Annotated[
+        float | None, setting("years between two failures of a learner's whole region (never)", metavar="YEARS", gt=0)
+    ] = None
+    region_hours: Annotated[float, setting("hours that a region is away (1)", metavar="H", ge=0)] = (
+        _CLUSTER.region_hours
+    )
+    maintenance_days: Annotated[
+        float | None, setting("days between two maintenances of a slice (never)", metavar="DAYS", gt=0)
+    ] = None
+    maintenance_hours: Annotated[float, setting("hours of one (4)", metavar="H", ge=0)] = _CLUSTER.maintenance_hours
+
+    def cluster(self) -> Cluster:
+        """Return the model's parameters. Raises `InputError`."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(Cluster)}
+        return Cluster(**{name: value for name, value in given.items() if value is not None}).check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goodput(ClusterOfChips, Seeded, Reported):
+    """Settings of `isthmus simulate goodput`."""
+
+    chips: Annotated[
+        list[int] | None,
+        setting("chips (may be repeated; default: 150000 to 2400000, doubling)", metavar="N", flag_only=True),
+    ] = None
+    learners: Annotated[
+        list[int] | None,
+        setting("learners of the decoupled mode (may be repeated; 1, 2, 4, 8, 16)", metavar="M", flag_only=True),
+    ] = None
+    failures: Annotated[int, setting("failures in each of 20 repetitions of a cell (4000)", metavar="N", ge=1)] = 4000
+    check: Annotated[
+        str | None,
+        setting("instead: what a recorded run achieved, beside what the model says", metavar="RUN", flag_only=True),
+    ] = None
+    sensitivity: Annotated[
+        bool, setting("show how the answer moves with each parameter that was not published", flag_only=True)
+    ] = False
+    plot: Annotated[str | None, setting("draw goodput against chips", metavar="FILE", flag_only=True)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth(Reported):
+    """Settings of `isthmus simulate bandwidth`."""
+
+    params: Annotated[float, setting("parameters of the model, e.g. 2.9e9", metavar="N", gt=0, flag_only=True)]
+    step_seconds: Annotated[
+        float, setting("seconds a learner computes per step (1)", metavar="S", gt=0, flag_only=True)
+    ] = 1.0
+    learners: Annotated[int, setting("learners (8)", metavar="M", ge=1, flag_only=True)] = 8
+    utilization: Annotated[
+        list[float] | None,
+        setting("share of the time spent computing; may be repeated (0.9)", metavar="SHARE", flag_only=True),
+    ] = None
+    gbit_s: Annotated[
+        list[float] | None,
+        setting("also the utilisation at this bandwidth; may be repeated", metavar="GBIT", flag_only=True),
+    ] = None
+    latency: Annotated[float, setting("seconds one way (0)", metavar="S", ge=0)] = 0.0
+    syncer_seconds: Annotated[
+        float, setting("from a round's last update to its new version (0)", metavar="S", ge=0)
+    ] = 0.0
+    sync_every: Annotated[int, setting("steps between two syncs of one fragment (24)", metavar="H", ge=1)] = 24
+    fragments: Annotated[int, setting("fragments of the model (24)", metavar="P", ge=1)] = 24
+    overlap: Annotated[float, setting("steps a fragment may be under way (2)", metavar="TAU", ge=0)] = 2.0
+    plot: Annotated[str | None, setting("draw bandwidth against utilisation", metavar="FILE", flag_only=True)] = None
+
+
+_ISLAND = Island(name="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Reported):
+    """Settings of `isthmus plan`."""
+
+    params: Annotated[
+        float | None, setting("parameters of the model, e.g. 2.9e9", metavar="N", gt=0, flag_only=True)
+    ] = None
+    model: Annotated[
+        str | None, setting("or returns a module whose parameters are counted", metavar="PACKAGE.MODULE:FUNCTION")
+    ] = None
+    islands: Annotated[
+        str | None,
+        setting("TOML: a [[learner]] table for each kind, params, store_region", metavar="FILE", flag_only=True),
+    ] = None
+    learners: Annotated[int, setting("without a file: learners, all alike (8)", metavar="M", ge=1, flag_only=True)] = 8
+    step_seconds: Annotated[float, setting("seconds of an optimizer step (1)", metavar="S", gt=0, flag_only=True)] = (
+        _ISLAND.step_s
+    )
+    up: Annotated[float, setting("Gbit/s to the store (1)", metavar="GBIT", gt=0)] = _ISLAND.up_gbit_s
+    down: Annotated[float, setting("Gbit/s from the store (1)", metavar="GBIT", gt=0)] = _ISLAND.down_gbit_s
+    latency: Annotated[float, setting("seconds to the store, one way (0.05)", metavar="S", ge=0)] = _ISLAND.latency_s
+    region: Annotated[str, setting("where they are (the store's)", metavar="REGION")] = ""
+    mtbf_hours: Annotated[
+        float | None, setting("hours between two failures of a learner (none)", metavar="H", gt=0)
+    ] = None
+    restart: Annotated[float, setting("seconds from a failure to the next step (60)", metavar="S", ge=0)] = (
+        _ISLAND.restart_s
+    )
+    store_region: Annotated[str | None, setting("where the store and the syncer are", metavar="REGION")] = None
+    prices: Annotated[str | None, setting("TOML of prices (those of S3, see docs/paper.md)", metavar="FILE")] = None
+    fragments: Annotated[int | None, setting("do not choose P", metavar="P", ge=1, flag_only=True)] = None
+    sync_every: Annotated[int | None, setting("do not choose H", metavar="H", ge=1, flag_only=True)] = None
+    codec: Annotated[
+        str | None, setting("do not choose the codec of updates", choices=tuple(CODECS), flag_only=True)
+    ] = None
+    codec_down: Annotated[
+        str | None, setting("do not choose the codec of versions", choices=tuple(CODECS), flag_only=True)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +382,10 @@ class Access:
 
 @dataclass(frozen=True)
 class Command:
-    """One command: `module` has a function `run` that takes its settings and returns the exit code."""
+    """One command: `module` has a function `run` that takes its settings and returns the exit code.
+
+    A name of two words is one of a family's: `isthmus simulate goodput`.
+    """
 
     name: str
     settings: type
@@ -219,21 +393,26 @@ class Command:
     help: str
 
 
+FAMILIES = {"simulate": "what runs would come to: learning, goodput and bandwidth in virtual time"}
+
 ALL = tuple(
-    Command(settings.__name__.lower(), settings, settings.__name__.lower(), text)
-    for settings, text in (
-        (Demo, "train a small model with four learner processes, watch and report"),
-        (Init, "create a run: its object and version 0"),
-        (Syncer, "merge what learners announce; any number may run"),
-        (Learner, "train with the built-in trainer or your own"),
-        (Status, "versions, learners, who is behind and why, rejections, ledger; --watch: live"),
-        (Doctor, "check everything a run rests on, and say what to do"),
-        (Replay, "fold the log again and compare every digest; under other rules; as a timeline"),
-        (Explain, "the story of one update or one commit"),
-        (Export, "write the global model as a safetensors file"),
-        (Gc, "delete what the log has passed by, pack old commits; a dry run by default"),
-        (Simulate, "the whole system in virtual time: what it learns under delays, failures and mixed speeds"),
-        (Access, "make the passwords and the Redis ACL file of a new installation"),
+    Command(f"{family} {settings.__name__.lower()}".strip(), settings, settings.__name__.lower(), text)
+    for family, settings, text in (
+        ("", Demo, "train a small model with four learner processes, watch and report"),
+        ("", Init, "create a run: its object and version 0"),
+        ("", Syncer, "merge what learners announce; any number may run"),
+        ("", Learner, "train with the built-in trainer or your own"),
+        ("", Status, "versions, learners, who is behind and why, rejections, ledger; --watch: live"),
+        ("", Doctor, "check everything a run rests on, and say what to do"),
+        ("", Replay, "fold the log again and compare every digest; under other rules; as a timeline"),
+        ("", Explain, "the story of one update or one commit"),
+        ("", Export, "write the global model as a safetensors file"),
+        ("", Gc, "delete what the log has passed by, pack old commits; a dry run by default"),
+        ("simulate", Training, "learners with real gradients: loss under delays, failures and mixed speeds"),
+        ("simulate", Goodput, "chips that fail: data parallel, elastic, and M decoupled learners"),
+        ("simulate", Bandwidth, "Gbit/s for a utilisation: data parallel, DiLoCo, Streaming and Decoupled DiLoCo"),
+        ("", Plan, "what a model and a set of learners would come to, the settings to choose, and the cost"),
+        ("", Access, "make the passwords and the Redis ACL file of a new installation"),
     )
 )
 

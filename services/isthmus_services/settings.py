@@ -267,7 +267,9 @@ def _find(
     if not s.flag_only:
         if environment.get(s.variable, "") != "":
             return environment[s.variable], s.variable
-        for table, where in ((file.get(command, {}), f"{path} [{command}]"), (file, str(path))):
+        family, _, last = command.rpartition(" ")
+        own = (file.get(family, {}) if family else file).get(last, {})
+        for table, where in ((own, f"{path} [{command.replace(' ', '.')}]"), (file, str(path))):
             # A table at the top is a command's, be its name that of a setting too (learner).
             if s.name in table and not isinstance(table[s.name], dict):
                 return table[s.name], where
@@ -306,18 +308,21 @@ def _read(path: Path, everything: Mapping[str, set[str]]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: {error}") from None
     shared = set.union(*everything.values())
-    for name, value in read.items():
-        if isinstance(value, dict):
-            if name not in everything:
-                raise InputError(f"--config {path}: there is no command [{name}]")
-            unknown = sorted(value.keys() - everything[name])
-            allowed = everything[name]
-        else:
-            unknown, allowed = ([] if name in shared else [name]), shared
-        if unknown:
-            near = difflib.get_close_matches(unknown[0], allowed, 1)
-            hint = f": did you mean {near[0]}?" if near else ""
-            raise InputError(f"--config {path}: unknown setting {unknown[0]}{hint}")
+    families = {name.rpartition(" ")[0] for name in everything} - {""}
+
+    def check(table: Mapping[str, Any], allowed: set[str], command: str) -> None:
+        for name, value in table.items():
+            inner = f"{command} {name}".strip()
+            if isinstance(value, dict):
+                if inner not in everything and inner not in families:
+                    raise InputError(f"--config {path}: there is no command [{inner.replace(' ', '.')}]")
+                check(value, everything.get(inner, set()), inner)
+            elif name not in allowed:
+                near = difflib.get_close_matches(name, allowed, 1)
+                hint = f": did you mean {near[0]}?" if near else ""
+                raise InputError(f"--config {path}: unknown setting {name}{hint}")
+
+    check(read, shared, "")
     return read
 
 

@@ -123,7 +123,9 @@ def test_the_command_reports_draws_and_goes_on_where_it_was(tmp_path, capsys):
 def test_bad_choices_are_one_line_and_exit_2(capsys):
     assert main(["simulate", "training", "nonsense"]) == 2
     assert "choose one of heterogeneous" in capsys.readouterr().err
-    assert main(["simulate", "cooking", "codecs"]) == 2
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "cooking", "codecs"])
+    assert ended.value.code == 2
     assert main(["simulate", "training", "codecs", "--seeds", "0"]) == 2
 
 

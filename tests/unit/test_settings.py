@@ -153,8 +153,8 @@ def test_the_run_comes_before_what_is_to_be_explained(words, environment, run, w
 @pytest.mark.parametrize("command", commands.ALL, ids=lambda c: c.name)
 def test_every_command_shows_its_settings(command, capsys, monkeypatch):
     monkeypatch.setenv("ISTHMUS_RUN", "s3://bucket/run")
-    words = {"explain": ["1/2"], "simulate": ["training", "codecs"]}.get(command.name, [])
-    assert main([command.name, *words, "--show-settings"]) == 0
+    words = {"explain": ["1/2"], "simulate training": ["codecs"]}.get(command.name, [])
+    assert main([*command.name.split(), *words, "--show-settings"]) == 0
     shown = capsys.readouterr().out
     for setting in s.fields(command.settings):
         assert setting.name in shown

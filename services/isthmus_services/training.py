@@ -28,7 +28,7 @@ COLUMNS = (
 )
 
 
-def run(arguments: commands.Simulate) -> int:
+def run(arguments: commands.Training) -> int:
     """Run an experiment."""
     options.need("torch", "torch")
     if arguments.plot:

@@ -1,0 +1,124 @@
+"""What a run achieved, read from its log: a run in virtual time, of which we know what happened."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+from isthmus.layout import DENSE, Spec
+from isthmus.log import Log
+from isthmus.model.recorded import check, observe
+from isthmus.rules import Pace, Rules
+from isthmus.run import Seed, read_run
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_services.cli import main
+
+STEP_S = 0.5
+WHOLE_S = 900.0
+
+
+class Steps:
+    """Trains nothing, in even steps; counts them."""
+
+    def __init__(self):
+        self.taken = 0
+
+    def begin(self, agent, layout):
+        self.first = agent.history.step
+        return Arrays(layout), None
+
+    def duration(self):
+        return STEP_S
+
+    def step(self, number):
+        self.taken = number + 1
+        return 1, 0.0
+
+    def enough(self, agent):
+        return False
+
+
+class Failing:
+    """Learners that are killed after exponential times and come back after others; keeps the truth."""
+
+    def __init__(self, seed, learners, every_s, repair_s, checkpoint_s):
+        self.world = World(f"recorded/{seed}")
+        self.draw = random.Random(seed)
+        self.learners, self.every_s, self.repair_s, self.checkpoint_s = learners, every_s, repair_s, checkpoint_s
+        self.failures = 0
+        self.reached: dict[str, int] = {}
+
+    async def learner(self, name):
+        life = 0
+        while True:
+            process = self.world.process(name, life)
+            ports = self.world.ports(process, Weather(0.01), Weather(0.01))
+            trainee = Steps()
+            body = learn(ports, name, trainee, Times(), stopping=lambda: self.over, checkpoint_s=self.checkpoint_s)
+            task = process.start(body)
+            until = self.draw.expovariate(1.0 / self.every_s) if self.every_s else 1e9
+            await asyncio.wait([task], timeout=until)
+            self.reached[name] = trainee.taken
+            if task.done():
+                return task.result()
+            process.kill()
+            self.failures += 1
+            await asyncio.sleep(self.draw.uniform(0.5, 1.5) * self.repair_s)
+            if self.over:
+                return None
+            life += 1
+
+    async def run(self):
+        self.over = False
+        specs = [Spec(f"w{i}", (8,), "float32", DENSE) for i in range(4)]
+        values = [np.zeros(8, np.float32) for _ in specs]
+        rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
+        pace = Pace(heartbeat_s=5.0, silence_s=15.0)
+        await self.world.create(Seed(specs, values, {}, rules, pace))
+        stopping = asyncio.Event()
+        syncer = self.world.process("syncer")
+        serving = syncer.start(serve(self.world.ports(syncer), "syncer", stopping))
+        learners = [asyncio.ensure_future(self.learner(f"l{m}")) for m in range(self.learners)]
+        await asyncio.sleep(WHOLE_S)
+        self.over = True
+        await asyncio.gather(*learners)
+        stopping.set()
+        await serving
+        ports = self.world.ports(self.world.process("reader"))
+        return await observe(Log(await read_run(ports.store), ports.store, ports.process.runtime))
+
+
+@pytest.mark.parametrize(("every_s", "repair_s", "checkpoint_s"), [(150.0, 20.0, 10.0), (400.0, 60.0, 40.0)])
+def test_the_model_predicts_what_failing_learners_achieved(every_s, repair_s, checkpoint_s):
+    failing = Failing(1, 4, every_s, repair_s, checkpoint_s)
+    seen = failing.world.clock.run_until_complete(failing.run())
+    failing.world.clock.close()
+    assert seen.learners == 4
+    assert seen.step_s == pytest.approx(STEP_S, rel=0.03)
+    assert 0.8 * failing.failures <= seen.failures <= failing.failures
+    assert seen.recovery_s == pytest.approx(repair_s, rel=0.35)
+    assert seen.checkpoint_s == pytest.approx(checkpoint_s, rel=0.3)
+    # What it achieved is what it achieved: steps that count, over the time there was.
+    truth = sum(failing.reached.values()) * STEP_S / (4 * WHOLE_S)
+    assert seen.goodput == pytest.approx(truth, abs=0.03)
+    found = check(seen)
+    assert found.error == pytest.approx(0.0, abs=0.06)
+    assert found.predicted.goodput < 0.95
+    assert found.observed.uptime > 0.99
+
+
+def test_without_failures_there_is_nothing_to_predict():
+    calm = Failing(2, 2, None, 0.0, 50.0)
+    seen = calm.world.clock.run_until_complete(calm.run())
+    calm.world.clock.close()
+    assert (seen.failures, seen.recovery_s) == (0, 0.0)
+    assert check(seen).predicted.goodput == pytest.approx(1.0, abs=1e-6)
+    assert seen.goodput == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_run_without_updates_says_so(tmp_path, capsys):
+    assert main(["init", str(tmp_path / "run")]) == 0
+    assert main(["simulate", "goodput", "--check", str(tmp_path / "run")]) == 2
+    assert "holds no update" in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""Goodput of chips that fail: two derivations of one model held against each other, and against published figures."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from isthmus.model.failures import Repairs, simulate
+from isthmus.model.goodput import (
+    DECOUPLED,
+    ELASTIC,
+    MODES,
+    PUBLISHED,
+    PUBLISHED_CHIPS,
+    RESTART,
+    Cluster,
+    exact,
+    longest,
+    stalls,
+    young,
+)
+from isthmus_services.cli import main
+
+HARSH = Cluster(
+    mtbi_years=0.3,
+    reconfigure_s=20.0,
+    restart_s=90.0,
+    rack_mtbi_years=2.0,
+    maintenance_days=20.0,
+    region_mtbi_years=0.02,
+    region_hours=0.5,
+)
+"""Everything at once."""
+
+
+@pytest.mark.parametrize("interrupted", ["absorb", "again"])
+@pytest.mark.parametrize(("mode", "learners"), [(RESTART, 1), (ELASTIC, 1), (DECOUPLED, 4)])
+def test_the_simulation_agrees_with_the_renewal_argument(mode, learners, interrupted):
+    cluster = Cluster(interrupted=interrupted)
+    played = simulate(cluster, mode, 600_000, learners, failures=1500)
+    expected = exact(cluster, mode, 600_000, learners)
+    # Twice the 95 % interval, and a floor for what the repairs' hours still owe a short stretch.
+    slack = played.goodput_ci[1] - played.goodput_ci[0] + 0.002
+    for share in ("goodput", "waiting", "reconfiguring", "lost"):
+        assert getattr(played.shares, share) == pytest.approx(getattr(expected, share), abs=slack), share
+    assert played.shares.uptime == pytest.approx(expected.uptime, abs=2 * slack)
+
+
+@pytest.mark.parametrize(("shape", "power"), [(0.5, 2.0), (1.5, 1.0)])
+def test_repairs_matter_by_their_mean_alone(shape, power):
+    """The exact form has no shape in it: what is played must not care either."""
+    cluster = Cluster(repair_shape=shape, repair_power=power)
+    played = simulate(cluster, ELASTIC, 600_000, 1, failures=3000)
+    slack = played.goodput_ci[1] - played.goodput_ci[0] + 0.002
+    assert played.shares.goodput == pytest.approx(exact(Cluster(), ELASTIC, 600_000, 1).goodput, abs=slack)
+
+
+def test_it_agrees_where_racks_regions_and_maintenance_join_in():
+    played = simulate(HARSH, DECOUPLED, 100_000, 4, failures=6000).shares
+    expected = exact(HARSH, DECOUPLED, 100_000, 4)
+    assert played.goodput == pytest.approx(expected.goodput, abs=0.02)
+    assert played.repairing == pytest.approx(expected.repairing, abs=0.02)
+
+
+def test_long_outages_of_regions_are_there_from_the_beginning():
+    cluster = Cluster(region_mtbi_years=0.1, region_hours=168.0, reconfigure_s=8.0, restart_s=50.0)
+    played = simulate(cluster, DECOUPLED, 400_000, 16, failures=300).shares
+    expected = exact(cluster, DECOUPLED, 400_000, 16)
+    assert expected.repairing > 0.15
+    assert played.repairing == pytest.approx(expected.repairing, abs=0.04)
+
+
+def test_planned_maintenance_stops_a_job_that_cannot_shrink():
+    calm = Cluster(reconfigure_s=8.0, restart_s=50.0)
+    tended = replace(calm, maintenance_days=10.0)
+    for mode in (RESTART, ELASTIC):
+        played, expected = simulate(tended, mode, 600_000, 1, failures=1500), exact(tended, mode, 600_000, 1)
+        assert expected.goodput < exact(calm, mode, 600_000, 1).goodput - 0.02
+        slack = played.goodput_ci[1] - played.goodput_ci[0] + 0.004
+        assert played.shares.goodput == pytest.approx(expected.goodput, abs=slack)
+
+
+def test_a_lead_longer_than_any_stall_costs_nothing():
+    def goodput(lead: float | None) -> tuple[float, float]:
+        cluster = Cluster(quorum=8, lead=lead)
+        played = simulate(cluster, DECOUPLED, 1_200_000, 8, failures=400)
+        return played.shares.goodput, exact(cluster, DECOUPLED, 1_200_000, 8).goodput
+
+    none, little, much, never = goodput(0.0), goodput(4.0), goodput(1000.0), goodput(None)
+    for at in (0, 1):
+        assert none[at] < little[at] < never[at]
+        assert much[at] == pytest.approx(never[at])
+    assert none[0] == pytest.approx(none[1], abs=0.03)
+
+
+def test_every_rack_counts_however_large_a_slice_is():
+    small, large = (
+        exact(
+            Cluster(slice_chips=n, mtbi_years=1e12, rack_mtbi_years=0.05, reconfigure_s=9.0, restart_s=9.0),
+            ELASTIC, 1_228_800, 1,
+        )
+        for n in (1024, 4096)
+    )  # fmt: skip
+    # As many strike, and each takes four times as much.
+    assert large.repairing == pytest.approx(4 * small.repairing, rel=0.3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cluster", [Cluster(), HARSH, replace(HARSH, quorum=3, lead=0.0, behind=0.2)])
+def test_the_shares_add_up(mode, cluster):
+    for found in (exact(cluster, mode, 300_000, 4), simulate(cluster, mode, 300_000, 4, failures=100).shares):
+        assert found.goodput + found.waiting + found.reconfiguring + found.lost == pytest.approx(1.0, abs=1e-9)
+        assert 0.0 < found.repairing < found.waiting
+
+
+def test_only_the_two_stalls_are_fitted_and_the_rest_is_predicted():
+    cluster = Cluster()
+    for mode, published in PUBLISHED.items():
+        assert exact(cluster, mode, PUBLISHED_CHIPS, 1).goodput == pytest.approx(published, abs=1e-6)
+    # Published, and not fitted to: 88 %, 40 %, and an uptime of about 100 % from M = 4.
+    assert exact(cluster, DECOUPLED, 1_200_000, 8).goodput == pytest.approx(0.88, abs=0.02)
+    assert exact(cluster, ELASTIC, 2_400_000, 1).goodput == pytest.approx(0.40, abs=0.02)
+    assert exact(cluster, DECOUPLED, 1_200_000, 4).uptime > 0.999
+    assert exact(cluster, DECOUPLED, 1_200_000, 2).uptime < 0.96
+    assert stalls(replace(cluster, reconfigure_s=3.0))[0] == 3.0
+
+
+def test_what_should_help_helps_and_what_should_hurt_hurts():
+    def goodput(learners: int = 8, chips: int = 1_200_000, mode: str = DECOUPLED, **more: object) -> float:
+        fixed = {"reconfigure_s": 10.0, "restart_s": 60.0} | more
+        return exact(Cluster(**fixed), mode, chips, learners).goodput
+
+    assert goodput(2) < goodput(4) < goodput(8) < goodput(16)
+    assert goodput(chips=2_400_000) < goodput() < goodput(chips=600_000)
+    assert goodput(mtbi_years=0.5) < goodput()
+    assert goodput(mode=RESTART) < goodput(mode=ELASTIC) == pytest.approx(goodput(1))
+    for worse in (
+        {"repair_hours": 24.0},
+        {"speed_deviation": 0.05},
+        {"rack_mtbi_years": 0.1},
+        {"maintenance_days": 7.0},
+        {"region_mtbi_years": 0.01},
+        {"quorum": 8, "lead": 0.0},
+        {"interrupted": "again"},
+    ):
+        assert goodput(**worse) < goodput(), worse
+    # A quorum nobody waits for holds up the model and not the learners.
+    patient = Cluster(reconfigure_s=10.0, restart_s=60.0, quorum=8)
+    assert exact(patient, DECOUPLED, 1_200_000, 8).uptime < 0.6
+    assert exact(patient, DECOUPLED, 1_200_000, 8).goodput == pytest.approx(goodput())
+
+
+def test_without_failures_only_the_slowest_slice_costs():
+    calm = Cluster(mtbi_years=1e12, reconfigure_s=10.0, restart_s=60.0, speed_deviation=0.0)
+    for mode in MODES:
+        assert exact(calm, mode, 1_200_000, 8).goodput == pytest.approx(1.0, abs=1e-6)
+    assert longest(1, 0.1) == 1.0
+    # The expected greatest of ten standard normal draws is 1.5388.
+    assert longest(10, 1.0) - 1.0 == pytest.approx(1.5388, abs=0.01)
+    assert young(0.5, 100.0) == pytest.approx(10.0)
+
+
+def test_repairs_have_their_mean_fresh_and_under_way():
+    draw = random.Random(0)
+    repairs = Repairs(100.0, 0.7, 2.0)
+    fresh = [repairs.draw(draw) for _ in range(40_000)]
+    mean = sum(fresh) / len(fresh)
+    assert mean == pytest.approx(100.0, rel=0.03)
+    # What is left of a repair under way is, in the mean, E[X²] / 2 E[X].
+    left = [repairs.left(draw) for _ in range(40_000)]
+    expected = sum(x * x for x in fresh) / len(fresh) / (2.0 * mean)
+    assert sum(left) / len(left) == pytest.approx(expected, rel=0.08)
+    assert len(set(left)) > 39_000, "no two slices come back at the same moment"
+
+
+def test_extreme_choices_are_answered_and_not_a_traceback():
+    assert exact(Cluster(step_s=1e4, reconfigure_s=8.0, restart_s=50.0), ELASTIC, 1_200_000, 1).goodput < 0.5
+    assert exact(Cluster(checkpoint_s=2e4, reconfigure_s=8.0, restart_s=50.0), RESTART, 1_200_000, 1).goodput < 0.01
+
+
+def test_a_seed_gives_the_same_again():
+    assert simulate(HARSH, DECOUPLED, 20_000, 2, failures=50, seed=3) == simulate(
+        HARSH, DECOUPLED, 20_000, 2, failures=50, seed=3
+    )
+    a = simulate(HARSH, DECOUPLED, 20_000, 2, failures=50, seed=4)
+    assert a.shares != simulate(HARSH, DECOUPLED, 20_000, 2, failures=50, seed=3).shares
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--chips", "-5"], "-5 chips in 1 learners: each needs at least one slice"),
+        (["--chips", "64", "--learners", "2"], "at least one slice"),
+        (["--learners", "0"], "each needs at least one slice"),
+        (["--repair-shape", "0.001"], "--repair-shape 0.001: must be at least 0.2"),
+        (["--region-hours", "inf"], "region_hours must be finite"),
+        (["--mtbi-years", "0"], "--mtbi-years 0: must be more than 0"),
+        (["--repair-hours", "-1"], "--repair-hours -1: must be at least 0"),
+        (["--repair-hours", "1000"], "no stall gives the published 58%"),
+        (["--speed-deviation", "nan"], "--speed-deviation nan: must be at least 0"),
+        (["--interrupted", "maybe"], "choose one of absorb, again"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(words, said, capsys):
+    assert main(["simulate", "goodput", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_writes_what_it_shows(tmp_path, capsys):
+    (tmp_path / "c.toml").write_text("[simulate.goodput]\nreconfigure_s = 12.0\nfailures = 50\n")
+    report, picture = tmp_path / "r.json", tmp_path / "p.png"
+    words = ["--chips", "300000", "--chips", "600000", "--learners", "4", "--sensitivity"]
+    files = ["--json", str(report), "--plot", str(picture), "--config", str(tmp_path / "c.toml")]
+    assert main(["simulate", "goodput", *words, *files]) == 0
+    said = json.loads(report.read_text())
+    assert [(r["mode"], r["chips"], r["learners"]) for r in said["rows"]] == [
+        (mode, chips, m) for chips in (300_000, 600_000) for mode, m in ((RESTART, 1), (ELASTIC, 1), (DECOUPLED, 4))
+    ]
+    for row in said["rows"]:
+        low, high = row["goodput_ci"]
+        assert low < row["goodput"] < high
+        assert math.isclose(row["goodput"] + row["waiting"] + row["reconfiguring"] + row["lost"], 1.0)
+    assert said["stalls"]["reconfigure_s"] == 12.0
+    assert said["predictions"][1]["published"] == 0.88
+    assert {r["parameter"] for r in said["sensitivity"]} >= {"repair_hours", "interrupted", "restart_s"}
+    assert picture.stat().st_size > 10_000
+    assert "where allocated chips' time goes" in capsys.readouterr().out
