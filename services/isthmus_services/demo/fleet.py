@@ -1,5 +1,6 @@
 """The demo's processes: one syncer and M learners, started by the same commands a user types, killed and restarted."""
 
+import math
 import os
 import random
 import signal
@@ -16,6 +17,8 @@ from isthmus.hearing import Hearing
 STOP_S = 30.0
 CRASHES_MAX = 3
 """Unasked ends of one process after which the demo gives up."""
+CALM_PERIODS = 4
+"""Periods of H steps for which a learner is not killed: after its last kill, and before its end."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Worker:
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     killed_incarnation: int = 0
+    killed_step: float = -math.inf
     done: bool = False
     crashes: int = 0
 
@@ -138,16 +142,24 @@ class Fleet:
             self.stop(worker)
 
     def _may_kill(self, worker: Worker, hearing: Hearing) -> bool:
-        """Only who is up again since its last kill, and has enough left to do to show that it recovers."""
+        """Only who is up again and well past its last kill, and has enough left to do to show that it recovers.
+
+        Or where starting takes as long as the time between two kills, nobody would ever be done.
+        """
         view = hearing.learners.get(worker.name)
         if view is None or view.heartbeat is None or not worker.running:
             return False
         up = view.heartbeat.incarnation > worker.killed_incarnation
-        return up and view.step < self.steps - 4 * self.sync_every
+        return up and worker.killed_step + self._calm < view.step < self.steps - self._calm
+
+    @property
+    def _calm(self) -> int:
+        """Return `CALM_PERIODS` in steps."""
+        return CALM_PERIODS * self.sync_every
 
     def _nearly_done(self, hearing: Hearing) -> bool:
         return all(
-            worker.done or hearing.learners[worker.name].step > self.steps - 4 * self.sync_every
+            worker.done or hearing.learners[worker.name].step > self.steps - self._calm
             for worker in self.learners
             if worker.name in hearing.learners
         )
@@ -161,6 +173,7 @@ class Fleet:
         name = worker.name if worker.kind == "learner" else f"{worker.name}-{worker.starts}"
         self.kills.append(Kill(worker.kind, name, time.time(), incarnation, view.step if view else 0))
         worker.killed_incarnation = incarnation
+        worker.killed_step = view.step if view else 0
         worker.start()
 
 
