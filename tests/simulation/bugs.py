@@ -123,7 +123,7 @@ def a_late_update_opens_a_round():
         yield
 
 
-@planted(200)
+@planted(50)
 def close_early_on_the_only_learner_heard():
     """After a start or a gap, whom the log knows is not waited for, and neither is a heartbeat interval."""
 

@@ -41,6 +41,9 @@ SPEAKS_S = 1.5
 PROMPT_S = 2.0
 """Without a disturbance of its store for so long, a syncer's commit is written right after its round was closed."""
 
+SHORTER = 0.95
+"""Share of the time after which a learner is silent in which nobody can be, whatever clocks and links do."""
+
 
 @dataclass
 class Checker:
@@ -59,6 +62,8 @@ class Checker:
         self.due: set[tuple[int, int]] = set()  # fragment and base of every due update that was announced
         self.heard: dict[str, float] = {}
         self.left: dict[str, int] = {}
+        self.ever_left: set[str] = set()
+        self.began: dict[str, float] = {}  # when the process of each syncer did
         self.speaking: dict[str, float] = {}  # since when without a pause
         self.sent: dict[bytes, np.ndarray] = {}  # what the codec dropped from each update that was packed
         self.attempts: dict[tuple[str, int, int], list[bytes]] = {}
@@ -164,9 +169,13 @@ class Checker:
             self.violate(f"{key}: closed by everyone, {list(w.missing)} missing")
         recent = {given.learner for h, _ in self.commits[p][-2:] for given in h.inputs}
         now = self.world.clock.time()
+        if now - self.began[header.writer] < SHORTER * self.run.pace.silence_s:
+            # To a writer that has not been there for as long as silence takes, nobody in the log is silent.
+            for learner in recent - set(w.expected) - fresh - self.ever_left:
+                self.violate(f"{key}: {header.writer} has only just started, and did not wait for {learner}")
         for learner in recent - set(w.expected) - fresh - self.left.keys():
             # It has spoken for a while, and nothing has disturbed it or the writer on the bus of late: the writer must
-            # know of it, if only by the log. (A writer that has just started knows the log.)
+            # know of it, if only by the log.
             speaks = now - self.heard.get(learner, -1e9) < SPEAKS_S and now - self.speaking.get(learner, now) > QUIET_S
             quiet = max(self.disturbed.get((who, "bus"), 0.0) for who in (header.writer, learner))
             prompt = now - self.disturbed.get((header.writer, "store"), 0.0) > PROMPT_S
@@ -232,6 +241,7 @@ class Checker:
                 self.left.pop(message.learner, None)
             case Leave():
                 self.left[message.learner] = max(message.incarnation, self.left.get(message.learner, -1))
+                self.ever_left.add(message.learner)
             case _:
                 pass
         if (stream == SYNCER_STREAM) != isinstance(message, Committed | Call | Alive):
@@ -240,8 +250,9 @@ class Checker:
     # --- what a learner sends -----------------------------------------------------------------------------------------
 
     def watch(self, name: str, life: int, agent: object) -> None:
-        """Look over a learner's shoulder when it packs updates."""
+        """Note when a syncer begins; look over a learner's shoulder when it packs updates."""
         if not isinstance(agent, LearnerAgent):
+            self.began[name] = self.world.clock.time()
             return
         uplink = agent.uplink
         pack = uplink._pack
