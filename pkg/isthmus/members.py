@@ -29,7 +29,7 @@ class Terms:
     sync_s: float = 0.0
     """From close to adoptable at a learner."""
     cap_s: float = 0.0
-    """The most that grace may be: one step and the slowest missing learner's transfer."""
+    """The most that grace may be: one step and what the slowest missing learner takes to answer a call."""
 
 
 @dataclass(slots=True)
@@ -41,13 +41,8 @@ class Member:
     step_s: float = 0.0
     upload_s: float = 0.0
     sync_s: float = 0.0
-    delivery_s: float = 0.0
-    """From its step boundary to its update being here and checked, as measured by the syncer."""
-
-    @property
-    def transfer_s(self) -> float:
-        """How long an update of this learner takes to get here: as measured, else as it says."""
-        return self.delivery_s or self.upload_s
+    answer_s: float = 0.0
+    """From a call to the update that answers it being here and checked, as measured by the syncer."""
 
 
 class Members:
@@ -84,10 +79,10 @@ class Members:
         member.upload_s = upload_s or member.upload_s
         member.sync_s = sync_s or member.sync_s
 
-    def delivered(self, learner: str, seconds: float) -> None:
-        """Note how long an update took from the learner's step boundary to here."""
+    def answered(self, learner: str, seconds: float) -> None:
+        """Note how long after a call the update that answers it was here."""
         if member := self._members.get(learner):
-            member.delivery_s = smooth(member.delivery_s, max(seconds, 0.0))
+            member.answer_s = smooth(member.answer_s, max(seconds, 0.0))
 
     def left(self, learner: str, incarnation: int) -> None:
         """Note that a learner stopped on purpose."""
@@ -123,7 +118,7 @@ class Members:
             fastest_step_s=min((m.step_s for m in found if m.step_s > 0.0), default=0.0),
             slowest_step_s=slowest,
             sync_s=max((m.sync_s for m in found), default=0.0),
-            cap_s=slowest + max((m.transfer_s for m in late), default=0.0),
+            cap_s=slowest + max((m.answer_s or m.upload_s for m in late), default=0.0),
         )
 
     def forget(self, now: float) -> None:

@@ -7,6 +7,7 @@ not drifted into: only a due update on the newest version opens one, then every 
 Announced is not arrived: an update counts once its bytes are here and checked. Nobody waits for ever.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -184,6 +185,7 @@ class Rounds:
         self._rejections: dict[tuple[str, int, str], tuple[int, float, bytes]] = {}
         # How often, when last, and the digest of that one.
         self._close_to_commit_s = 0.0
+        self._opened: dict[int, float] = {}  # when, by version: of this round and the one before
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -222,6 +224,8 @@ class Rounds:
         else:
             if known is not None:
                 self._reject(known, Reason.SUPERSEDED, now)
+            elif pointer.base < self.head:
+                self._note_answer(pointer, now)  # too late for the round it answers
             self._waiting[place] = pointer
         # Its base is newer than what we hold: another syncer committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
@@ -262,8 +266,7 @@ class Rounds:
         self.round.arrived[place] = pointer
         if pointer.base == self.head:
             self.round.fresh.add(pointer.learner)
-            if not pointer.old:
-                self._members.delivered(pointer.learner, now - pointer.boundary_at)
+            self._note_answer(pointer, now)
         return self.tick(now) + self.fetches()
 
     def fetches(self) -> list[Action]:
@@ -453,8 +456,14 @@ class Rounds:
     def _may_open(self) -> bool:
         return self.holding and self.phase is Phase.CLOSED
 
+    def _note_answer(self, pointer: Pointer, now: float) -> None:
+        opened_at = self._opened.get(pointer.base + 1, math.inf)
+        if not pointer.old and pointer.boundary_at > opened_at:
+            self._members.answered(pointer.learner, now - opened_at)
+
     def _open(self, boundary_at: float, now: float, by: str) -> None:
         self.phase = Phase.OPEN
+        self._opened = {v: at for v, at in self._opened.items() if v >= self.head} | {self.head + 1: now}
         self.round = Round(opened_at=now, boundary_at=min(boundary_at, now), called_at=now, called_by=by)
 
     def _terms(self, r: Round, expected: set[str]) -> Terms:

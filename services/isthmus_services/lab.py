@@ -52,7 +52,9 @@ def cost(setting: Setting) -> float:
 async def run_all(jobs: Sequence[Job], kept: Kept, workers: int, progress: Callable[[float], None]) -> list[Row]:
     """Return the rows of all jobs, in their order; those that are kept are not run again."""
     rows = {at: row for at, job in enumerate(jobs) if (row := kept.read(job)) is not None}
-    todo = sorted((at for at in range(len(jobs)) if at not in rows), key=lambda at: -cost(jobs[at][0]))
+    # A setting may bear several names: it is run once.
+    once = {setting.key(seed): at for at, (setting, seed) in enumerate(jobs) if at not in rows}
+    todo = sorted(once.values(), key=lambda at: -cost(jobs[at][0]))
     total = sum(cost(jobs[at][0]) for at in todo) or 1.0
     shares = dict.fromkeys(todo, 0.0)
 
@@ -79,6 +81,9 @@ async def run_all(jobs: Sequence[Job], kept: Kept, workers: int, progress: Calla
     async with asyncio.TaskGroup() as tasks:
         for _ in range(min(workers, len(todo))):
             tasks.create_task(work())
+    for at, job in enumerate(jobs):
+        if at not in rows and (row := kept.read(job)) is not None:
+            rows[at] = row
     return [rows[at] for at in range(len(jobs))]
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from isthmus.bus import START, Bus, open_bus
 from isthmus.bus.base import RETAINED
-from isthmus.bus.voice import Listener
+from isthmus.bus.voice import Listener, Speaker
 from isthmus.errors import Denied, InputError, Unavailable
+from isthmus.records.messages import Leave, decode
 from isthmus.runtime import single_threaded
 from isthmus.simulate.bus import Streams
 from isthmus.simulate.weather import Weather
@@ -71,6 +72,18 @@ def test_messages_come_back_in_order(place):
         assert found == [b"0", b"1", b"2", b"3", b"4"]
         await bus.append("s", b"5")
         assert (await drain(bus, "s", position))[0] == [b"5"]
+
+    run(place, body)
+
+
+def test_several_messages_go_in_at_once_and_in_order(place):
+    async def body(bus):
+        await bus.append("s", b"0")
+        await bus.append("s", b"1", b"2", b"3")
+        found, position = await drain(bus, "s")
+        assert found == [b"0", b"1", b"2", b"3"]
+        await bus.append("s", b"4", b"5")
+        assert (await drain(bus, "s", position))[0] == [b"4", b"5"]
 
     run(place, body)
 
@@ -173,8 +186,8 @@ def test_runs_do_not_hear_each_other(place):
 
 def test_old_messages_are_dropped_and_memory_stays_bounded(place):
     async def body(bus):
-        for i in range(3 * RETAINED):
-            await bus.append("s", f"{i}".encode())
+        for i in range(0, 3 * RETAINED, 3):
+            await bus.append("s", *(f"{i + j}".encode() for j in range(3)))
         found, _ = await drain(bus, "s")
         assert RETAINED <= len(found) <= 2 * RETAINED
         assert found[-1] == f"{3 * RETAINED - 1}".encode()
@@ -218,6 +231,33 @@ def test_a_cancelled_task_ends_whatever_it_was_doing(place):
             assert task.cancelled()
 
     run(place, body)
+
+
+# --- what agents say --------------------------------------------------------------------------------------------------
+
+
+def test_a_distant_bus_is_not_one_round_trip_a_message():
+    async def body():
+        requests = []
+
+        class Far:
+            async def append(self, stream, *bodies):
+                await asyncio.sleep(0)
+                requests.append(bodies)
+                if len(requests) == 1:
+                    raise Unavailable("gone")
+
+        speaker = Speaker(Far(), "s", single_threaded())
+        words = [Leave(run=bytes(32), id=f"{i}", learner="l", incarnation=1, step=i, done=False) for i in range(100)]
+        for word in words:
+            speaker.say(word)
+        with pytest.raises(Unavailable):
+            await speaker.flush()
+        await speaker.flush()
+        assert [decode(body) for bodies in requests[1:] for body in bodies] == words, "nothing lost, nothing twice"
+        assert len(requests) == 3
+
+    asyncio.run(body())
 
 
 # --- losing everything ------------------------------------------------------------------------------------------------

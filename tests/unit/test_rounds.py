@@ -197,6 +197,20 @@ def test_grace_ends_the_wait_for_a_slow_learner():
     assert story.rounds.round.missing == {"b"}
 
 
+def test_grace_is_measured_by_answers_also_by_those_that_came_too_late():
+    """Or whoever takes longer to answer than it says it takes to upload would be late for ever."""
+    story = Story("a", "b")
+    story.members.heard("b", 1, story.now, upload_s=0.1)
+    opened = story.now
+    story.arrive(story.announce("a", due=True))
+    story.rounds.committed(committed(1, "a"), story.now)
+    story.now = opened + 4.0
+    late = story.announce("b", base=0)
+    assert story.members._members["b"].answer_s == pytest.approx(story.now - opened)
+    assert [a.pointer.learner for a in late if isinstance(a, Fetch)] == []
+    assert story.members.terms({"a", "b"}, {"b"}).cap_s == pytest.approx(STEP_S + story.now - opened)
+
+
 def test_quorum_waits_for_k_fresh_updates():
     story = Story("a", "b", "c", pace=Pace(quorum=2))
     story.arrive(story.announce("a", due=True))

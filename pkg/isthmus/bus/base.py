@@ -23,16 +23,16 @@ class Said(NamedTuple):
 class Bus(Protocol):
     """Named streams of small messages, at least once, in order per stream while nothing is lost.
 
-    No groups, no acknowledgements, no pending entries. Every method may raise `Unavailable` and `Denied`. A message
-    whose append raised may have landed. A reader whose position lies behind the end of a stream (the bus lost its
-    tail, or everything) starts again from what is kept, so reading twice must be harmless. An empty body is nobody's
-    message: it shows that a stream can be written, and listeners pass over it.
+    No groups, no acknowledgements, no pending entries. Every method may raise `Unavailable` and `Denied`. Of messages
+    whose append raised all, none or the first few may have landed. A reader whose position lies behind the end of a
+    stream (the bus lost its tail, or everything) starts again from what is kept, so reading twice must be harmless. An
+    empty body is nobody's message: it shows that a stream can be written, and listeners pass over it.
     """
 
     url: str
 
-    async def append(self, stream: str, body: bytes) -> None:
-        """Add a message to the end of a stream."""
+    async def append(self, stream: str, *bodies: bytes) -> None:
+        """Add messages to the end of a stream, in this order, in one round trip."""
         ...
 
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:

@@ -57,14 +57,18 @@ class RedisBus:
         self._prefix = f"isthmus:{run}:"
         self._appended: dict[str, int] = {}
 
-    async def append(self, stream: str, body: bytes) -> None:
+    async def append(self, stream: str, *bodies: bytes) -> None:
         """See `Bus.append`."""
         key = self._prefix + stream
-        await self._guard(self._writer.xadd(key, {_FIELD: body}, maxlen=RETAINED, approximate=True))
+        before = self._appended.get(key, 0)
+        requests = self._writer.pipeline(transaction=False)
+        for body in bodies:
+            requests.xadd(key, {_FIELD: body}, maxlen=RETAINED, approximate=True)
         # Streams of learners that never come back must not stay for ever; said now and then is often enough.
-        if self._appended.get(key, 0) % EXPIRE_EVERY == 0:
-            await self._guard(self._writer.expire(key, EXPIRE_S))
-        self._appended[key] = self._appended.get(key, 0) + 1
+        if -before % EXPIRE_EVERY < len(bodies):
+            requests.expire(key, EXPIRE_S)
+        await self._guard(requests.execute())
+        self._appended[key] = before + len(bodies)
 
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """See `Bus.read`."""

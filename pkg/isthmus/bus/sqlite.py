@@ -19,6 +19,7 @@ from isthmus.errors import Denied, Unavailable
 T = TypeVar("T")
 
 POLL_S = 0.008
+TRIM_EVERY = 64  # appends to a stream
 _LOCKED_S = 0.02  # between tries while another process writes
 _LOCKED_TRIES = 100
 
@@ -41,15 +42,16 @@ class SqliteBus:
         self._inode = -1
         self._written = 0
 
-    async def append(self, stream: str, body: bytes) -> None:
+    async def append(self, stream: str, *bodies: bytes) -> None:
         """See `Bus.append`."""
 
         def insert(db: sqlite3.Connection) -> None:
             with db:
                 db.execute("BEGIN IMMEDIATE")
                 newest = _newest(db, self._run, stream)
-                db.execute("INSERT INTO messages VALUES (?, ?, ?, ?)", (self._run, stream, newest + 1, body))
-                if newest % 64 == 0:
+                rows = [(self._run, stream, newest + i, body) for i, body in enumerate(bodies, 1)]
+                db.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
+                if -newest % TRIM_EVERY < len(bodies):
                     db.execute(
                         "DELETE FROM messages WHERE run = ? AND stream = ? AND id <= ?",
                         (self._run, stream, newest - RETAINED),

@@ -20,9 +20,9 @@ class TimedBus:
         self._metrics = metrics
         self._runtime = runtime
 
-    async def append(self, stream: str, body: bytes) -> None:
+    async def append(self, stream: str, *bodies: bytes) -> None:
         """See `Bus.append`."""
-        await self._measure("append", lambda: self._bus.append(stream, body))
+        await self._measure("append", lambda: self._bus.append(stream, *bodies))
 
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """See `Bus.read`."""

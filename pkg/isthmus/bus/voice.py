@@ -1,6 +1,7 @@
 """How agents talk and listen on a bus that may be away: speaking never blocks, listening comes back by itself."""
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
@@ -11,6 +12,9 @@ from isthmus.runtime import Runtime
 
 UNSAID_MAX = 512
 """Messages kept while the bus is away; the oldest are dropped, since whatever matters is said again."""
+
+AT_ONCE = 64
+"""Messages sent in one request: one by one, a distant bus would take as many round trips, and they would pile up."""
 
 NAMES_EVERY_S = 1.0
 """How often new streams are looked for, at most."""
@@ -48,24 +52,26 @@ class Speaker:
     async def flush(self) -> None:
         """Send everything queued now. Raises `Unavailable`; what was not sent stays queued."""
         while self._unsaid:
-            message = self._unsaid[0]
+            messages = list(itertools.islice(self._unsaid, AT_ONCE))
             try:
-                await self._bus.append(self._stream, encode(message))
+                await self._bus.append(self._stream, *map(encode, messages))
             except Unavailable:
                 if self.down_since is None:
                     self.down_since = self._runtime.now()
                 raise
             self.down_since = None
-            if self._unsaid and self._unsaid[0] is message:
-                self._unsaid.popleft()
+            for message in messages:
+                if self._unsaid and self._unsaid[0] is message:  # else it was dropped meanwhile
+                    self._unsaid.popleft()
 
 
 class Listener:
     """Reads streams from positions of its own, finds new ones, and survives outages of the bus."""
 
     def __init__(
-        self, bus: Bus, runtime: Runtime, wanted: Callable[[str], bool], every_s: float = NAMES_EVERY_S
+        self, bus: Bus, runtime: Runtime, wanted: Callable[[str], bool] | None, every_s: float = NAMES_EVERY_S
     ) -> None:
+        """`wanted`: which streams to read besides those in `positions`; None: no others are looked for."""
         self.positions: dict[str, str] = {}
         self.down_since: float | None = None
         self.answered_at: float | None = None
@@ -77,6 +83,8 @@ class Listener:
 
     async def find(self) -> None:
         """Look for streams; new ones are read from their beginning. Raises `Unavailable`."""
+        if self._wanted is None:
+            return
         for name in await self._bus.names():
             if name not in self.positions and self._wanted(name):
                 self.positions[name] = START

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.errors import InputError
 from isthmus.lab.setting import Failures, Guests, Row, Setting, Shape, Wires
-from isthmus.rules import OUTER_LR
+from isthmus.rules import ADOPTIONS, OUTER_LR
 
 STEPS = {"quick": 150, "paper": 600}
 """Steps of one learner where `--steps` says nothing."""
@@ -135,19 +135,21 @@ def _codecs(steps: int) -> list[Setting]:
 
 
 def _adoption(steps: int) -> list[Setting]:
-    # A round trip of about two steps, and learners of mixed speed, so that there is something to be late with.
-    far = base(steps, learners=8, step_s=(1.0, 1.0, 1.0, 1.0, 1.3), noise=0.1, wires=Wires(latency_s=0.5, spread=0.5))
+    # Learners of mixed speed, so that there is something to be late with, at two distances: a version is back after
+    # about three and after about six steps.
+    mixed = base(steps, learners=8, step_s=(1.0, 1.0, 1.0, 1.0, 1.3), noise=0.1)
+    away = named(mixed, "", wires=Wires(latency_s=0.2, spread=0.5))
+    far = named(mixed, "", wires=Wires(latency_s=0.5, spread=0.5))
     return [
-        named(far, "adopt: overwrite", adopt="overwrite"),
-        named(far, "adopt: blend", adopt="blend"),
-        named(far, "adopt: carry", adopt="carry"),
-        named(far, "staleness: 0", pace_staleness=0),
-        named(far, "staleness: 1", pace_staleness=1),
-        named(far, "staleness: 4", pace_staleness=4),
-        named(far, "grace: 0", pace_grace=0.0),
-        named(far, "grace: 0.8", pace_grace=0.8),
-        named(far, "overlap: 1", pace_overlap=1.0),
-        named(far, "overlap: 4", pace_overlap=4.0),
+        *(named(away, f"adopt: {rule}", adopt=rule) for rule in ADOPTIONS),
+        *(named(away, f"staleness: {bases}", pace_staleness=bases) for bases in (0, 1, 4)),
+        *(named(away, f"grace: {gamma:g}", pace_grace=gamma) for gamma in (0.0, 0.4, 0.8)),
+        *(named(away, f"overlap: {tau:g}", pace_overlap=tau) for tau in (1.0, 2.0, 4.0)),
+        named(away, "outer momentum: 0.5", rules_outer_momentum=0.5),
+        named(far, "twice as far: H = 12"),
+        named(far, "twice as far: H = 12, adopt: carry", adopt="carry"),
+        named(far, "twice as far: H = 12, outer momentum: 0.5", rules_outer_momentum=0.5),
+        named(far, "twice as far: H = 24", rules_sync_every=24, rules_fragments=24),
     ]
 
 
@@ -257,7 +259,7 @@ EXPERIMENTS = {
         ),
         Experiment(
             "adoption",
-            "What a new version does to local work, and how late work may be, at half a second one way",
+            "What a new version does to local work, and how late work may be, at 0.2 s and at 0.5 s one way",
             "α = 0 (overwrite) in the paper, 0.5 (blend) in Streaming DiLoCo",
             _adoption,
             quick=("adopt: overwrite", "adopt: blend", "adopt: carry"),

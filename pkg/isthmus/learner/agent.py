@@ -95,7 +95,7 @@ class LearnerAgent:
         self._checkpointing = 0
         self._saver: Saver | None = None
         self._speaker = Speaker(bus, learner_stream(name), runtime)
-        self._listener = Listener(bus, runtime, lambda stream: False)
+        self._listener = Listener(bus, runtime, None)
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
         self._stored_at = runtime.now()
         self._beaten: Heartbeat | None = None

@@ -90,7 +90,7 @@ class SimulatedBus:
         self._process = process
         self._clock = process.clock
 
-    async def append(self, stream: str, body: bytes) -> None:
+    async def append(self, stream: str, *bodies: bytes) -> None:
         """See `Bus.append`."""
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)
         fault = self.weather.strikes(self._process.random, f"append {stream}", *harm)
@@ -101,8 +101,11 @@ class SimulatedBus:
             there = self.weather.delay(draw)
             if fault is Fault.LANDS_LATE:
                 there += self.weather.timeout_s + draw.uniform(0.0, self.weather.late_s)
+            if fault in (Fault.LOST_REPLY, Fault.LANDS_LATE):
+                bodies = bodies[: draw.randint(1, len(bodies))]  # the connection broke in the middle
             if fault not in (Fault.ERROR, Fault.SWALLOWED):
-                self._clock.call_later(there, self._streams.append, stream, body, context=world)
+                for body in bodies:
+                    self._clock.call_later(there, self._streams.append, stream, body, context=world)
             lost = fault in (Fault.LOST_REPLY, Fault.LANDS_LATE)
             await asyncio.sleep(self.weather.timeout_s if lost else there + self.weather.delay(draw))
         if fault is not None and fault is not Fault.SWALLOWED:

@@ -1,0 +1,49 @@
+"""Far from store and bus: what a learner says and fetches must not queue up behind round trips."""
+
+import asyncio
+
+import numpy as np
+
+from isthmus.layout import Spec
+from isthmus.rules import Pace, Rules
+from isthmus.run import Seed
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import Times, World, learn, serve
+from simulation.cluster import Toy
+
+LEARNERS, H, STEPS = 4, 12, 180
+
+
+def test_rounds_keep_their_pace_half_a_step_away():
+    """A request takes a whole step there and back, and every step has a fragment to send, to announce and to fetch."""
+    world = World("distance")
+
+    async def body() -> list[int]:
+        rules = Rules(fragments=H, sync_every=H)
+        specs = [Spec(f"t{i}", (8,), "float32", "dense") for i in range(H)]
+        zeros = [np.zeros(8, np.float32) for _ in specs]
+        run = await world.create(Seed(specs, zeros, {}, rules, Pace(heartbeat_s=5.0, silence_s=15.0)))
+        stopping, syncers = asyncio.Event(), []
+        process = world.process("syncer")
+        serving = process.start(serve(world.ports(process), "syncer", stopping, None, syncers.append))
+        ended = False
+        far = Weather(0.5, 0.5)
+        learning = []
+        for m in range(LEARNERS):
+            process = world.process(f"l{m}")
+            toy = Toy(process.random, 1.0)
+            ports = world.ports(process, far, far)
+            learning.append(process.start(learn(ports, f"l{m}", toy, Times(), stopping=lambda: ended)))
+        await asyncio.sleep(STEPS)
+        heads = [keeper.head for keeper in syncers[0].keepers]
+        ended = True
+        await asyncio.gather(*learning)
+        stopping.set()
+        await serving
+        assert run.layout.size == 8 * H
+        return heads
+
+    heads = world.clock.run_until_complete(body())
+    world.clock.close()
+    # Joining takes a few steps, the first round a period.
+    assert min(heads) >= STEPS // H - 4, heads
