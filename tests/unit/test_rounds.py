@@ -430,9 +430,9 @@ def test_rejections_are_listed_in_the_commit_and_totals_survive_it():
 
 def test_grace_is_a_share_of_the_slack():
     granted = adaptive_grace(Pace(grace=0.5, overlap=4.0), 12, Terms(1.0, 1.0, 0.5, 10.0), quorum_s=0.5)
-    # τ is raised until the cap would fit, at most to H/2 = 6: slack 6 − 1, half of it.
-    assert granted.overlap_steps == 6.0
-    assert granted.seconds == pytest.approx(2.5)
+    # τ is raised until the cap would fit, at most to H = 12: slack 12 − 1, half of it.
+    assert granted.overlap_steps == 12.0
+    assert granted.seconds == pytest.approx(5.5)
 
 
 def test_grace_is_never_more_than_the_cap():
