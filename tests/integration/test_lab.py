@@ -72,6 +72,14 @@ def test_guests_shorten_the_run():
     assert train(helped, 0).wall_virtual_s < 0.95 * train(alone, 0).wall_virtual_s
 
 
+@pytest.mark.parametrize("method", ["decoupled", "data-parallel"])
+def test_muon_is_an_inner_optimizer_too(method):
+    setting = named(TINY, "muon", steps=30, inner="muon", method=method)
+    row = train(setting, 0)
+    assert row.val_loss < 5.0 < np.log(256)
+    assert row.val_loss != train(named(setting, "", inner="adamw"), 0).val_loss
+
+
 def test_data_parallel_waits_for_the_slowest_and_for_its_gradients():
     mixed = named(TINY, "", method="data-parallel", step_s=(1.0, 2.0))
     row = train(mixed, 0)

@@ -210,6 +210,8 @@ def _gap(steps: int) -> list[Setting]:
             named(few, f"{at}moments of a fragment reset on adoption", reset_moments=True),
             named(few, f"{at}inner rate × 1.5", peak_lr=1.5 * few.peak_lr),
             named(few, f"{at}no inner warm-up", warmup=1),
+            named(few, f"{at}inner optimizer Muon: data parallel", inner="muon", **PARALLEL),
+            named(few, f"{at}inner optimizer Muon", inner="muon"),
             named(few, f"{at}lossless codecs", rules_codec_up="f32", rules_codec_down="f32"),
             named(few, f"{at}waiting, τ = 0", pace_quorum=m, pace_lead=0.0, pace_overlap=0.0, pace_grace=0.0),
         ]

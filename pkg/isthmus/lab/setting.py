@@ -75,6 +75,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Mean duration of a step in virtual seconds, by learner; the last counts for those that follow."""
     noise: float = 0.0
     """Standard deviation of a step's duration, as a share of its mean."""
+    inner: str = "adamw"
+    """The inner optimizer: `adamw`, or `muon` for the matrices inside the blocks and AdamW for the rest."""
     peak_lr: float = 3e-3
     warmup: int = 100
     rules: Rules = Rules()

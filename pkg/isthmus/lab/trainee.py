@@ -12,7 +12,7 @@ from torch import nn
 from isthmus import moments, torch_model
 from isthmus.demo.gpt import CONTEXT, ByteGPT, held_out_loss, loss_of
 from isthmus.demo.text import corpus
-from isthmus.demo.trainer import CLIP, FINAL_SHARE, optimizer_for
+from isthmus.demo.trainer import CLIP, FINAL_SHARE, WEIGHT_DECAY, optimizer_for
 from isthmus.kernels import F32
 from isthmus.lab.experts import BALANCE, ExpertGPT
 from isthmus.lab.setting import WINDOW, Setting, Shape
@@ -67,6 +67,29 @@ def rate(setting: Setting, progress: float) -> float:
     return setting.peak_lr * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
+class _Muon(torch.optim.Optimizer):
+    """Muon for the matrices inside the blocks, AdamW for everything else, at one learning rate."""
+
+    def __init__(self, model: nn.Module) -> None:
+        inside = [p for name, p in model.named_parameters() if name.startswith("blocks.") and p.dim() == 2]
+        others = [p for p in model.parameters() if all(p is not q for q in inside)]
+        # Steps as long as AdamW's, so that its learning rates and decay can be used (arXiv 2502.16982).
+        self._muon = torch.optim.Muon(inside, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
+        self._adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY, fused=True)
+        super().__init__([*inside, *others], {"lr": 0.0})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Take one step at the learning rate of the only group."""
+        for part in (self._muon, self._adamw):
+            part.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+            part.step()  # type: ignore[no-untyped-call]
+
+
+def optimizer(setting: Setting, model: nn.Module) -> torch.optim.Optimizer:
+    """Return a setting's inner optimizer."""
+    return _Muon(model) if setting.inner == "muon" else optimizer_for(model)
+
+
 def train_on(model: ByteGPT, optimizer: torch.optim.Optimizer, batch: torch.Tensor, lr: float) -> float:
     """Take one optimizer step; return the loss of the batch, in nats per byte."""
     for group in optimizer.param_groups:
@@ -117,7 +140,7 @@ class Trained:
     ) -> None:
         """`progress` is the share of the run that is done, `count` is told of every step's tokens."""
         self.model = build(setting.shape, seed)
-        self.optimizer = optimizer_for(self.model)
+        self.optimizer = optimizer(setting, self.model)
         self.idle_experts: list[float] = []
         self._setting = setting
         self._seed = seed

@@ -12,7 +12,6 @@ import torch
 
 from isthmus import moments, torch_model
 from isthmus.codecs import codec, packed_size
-from isthmus.demo.trainer import optimizer_for
 from isthmus.lab import trainee
 from isthmus.lab.setting import Row, Setting
 from isthmus.learner import LearnerAgent
@@ -58,7 +57,7 @@ def all_reduce_s(setting: Setting, parameters: float) -> float:
 def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
     """One model, one optimizer, the learners' batches side by side in every step; each step waits for the slowest."""
     model = trainee.build(setting.shape, seed)
-    optimizer = optimizer_for(model)
+    optimizer = trainee.optimizer(setting, model)
     parameters = sum(p.numel() for p in model.parameters())
     draw = random.Random(f"{seed}/data-parallel")
     durations = _durations(setting)
@@ -282,7 +281,7 @@ class _Lab:
         log = Log(self._run, ports.store, ports.process.runtime)
         agent = LearnerAgent(log, ports.store, ports.bus, ports.process.runtime, name)
         model = trainee.build(self.setting.shape, self.seed)
-        optimizer = optimizer_for(model)
+        optimizer = trainee.optimizer(self.setting, model)
         return await agent.donor(lambda found: moments.why_no_fit(model, optimizer, found))
 
     # --- the row ------------------------------------------------------------------------------------------------------
