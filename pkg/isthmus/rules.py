@@ -41,7 +41,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.8
     codec_up: str = "int4"
     """How a learner's update travels."""
-    codec_down: str = "int8"
+    codec_down: str = "int4"
     """How a new global version travels."""
     error_feedback: bool = True
     """Whether a learner adds what the codec dropped from its last merged update to the next one."""

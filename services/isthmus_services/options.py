@@ -87,7 +87,7 @@ class ArithmeticOfRun:
     sync_every: Annotated[int, setting("steps between uploads of one (12)", metavar="H", ge=1)] = 12
     merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=MERGES)] = "rda"
     codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CODECS))] = "int4"
-    codec_down: Annotated[str, setting("codec of new versions (int8)", choices=tuple(CODECS))] = "int8"
+    codec_down: Annotated[str, setting("codec of new versions (int4)", choices=tuple(CODECS))] = "int4"
     outer_lr: Annotated[float | None, setting("outer learning rate (0.4 for rda, 0.7 for avg)")] = None
     outer_momentum: Annotated[float, setting("outer Nesterov momentum (0.8)")] = 0.8
 

@@ -93,12 +93,12 @@ def test_bytes_and_requests_follow_from_the_rounds():
     rounds = found.rules.fragments * 86400 / found.rules.sync_every
     assert found.syncer["rounds_day"] == pytest.approx(rounds)
     a, b = found.forecasts
-    # Payload: 4.125 bits per parameter up, 8.125 down, each fragment once per period; headers come on top.
+    # Payload: 4.125 bits per parameter up and down, each fragment once per period; headers come on top.
     payload = 1e8 / 8 * 86400 / found.rules.sync_every / 1e9
     every = next(c.value for c in found.choices if c.name == "checkpoint")
     saved = 1e8 * 20.0 / every * 86400 / 1e9
     assert a.up_gb_day - saved == pytest.approx(4.125 * payload, rel=0.05)
-    assert a.down_gb_day == pytest.approx(8.125 * payload, rel=0.05)
+    assert a.down_gb_day == pytest.approx(4.125 * payload, rel=0.05)
     assert a.up_gb_day - saved > 4.125 * payload
     assert found.day["up_gb"] == pytest.approx(3 * a.up_gb_day + b.up_gb_day)
     assert found.day["egress_gb"] == pytest.approx(3 * a.down_gb_day), "only what leaves the store's region is paid for"

@@ -274,17 +274,13 @@ def _wire(params: float, rules: Rules, cost: traffic.Cost) -> _Wire:
 def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rules, list[Choice]]:
     """Return rules that every link can carry with the shortest period, and why these."""
     base = Rules()
-    up = fixed.codec or base.codec_up
-    downs = [fixed.codec_down] if fixed.codec_down else [base.codec_down, "int4"]
+    up, down = fixed.codec or base.codec_up, fixed.codec_down or base.codec_down
     periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
     if not periods:
         raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
-    # Fewer bits before periods beyond 48 steps: the lab's losses differ less between codecs than between periods.
-    short = [h for h in periods if h <= 48]
-    tried = [(down, h) for few in (short, periods) for down in downs for h in few]
     nothing = traffic.Cost(requests={}, up_bytes=0.0, down_bytes=0.0, messages=0.0)
     chosen = None
-    for down, h in tried:
+    for h in periods:
         fragments = fixed.fragments or _fragments(params, up, h)
         if fragments > h:
             raise InputError(
@@ -330,9 +326,7 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
             value=chosen.codec_down,
             reason=why(
                 "codec_down",
-                "8.1 bits per parameter; what it drops stays with the syncer and follows with the next version"
-                if chosen.codec_down == base.codec_down
-                else "int8 would not fit through every link at periods up to 48 steps",
+                "4.1 bits per parameter; what it drops stays with the syncer and follows with the next version",
             ),
         ),
     ]
