@@ -5,6 +5,9 @@ import math
 
 import pytest
 
+from isthmus.lab.experiments import base
+from isthmus.lab.setting import Shape, Wires
+from isthmus.lab.training import train
 from isthmus.model.planner import HEADROOM, Fixed, Island, Prices, plan
 from isthmus.model.speeds import Speeds
 from isthmus.rules import Rules
@@ -114,6 +117,15 @@ def test_failures_cost_goodput_and_distance_costs_merged_work():
     assert spot.goodput == pytest.approx(1 / (1 + (60 + 6) / 3600))
     near, far = (planned(1e8, Island(name="a", count=2, latency_s=s)).forecasts[0] for s in (0.0, 1.0))
     assert far.kept < near.kept <= 1 - 1 / 12 + 1e-9
+
+
+@pytest.mark.parametrize("latency_s", [0.02, 0.2, 0.5])
+def test_the_work_merged_is_about_what_real_learners_merge(latency_s):
+    """In virtual time, where everything else is as planned."""
+    found = planned(1e5, Island(name="a", count=4, latency_s=latency_s), fixed=Fixed(sync_every=12, fragments=12))
+    shape = Shape(width=32, layers=2, heads=2)
+    row = train(base(360, learners=4, shape=shape, noise=0.1, wires=Wires(latency_s=latency_s, spread=0.5)), 0)
+    assert found.forecasts[0].kept == pytest.approx(row.kept, abs=0.1)
 
 
 def test_what_is_known_to_hurt_is_said():

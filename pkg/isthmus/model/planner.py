@@ -52,6 +52,9 @@ FETCHES = 16
 COPY_BYTES_S = 5e9
 """Between a model and the buffers beside it, in memory."""
 
+WORD = 2.0
+"""Ways that a message on the bus takes in the mean: its own, and the rest of the request before it."""
+
 KEPT_VERSIONS = 64
 """What `isthmus gc` keeps of every fragment unless told otherwise."""
 
@@ -279,7 +282,7 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
     if not periods:
         raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
     nothing = traffic.Cost(requests={}, up_bytes=0.0, down_bytes=0.0, messages=0.0)
-    chosen = None
+    rules = base
     for h in periods:
         fragments = fixed.fragments or _fragments(params, up, h)
         if fragments > h:
@@ -287,22 +290,22 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
                 f"{fragments} fragments within {h} steps: at most one leaves per step, so let H be at least P"
             )
         rules = replace_rules(base, codec_up=up, codec_down=down, sync_every=h, fragments=fragments)
-        chosen = rules
         wire = _wire(params, rules, nothing)
         if all(max(_loads(island, islands, rules, wire)) <= HEADROOM for island in islands):
             break
-    assert chosen is not None, "there is always something to try"
-    slowest = max(islands, key=lambda i: max(_loads(i, islands, chosen, _wire(params, chosen, nothing))))
-    load = max(_loads(slowest, islands, chosen, _wire(params, chosen, nothing)))
-    up_mb = _wire(params, chosen, nothing).up / 1e6
+    wire = _wire(params, rules, nothing)
+    load, slowest = max(((max(_loads(i, islands, rules, wire)), i) for i in islands), key=lambda pair: pair[0])
+
+    def bits(name: str) -> str:
+        return f"{traffic.bits(name, params, rules.fragments):.1f} bits per parameter"
 
     def why(name: str, reason: str) -> str:
         return "as you asked" if getattr(fixed, name) else reason
 
-    return chosen, [
+    return rules, [
         Choice(
             name="sync_every",
-            value=chosen.sync_every,
+            value=rules.sync_every,
             reason=why(
                 "sync_every",
                 f"the shortest period that every link carries: {slowest.name} uses {load:.0%} of its link (at most "
@@ -313,20 +316,22 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
         ),
         Choice(
             name="fragments",
-            value=chosen.fragments,
-            reason=why("fragments", f"updates of {up_mb:.3g} MB, at most one per step, spread evenly over the period"),
+            value=rules.fragments,
+            reason=why(
+                "fragments", f"updates of {wire.up / 1e6:.3g} MB, at most one per step, spread evenly over the period"
+            ),
         ),
         Choice(
             name="codec",
-            value=chosen.codec_up,
-            reason=why("codec", "4.1 bits per parameter with error feedback; the lab sees no loss against 32"),
+            value=rules.codec_up,
+            reason=why("codec", f"{bits(up)} with error feedback; the lab sees no loss against 32"),
         ),
         Choice(
             name="codec_down",
-            value=chosen.codec_down,
+            value=rules.codec_down,
             reason=why(
                 "codec_down",
-                "4.1 bits per parameter; what it drops stays with the syncer and follows with the next version",
+                f"{bits(down)}; what it drops stays with the syncer and follows with the next version",
             ),
         ),
     ]
@@ -343,6 +348,19 @@ def _loads(island: Island, islands: Sequence[Island], rules: Rules, wire: _Wire)
     return wire.up * bits_s / (island.up_gbit_s * 1e9), wire.down * bits_s / (island.down_gbit_s * 1e9)
 
 
+def _sent_s(island: Island, wire: _Wire) -> float:
+    """Return seconds from a step boundary to the update in the store."""
+    return wire.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
+
+
+def _answers_s(islands: Sequence[Island], rules: Rules, wire: _Wire) -> float:
+    """Return seconds from a round's call to its last answer: heard, a boundary, sent, announced; at most H."""
+    if sum(island.count for island in islands) == 1:
+        return 0.0
+    slowest = max(2.0 * WORD * i.latency_s + i.step_s + _sent_s(i, wire) for i in islands)
+    return min(slowest, _period(islands, rules))
+
+
 def _forecast(
     params: float,
     island: Island,
@@ -355,13 +373,12 @@ def _forecast(
     up_load, down_load = _loads(island, islands, rules, wire)
     fits = max(up_load, down_load) <= HEADROOM
     saving = params * CHECKPOINT_BYTES / checkpoint_s
-    sent_s = wire.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
-    # An announcement up, commit and value down, each a way there and back.
-    down_s = wire.down * 8.0 / (island.down_gbit_s * 1e9) + 5.0 * island.latency_s
-    back_s = sent_s + arithmetic_s + down_s
-    steps = max(1.0, math.ceil(back_s / island.step_s))
+    sent_s = _sent_s(island, wire)
+    # Its announcement, a way there and back as all on the bus; then everybody's answers; then commit and value.
+    down_s = WORD * island.latency_s + wire.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
+    back_s = sent_s + WORD * island.latency_s + _answers_s(islands, rules, wire) + arithmetic_s + down_s
     carried = min(1.0, 1.0 / up_load, 1.0 / down_load)
-    kept = max(0.0, 1.0 - steps / rules.sync_every) * carried
+    kept = max(0.0, 1.0 - back_s / island.step_s / rules.sync_every) * carried
     # Between two boundaries a few fragments are copied out and in, at memory speed.
     hold_s = 2.0 * 4.0 * params / rules.sync_every / COPY_BYTES_S
     mtbf_s = island.mtbf_hours * 3600.0
