@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from isthmus.errors import InputError
@@ -16,7 +15,7 @@ from isthmus.model.bandwidth import DATA_PARALLEL, DECOUPLED, DILOCO, STREAMING,
 from isthmus.rules import Pace, Rules
 from isthmus_services import commands, options
 from isthmus_services.progress import progress
-from isthmus_services.report import write_json
+from isthmus_services.report import save, stdout, write_json
 
 PAPER = (Codec(name="bf16", up_bits=16.0, down_bits=16.0), Codec(name="int4", up_bits=4.0, down_bits=4.0))
 """Bits alone, as the papers count."""
@@ -56,7 +55,7 @@ def run(arguments: commands.Bandwidth) -> int:
         for n, (method, codec, utilization_, gbit_s_) in enumerate(cells):
             rows.append(_row(link, method, codec, utilization_, gbit_s_))
             say((n + 1) / len(cells))
-    console = Console(width=None if Console().is_terminal else 150)
+    console = stdout()
     console.print(_table(rows))
     found = reproductions()
     console.print(_published(found))
@@ -239,6 +238,5 @@ def draw(link: Link, methods: Sequence[tuple[str, Codec]], path: Path) -> None:
     axis.set_title(f"{link.params:.3g} parameters, {link.step_s:g} s steps, {link.learners} learners", fontsize=11)
     axis.grid(alpha=0.3, which="both")
     figure.legend(fontsize=8, loc="outside right upper")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
     plt.close(figure)

@@ -10,10 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rich.console import Console
-
 from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause
 from isthmus_services import commands, logs, settings
+from isthmus_services.report import stdout
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,7 +54,7 @@ def _run(command: commands.Command, arguments: argparse.Namespace) -> int:
         command.settings, command.name, arguments, environment, commands.names()
     )
     if arguments.show_settings:
-        settings.show(resolved, Console(width=None if sys.stdout.isatty() else 150), environment)
+        settings.show(resolved, stdout(), environment)
         return 0
     for name in resolved.stray:
         print(f"warning: {settings.said_of(name, resolved)}", file=sys.stderr)

@@ -1,7 +1,6 @@
 """`isthmus doctor`: every check in turn, a line each, and what to do; exit code 1 if anything fails."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from isthmus.run import Run
 from isthmus.runtime import Runtime, threaded
 from isthmus.urls import split
 from isthmus_services import commands, logs, options
-from isthmus_services.report import write_json
+from isthmus_services.report import stdout, write_json
 
 _STYLE = {OK: "green", WARNING: "yellow", FAILURE: "bold red"}
 NO_RUN = bytes(32)
@@ -26,7 +25,7 @@ def run(settings: commands.Doctor) -> int:
     require_name("--learner", settings.learner)
     role = Role(settings.role, settings.learner)
     bus = options.bus_of(settings, settings.run)
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = stdout()
     found: list[Finding] = []
 
     async def go() -> None:

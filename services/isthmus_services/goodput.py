@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from isthmus.errors import InputError
@@ -18,7 +17,7 @@ from isthmus.model.goodput import DECOUPLED, ELASTIC, RESTART, Cluster
 from isthmus_services import commands, options
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
-from isthmus_services.report import write_json
+from isthmus_services.report import save, stdout, write_json
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 LEARNERS = (1, 2, 4, 8, 16)
@@ -72,7 +71,7 @@ def run(arguments: commands.Goodput) -> int:
             )
             rows.append(_row(cluster, mode, chips, learners, found))
     reconfigure_s, restart_s = model.stalls(cluster)
-    console = Console(width=None if Console().is_terminal else 150)
+    console = stdout()
     console.print(_table(rows))
     fitted = {"reconfigure_s": arguments.reconfigure_s is None, "restart_s": arguments.restart_s is None}
     for what, seconds, name, mode in (
@@ -116,7 +115,7 @@ async def _check(run_url: str, json: str | None) -> int:
     table.add_row("recovery", f"{seen.recovery_s:.1f} s", "input")
     table.add_row("step", f"{seen.step_s * 1000:.0f} ms", "input")
     table.add_row("between checkpoints", f"{seen.checkpoint_s:.1f} s", "input")
-    console = Console(width=None if Console().is_terminal else 150)
+    console = stdout()
     console.print(table)
     console.print(f"the model is off by {found.error:+.1%}", highlight=False)
     write_json(
@@ -302,6 +301,5 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     axis.set_ylabel("goodput")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
     plt.close(figure)

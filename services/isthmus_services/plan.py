@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from isthmus.errors import InputError
@@ -14,7 +13,7 @@ from isthmus.model.planner import Fixed, Island, Plan, Prices, plan
 from isthmus.rules import Rules
 from isthmus.runtime import threaded
 from isthmus_services import commands, options
-from isthmus_services.report import write_json
+from isthmus_services.report import stdout, write_json
 
 T = TypeVar("T")
 
@@ -124,7 +123,7 @@ def _convert(table: object, kind: type[T], where: str) -> T:
 
 
 def _show(found: Plan) -> None:
-    console = Console(width=None if Console().is_terminal else 150)
+    console = stdout()
     chosen = Table(title=f"settings for {found.params:.3g} parameters", title_justify="left")
     for name in ("setting", "value", "because"):
         chosen.add_column(name)

@@ -1,7 +1,6 @@
 """`isthmus status`: one look at a run, or with --watch a live one, from store and bus alone."""
 
 import asyncio
-import sys
 import time
 
 from rich.console import Console, Group
@@ -14,20 +13,19 @@ from isthmus.run import Run
 from isthmus.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus_services import commands, logs, options, view
 from isthmus_services.ports import open_ports
-from isthmus_services.report import write_json
+from isthmus_services.report import stdout, write_json
 
 LISTEN_BEATS = 1.5
 """Heartbeats to listen for before a learner counts as silent."""
 
 REFRESH_S = 0.5
 LINES_EVERY_S = 5.0
-PIPE_WIDTH = 150
 
 
 def run(settings: commands.Status) -> int:
     """Print the state of a run."""
     # Into a pipe there is no width to fit.
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = stdout()
     if settings.watch:
         asyncio.run(_watch(settings, console))
         return 0

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from isthmus.lab.experiments import EXPERIMENTS, SEEDS, Experiment, Spread, chosen, summary
@@ -14,7 +13,7 @@ from isthmus.lab.setting import Row, Setting
 from isthmus_services import commands, options
 from isthmus_services.lab import Kept, run_all
 from isthmus_services.progress import progress
-from isthmus_services.report import write_json
+from isthmus_services.report import save, stdout, write_json
 
 Summary = Mapping[str, Mapping[str, Spread]]
 
@@ -69,7 +68,7 @@ def _show(experiment: Experiment, settings: Sequence[Setting], found: Summary, s
     for setting in settings:
         of = found[setting.name]
         table.add_row(setting.name, *(_cell(of[what], form) for what, _, form in COLUMNS))
-    console = Console(width=None if Console().is_terminal else 150)
+    console = stdout()
     console.print(table)
     spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed"
     console.print(f"{spread} · {settings[0].steps} steps per learner", style="dim", highlight=False)
@@ -103,6 +102,5 @@ def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
     axes[0].invert_yaxis()
     axes[1].set_xlim(0, 1.02)
     figure.suptitle(experiment.question, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
     plt.close(figure)
