@@ -80,27 +80,55 @@ def _cell(value: Spread, form: str) -> str:
 
 
 def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
-    """Draw loss and goodput of every setting, each seed a dot."""
+    """Draw loss, and what the experiment sets beside it, for every setting: each seed a dot, the mean a bar."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     names = list(dict.fromkeys(row.setting for row in rows))
-    figure, axes = plt.subplots(1, 2, figsize=(12, 1.2 + 0.32 * len(names)), sharey=True, layout="constrained")
-    for axis, what, title in zip(
-        axes, ("val_loss", "goodput"), ("held-out loss, nats per byte", "goodput"), strict=True
-    ):
-        for y, name in enumerate(names):
-            values = [float(getattr(row, what)) for row in rows if row.setting == name]
-            axis.plot([min(values), max(values)], [y, y], color="0.75", linewidth=6, solid_capstyle="round")
-            axis.plot(values, [y] * len(values), "o", color="tab:blue", markersize=4)
-            axis.plot([sum(values) / len(values)], [y], "|", color="black", markersize=12)
+    heights, colors = _grouped(names)
+    panels = [("val_loss", "held-out loss, nats per byte"), *experiment.beside.items()]
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(4 + 4 * len(panels), 1.5 + 0.26 * heights[-1]),
+        sharey=True,
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, (what, title) in zip(axes[0], panels, strict=True):
+        for y, color, name in zip(heights, colors, names, strict=True):
+            values = [row.measured(what) for row in rows if row.setting == name]
+            seen = [value for value in values if value is not None]
+            if not seen:
+                continue
+            axis.plot([min(seen), max(seen)], [y, y], color=color, alpha=0.3, linewidth=6, solid_capstyle="round")
+            axis.plot(seen, [y] * len(seen), "o", color=color, markersize=4)
+            axis.plot([sum(seen) / len(seen)], [y], "|", color="black", markersize=12)
         axis.set_xlabel(title)
         axis.grid(axis="x", alpha=0.3)
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].invert_yaxis()
-    axes[1].set_xlim(0, 1.02)
+        if what != "val_loss":
+            axis.set_xlim(left=0)
+    axes[0][0].set_yticks(heights, names)
+    axes[0][0].invert_yaxis()
     figure.suptitle(experiment.question, fontsize=11)
     save(figure, path)
     plt.close(figure)
+
+
+def _grouped(names: Sequence[str]) -> tuple[list[float], list[str]]:
+    """Return, for every setting, its height and its colour: names alike up to the colon stand together."""
+    heights: list[float] = []
+    colors: list[str] = []
+    y, color, last = 0.0, -1, None
+    for name in names:
+        group = name.partition(": ")[0] if ": " in name else None
+        if group is None or group != last:
+            color += 1
+            y += 0.6 if heights and group is not None else 0.0
+        last = group
+        heights.append(y)
+        colors.append(f"C{color % 10}")
+        y += 1.0
+    return heights, colors

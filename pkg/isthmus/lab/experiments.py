@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -31,6 +31,8 @@ class Experiment:
     """Given the steps of one learner."""
     quick: Sequence[str] = ()
     """Names of the settings that `--scale quick` runs; all where empty."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """What a picture shows beside the loss: a measure and its title."""
 
 
 def named(setting: Setting, name: str, **changes: object) -> Setting:
@@ -232,12 +234,14 @@ EXPERIMENTS = {
             "Eight learners, the slowest 18 % behind, steps with 10 % noise: what do waiting and grace cost and gain?",
             "goodput and text score: K = 8 84 % / 54.4 · K = 1 100 % / 51.4 · K = 1 with grace 100 % / 55.3",
             _heterogeneous,
+            beside={"goodput": "goodput", "kept": "share of tokens merged"},
         ),
         Experiment(
             "failures",
             "A cluster of eight units cut into M learners, units failing at rising rates, at equal tokens",
             "1.2 million chips, goodput: data parallel 27 %, elastic 58 %, M = 8 88 %; uptime about 100 % from M = 4",
             _failures,
+            beside={"goodput": "goodput", "uptime": "uptime"},
             quick=("failures none: M = 1", "failures none: M = 8", "failures often: M = 1", "failures often: M = 8"),
         ),
         Experiment(
@@ -245,6 +249,7 @@ EXPERIMENTS = {
             "Four learners, then more of them for half of the token budget",
             "time 0.5 + 0.5 / (1 + x) with x times extra compute for half of the tokens, at equal quality",
             _scavenging,
+            beside={"wall_virtual_s": "virtual seconds"},
         ),
         Experiment(
             "merge",
@@ -258,12 +263,14 @@ EXPERIMENTS = {
             "Fewer bits up and down",
             "bf16 and int4 up alike (55.4, 55.3); int2 42.6, 1 bit 37.3",
             _codecs,
+            beside={"up_bits_per_param": "bits per parameter up", "down_bits_per_param": "… and down"},
         ),
         Experiment(
             "adoption",
             "What a new version does to local work, and how late work may be, at 0.2 s and at 0.5 s one way",
             "α = 0 (overwrite) in the paper, 0.5 (blend) in Streaming DiLoCo",
             _adoption,
+            beside={"kept": "share of tokens merged"},
             quick=("adopt: overwrite", "adopt: blend", "adopt: carry"),
         ),
         Experiment(
@@ -278,6 +285,7 @@ EXPERIMENTS = {
             "Eight learners behind wide-area links, a model of 100 million parameters",
             "90 % utilisation: data parallel 104 Gbit/s, decoupled 1.7 (bf16), 0.43 (int4), at 1 s steps",
             _regions,
+            beside={"goodput": "goodput", "kept": "share of tokens merged"},
             quick=("50 Mbit/s: data parallel", "50 Mbit/s: int4 up, int4 down", "1000 Mbit/s: int4 up, int4 down"),
         ),
         Experiment(
@@ -285,6 +293,7 @@ EXPERIMENTS = {
             "A mixture of experts: RDA against Avg, and experts that get no tokens between two rounds",
             "68.4 / 54.9 against 68.4 / 55.1 for data parallel",
             _experts,
+            beside={"idle_experts": "experts without tokens in a round"},
             quick=("4 experts: data parallel", "4 experts: RDA", "4 experts: Avg"),
         ),
         Experiment(
@@ -292,6 +301,7 @@ EXPERIMENTS = {
             "What lies between decoupled training and data parallel at this scale",
             "none: parity was reported at large scale",
             _gap,
+            beside={"kept": "share of tokens merged"},
             quick=("M = 4: data parallel", "M = 4: defaults", "M = 4: H = 6"),
         ),
     )
@@ -315,17 +325,30 @@ class Spread:
     deviation: float
 
 
+MEASURED = (
+    "val_loss",
+    "goodput",
+    "uptime",
+    "participation",
+    "up_bits_per_param",
+    "down_bits_per_param",
+    "wall_virtual_s",
+    "tokens",
+    "kept",
+)
+
+
 def summary(rows: Sequence[Row]) -> dict[str, dict[str, Spread]]:
     """Return, by setting, mean and spread over seeds of everything measured."""
     grouped: dict[str, list[Row]] = {}
     for row in rows:
         grouped.setdefault(row.setting, []).append(row)
-    measured = ("val_loss", "goodput", "uptime", "participation", "wall_virtual_s", "tokens", "kept")
     found = {}
     for name, of_one in grouped.items():
-        values = {what: [float(getattr(row, what)) for row in of_one] for what in measured}
-        values |= {what: [row.extra[what] for row in of_one] for what in of_one[0].extra}
-        found[name] = {
-            what: Spread(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for what, v in values.items()
-        }
+        values = {what: [row.measured(what) for row in of_one] for what in (*MEASURED, *of_one[0].extra)}
+        found[name] = {what: _spread([x for x in v if x is not None]) for what, v in values.items()}
     return found
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0)

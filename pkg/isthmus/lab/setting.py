@@ -127,6 +127,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, float] = {}
     """What only some experiments measure."""
 
+    def measured(self, what: str) -> float | None:
+        """Return a field, or one of the extras; None where this run did not measure it."""
+        return self.extra.get(what) if what not in self.__struct_fields__ else float(getattr(self, what))
+
     def plain(self) -> dict[str, Any]:
         """Return it as a report has it."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
