@@ -218,11 +218,18 @@ def _gap(steps: int) -> list[Setting]:
             named(few, f"{at}waiting, τ = 0", pace_quorum=m, pace_lead=0.0, pace_overlap=0.0, pace_grace=0.0),
         ]
     long = base(3 * steps)
+    eight = base(3 * steps, learners=8)
+    # Twice the rate suits eight times the batch.
+    large = base(steps, learners=8, batch=8, peak_lr=6e-3)
     return [
         *found,
-        named(long, "M = 4, three times as long: data parallel", **PARALLEL),
-        named(long, "M = 4, three times as long: defaults"),
-        named(long, "M = 4, three times as long: outer momentum 0.5", rules_outer_momentum=0.5),
+        named(long, "three times as long: M = 4, data parallel", **PARALLEL),
+        named(long, "three times as long: M = 4, defaults"),
+        named(long, "three times as long: M = 4, outer momentum 0.5", rules_outer_momentum=0.5),
+        named(eight, "three times as long: M = 8, data parallel", **PARALLEL),
+        named(eight, "three times as long: M = 8, defaults"),
+        named(large, "eight times the batch: M = 8, data parallel", **PARALLEL),
+        named(large, "eight times the batch: M = 8, defaults"),
     ]
 
 
