@@ -1,7 +1,7 @@
 """What a run obeys. `Rules` are its arithmetic and never change; `Pace` is about waiting and may change on the way."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,9 +24,7 @@ ADOPTIONS = ("overwrite", "blend", "carry")
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The arithmetic of a run, fixed when it is created: another choice is another run.
 
-    Outer rate and momentum default to what the lab supports (docs/experiments.md): momentum 0.8 with an effective rate
-    outer_lr / (1 − momentum) of about 2 for RDA and 3.5 for Avg. Momentum averages over rounds what few learners leave
-    of noise; much more overdrives.
+    Outer rate and momentum default to what suits the other defaults, RDA at H = 12; `suited` chooses them for others.
     """
 
     fragments: Annotated[int, msgspec.Meta(ge=1, le=FRAGMENTS_MAX)] = 12
@@ -46,6 +44,18 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     error_feedback: bool = True
     """Whether a learner adds what the codec dropped from its last merged update to the next one."""
 
+    @classmethod
+    def suited(cls, **fields: Any) -> "Rules":
+        """Return rules whose outer rate and momentum, where they are not given, suit merge rule and H.
+
+        They are what the lab supports (docs/experiments.md): an effective rate outer_lr / (1 − momentum) of 2 for RDA
+        and 3.5 for Avg. Momentum averages over rounds what few learners leave of noise; the longer rounds are, the
+        sooner what it remembers is out of date.
+        """
+        plain = cls(**fields)
+        rate, momentum = outer_for(plain.merge, plain.sync_every)
+        return cls(**{"outer_lr": rate, "outer_momentum": momentum} | fields)
+
     def merge_for(self, role: str) -> str:
         """Return the merge rule for a class of tensors."""
         return self.merge_embeddings if role == EMBEDDING else self.merge
@@ -63,8 +73,18 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return self
 
 
-OUTER_LR = {"rda": 0.4, "avg": 0.7}
-"""Default outer rate by merge rule, at momentum 0.8: RDA's merged update is up to √M longer than Avg's."""
+LONG = 24
+"""H from which on rounds are long: measured were 12, 24 (where both are alike) and 48."""
+
+_SHORT_ROUNDS = {"rda": (0.4, 0.8), "avg": (0.7, 0.8)}
+_LONG_ROUNDS = {"rda": (0.6, 0.7), "avg": (1.05, 0.7)}
+
+
+def outer_for(merge: str, sync_every: int) -> tuple[float, float]:
+    """Return outer rate and momentum for a merge rule and H; RDA's merged update is up to √M longer than Avg's."""
+    found = _LONG_ROUNDS if sync_every > LONG else _SHORT_ROUNDS
+    return found.get(merge, found["rda"])
+
 
 EFFECTIVE_MAX = {"rda": 3.0, "avg": 6.0}
 """Effective outer rates from which on the lab's losses are clearly worse, at H up to 64."""
@@ -111,10 +131,11 @@ def overdrive(rules: Rules) -> str | None:
     most = EFFECTIVE_MAX[rules.merge]
     if rules.sync_every > 64 or (rules.outer_momentum <= MOMENTUM_MAX and effective <= most + 1e-9):
         return None
+    rate, momentum = outer_for(rules.merge, rules.sync_every)
     return (
         f"outer rate {rules.outer_lr:g} with momentum {rules.outer_momentum:g} overdrives rounds of H = "
         f"{rules.sync_every}: their effective rate is {effective:.1f}, and what was measured best is "
-        f"{OUTER_LR[rules.merge]:g} with 0.8"
+        f"{rate:g} with {momentum:g}"
     )
 
 

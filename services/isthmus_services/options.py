@@ -15,7 +15,7 @@ import msgspec
 from isthmus.bus import default_bus
 from isthmus.codecs import CODECS
 from isthmus.errors import InputError
-from isthmus.rules import MERGES, OUTER_LR, Pace, Rules
+from isthmus.rules import LONG, MERGES, Pace, Rules, outer_for
 from isthmus.urls import split
 from isthmus_services.settings import setting
 
@@ -79,6 +79,16 @@ class Serving:
     ] = "info"
 
 
+def _by_period(which: int) -> str:
+    """Say what outer rate (0) or momentum (1) is, by H and merge rule."""
+    (short, long), (short_avg, long_avg) = (
+        [f"{outer_for(merge, h)[which]:g}" for h in (LONG, LONG + 1)] for merge in ("rda", "avg")
+    )
+    if short == short_avg:
+        return f"{short}, or {long} where H is above {LONG}"
+    return f"{short}, or {long} where H is above {LONG}; for avg {short_avg} and {long_avg}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticOfRun:
     """Arithmetic of the run (fixed once it is created)."""
@@ -88,8 +98,8 @@ class ArithmeticOfRun:
     merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=MERGES)] = "rda"
     codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CODECS))] = "int4"
     codec_down: Annotated[str, setting("codec of new versions (int4)", choices=tuple(CODECS))] = "int4"
-    outer_lr: Annotated[float | None, setting("outer learning rate (0.4 for rda, 0.7 for avg)")] = None
-    outer_momentum: Annotated[float, setting("outer Nesterov momentum (0.8)")] = 0.8
+    outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})")] = None
+    outer_momentum: Annotated[float | None, setting(f"outer Nesterov momentum ({_by_period(1)})")] = None
 
 
 _PACE = Pace()
@@ -154,12 +164,12 @@ def bus_of(settings: OnBus, run: str) -> str:
 
 def rules_of(a: ArithmeticOfRun) -> Rules:
     """Return the rules these settings ask for. Raises `InputError`."""
-    return Rules(
+    outer = {name: getattr(a, name) for name in ("outer_lr", "outer_momentum") if getattr(a, name) is not None}
+    return Rules.suited(
+        **outer,
         fragments=a.fragments,
         sync_every=a.sync_every,
         merge=a.merge,
-        outer_lr=OUTER_LR[a.merge] if a.outer_lr is None else a.outer_lr,
-        outer_momentum=a.outer_momentum,
         codec_up=a.codec,
         codec_down=a.codec_down,
     ).check()

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.errors import InputError
 from isthmus.lab.setting import Failures, Guests, Row, Setting, Shape, Wires
-from isthmus.rules import ADOPTIONS, OUTER_LR
+from isthmus.rules import ADOPTIONS, Rules, outer_for
 
 STEPS = {"quick": 150, "paper": 600}
 """Steps of one learner where `--steps` says nothing."""
@@ -72,6 +72,8 @@ SYNCHRONOUS: dict[str, object] = {
 
 PARALLEL: dict[str, object] = {"method": "data-parallel"}
 
+AVG: dict[str, object] = {"rules_merge": "avg", "rules_outer_lr": outer_for("avg", Rules().sync_every)[0]}
+
 
 # --- 1 to 9 -----------------------------------------------------------------------------------------------------------
 
@@ -119,9 +121,8 @@ def _merge(steps: int) -> list[Setting]:
     found = []
     for m in (4, 8, 16):
         few = base(steps, learners=m)
-        avg = {"rules_merge": "avg", "rules_outer_lr": OUTER_LR["avg"]}
         found += [
-            named(few, f"M = {m}: Avg", **avg),
+            named(few, f"M = {m}: Avg", **AVG),
             named(few, f"M = {m}: RDA everywhere", rules_merge_embeddings="rda"),
             named(few, f"M = {m}: RDA, embeddings Avg"),
         ]
@@ -158,8 +159,12 @@ def _adoption(steps: int) -> list[Setting]:
 def _scale(steps: int) -> list[Setting]:
     found = [named(base(steps, learners=m), f"data parallel: M = {m}", **PARALLEL) for m in (1, 2, 4, 8)]
     for h in (6, 12, 24, 48):
+        lr, mu = outer_for("rda", h)
         found += [
-            named(base(steps, learners=m, rules_sync_every=h), f"decoupled: M = {m}, H = {h}")
+            named(
+                base(steps, learners=m, rules_sync_every=h, rules_outer_lr=lr, rules_outer_momentum=mu),
+                f"decoupled: M = {m}, H = {h}",
+            )
             for m in ((2, 4, 8) if h in (12, 48) else (4,))
         ]
     found += [
@@ -167,7 +172,7 @@ def _scale(steps: int) -> list[Setting]:
         for h in (12, 24, 48)
     ]
     for h, m in ((12, 4), (48, 4), (12, 8)):
-        for lr, mu in ((0.8, 0.0), (0.4, 0.5), (0.8, 0.5), (0.2, 0.8), (0.6, 0.8), (0.3, 0.9)):
+        for lr, mu in ((0.8, 0.0), (0.4, 0.5), (0.8, 0.5), (0.6, 0.7), (0.2, 0.8), (0.4, 0.8), (0.6, 0.8), (0.3, 0.9)):
             at = base(steps, learners=m, rules_sync_every=h, rules_outer_lr=lr, rules_outer_momentum=mu)
             found.append(named(at, f"outer: M = {m}, H = {h}, rate {lr:g}, momentum {mu:g}"))
     return found
@@ -193,7 +198,7 @@ def _experts(steps: int) -> list[Setting]:
         found += [
             named(some, f"{count} experts: data parallel", **PARALLEL),
             named(some, f"{count} experts: RDA"),
-            named(some, f"{count} experts: Avg", rules_merge="avg", rules_outer_lr=OUTER_LR["avg"]),
+            named(some, f"{count} experts: Avg", **AVG),
         ]
     return found
 

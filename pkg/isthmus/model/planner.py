@@ -252,12 +252,9 @@ def plan(
 
 def _small(rules: Rules) -> Rules:
     """Return rules whose traffic is measured in a moment: what passes per round hardly depends on P and H."""
-    return replace_rules(rules, fragments=min(rules.fragments, 12), sync_every=min(rules.sync_every, 12))
-
-
-def replace_rules(rules: Rules, **changes: object) -> Rules:
-    """Return checked rules with some fields changed."""
-    return msgspec.structs.replace(rules, **changes).check()
+    return msgspec.structs.replace(
+        rules, fragments=min(rules.fragments, 12), sync_every=min(rules.sync_every, 12)
+    ).check()
 
 
 def _period(islands: Sequence[Island], rules: Rules) -> float:
@@ -289,7 +286,7 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
             raise InputError(
                 f"{fragments} fragments within {h} steps: at most one leaves per step, so let H be at least P"
             )
-        rules = replace_rules(base, codec_up=up, codec_down=down, sync_every=h, fragments=fragments)
+        rules = Rules.suited(codec_up=up, codec_down=down, sync_every=h, fragments=fragments).check()
         wire = _wire(params, rules, nothing)
         if all(max(_loads(island, islands, rules, wire)) <= HEADROOM for island in islands):
             break

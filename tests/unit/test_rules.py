@@ -1,0 +1,41 @@
+"""The arithmetic of a run: what suits its period, and what is warned of."""
+
+import pytest
+
+from isthmus.errors import InputError
+from isthmus.rules import LONG, Rules, outer_for, overdrive
+
+
+def test_the_plain_rules_are_those_that_suit_them():
+    assert Rules.suited() == Rules()
+
+
+@pytest.mark.parametrize("merge", ["rda", "avg"])
+def test_long_rounds_have_less_momentum_at_the_same_effective_rate(merge):
+    short, long = (Rules.suited(merge=merge, sync_every=h) for h in (LONG, LONG + 1))
+    assert long.outer_momentum < short.outer_momentum
+    assert long.outer_lr / (1 - long.outer_momentum) == pytest.approx(short.outer_lr / (1 - short.outer_momentum))
+
+
+def test_what_is_given_stays():
+    rules = Rules.suited(sync_every=48, outer_momentum=0.9)
+    assert (rules.outer_lr, rules.outer_momentum) == (outer_for("rda", 48)[0], 0.9)
+    assert Rules.suited(outer_lr=0.1).outer_lr == 0.1
+
+
+def test_an_unknown_merge_is_still_refused():
+    with pytest.raises(InputError, match="unknown merge 'median'"):
+        Rules.suited(merge="median").check()
+
+
+@pytest.mark.parametrize("merge", ["rda", "avg"])
+@pytest.mark.parametrize("period", [1, 12, 48, 64])
+def test_what_suits_is_not_warned_of(merge, period):
+    assert overdrive(Rules.suited(merge=merge, sync_every=period)) is None
+
+
+def test_overdriving_is_warned_of_with_what_suits():
+    said = overdrive(Rules(sync_every=48, outer_lr=0.7, outer_momentum=0.9))
+    assert said is not None
+    assert "7.0" in said
+    assert "0.6 with 0.7" in said
