@@ -24,8 +24,10 @@ CHECKPOINT_SHARE = 0.15
 CHECKPOINT_S = 60.0
 """… and how often they are taken where that allows it."""
 
-HEADROOM = 0.7
-"""Share of a link that fragments may take: checkpoints, joins and other people's traffic want some too."""
+HEADROOM = 0.5
+"""Share of a link that fragments may take. What waits for the link comes late and is sent again: in the lab a load of
+69 % leaves 25 % of the work merged where 35 % leaves 77 %. Checkpoints, joins and other people's traffic want some too.
+"""
 
 PERIODS = (12, 24, 48, 96, 192, 384, 768)
 """Steps between two syncs of a fragment that are tried, the shortest first."""
