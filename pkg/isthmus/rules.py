@@ -49,11 +49,14 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """Return rules whose outer rate and momentum, where they are not given, suit merge rule and H.
 
         They are what the lab supports (docs/experiments.md): an effective rate outer_lr / (1 − momentum) of 2 for RDA
-        and 3.5 for Avg. Momentum averages over rounds what few learners leave of noise; the longer rounds are, the
-        sooner what it remembers is out of date.
+        and 3.5 for Avg, which a rate for another momentum keeps. Momentum averages over rounds what few learners leave
+        of noise; the longer rounds are, the sooner what it remembers is out of date.
         """
         plain = cls(**fields)
         rate, momentum = outer_for(plain.merge, plain.sync_every)
+        given = fields.get("outer_momentum", momentum)
+        if given != momentum and 0.0 <= given < 1.0:
+            rate = round(rate / (1.0 - momentum) * (1.0 - given), 6)
         return cls(**{"outer_lr": rate, "outer_momentum": momentum} | fields)
 
     def merge_for(self, role: str) -> str:
@@ -74,7 +77,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 LONG = 24
-"""H from which on rounds are long: measured were 12, 24 (where both are alike) and 48."""
+"""H above which rounds are long: measured were 12, 24 (where both are alike) and 48."""
 
 _SHORT_ROUNDS = {"rda": (0.4, 0.8), "avg": (0.7, 0.8)}
 _LONG_ROUNDS = {"rda": (0.6, 0.7), "avg": (1.05, 0.7)}
@@ -87,7 +90,7 @@ def outer_for(merge: str, sync_every: int) -> tuple[float, float]:
 
 
 EFFECTIVE_MAX = {"rda": 3.0, "avg": 6.0}
-"""Effective outer rates from which on the lab's losses are clearly worse, at H up to 64."""
+"""Effective outer rates above which the lab's losses are clearly worse, at H up to 64."""
 
 MOMENTUM_MAX = 0.9
 """Beyond this, what the momentum remembers is older than the model it is applied to."""
@@ -134,7 +137,7 @@ def overdrive(rules: Rules) -> str | None:
     rate, momentum = outer_for(rules.merge, rules.sync_every)
     return (
         f"outer rate {rules.outer_lr:g} with momentum {rules.outer_momentum:g} overdrives rounds of H = "
-        f"{rules.sync_every}: their effective rate is {effective:.1f}, and what was measured best is "
+        f"{rules.sync_every}: their effective rate is {effective:.1f}, and what suits them is "
         f"{rate:g} with {momentum:g}"
     )
 

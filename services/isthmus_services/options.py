@@ -84,7 +84,7 @@ def _by_period(which: int) -> str:
     (short, long), (short_avg, long_avg) = (
         [f"{outer_for(merge, h)[which]:g}" for h in (LONG, LONG + 1)] for merge in ("rda", "avg")
     )
-    if short == short_avg:
+    if (short, long) == (short_avg, long_avg):
         return f"{short}, or {long} where H is above {LONG}"
     return f"{short}, or {long} where H is above {LONG}; for avg {short_avg} and {long_avg}"
 

@@ -18,9 +18,21 @@ def test_long_rounds_have_less_momentum_at_the_same_effective_rate(merge):
 
 
 def test_what_is_given_stays():
-    rules = Rules.suited(sync_every=48, outer_momentum=0.9)
-    assert (rules.outer_lr, rules.outer_momentum) == (outer_for("rda", 48)[0], 0.9)
-    assert Rules.suited(outer_lr=0.1).outer_lr == 0.1
+    rules = Rules.suited(outer_lr=0.1)
+    assert (rules.outer_lr, rules.outer_momentum) == (0.1, outer_for("rda", 12)[1])
+
+
+@pytest.mark.parametrize("period", [12, 48])
+@pytest.mark.parametrize(("merge", "effective"), [("rda", 2.0), ("avg", 3.5)])
+def test_the_rate_follows_a_momentum_of_ones_own(merge, effective, period):
+    rules = Rules.suited(merge=merge, sync_every=period, outer_momentum=0.9)
+    assert rules.outer_lr == pytest.approx(effective * 0.1)
+    assert overdrive(rules) is None
+
+
+def test_a_momentum_that_cannot_be_is_named():
+    with pytest.raises(InputError, match="outer_momentum"):
+        Rules.suited(outer_momentum=1.0).check()
 
 
 def test_an_unknown_merge_is_still_refused():
