@@ -10,7 +10,7 @@ from isthmus.lab.setting import Shape, Wires
 from isthmus.lab.training import train
 from isthmus.model.planner import CHECKPOINT_SHARE, HEADROOM, Fixed, Island, Prices, plan
 from isthmus.model.speeds import Speeds
-from isthmus.rules import Rules
+from isthmus.rules import LONG, Rules
 from isthmus_services.cli import main
 
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02)
@@ -53,7 +53,8 @@ def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one():
     wide = planned(1e8, Island(name="a", count=4))
     thin = planned(1e8, Island(name="a", count=4, up_gbit_s=0.02, down_gbit_s=0.02))
     assert wide.rules.sync_every == 12
-    assert thin.rules.sync_every > 12
+    assert thin.rules.sync_every > LONG
+    assert thin.rules == Rules.suited(sync_every=thin.rules.sync_every, fragments=thin.rules.fragments)
     for found in (wide, thin):
         for f in found.forecasts:
             assert f.fits

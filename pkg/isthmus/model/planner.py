@@ -26,7 +26,7 @@ CHECKPOINT_S = 60.0
 
 HEADROOM = 0.5
 """Share of a link that fragments may take. What waits for the link comes late and is sent again: in the lab a load of
-69 % leaves 25 % of the work merged where 35 % leaves 77 %. Checkpoints, joins and other people's traffic want some too.
+69 % leaves 24 % of the work merged where 35 % leaves 77 %. Checkpoints, joins and other people's traffic want some too.
 """
 
 PERIODS = (12, 24, 48, 96, 192, 384, 768)
@@ -310,7 +310,7 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
                 f"the shortest period that every link carries: {slowest.name} uses {load:.0%} of its link (at most "
                 f"{HEADROOM:.0%})"
                 if load <= HEADROOM
-                else f"even so {slowest.name} needs {load:.1f} times its link",
+                else f"even so {slowest.name} needs {load:.0%} of its link, more than {HEADROOM:.0%}",
             ),
         ),
         Choice(
@@ -332,6 +332,11 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
                 "codec_down",
                 f"{bits(down)}; what it drops stays with the syncer and follows with the next version",
             ),
+        ),
+        Choice(
+            name="outer_lr",
+            value=rules.outer_lr,
+            reason=f"with momentum {rules.outer_momentum:g}, what suits rounds of {rules.sync_every} steps in the lab",
         ),
     ]
 
@@ -377,7 +382,7 @@ def _forecast(
     down_s = WORD * island.latency_s + wire.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
     back_s = sent_s + WORD * island.latency_s + _answers_s(islands, rules, wire) + arithmetic_s + down_s
     carried = min(1.0, 1.0 / up_load, 1.0 / down_load)
-    kept = max(0.0, 1.0 - back_s / island.step_s / rules.sync_every) * carried
+    kept = max(0.0, 1.0 - back_s / _period(islands, rules)) * carried
     # Between two boundaries a few fragments are copied out and in, at memory speed.
     hold_s = 2.0 * 4.0 * params / rules.sync_every / COPY_BYTES_S
     mtbf_s = island.mtbf_hours * 3600.0
@@ -478,7 +483,7 @@ def _warn(
         name = f.island.name
         if not f.fits:
             way, load = max(("up", f.up_load), ("down", f.down_load), key=lambda pair: pair[1])
-            what = "cannot carry its fragments" if load > 1.0 else "has no room left for checkpoints and joins"
+            what = "cannot carry its fragments" if load > 1.0 else "is so busy that fragments queue"
             found.append(f"{name}: its link {way} {what}: {load:.0%} of it would be used; a longer sync_every helps")
         if f.kept < 0.7 and f.fits:
             found.append(
