@@ -174,7 +174,7 @@ def _scale(steps: int) -> list[Setting]:
     for h, m in ((12, 4), (48, 4), (12, 8)):
         for lr, mu in ((0.8, 0.0), (0.4, 0.5), (0.8, 0.5), (0.6, 0.7), (0.2, 0.8), (0.4, 0.8), (0.6, 0.8), (0.3, 0.9)):
             at = base(steps, learners=m, rules_sync_every=h, rules_outer_lr=lr, rules_outer_momentum=mu)
-            found.append(named(at, f"outer: M = {m}, H = {h}, rate {lr:g}, momentum {mu:g}"))
+            found.append(named(at, f"outer, M = {m}, H = {h}: rate {lr:g}, momentum {mu:g}"))
     return found
 
 
