@@ -187,9 +187,7 @@ class Training(Reported):
     steps: Annotated[int | None, setting("optimizer steps per learner", metavar="N", ge=1, flag_only=True)] = None
     workers: Annotated[int | None, setting("runs at once (one per core)", metavar="N", ge=1)] = None
     cache: Annotated[str, setting("where finished runs are kept (out/lab)", metavar="DIR")] = "out/lab"
-    plot: Annotated[str | None, setting("draw loss and goodput of every setting", metavar="FILE", flag_only=True)] = (
-        None
-    )
+    plot: Annotated[str | None, setting("draw what every setting came to", metavar="FILE", flag_only=True)] = None
 
 
 _CLUSTER = Cluster()

@@ -24,7 +24,6 @@ LINES_EVERY_S = 5.0
 
 def run(settings: commands.Status) -> int:
     """Print the state of a run."""
-    # Into a pipe there is no width to fit.
     console = stdout()
     if settings.watch:
         asyncio.run(_watch(settings, console))
