@@ -64,7 +64,7 @@ def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one():
         assert found.pace.check() is found.pace
         assert found.rules.fragments <= found.rules.sync_every
         assert {c.name for c in found.choices} == {
-            "sync_every", "fragments", "codec", "codec_down", "checkpoint", "overlap", "quorum",
+            "sync_every", "fragments", "codec", "codec_down", "outer_lr", "checkpoint", "overlap", "quorum",
         }  # fmt: skip
         assert all(c.reason for c in found.choices)
     assert thin.forecasts[0].back_s > wide.forecasts[0].back_s
