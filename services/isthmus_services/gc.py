@@ -2,7 +2,6 @@
 
 import asyncio
 
-from rich.console import Console
 from rich.table import Table
 
 from isthmus import collect
@@ -20,7 +19,7 @@ def run(settings: commands.Gc) -> int:
     for kind, entries in sorted(plan.doomed.items()):
         table.add_row(kind, f"{len(entries):,}", f"{sum(e.size for e in entries):,}")
     table.add_row("all", f"{plan.objects:,}", f"{plan.bytes:,}")
-    Console().print(table)
+    report.stdout().print(table)
     packed = sum(map(len, plan.pack))
     first, last = min(plan.starts), max(plan.starts)
     print(f"commits to pack: {packed} into {len(plan.pack)} segments; too young for now: {plan.young} objects")

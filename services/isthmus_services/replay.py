@@ -4,7 +4,6 @@ import asyncio
 import math
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from isthmus import export as exports
@@ -16,7 +15,7 @@ from isthmus.trace import trace
 from isthmus_services import commands, options
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
-from isthmus_services.report import write_json
+from isthmus_services.report import stdout, write_json
 
 ROWS_MAX = 20
 """Lines of a table of departures; the JSON report has all of them."""
@@ -121,7 +120,7 @@ async def _what_if(log: Log, a: commands.Replay, settings: whatif.Settings) -> i
             f"{row.relative:.2%}",
             f"{row.cosine:.5f}",
         )
-    Console(width=None).print(table)
+    stdout().print(table)
     if any(outcome.starts):
         print(f"from versions {outcome.starts} on; what came before was collected")
     print(

@@ -6,14 +6,12 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from isthmus import kernels
 from isthmus.bus.base import Said
@@ -31,7 +29,7 @@ from isthmus_services.demo import judge, report
 from isthmus_services.demo.fleet import Fleet, Worker, isthmus_command
 from isthmus_services.demo.watch import Watch
 from isthmus_services.ports import open_ports
-from isthmus_services.report import write_json
+from isthmus_services.report import stdout, write_json
 from isthmus_services.servers import redis_server, s3_server
 from isthmus_services.settings import public
 
@@ -107,7 +105,7 @@ async def _demo(a: commands.Demo, out: Path, store: str, bus: str, started: floa
             summary, sample = await _judge(a, out, log, fleet, traffic, watch)
         summary |= {"wall_s": round(time.monotonic() - started, 1), "train_s": round(train_s, 1)}
         write_json(summary, out / "report.json", a.json)
-        console = Console(width=None if sys.stdout.isatty() else 110)
+        console = stdout()
         report.show(summary, console)
         console.print(f"sample of the global model:\n{sample}", highlight=False, markup=False)
         console.print(
