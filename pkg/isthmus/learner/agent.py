@@ -172,6 +172,7 @@ class LearnerAgent:
             notify=notify or self.wake,
             points=[self.uplink.point(self.history, p, k.version, k.values) for p, k in enumerate(self.downlink.known)],
             saver=saver,
+            window=self.uplink.window,
         )
         return self.boundary
 

@@ -7,6 +7,7 @@ rounds are called, still answers every call.
 """
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,22 @@ from isthmus import kernels
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Tensor
 from isthmus.learner.checkpoint import Frozen, Point, Saver
+from isthmus.learner.window import LIMIT_MAX, Window
 from isthmus.members import smooth
 from isthmus.rules import Pace
 
-UPLOADS_MAX = 4
+UPLOADS_MAX = LIMIT_MAX + 1
 """Captures under way at once; a further one waits for a later boundary."""
+
+STEPS_TIMED = 12
+"""Of the last so many steps the median is taken for the duration of a step: an evaluation between two is no step."""
 
 BLEND = np.float32(0.5)
 """α of Streaming DiLoCo (arXiv 2501.18512): θ ← α θ_local + (1 − α) Θ."""
+
+
+LATE_STEPS = 2.0
+"""What an upload takes besides its time on the wire, in steps: for the wire to be free, and to be heard and read."""
 
 
 class Replica(Protocol):
@@ -171,8 +180,12 @@ class Slot:
     """Parameters at that upload; kept only where adoption needs them."""
     prior_values: F32 | None = None
     """`sent_values` of the upload before, until the one under way is through."""
+    captured_step: int = 0
+    """Own step of the last upload on any base."""
     uploading: bool = False
     called: int | None = None
+    heard_call: tuple[int, float] = (0, 0.0)
+    """The newest call heard, and when."""
     ready: Ready | None = None
     merged: bool = False
 
@@ -195,8 +208,12 @@ class Boundary:
         notify: Callable[[], None],
         points: Sequence[Point | None] = (),
         saver: Saver | None = None,
+        window: Window | None = None,
     ) -> None:
-        """Write the newest versions into the model; a fragment with a point goes on from its local work."""
+        """Write the newest versions into the model; a fragment with a point goes on from its local work.
+
+        `window` says whether the uplink has room for one more; without one `UPLOADS_MAX` alone does.
+        """
         self.step = step
         self.tokens_seen = tokens_seen
         self.loss: float | None = None
@@ -216,7 +233,10 @@ class Boundary:
         self._saver = saver
         self._freeze_asked = False
         self._uploads = 0
+        self._window = window
         self._stepped_at: float | None = None
+        self._round_s = 0.0  # from one call of a fragment to the next, a moving average
+        self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
         count = len(layout.fragments)
         self.moves = max(2, -(-2 * count // sync_every))
         """Fragments copied out, and in, at one boundary at most."""
@@ -243,7 +263,8 @@ class Boundary:
         """Count one optimizer step of this many tokens; copy at most `moves` fragments out and in."""
         now = self._now()
         if self._stepped_at is not None:
-            self.step_s = smooth(self.step_s, now - self._stepped_at)
+            self._durations.append(now - self._stepped_at)
+            self.step_s = statistics.median(self._durations)
         self._stepped_at = now
         self.step += 1
         self.tokens_seen += tokens
@@ -278,19 +299,14 @@ class Boundary:
         """Hear the agent; copy at most `moves` fragments out and in."""
         self._drain()
         for _ in range(self.moves):
-            out, due = self._choose_out()
+            out, due = self._choose_out(now)
             if out is None:
                 break
             self._capture(out, due, now)
         for _ in range(self.moves):
-            into = self._choose_in()
+            into = self._choose_in(now)
             if into is None:
                 break
-            if self._is_worth_sending(into):
-                # Work that no upload holds is sent before it is replaced: the next round may still take it.
-                if self._uploads >= UPLOADS_MAX:
-                    break
-                self._capture(into, False, now)
             self._adopt(into)
 
     def freeze(self) -> None:
@@ -351,6 +367,11 @@ class Boundary:
 
     def _called(self, fragment: int, version: int) -> None:
         slot = self.slots[fragment]
+        now = self._now()
+        if version == slot.heard_call[0] + 1:
+            self._round_s = smooth(self._round_s, now - slot.heard_call[1])
+        if version > slot.heard_call[0]:
+            slot.heard_call = version, now
         if version <= slot.base or slot.sent_step is not None:
             return  # answered, or history; what was sent is said again by the agent
         behind = version - 1 - slot.base
@@ -360,39 +381,71 @@ class Boundary:
         else:
             slot.called = version
 
-    def _choose_out(self) -> tuple[int | None, bool]:
-        """Return the fragment to copy out, called ones first, and whether its own schedule asks for it."""
-        if self._uploads >= UPLOADS_MAX:
-            return None, False
-        called = [(slot.called, p) for p, slot in enumerate(self.slots) if slot.called and not slot.uploading]
-        if called:
-            _, p = min(called)
-            return p, self.step >= self.slots[p].due_at
-        # With a newer version at hand, a due update would come too late to open anything.
-        due = [
-            (slot.due_at, p)
-            for p, slot in enumerate(self.slots)
-            if self.step >= max(slot.due_at, slot.origin_step + 1)
-            if slot.ready is None and not slot.merged and not slot.uploading
-        ]
-        return (min(due)[1], True) if due else (None, False)
+    def _choose_out(self, now: float) -> tuple[int | None, bool]:
+        """Return the fragment to copy out, and whether its own schedule asks for it.
 
-    def _choose_in(self) -> int | None:
+        Whoever was sent longest ago goes first. Where the uplink carries everything that order means nothing. Where it
+        does not, a fragment that misses a round keeps its base, and the next round still takes its update, one version
+        late: so a body on a thin link carries the work of several periods, and no fragment starves.
+        """
+        if self._uploads >= UPLOADS_MAX or (
+            self._window is not None and not self._window.room(self._uploads, now, self.step_s)
+        ):
+            return None, False
+        wanting = [
+            (self._too_late(slot, now), slot.captured_step, p)
+            for p, slot in enumerate(self.slots)
+            if not slot.uploading and self._wants_out(p, now)
+        ]
+        if not wanting:
+            return None, False
+        _, _, p = min(wanting)
+        slot = self.slots[p]
+        # With a newer version at hand it would come too late to open anything.
+        return p, self.step >= slot.due_at and slot.ready is None
+
+    def _wants_out(self, fragment: int, now: float) -> bool:
+        """Return whether a fragment is to be sent: called, due by its own schedule, or about to be replaced."""
+        slot = self.slots[fragment]
+        called = slot.called is not None and (slot.ready is None or slot.called > slot.ready.version)
+        due = self.step >= max(slot.due_at, slot.origin_step + 1) and slot.ready is None and not slot.merged
+        return called or due or self._is_worth_sending(fragment, now)
+
+    def _choose_in(self, now: float) -> int | None:
         # The one held longest first: by the newest version alone, one fragment could wait for ever behind the others.
-        ready = [(slot.base, p) for p, slot in enumerate(self.slots) if slot.ready is not None]
+        # Work that no upload holds waits to be sent before it is replaced: the next round may still take it.
+        ready = [
+            (slot.base, p)
+            for p, slot in enumerate(self.slots)
+            if slot.ready is not None and not self._is_worth_sending(p, now)
+        ]
         return min(ready)[1] if ready else None
 
-    def _is_worth_sending(self, fragment: int) -> bool:
+    def _is_worth_sending(self, fragment: int, now: float) -> bool:
+        """Return whether work that a newer version would replace may still be merged, if it is sent now."""
         slot = self.slots[fragment]
         if slot.ready is None or slot.sent_step is not None or slot.merged or slot.uploading:
             return False
-        return slot.ready.version - slot.base <= self._staleness and self.step > slot.origin_step
+        in_time = not self._too_late(slot, now)
+        return slot.ready.version - slot.base <= self._staleness and self.step > slot.origin_step and in_time
+
+    def _too_late(self, slot: Slot, now: float) -> bool:
+        """Return whether an upload that begins now can hardly be through when the last round closes that would take it.
+
+        By the last call heard, the usual time between two calls, and how long rounds stay open.
+        """
+        version, heard_at = slot.heard_call
+        if self._window is None or version <= slot.base:
+            return False
+        last = slot.base + 1 + self._staleness
+        closes_at = heard_at + (last - version) * self._round_s + self._window.open_s
+        return now + self._window.upload_s + LATE_STEPS * self.step_s > closes_at
 
     def _capture(self, fragment: int, due: bool, now: float) -> None:
         slot = self.slots[fragment]
         values = np.empty(self._layout.fragments[fragment].size, np.float32)
         self._replica.read(fragment, values)
-        slot.sent_step, slot.sent_tokens = self.step, self.tokens_seen
+        slot.sent_step, slot.sent_tokens, slot.captured_step = self.step, self.tokens_seen, self.step
         slot.prior_values = slot.sent_values
         slot.sent_values = None if self._adopt_rule == "overwrite" else values
         slot.called = None

@@ -76,6 +76,8 @@ class Traffic:
     attempts: tuple[tuple[Sent, F32 | None], ...]
     residual: F32 | None
     residual_of: str
+    taken: tuple[tuple[int, F32 | None], ...] = ()
+    """By base: the error feedback that updates on it carry, which is out of `residual` until they are settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def pack(
     fragments = []
     for point, known in zip(frozen.points, traffic, strict=True):
         arrays = [point.values, point.sent_values, known.residual, *(residual for _, residual in known.attempts)]
+        arrays += [residual for _, residual in known.taken]
         leaves += [tree.numpy_leaf(_NOTHING if array is None else array) for array in arrays]
         a = known.account
         fragments.append(
@@ -126,6 +129,7 @@ def pack(
                 given_up=tuple((base, *parts) for base, parts in a.given_up.items()),
                 attempts=tuple(sent for sent, _ in known.attempts),
                 residual_of=known.residual_of,
+                taken_by=tuple(base for base, _ in known.taken),
             )
         )
     optimizer = tree.flatten(frozen.optimizer, "optimizer", take, leaves)
@@ -165,7 +169,8 @@ def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
     points, traffic, at = [], [], 0
     for fragment, f in zip(run.layout.fragments, header.fragments, strict=True):
         arrays = []
-        for leaf in leaves[at : at + 3 + len(f.attempts)]:
+        count = 3 + len(f.attempts) + len(f.taken_by)
+        for leaf in leaves[at : at + count]:
             sizes: dict[tuple[int, ...], int] = {(0,): 0, (fragment.size,): 4 * fragment.size}
             found = leaf.spec.maker, leaf.spec.dtype
             if found != ("numpy", "<f4") or sizes.get(leaf.spec.shape) != leaf.spec.size:
@@ -174,8 +179,8 @@ def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
             if not kernels.all_finite(array):
                 raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment.index} holds a NaN or an infinity")
             arrays.append(array if array.size else None)
-        at += 3 + len(f.attempts)
-        values, sent_values, residual, *residuals = arrays if len(arrays) == 3 + len(f.attempts) else [None] * 3
+        at += count
+        values, sent_values, residual, *more = arrays if len(arrays) == count else [None] * 3
         if values is None:
             raise RecordInvalid(Reason.TRUNCATED, f"fragment {fragment.index} is not whole")
         points.append(
@@ -187,6 +192,7 @@ def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
             sent=dict(f.open_bases), settled=dict(f.settled_bases),
             given_up={base: (late, rejected) for base, late, rejected in f.given_up},
         )  # fmt: skip
-        attempts = tuple(zip(f.attempts, residuals, strict=True))
-        traffic.append(Traffic(account, f.settled_to, attempts, residual, f.residual_of))
+        attempts = tuple(zip(f.attempts, more[: len(f.attempts)], strict=True))
+        taken = tuple(zip(f.taken_by, more[len(f.attempts) :], strict=True))
+        traffic.append(Traffic(account, f.settled_to, attempts, residual, f.residual_of, taken))
     return Checkpoint(key, header, tuple(points), tuple(traffic), tuple(leaves))

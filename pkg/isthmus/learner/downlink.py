@@ -1,6 +1,7 @@
 """The way down: follow the log of every fragment, lazily, and hand newer values to the training side."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Known:
     wanted: int
     heard_at: float
     fetching: bool = False
+    brought_at: float = 0.0
+    """When it was last fetched, in vain or not."""
 
 
 class Downlink:
@@ -110,7 +113,8 @@ class Downlink:
                 self._stale.clear()
                 await self._stale.wait()
                 continue
-            p = min(behind, key=lambda p: self.known[p].version)
+            # Whoever is furthest behind goes first; of several, who was brought longest ago.
+            p = max(behind, key=lambda p: (self.known[p].wanted - self.known[p].version, -self.known[p].brought_at))
             self.known[p].fetching = True
             try:
                 await self._bring(p)
@@ -119,6 +123,7 @@ class Downlink:
                 await asyncio.sleep(self._runtime.random.uniform(0.2, 1.0))
             finally:
                 self.known[p].fetching = False
+                self.known[p].brought_at = self._runtime.now()
                 self._stale.set()
 
     async def _bring(self, p: int) -> None:
@@ -132,7 +137,8 @@ class Downlink:
         # A snapshot's published part and, on average, half a snapshot interval of differences after it.
         from_snapshot = 4 * fragment.size + difference * self._pace.snapshot_every // 2
         if behind * difference > from_snapshot:
-            await self._leap(p)
+            with contextlib.suppress(LogCorrupt):  # said, but not in the log
+                await self._leap(p, wanted)
         here = fold.At(known.version, known.values, known.digest, ())
         try:
             async for at in fold.onward(self._log, p, self._carry, here, until=wanted):
@@ -140,17 +146,20 @@ class Downlink:
         except LogCorrupt as error:
             # What comes next may have been collected while we were away: start again from a snapshot.
             logger.warning("fragment %d starts again from a snapshot: %s", p, error, extra={"fragment": p})
-            await self._leap(p)
+            await self._leap(p, None)
         if known.version < wanted == known.wanted:
             known.wanted = known.version  # said, but not in the log
         if behind == 1:
             self.sync_s = smooth(self.sync_s, self._runtime.now() - started)
         self._tell(Ready(p, known.version, known.values))
 
-    async def _leap(self, p: int) -> None:
-        """Go on from the newest snapshot; the commits on the way are read all the same, for what they settle."""
+    async def _leap(self, p: int, until: int | None) -> None:
+        """Go on from the newest snapshot; the commits on the way are read all the same, for what they settle.
+
+        `until`: not to the end of the log, which on a thin link may move as fast as it is read.
+        """
         known = self.known[p]
-        at = await fold.fold(self._log, p, self._carry)
+        at = await fold.fold(self._log, p, self._carry, until=until)
         async for commit in self._log.commits(p, known.version, known.digest):
             if commit.version > at.version:
                 break

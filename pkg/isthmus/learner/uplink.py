@@ -16,6 +16,7 @@ from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, 
 from isthmus.learner.checkpoint import Point, Traffic
 from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
+from isthmus.learner.window import Window
 from isthmus.log import Commit
 from isthmus.members import smooth
 from isthmus.reasons import FINAL
@@ -96,10 +97,15 @@ class Uplink:
         self._lossy = run.rules.error_feedback and not self._up.lossless
         self._bases = [0] * len(run.layout.fragments)
         self._absorbed: set[int] = set()  # fragments whose local work at the checkpoint a later stored update holds
+        self.taken: list[dict[int, F32 | None]] = [{} for _ in run.layout.fragments]
+        """By fragment and base: the error feedback that what was packed on it carries. It is out of the account until
+        the base is merged, or can be no more: another update must not carry it too."""
+        self.window = Window()
         self._packed: list[dict[int, tuple[Packed, ...]]] = [{} for _ in run.layout.fragments]
         """By fragment and base, oldest first; kept until the base is merged or too old to be, whatever was rejected."""
         self._own_feedback: set[int] = set()  # fragments whose residual is what an update of this life left over
         self._uploading: set[asyncio.Task[None]] = set()
+        self._freed = asyncio.Event()
 
     # --- going on from a checkpoint -----------------------------------------------------------------------------------
 
@@ -117,6 +123,7 @@ class Uplink:
             if c is not None:
                 known, point = c.traffic[p], c.points[p]
                 self.residuals[p], self.residual_of[p] = known.residual, known.residual_of
+                self.taken[p] = dict(known.taken)
                 for sent, residual in known.attempts:
                     self.attempts[p][sent.header.base] = _attempt(sent, residual, now)
                     if residual is not None:
@@ -196,6 +203,7 @@ class Uplink:
                 ),
                 self.residuals[p],
                 self.residual_of[p],
+                tuple(self.taken[p].items()),
             )
             for p, account in enumerate(self.accounts)
         )
@@ -251,6 +259,7 @@ class Uplink:
         attempts, account = self.attempts[p], self.accounts[p]
         if commit.version <= self.settled_to[p]:
             return  # a way through the log that was cut short is walked again
+        self.window.open_s = smooth(self.window.open_s, commit.header.waited.waited_s)
         for given in commit.header.inputs:
             if given.learner != self._name:
                 continue
@@ -270,22 +279,31 @@ class Uplink:
         self._packed[p][base] = (*self._packed[p].get(base, ()), packed)[-PACKED_MAX:]
 
     def _feed_back(self, p: int, merged: Input) -> None:
-        """Let the next update on a fragment carry what the codec dropped from one of ours that was merged."""
+        """Let what the codec dropped from a merged update of ours be sent with the next ones."""
         left = next((a for a in self._packed[p].get(merged.base, ()) if a.digest == merged.digest), None)
+        self.taken[p].pop(merged.base, None)  # it was sent
         for base in [b for b in self._packed[p] if b <= merged.base]:
             del self._packed[p][base]
+        self._put_back(p, merged.base)
         if left is not None:
-            self.residuals[p], self.residual_of[p] = left.residual, left.key
+            self.residuals[p] = _sum(self.residuals[p], left.residual)
+            self.residual_of[p] = left.key
             (self._own_feedback.add if merged.incarnation == self.incarnation else self._own_feedback.discard)(p)
-        elif merged.incarnation == self.incarnation or p not in self._own_feedback:
+        elif merged.incarnation != self.incarnation and p not in self._own_feedback:
             # What it left over is not known, and it held what was to be fed back until now: feedback starts anew.
             # (The update of another life cannot have held what one of this life left over: that is still to be sent.)
             self.residuals[p], self.residual_of[p] = None, ""
+
+    def _put_back(self, p: int, below: int) -> None:
+        """Take back the feedback that updates on bases below one carried: none of them can be merged any more."""
+        for base in [b for b in self.taken[p] if b < below]:
+            self.residuals[p] = _sum(self.residuals[p], self.taken[p].pop(base))
 
     def expire(self, p: int, version: int) -> None:
         """Note that the log has reached a version: what is based on too old a one was too late."""
         for base in [b for b in self._packed[p] if version - b > self._pace.staleness]:
             del self._packed[p][base]
+        self._put_back(p, version - self._pace.staleness)
         for base in [b for b in self.accounts[p].sent if version - b > self._pace.staleness]:
             self._close(p, base, "late")
         # On the base the model still has, something may yet be captured.
@@ -321,8 +339,10 @@ class Uplink:
             train_s=captured.train_s,
         )
         account = self.accounts[p]
+        if captured.base not in self.taken[p]:
+            self.taken[p][captured.base], self.residuals[p] = self.residuals[p], None
         blob, residual = await self._runtime.offload(
-            self._pack, captured, header, self._run.layout.fragments[p], self.residuals[p]
+            self._pack, captured, header, self._run.layout.fragments[p], self.taken[p][captured.base]
         )
         if blob is None:
             about = {"fragment": p, "version": captured.base}
@@ -334,13 +354,23 @@ class Uplink:
         key = update_key(p, self._name, captured.base, digest)
         if self._lossy:
             self._remember(p, captured.base, Packed(digest, key, residual))
+        await self._turn()
+        if captured.base not in account.sent:
+            self._tell(UploadDone(p))  # settled, or too old, while it waited for the wire
+            return
+        number, stored = self.window.began(len(blob), self._runtime.now()), False
         try:
-            await self._store.put(key, blob)
+            # Never over anything: what was merged must stay what it was.
+            await self._store.create(key, blob)
+            stored = True
         except Unavailable as error:
             about = {"fragment": p, "version": captured.base}
             logger.warning("%s cannot be uploaded for now: %s", key, error, extra=about)
             self._upload_failed(captured)
             return
+        finally:
+            self.window.ended(number, self._runtime.now(), stored=stored)
+            self._freed.set()
         self._tell(UploadDone(p))
         self.upload_s = smooth(self.upload_s, self._runtime.now() - captured.boundary_at)
         if captured.base not in account.sent:
@@ -349,6 +379,12 @@ class Uplink:
             header, key, digest, len(blob), captured.due, captured.boundary_at, 0.0, residual if self._lossy else None
         )
         self._announce(self.attempts[p][captured.base])
+
+    async def _turn(self) -> None:
+        """Wait until the wire has room."""
+        while self.window.full:
+            self._freed.clear()
+            await self._freed.wait()
 
     def _upload_failed(self, captured: Captured) -> None:
         p, base = captured.fragment, captured.base
@@ -385,6 +421,15 @@ class Uplink:
     def _announce(self, attempt: Attempt) -> None:
         attempt.said_at = self._runtime.now()
         self._say(attempt)
+
+
+def _sum(a: F32 | None, b: F32 | None) -> F32 | None:
+    """Return a + b [n], either of which may be nothing."""
+    if a is None or b is None:
+        return b if a is None else a
+    total = np.empty_like(a)
+    kernels.add(a, b, total)
+    return total
 
 
 def _attempt(sent: Sent, residual: F32 | None, now: float) -> Attempt:

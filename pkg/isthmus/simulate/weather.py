@@ -87,8 +87,11 @@ class Wire:
         self._free_at = 0.0
 
     def through(self, now: float, size: float, bytes_s: float) -> float:
-        """Return the seconds from now until a body of this size is through."""
-        if math.isinf(bytes_s):
+        """Return the seconds from now until a body of this size is through.
+
+        A request without a body waits for nothing: its few packets slip between those of a body under way.
+        """
+        if math.isinf(bytes_s) or size == 0.0:
             return 0.0
         self._free_at = max(self._free_at, now) + size / bytes_s
         return self._free_at - now
