@@ -86,7 +86,7 @@ async def world(url: Path | str, seed: Seed | None = None, bus: str | None = Non
 
 
 class _Deaf(Shards):
-    def heard(self, *_: object) -> None:
+    def heard(self, *_: object, **__: object) -> None:
         """Hear nobody."""
 
 
@@ -98,8 +98,8 @@ def deaf(*syncers: Syncer) -> None:
 
 
 @asynccontextmanager
-async def serving(syncer: Syncer) -> AsyncIterator[Syncer]:
-    """Run a syncer beside the body; stop it at the end."""
+async def serving(syncer: Syncer, *, killed: bool = False) -> AsyncIterator[Syncer]:
+    """Run a syncer beside the body; stop it at the end, in order (it writes snapshots then) or as if killed."""
     await syncer.recover()
     stopping = asyncio.Event()
     task = asyncio.ensure_future(syncer.run(stopping))
@@ -107,7 +107,11 @@ async def serving(syncer: Syncer) -> AsyncIterator[Syncer]:
         yield syncer
     finally:
         stopping.set()
-        await asyncio.wait_for(task, 20)
+        if killed:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        else:
+            await asyncio.wait_for(task, 20)
 
 
 async def train(

@@ -17,7 +17,7 @@ import numpy as np
 
 from isthmus import merge
 from isthmus.codecs import Codec, codec, packed_size
-from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import DENSE, EMBEDDING, Fragment
 from isthmus.log import Commit, Log
@@ -238,6 +238,8 @@ async def read_input(log: Log, fragment: Fragment, given: Input) -> Update:
         return await log.runtime.offload(open_update, blob, given.digest, log.run, fragment, given.learner, given.base)
     except ObjectMissing:
         raise LogCorrupt(given.key, f"is missing; {given.bytes} bytes of it were merged") from None
+    except Denied as error:
+        raise LogCorrupt(given.key, f"may not be read, and was merged: {error}") from None
     except RecordInvalid as error:
         raise LogCorrupt(
             given.key, f"is not what was merged (digest {given.digest.hex()[:16]}, {given.bytes} bytes): {error}"

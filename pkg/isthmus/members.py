@@ -121,9 +121,14 @@ class Members:
             cap_s=slowest + max((m.answer_s or m.upload_s for m in late), default=0.0),
         )
 
-    def forget(self, now: float) -> None:
-        """Drop whom nobody will wait for again, so that memory is bounded by who is here."""
-        gone = now - FORGET_SILENCES * self._pace.silence_s
-        self._members = {name: m for name, m in self._members.items() if m.heard_at >= gone}
-        if len(self._left) > LEFT_MAX:
-            self._left = dict(list(self._left.items())[-LEFT_MAX:])
+    def forget(self, now: float) -> set[str]:
+        """Drop whom nobody will wait for again, so that memory is bounded by who is here; return their names."""
+        before = now - FORGET_SILENCES * self._pace.silence_s
+        gone = {name for name, m in self._members.items() if m.heard_at < before}
+        for name in gone:
+            del self._members[name]
+        while len(self._left) > LEFT_MAX:
+            name = next(iter(self._left))
+            del self._left[name]
+            gone.add(name)
+        return gone

@@ -5,6 +5,7 @@ unit (seconds, bytes, tokens, steps, versions, ratio; `_total` for counters); du
 never goes back.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,6 +128,11 @@ class SyncerMetrics(Metrics):
             "messages_dropped_total", "Bus messages dropped because too many waited; they are said again."
         )
         self.fold_seconds = self._gauge("fold_seconds", "How long folding the log took at start.")
+
+    def forget(self, learner: str) -> None:
+        """Drop what is counted of a learner that is long gone: names ever seen must not fill the memory."""
+        with contextlib.suppress(KeyError):
+            self.updates_merged.remove(learner)
 
 
 class LearnerMetrics(Metrics):

@@ -12,6 +12,7 @@ class Reason(StrEnum):
     TRUNCATED = "truncated"  # shorter than it says it is
     DIGEST_MISMATCH = "digest-mismatch"  # the bytes are not those that were announced
     MISSING = "missing"  # announced, but nothing is stored under the key
+    UNREADABLE = "unreadable"  # stored, but the syncer may not read it: another key, another account, an archive
     # About what they say
     WRONG_RUN = "wrong-run"  # belongs to another run
     WRONG_LAYOUT = "wrong-layout"  # not the size, codec or fragment this run has
@@ -30,7 +31,7 @@ class Reason(StrEnum):
 FINAL = frozenset(
     reason.value
     for reason in Reason
-    # These speak of one update among several on its base, not of the newest one.
-    if reason not in (Reason.SUPERSEDED, Reason.DUPLICATE, Reason.UNKNOWN_BASE, Reason.BASE_MERGED)
+    # These speak of one update among several on its base, not of the newest one; or of what may pass.
+    if reason not in (Reason.SUPERSEDED, Reason.DUPLICATE, Reason.UNKNOWN_BASE, Reason.BASE_MERGED, Reason.UNREADABLE)
 )
 """An update that a commit lists as rejected for one of these is not said again, and no later commit merges it."""

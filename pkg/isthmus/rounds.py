@@ -14,11 +14,14 @@ from enum import StrEnum
 
 from isthmus.members import Members, Terms, smooth
 from isthmus.reasons import FINAL, Reason
-from isthmus.records.objects import LISTED_MAX, CommitHeader, Late, Rejection
+from isthmus.records.objects import CHANGES_MAX, LISTED_MAX, CommitHeader, Late, Rejection, Seen, What
 from isthmus.rules import Pace
 
 POINTERS_MAX = 4096
 """Updates of one fragment that wait at most; beyond that a newcomer is turned away."""
+
+FINAL_EACH = 16
+"""Final rejections of one learner that wait for a commit to list them."""
 
 AHEAD_MAX = 2
 """Versions a base may be ahead of what this syncer has read; beyond that it is taken for made up."""
@@ -119,6 +122,8 @@ class Round:
     passed: dict[str, float] = field(default_factory=dict)
     """Who has nothing to give, and when that was heard."""
     hold_until: float = 0.0
+    gives_up_at: float = math.inf
+    """When it merges what it has: H steps of the slowest member known at opening. Nobody's later word moves it."""
     quorum_at: float | None = None
     quorum_s: float = 0.0
     grace_s: float = 0.0
@@ -129,6 +134,18 @@ class Round:
     expected: frozenset[str] = frozenset()
     quorum: int = 1
     fresh: set[str] = field(default_factory=set)
+    seen: list[Seen] = field(default_factory=list)
+    """What it was decided by, in order: who was in, passed, came and went (see `records.objects.Seen`)."""
+    cut: bool = False
+    """Whether there was more of that than is kept."""
+
+    def note(self, what: What, learner: str, now: float) -> None:
+        """Add to what the round was decided by. Comings and goings are bounded: one learner could flap for ever."""
+        changes = what in ("here", "gone")
+        if not changes or len(self.seen) < CHANGES_MAX:
+            self.seen.append(Seen(now - self.opened_at, what, learner))
+        else:
+            self.cut = True
 
     @property
     def missing(self) -> set[str]:
@@ -246,8 +263,9 @@ class Rounds:
 
     def passed(self, learner: str, version: int, now: float) -> list[Action]:
         """Take a learner's word that it has nothing for this round."""
-        if self.round is not None and version == self.head + 1:
-            self.round.passed.setdefault(learner, now)
+        if self.round is not None and version == self.head + 1 and learner not in self.round.passed:
+            self.round.passed[learner] = now
+            self.round.note("pass", learner, now)
         return self.tick(now)
 
     def accepts(self, pointer: Pointer) -> bool:
@@ -265,6 +283,7 @@ class Rounds:
         assert self.round is not None, "arrived without a round"
         self._waiting.pop(place, None)
         self.round.arrived[place] = pointer
+        self.round.note("in", pointer.learner, now)
         if pointer.base == self.head:
             self.round.fresh.add(pointer.learner)
             self._note_answer(pointer, now)
@@ -301,12 +320,13 @@ class Rounds:
         self._fetching.pop((pointer.learner, pointer.base), None)
 
     def tick(self, now: float) -> list[Action]:
-        """Let time pass: close the round if there is nothing left to wait for."""
+        """Look at the clock: close the round if there is nothing left to wait for. Due after every event, too: where
+        messages never cease, no timer would ever find the queue empty."""
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
             return []
         expected = self._expected(now)
-        r.expected = frozenset(expected)
+        self._note_expected(r, expected, now)
         r.quorum = min(self._pace.quorum, max(1, len(expected)))
         if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:
             self.phase = Phase.GRACE
@@ -320,7 +340,10 @@ class Rounds:
         # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
         settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= answered)
         if everyone and settled:
-            return self._close(ClosedBy.EVERYONE, now)
+            # Where the last of them came only after grace, grace is what ended the round.
+            last = r.opened_at + (r.seen[-1].at if r.seen else 0.0)
+            over = self.phase is Phase.GRACE and last > self._grace_ends(r)
+            return self._close(ClosedBy.GRACE if over else ClosedBy.EVERYONE, now)
         if self.phase is Phase.GRACE and now >= self._grace_ends(r):
             return self._close(ClosedBy.GRACE, now)
         if now >= self._gives_up(r):
@@ -335,15 +358,17 @@ class Rounds:
         return []
 
     def deadline(self, now: float) -> float | None:
-        """Return the time after `now` at which `tick` has to be called, or None."""
+        """Return when `tick` has to be called, `now` where that is overdue; None without a round that waits."""
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
             return None
         # At least every heartbeat: calls are repeated, and members fall silent without an event.
-        times = [self._gives_up(r), now + self._pace.heartbeat_s, self._members.hold_until]
+        times = [self._gives_up(r), r.called_at + self._pace.heartbeat_s]
+        if self._members.hold_until > now:
+            times.append(self._members.hold_until)
         if self.phase is Phase.GRACE:
             times.append(self._grace_ends(r))
-        return min(t for t in times if t > now)
+        return max(now, min(times))
 
     def committed(self, commit: CommitHeader, now: float) -> None:
         """Note the next commit of the log, ours or another syncer's; what it left over is taken up again.
@@ -401,8 +426,14 @@ class Rounds:
         return tuple(Late(learner=p.learner, base=p.base, digest=p.digest, heard_at=wall(p.heard_at)) for p in waiting)
 
     def rejections(self, wall: Callable[[float], float]) -> tuple[Rejection, ...]:
-        """Return what was turned away since the commit before (bounded; the totals hold the rest)."""
-        listed = list(self._rejections.items())[:LISTED_MAX]
+        """Return what was turned away and is in no commit yet: final rejections first, what does not fit next time."""
+        turns: dict[str, int] = {}
+        order: list[tuple[bool, int, tuple[str, int, str]]] = []
+        for place in self._rejections:
+            turns[place[0]] = turns.get(place[0], 0) + 1
+            order.append((place[2] not in FINAL, turns[place[0]], place))
+        # Final ones first, each learner in its turn: it goes on repeating what it was not told of.
+        listed = [(place, self._rejections[place]) for _, _, place in sorted(order)[:LISTED_MAX]]
         return tuple(
             Rejection(learner=who, base=base, reason=reason, digest=digest, count=count, at=wall(at))
             for (who, base, reason), (count, at, digest) in listed
@@ -428,9 +459,14 @@ class Rounds:
             return
         self.rejected_total[reason.value] = self.rejected_total.get(reason.value, 0) + 1
         place = (pointer.learner, pointer.base, reason.value)
-        if place in self._rejections or len(self._rejections) < LISTED_MAX:
-            before = self._rejections[place][0] if place in self._rejections else 0
-            self._rejections[place] = before + 1, now, pointer.digest
+        if place not in self._rejections:
+            # One learner's never take the place of another's; what is beyond that is counted only.
+            final = reason.value in FINAL
+            same = [p for p in self._rejections if (p[2] in FINAL) == final and (not final or p[0] == pointer.learner)]
+            if len(same) >= (FINAL_EACH if final else LISTED_MAX):
+                return
+        before = self._rejections[place][0] if place in self._rejections else 0
+        self._rejections[place] = before + 1, now, pointer.digest
 
     def _note_commit(self, commit: CommitHeader) -> None:
         for given in commit.inputs:
@@ -465,7 +501,23 @@ class Rounds:
     def _open(self, boundary_at: float, now: float, by: str) -> None:
         self.phase = Phase.OPEN
         self._opened = {v: at for v, at in self._opened.items() if v >= self.head} | {self.head + 1: now}
-        self.round = Round(opened_at=now, boundary_at=min(boundary_at, now), called_at=now, called_by=by)
+        expected = self._expected(now)
+        slowest = self._members.terms(expected, ()).slowest_step_s or STEP_UNKNOWN_S
+        self.round = Round(
+            opened_at=now,
+            boundary_at=min(boundary_at, now),
+            called_at=now,
+            called_by=by,
+            gives_up_at=now + self._sync_every * slowest,
+            expected=frozenset(expected),
+        )
+
+    def _note_expected(self, r: Round, expected: set[str], now: float) -> None:
+        for learner in sorted(expected - r.expected):
+            r.note("here", learner, now)
+        for learner in sorted(r.expected - expected):
+            r.note("gone", learner, now)
+        r.expected = frozenset(expected)
 
     def _terms(self, r: Round, expected: set[str]) -> Terms:
         terms = self._members.terms(expected, expected - r.fresh - r.passed.keys())
@@ -478,8 +530,7 @@ class Rounds:
         return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
 
     def _gives_up(self, r: Round) -> float:
-        slowest = self._members.terms(self._expected(r.opened_at), ()).slowest_step_s or STEP_UNKNOWN_S
-        return max(r.opened_at + self._sync_every * slowest, self._members.hold_until)
+        return max(r.gives_up_at, self._members.hold_until)
 
     def _close(self, by: ClosedBy, now: float) -> list[Action]:
         assert self.round is not None, "closing without a round"

@@ -17,7 +17,7 @@ SMALL = seed_of(Rules(fragments=2, sync_every=2), Pace(heartbeat_s=0.2, silence_
 
 async def grow(w, versions: int, **options) -> None:
     """Train until every fragment has so many versions."""
-    async with serving(w.syncer("maker")) as syncer:
+    async with serving(w.syncer("maker"), killed=True) as syncer:
         enough = lambda: min(k.head for k in syncer.keepers) >= versions  # noqa: E731
         await asyncio.gather(
             *(train(w.learner(f"l{i}", **options), 10, seed=i, enough=enough, step_s=0.005) for i in range(2))

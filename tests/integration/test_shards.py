@@ -146,7 +146,7 @@ async def damage(w, fragment: int) -> str:
 def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_served(folder, caplog):
     async def body():
         async with world(folder, FEW) as w:
-            async with serving(w.syncer("east")) as syncer:
+            async with serving(w.syncer("east"), killed=True) as syncer:
                 enough = lambda: all(k.head >= 6 for k in syncer.keepers)  # noqa: E731
                 await train(w.learner("l0"), 20, enough=enough)
             newest = [await w.log.newest(p) for p in range(4)]

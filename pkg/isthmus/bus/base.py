@@ -39,6 +39,10 @@ class Bus(Protocol):
         """Return what came after each stream's position, waiting up to `timeout_s` for the first; {} if nothing did."""
         ...
 
+    async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
+        """Return, per stream, a position before what was said in the last `seconds`, by the bus's own clock."""
+        ...
+
     async def tail(self, stream: str) -> str:
         """Return the position behind the newest message."""
         ...

@@ -97,9 +97,20 @@ class RedisBus:
             if until - loop.time() <= 0.001:
                 return {}
 
+    async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
+        """See `Bus.ago`. Ids begin with the server's clock in milliseconds."""
+        now_s, _ = await self._guard(self._writer.time())
+        then = f"{max(0, int((now_s - seconds) * 1000))}-0"
+        newest = await self._newest([self._prefix + stream for stream in streams])
+        # Never beyond the end: there it would look as if the server had lost its tail.
+        return {
+            stream: START if at is None else min(at, then, key=_order)
+            for stream, at in zip(streams, newest, strict=True)
+        }
+
     async def tail(self, stream: str) -> str:
         """See `Bus.tail`."""
-        return await self._newest(self._prefix + stream) or START
+        return (await self._newest([self._prefix + stream]))[0] or START
 
     async def names(self) -> set[str]:
         """See `Bus.names`."""
@@ -130,18 +141,22 @@ class RedisBus:
             time=seconds + microseconds / 1e6,
         )
 
-    async def _newest(self, key: str) -> str | None:
-        entries: Any = await self._guard(self._writer.xrevrange(key, count=1))
-        return str(entries[0][0].decode()) if entries else None
+    async def _newest(self, keys: Sequence[str]) -> list[str | None]:
+        """Return the newest id of each stream, None of one that is not there, in one round trip."""
+        if not keys:
+            return []
+        requests = self._writer.pipeline(transaction=False)
+        for key in keys:
+            requests.xrevrange(key, count=1)
+        replies: list[Any] = await self._guard(requests.execute())
+        return [str(entries[0][0].decode()) if entries else None for entries in replies]
 
     async def _rewind(self, after: dict[str, str]) -> bool:
         """Start again wherever a stream ends before our position: the server lost its tail. True if one does."""
         rewound = False
-        for key, position in after.items():
-            if position == "0-0":
-                continue
-            newest = await self._newest(key)
-            if newest is None or _order(newest) < _order(position):
+        read = [key for key, position in after.items() if position != "0-0"]
+        for key, newest in zip(read, await self._newest(read), strict=True):
+            if newest is None or _order(newest) < _order(after[key]):
                 after[key] = "0-0"
                 rewound = rewound or newest is not None
         return rewound

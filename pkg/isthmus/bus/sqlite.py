@@ -23,9 +23,15 @@ TRIM_EVERY = 64  # appends to a stream
 _LOCKED_S = 0.02  # between tries while another process writes
 _LOCKED_TRIES = 100
 
+EXPIRE_S = 7 * 86400
+"""A stream nobody has written to for about this long is dropped."""
+
+_NOW = "(julianday('now') - 2440587.5) * 86400.0"
+"""SQLite's own clock, in seconds since 1970: one for all processes on the machine."""
+
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS messages (
-    run TEXT NOT NULL, stream TEXT NOT NULL, id INTEGER NOT NULL, body BLOB NOT NULL,
+CREATE TABLE IF NOT EXISTS said (
+    run TEXT NOT NULL, stream TEXT NOT NULL, id INTEGER NOT NULL, at REAL NOT NULL, body BLOB NOT NULL,
     PRIMARY KEY (run, stream, id)
 ) WITHOUT ROWID
 """
@@ -50,11 +56,17 @@ class SqliteBus:
                 db.execute("BEGIN IMMEDIATE")
                 newest = _newest(db, self._run, stream)
                 rows = [(self._run, stream, newest + i, body) for i, body in enumerate(bodies, 1)]
-                db.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
+                db.executemany(f"INSERT INTO said VALUES (?, ?, ?, {_NOW}, ?)", rows)
                 if -newest % TRIM_EVERY < len(bodies):
                     db.execute(
-                        "DELETE FROM messages WHERE run = ? AND stream = ? AND id <= ?",
+                        "DELETE FROM said WHERE run = ? AND stream = ? AND id <= ?",
                         (self._run, stream, newest - RETAINED),
+                    )
+                    # Streams of learners that never come back must not stay for ever.
+                    db.execute(
+                        "DELETE FROM said WHERE (run, stream) IN (SELECT run, stream FROM said GROUP BY run, stream "
+                        f"HAVING max(at) < {_NOW} - ?)",
+                        (EXPIRE_S,),
                     )
 
         await self._do(insert)
@@ -78,6 +90,17 @@ class SqliteBus:
                 return {}
             await asyncio.sleep(min(POLL_S, left))
 
+    async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
+        """See `Bus.ago`."""
+
+        def find(db: sqlite3.Connection) -> Mapping[str, str]:
+            before = f"SELECT max(id) FROM said WHERE run = ? AND stream = ? AND at < {_NOW} - ?"
+            return {
+                stream: str(db.execute(before, (self._run, stream, seconds)).fetchone()[0] or 0) for stream in streams
+            }
+
+        return await self._do(find)
+
     async def tail(self, stream: str) -> str:
         """See `Bus.tail`."""
         return str(await self._do(lambda db: _newest(db, self._run, stream)))
@@ -85,7 +108,7 @@ class SqliteBus:
     async def names(self) -> set[str]:
         """See `Bus.names`."""
         rows = await self._do(
-            lambda db: db.execute("SELECT DISTINCT stream FROM messages WHERE run = ?", (self._run,)).fetchall()
+            lambda db: db.execute("SELECT DISTINCT stream FROM said WHERE run = ?", (self._run,)).fetchall()
         )
         return {row[0] for row in rows}
 
@@ -102,7 +125,7 @@ class SqliteBus:
             if start > _newest(db, self._run, stream):
                 start = 0  # the bus lost what we had read
             rows = db.execute(
-                "SELECT id, body FROM messages WHERE run = ? AND stream = ? AND id > ? ORDER BY id LIMIT ?",
+                "SELECT id, body FROM said WHERE run = ? AND stream = ? AND id > ? ORDER BY id LIMIT ?",
                 (self._run, stream, start, READ_MAX),
             ).fetchall()
             if rows:
@@ -153,7 +176,7 @@ class SqliteBus:
 
 def _newest(db: sqlite3.Connection, run: str, stream: str) -> int:
     row = db.execute(
-        "SELECT id FROM messages WHERE run = ? AND stream = ? ORDER BY id DESC LIMIT 1", (run, stream)
+        "SELECT id FROM said WHERE run = ? AND stream = ? ORDER BY id DESC LIMIT 1", (run, stream)
     ).fetchone()
     return int(row[0]) if row else 0
 

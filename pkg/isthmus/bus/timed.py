@@ -32,6 +32,10 @@ class TimedBus:
             self._metrics.bus_failures.labels("read").inc()
             raise
 
+    async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
+        """See `Bus.ago`."""
+        return await self._measure("ago", lambda: self._bus.ago(streams, seconds))
+
     async def tail(self, stream: str) -> str:
         """See `Bus.tail`."""
         return await self._measure("tail", lambda: self._bus.tail(stream))

@@ -69,9 +69,19 @@ class Listener:
     """Reads streams from positions of its own, finds new ones, and survives outages of the bus."""
 
     def __init__(
-        self, bus: Bus, runtime: Runtime, wanted: Callable[[str], bool] | None, every_s: float = NAMES_EVERY_S
+        self,
+        bus: Bus,
+        runtime: Runtime,
+        wanted: Callable[[str], bool] | None,
+        every_s: float = NAMES_EVERY_S,
+        *,
+        back_s: float | None = None,
     ) -> None:
-        """`wanted`: which streams to read besides those in `positions`; None: no others are looked for."""
+        """`wanted`: which streams to read besides those in `positions`; None: no others are looked for.
+
+        `back_s`: how far back to begin in a stream that is found; None: at its beginning. Whatever matters is said
+        again, so an agent that reads the streams of a thousand others has no use for all that is kept of them.
+        """
         self.positions: dict[str, str] = {}
         self.down_since: float | None = None
         self.answered_at: float | None = None
@@ -80,14 +90,21 @@ class Listener:
         self._runtime = runtime
         self._wanted = wanted
         self._every_s = min(every_s, NAMES_EVERY_S)
+        self._back_s = back_s
+        self._found: set[str] = set()
 
     async def find(self) -> None:
-        """Look for streams; new ones are read from their beginning. Raises `Unavailable`."""
+        """Look for streams, and forget those that are no more. Raises `Unavailable`."""
         if self._wanted is None:
             return
-        for name in await self._bus.names():
-            if name not in self.positions and self._wanted(name):
-                self.positions[name] = START
+        there = {name for name in await self._bus.names() if self._wanted(name)}
+        for name in self._found - there:
+            self.positions.pop(name, None)
+        fresh = sorted(there - self.positions.keys())
+        if fresh and self._back_s is not None:
+            self.positions.update(await self._bus.ago(fresh, self._back_s))
+        self.positions.update({name: START for name in fresh if name not in self.positions})
+        self._found = there & (self._found | set(fresh))
 
     async def backlog(self) -> AsyncIterator[tuple[str, Said]]:
         """Yield what is kept and not yet read, without waiting. Raises `Unavailable`."""

@@ -21,6 +21,7 @@ from isthmus.records.fields import (
 from isthmus.records.frame import Blob, Kind, draft, parse
 
 SYNCER_STREAM = "syncer"
+DROPPED_LISTED = 16
 _LEARNER_STREAM = "learner/"
 
 
@@ -173,6 +174,10 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """Fragments whose log it cannot fold to the end."""
     stopping: bool
     """Its last word: others take over now."""
+    able: bool = True
+    """Whether it reaches the store, hears and is heard; the others take over from one that is not."""
+    dropped: Annotated[dict[Name, Counter], msgspec.Meta(max_length=DROPPED_LISTED)] = {}
+    """Messages dropped since it started because too many of the same author waited; the loudest authors."""
 
 
 FromLearner = Announce | Pass | Heartbeat | Progress | Leave

@@ -148,14 +148,17 @@ class FragmentPoint(Record, frozen=True, kw_only=True):
     """Settled bases that were not merged: what is counted of each as late and as rejected."""
     attempts: Annotated[tuple[Sent, ...], msgspec.Meta(max_length=128)]
     residual_of: Annotated[str, msgspec.Meta(max_length=512)]
-    """Key of the merged update the error feedback comes from, or empty."""
+    """Key of the last merged update that the error feedback comes from, or empty."""
+    taken_by: Annotated[tuple[Version, ...], msgspec.Meta(max_length=128)] = ()
+    """Bases whose updates carry error feedback that is not in the account while they may be merged."""
 
 
 class CheckpointHeader(Record, frozen=True, kw_only=True):
     """Where a learner stood after a step.
 
     The payload holds the `arrays`. Of each fragment, float32 [n] or [0] where there is none: its parameters, those at
-    its last upload, its error feedback, the residual of each attempt. Then what `optimizer` and `data` refer to.
+    its last upload, its error feedback, the residual of each attempt, what updates on each of `taken_by` carry. Then
+    what `optimizer` and `data` refer to.
     """
 
     schema: Schema
@@ -259,6 +262,24 @@ class Passing(Record, frozen=True, kw_only=True):
     at: Instant
 
 
+What = Literal["in", "pass", "here", "gone"]
+CHANGES_MAX = 1024
+"""Comings and goings recorded of one round; a learner that flaps must not make a commit too long to write."""
+
+
+SEEN_MAX = 2 * INPUTS_MAX + CHANGES_MAX
+
+
+class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One thing a round was decided by. In order, and with their times, they decide it again (`isthmus.whatif`)."""
+
+    at: Finite
+    """Seconds since opening, on the merging syncer's clock, not rounded to any date."""
+    what: What
+    """`in`: the next of the commit's inputs is accumulated; `pass`; `here` or `gone`: expected from now on, or not."""
+    learner: Name
+
+
 class Waited(Record, frozen=True, kw_only=True):
     """Who a round waited for, and how long each phase took."""
 
@@ -290,6 +311,14 @@ class Waited(Record, frozen=True, kw_only=True):
     publish_s: Seconds
     overlap_steps: Finite
     """The effective τ of this round."""
+    boundary_s: Seconds = 0.0
+    """From the opener's step boundary to opening."""
+    gives_up_s: Seconds = 0.0
+    """From opening to when the round would have merged whatever was in."""
+    hold_s: Finite = 0.0
+    """From opening to `hold_until`; negative where that was before."""
+    seen: Annotated[tuple[Seen, ...], msgspec.Meta(max_length=SEEN_MAX)] = ()
+    """What it was decided by, in order; empty in logs of releases that did not record it, or where it was too much."""
 
 
 class CommitHeader(Record, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Stream:
-    said: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=RETAINED))
+    said: deque[tuple[int, float, bytes]] = field(default_factory=lambda: deque(maxlen=RETAINED))
+    """Number, virtual time, body."""
     count: int = 0
 
 
@@ -31,11 +32,11 @@ class Streams:
         self._epoch = 0
         self._waiting: dict[asyncio.Future[None], Mapping[str, str]] = {}
 
-    def append(self, stream: str, body: bytes) -> None:
+    def append(self, stream: str, body: bytes, now: float = 0.0) -> None:
         """Add a message and wake who waits for it."""
         kept = self._streams.setdefault(stream, _Stream())
         kept.count += 1
-        kept.said.append((kept.count, body))
+        kept.said.append((kept.count, now, body))
         for tell in self.appended:
             tell(stream, body)
         for waiter, positions in list(self._waiting.items()):
@@ -54,12 +55,20 @@ class Streams:
                 continue
             # What is kept is numbered without gaps: the rest begins right behind the position.
             fresh = itertools.islice(kept.said, max(0, len(kept.said) - (kept.count - at)), None)
-            found[stream] = [Said(f"{self._epoch}-{n}", body) for n, body in itertools.islice(fresh, READ_MAX)]
+            found[stream] = [Said(f"{self._epoch}-{n}", body) for n, _, body in itertools.islice(fresh, READ_MAX)]
         return found
 
     def tail(self, stream: str) -> str:
         """Return the position behind the newest message."""
         return f"{self._epoch}-{self._streams[stream].count}" if stream in self._streams else START
+
+    def before(self, stream: str, time: float) -> str:
+        """Return the position before what was said at or after a time."""
+        kept = self._streams.get(stream)
+        if kept is None or not kept.said:
+            return START
+        first = next((n for n, at, _ in kept.said if at >= time), kept.count + 1)
+        return f"{self._epoch}-{first - 1}"
 
     def names(self) -> set[str]:
         """Return the streams there are."""
@@ -105,7 +114,7 @@ class SimulatedBus:
                 bodies = bodies[: draw.randint(1, len(bodies))]  # the connection broke in the middle
             if fault not in (Fault.ERROR, Fault.SWALLOWED):
                 for body in bodies:
-                    self._clock.call_later(there, self._streams.append, stream, body, context=world)
+                    self._clock.call_later(there, self._land, stream, body, context=world)
             lost = fault in (Fault.LOST_REPLY, Fault.LANDS_LATE)
             await asyncio.sleep(self.weather.timeout_s if lost else there + self.weather.delay(draw))
         if fault is not None and fault is not Fault.SWALLOWED:
@@ -127,6 +136,14 @@ class SimulatedBus:
             found = self._streams.after(positions)
         await asyncio.sleep(self.weather.delay(self._process.random))
         return found
+
+    async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
+        """See `Bus.ago`."""
+        await self._travel()
+        return {stream: self._streams.before(stream, self._clock.time() - seconds) for stream in streams}
+
+    def _land(self, stream: str, body: bytes) -> None:
+        self._streams.append(stream, body, self._clock.time())
 
     async def tail(self, stream: str) -> str:
         """See `Bus.tail`."""

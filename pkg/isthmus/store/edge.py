@@ -62,6 +62,15 @@ class EdgeStore:
         self._store = store
         self._runtime = runtime
         self._down_since: float | None = None
+        self._open: dict[int, float] = {}  # when each request under way was sent
+        self._sent = 0
+
+    @property
+    def hung_s(self) -> float:
+        """Seconds for which a request has been waited for in vain while no other was answered; 0 where none has."""
+        if not self._open:
+            return 0.0
+        return max(0.0, self._runtime.now() - max(min(self._open.values()), self.answered_at or 0.0))
 
     @property
     def down_s(self) -> float:
@@ -127,7 +136,9 @@ class EdgeStore:
 
     async def _once(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
         self.traffic.requests += 1
-        started = self._runtime.now()
+        self._sent += 1
+        number, started = self._sent, self._runtime.now()
+        self._open[number] = started
         try:
             result = await self._in_time(request)
         except Unavailable:
@@ -140,6 +151,8 @@ class EdgeStore:
         except (ObjectMissing, Denied):
             self._answered(operation, started)
             raise
+        finally:
+            del self._open[number]
         self._answered(operation, started)
         return result
 

@@ -5,6 +5,7 @@ the conditional create of a commit decides and the loser folds the winner's. A r
 """
 
 import asyncio
+import contextlib
 import logging
 
 from isthmus import __version__
@@ -13,13 +14,14 @@ from isthmus.bus.base import START, Said
 from isthmus.bus.timed import TimedBus
 from isthmus.bus.voice import Listener, Speaker
 from isthmus.codecs import codec, packed_size
-from isthmus.errors import LogCorrupt, RecordInvalid
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.log import Log
 from isthmus.members import Members
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.messages import (
+    DROPPED_LISTED,
     SYNCER_STREAM,
     Alive,
     Announce,
@@ -34,14 +36,16 @@ from isthmus.records.messages import (
     decode,
     learner_of,
 )
-from isthmus.records.objects import snapshots_prefix, update_key
+from isthmus.records.objects import RUN_KEY, snapshots_prefix, update_key
 from isthmus.rounds import Pointer
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
 from isthmus.syncer.events import Announced, Called, FromBus, Heard, Invalid, Passed
+from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.keeper import Keeper, Limits, Tallies
 from isthmus.syncer.shards import Shards
+from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.vitals import Vitals
 
 logger = logging.getLogger(__name__)
@@ -49,8 +53,23 @@ logger = logging.getLogger(__name__)
 ACCUMULATORS_MAX = 64
 """Rounds that hold an accumulator at once: 4 n bytes each; further rounds wait as pointers."""
 
-FETCHES_MAX = 16
-"""Updates in memory at once, fetched or decoded and not yet accumulated."""
+FETCHES_MAX, FETCHES_EACH = 16, 4
+"""Updates in memory at once, fetched or decoded and not yet accumulated; of one learner."""
+
+LOOKS_MAX = 8
+"""Fragments whose log is looked at at once."""
+
+SNAPSHOTS_MAX = 2
+"""Snapshots being written at once: 12 n bytes each."""
+
+HEARD_EACH, HEARD_MAX = 512, 16384
+"""Messages that wait to be decoded, of one author and in all."""
+
+TURN = 32
+"""Messages decoded before others on the loop have their turn."""
+
+HUNG_S = 10.0
+"""A store that has left a request unanswered for this long, and answered no other, is away."""
 
 RECOVERIES_MAX = 8
 """Fragments folded at once at start."""
@@ -70,10 +89,11 @@ class Syncer:
         """How long folding the log took at start."""
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of."""
-        self._log = log
+        self._tolerance = Tolerance(runtime)
+        self._log = Log(log.run, TolerantStore(store, self._tolerance), runtime)
         self._store = store
         store.metrics = self.metrics
-        bus = TimedBus(bus, self.metrics, runtime)
+        bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
         self._runtime = runtime
         self._run = log.run
         self._members = Members(self.pace, runtime.now())
@@ -84,12 +104,19 @@ class Syncer:
             runtime,
             lambda name: name == SYNCER_STREAM or learner_of(name) is not None,
             self.pace.heartbeat_s,
+            back_s=self.pace.silence_s + self.pace.heartbeat_s,
         )
+        self._said: FairQueue[tuple[str, Said, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
-        limits = Limits(asyncio.Semaphore(ACCUMULATORS_MAX), asyncio.Semaphore(FETCHES_MAX))
+        limits = Limits(
+            accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
+            fetches=FairSlots(FETCHES_MAX, FETCHES_EACH),
+            looks=asyncio.Semaphore(LOOKS_MAX),
+            snapshots=asyncio.Semaphore(SNAPSHOTS_MAX),
+        )
         self.keepers = [
             Keeper(
-                log,
+                self._log,
                 f.index,
                 self._members,
                 self.pace,
@@ -99,6 +126,7 @@ class Syncer:
                 self.metrics,
                 name,
                 self._speaker.say,
+                updates=store,
             )
             for f in self._run.layout.fragments
         ]
@@ -126,13 +154,15 @@ class Syncer:
         self._listener.positions.setdefault(SYNCER_STREAM, START)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(self.vitals.watch())]
+            background.append(tasks.create_task(self._attend()))
             async for stream, said in self._listener.backlog():
-                self._hear(stream, said, old=True)
+                self._said.put(stream, (stream, said, True))
             self._gap()
             self._shards.started_at = self._runtime.now()
             background += [
                 tasks.create_task(self._listen()),
                 tasks.create_task(self._share()),
+                tasks.create_task(self._ask()),
                 tasks.create_task(self._speaker.run()),
                 tasks.create_task(self._beat()),
             ]
@@ -158,13 +188,27 @@ class Syncer:
 
     async def _listen(self) -> None:
         async for stream, said in self._listener.live(self._gap):
-            self._hear(stream, said, old=False)
+            self._said.put(stream, (stream, said, False))
+
+    async def _attend(self) -> None:
+        """Hear what was said, one author after the other: whoever says a thousand things waits for itself."""
+        while True:
+            self._hear(*await self._said.get())
+            for _ in range(TURN):
+                if not self._said:
+                    break
+                self._hear(*self._said.get_nowait())
+            await asyncio.sleep(0)
+
+    def _dropped(self, stream: str) -> None:
+        self.tallies.drop(learner_of(stream) or stream)
+        self.metrics.messages_dropped.inc()
 
     def _gap(self) -> None:
         self._members.gap(self._runtime.now())
         self._shards.gap(self._runtime.now())
 
-    def _hear(self, stream: str, said: Said, *, old: bool) -> None:
+    def _hear(self, stream: str, said: Said, old: bool) -> None:
         try:
             message = decode(said.body)
             if message.run != self._run.digest:
@@ -185,18 +229,18 @@ class Syncer:
             if message.stopping:
                 self._shards.left(message.syncer)
             else:
-                self._shards.heard(message.syncer, self._runtime.now(), message.broken)
+                self._shards.heard(message.syncer, self._runtime.now(), message.broken, able=message.able)
         match message:
             case Call() | Committed() | Alive() if message.syncer == self.name:
                 pass
             case Call():
-                self._offer(message.fragment, Called(message.version, message.syncer))
+                self._offer(message.fragment, SYNCER_STREAM, Called(message.version, message.syncer))
             case Committed():
-                self._offer(message.fragment, Heard(message.version))
+                self._offer(message.fragment, SYNCER_STREAM, Heard(message.version))
             case Alive():
                 for fragment, version in enumerate(message.heads[: len(self.keepers)]):
                     if version > self.keepers[fragment].head:
-                        self._offer(fragment, Heard(version))
+                        self._offer(fragment, SYNCER_STREAM, Heard(version))
             case _:
                 raise RecordInvalid(Reason.WRONG_AUTHOR, "a learner's message on the syncers' stream")
 
@@ -208,7 +252,7 @@ class Syncer:
             self._members.left(message.learner, message.incarnation)
             return
         if isinstance(message, Pass):
-            self._offer(message.fragment, Passed(message.learner, message.version))
+            self._offer(message.fragment, message.learner, Passed(message.learner, message.version))
             return
         # What was said before we listened proves no life.
         if not old and isinstance(message, Progress):
@@ -257,14 +301,14 @@ class Syncer:
         if reason is not None:
             about = {"reason": reason.value, "learner": message.learner, "fragment": message.fragment}
             logger.warning("announcement of %s turned away: %s", message.key, reason.value, extra=about)
-            self._offer(message.fragment, Invalid(pointer, reason))
+            self._offer(message.fragment, message.learner, Invalid(pointer, reason))
             return
-        self._offer(message.fragment, Announced(pointer))
+        self._offer(message.fragment, message.learner, Announced(pointer))
 
-    def _offer(self, fragment: int, event: FromBus) -> None:
+    def _offer(self, fragment: int, author: str, event: FromBus) -> None:
         if fragment >= len(self.keepers):
             raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {fragment} of {len(self.keepers)}")
-        self.keepers[fragment].offer(event)
+        self.keepers[fragment].offer(author, event)
 
     # --- saying -------------------------------------------------------------------------------------------------------
 
@@ -278,14 +322,40 @@ class Syncer:
         """Take over and leave fragments as syncers come and go."""
         while True:
             now = self._runtime.now()
-            held = self._shards.held(now, self._broken)
+            held = self._shards.held(now, self._broken, able=self._able())
             for p in held ^ self.held:
                 self.keepers[p].hold(p in held)
             if held != self.held:
                 logger.info("%s holds %d of %d fragments", self.name, len(held), len(self.keepers))
             self.held = held
-            self._members.forget(now)
+            for learner in self._members.forget(now):
+                self.metrics.forget(learner)
+                self.tallies.dropped.pop(learner, None)
             await asyncio.sleep(self._shards.beat_s / 2)
+
+    def _able(self) -> bool:
+        """Whether this syncer can do what holding a fragment takes: reach the store, hear, and be heard.
+
+        Whoever cannot is left out by the others within its silence, as if it were dead; it goes on asking, and comes
+        back with the first sign of life after the outage.
+        """
+        now, silent_s = self._runtime.now(), self._shards.silent_s
+        deaf_since, mute_since = self._listener.down_since, self._speaker.down_since
+        away_s = max(
+            self._store.down_s,
+            self._tolerance.refused_s,
+            0.0 if deaf_since is None else now - deaf_since,
+            0.0 if mute_since is None else now - mute_since,
+        )
+        return away_s < silent_s and self._store.hung_s < HUNG_S
+
+    async def _ask(self) -> None:
+        """While the store is away, ask it for a byte: a syncer that holds nothing has no other reason to."""
+        while True:
+            await asyncio.sleep(self.pace.heartbeat_s)
+            if self._store.down_s or self._store.hung_s >= HUNG_S:
+                with contextlib.suppress(Unavailable, Denied, ObjectMissing):
+                    await self._store.get_range(RUN_KEY, 0, 1)
 
     @property
     def _broken(self) -> tuple[int, ...]:
@@ -295,8 +365,11 @@ class Syncer:
         waiting = []
         if self._store.down_s:
             waiting.append(f"store ({self._store.down_s:.0f} s)")
-        if self._listener.down_since is not None:
+        if self._tolerance.refused_s:
+            waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
+        if self._listener.down_since is not None or self._speaker.down_since is not None:
             waiting.append("bus")
+        loudest = sorted(self.tallies.dropped.items(), key=lambda item: -item[1])[:DROPPED_LISTED]
         return Alive(
             run=self._run.digest,
             id=self._runtime.new_id(),
@@ -310,6 +383,8 @@ class Syncer:
             fold_s=self.fold_s,
             broken=self._broken,
             stopping=stopping,
+            able=self._able(),
+            dropped=dict(loudest),
         )
 
     async def _last_words(self) -> None:
@@ -319,5 +394,5 @@ class Syncer:
         try:
             async with asyncio.timeout(1.0):
                 await self._speaker.flush()
-        except (TimeoutError, Exception) as error:
-            logger.warning("last announcements not sent: %s", error)
+        except (TimeoutError, Unavailable, Denied) as error:
+            logger.warning("last announcements not sent: %s", error or type(error).__name__)

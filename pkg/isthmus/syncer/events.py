@@ -3,6 +3,9 @@
 import asyncio
 from dataclasses import dataclass
 
+from isthmus import fold
+from isthmus.errors import LogCorrupt
+from isthmus.merge import State
 from isthmus.reasons import Reason
 from isthmus.rounds import Pointer
 from isthmus.updates import Update
@@ -64,4 +67,20 @@ class Fetched:
     done: asyncio.Event
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Others committed: the fragment as a look at the log found it; `done` as with `Fetched`."""
+
+    at: fold.At[State]
+    done: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A look at the log came to its end; `error` where it could not be folded so far."""
+
+    error: LogCorrupt | None
+
+
 FromBus = Announced | Called | Passed | Heard | Invalid
+Event = FromBus | Hold | Fetched | Folded | Looked

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from isthmus import fold, merge
 from isthmus.codecs import codec
-from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
 from isthmus.layout import DENSE, EMBEDDING
 from isthmus.log import Commit, Log
@@ -22,6 +22,7 @@ from isthmus.records.messages import Call, Committed, FromSyncer
 from isthmus.records.objects import (
     INPUTS_MAX,
     SCHEMA,
+    SEEN_MAX,
     CommitHeader,
     Input,
     Passing,
@@ -32,8 +33,22 @@ from isthmus.records.objects import (
 from isthmus.rounds import Abandon, Action, CallRound, CatchUp, ClosedBy, Fetch, Merge, Pointer, Round, Rounds
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
+from isthmus.store import Store
 from isthmus.syncer.counting import Counting
-from isthmus.syncer.events import Announced, Called, Fetched, FromBus, Heard, Hold, Invalid, Passed
+from isthmus.syncer.events import (
+    Announced,
+    Called,
+    Event,
+    Fetched,
+    Folded,
+    FromBus,
+    Heard,
+    Hold,
+    Invalid,
+    Looked,
+    Passed,
+)
+from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.updates import Update, open_update
 
 logger = logging.getLogger(__name__)
@@ -41,13 +56,28 @@ logger = logging.getLogger(__name__)
 INBOX_MAX = 2048
 """Bus messages that wait for one fragment; beyond that they are dropped, since they will be said again."""
 
+INBOX_EACH = 64
+"""Those of one author among them."""
+
+LOOK_S = 0.25
+"""Between two looks at the log that found nothing: words of commits that do not exist cost no more than that."""
+
+FETCH_S, FETCH_BYTES_S = 30.0, 1 << 20
+"""An update may take this long to fetch, and a second more for so many bytes: bodies may be slow, or never end."""
+
 
 @dataclass(slots=True)
 class Limits:
     """What the fragments of one syncer share."""
 
     accumulators: asyncio.Semaphore
-    fetches: asyncio.Semaphore
+    fetches: FairSlots
+    looks: asyncio.Semaphore
+    snapshots: asyncio.Semaphore
+
+
+DROPPED_MAX = 1024
+"""Names of which dropped messages are counted one by one."""
 
 
 @dataclass(slots=True)
@@ -57,6 +87,13 @@ class Tallies:
     commits: int = 0
     commits_lost: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Messages that found too many before them, by author."""
+
+    def drop(self, author: str) -> None:
+        """Count a dropped message."""
+        if author in self.dropped or len(self.dropped) < DROPPED_MAX:
+            self.dropped[author] = self.dropped.get(author, 0) + 1
 
 
 class Keeper:
@@ -74,7 +111,9 @@ class Keeper:
         metrics: SyncerMetrics,
         name: str,
         say: Callable[[FromSyncer], None],
+        updates: Store | None = None,
     ) -> None:
+        """`updates`: the way to what learners stored, where it differs from the log's: a refusal there is no outage."""
         self.fragment = log.run.layout.fragments[fragment]
         self.rounds = Rounds(pace, log.run.rules.sync_every, members)
         self.rounds.holding = False
@@ -83,6 +122,7 @@ class Keeper:
         """Why the log of this fragment cannot be folded to its end here, or empty."""
         self._retry_at = 0.0
         self._log = log
+        self._store = updates or log.store
         self._pace = pace
         self._runtime = runtime
         self._limits = limits
@@ -100,26 +140,35 @@ class Keeper:
         self._slot_lock = asyncio.Lock()
         self._carry = fold.Merging(log)
         self._keep = max(2, pace.staleness + 1)
-        self._inbox: asyncio.Queue[FromBus | Fetched | Hold] = asyncio.Queue()
+        self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
         self._tasks: asyncio.TaskGroup | None = None
         self._fetching: set[asyncio.Task[None]] = set()
         self._snapshot: asyncio.Task[None] | None = None
+        self._snapshot_version = 0
+        """The newest version of which a snapshot is stored, or on its way."""
+        self._look = asyncio.Event()
 
     @property
     def head(self) -> int:
         """The newest version folded; 0 before `recover`."""
         return self.rounds.head
 
-    def offer(self, event: FromBus) -> None:
-        """Queue a bus event; dropped (and counted) where too many wait."""
-        if self._inbox.qsize() >= INBOX_MAX:
-            self._metrics.messages_dropped.inc()
-            return
-        self._inbox.put_nowait(event)
+    @property
+    def waiting(self) -> int:
+        """Events that wait to be handled."""
+        return len(self._inbox)
+
+    def offer(self, author: str, event: FromBus) -> None:
+        """Queue what an author said on the bus; where too much of its own waits, the oldest of that is dropped."""
+        self._inbox.put(author, event)
 
     def hold(self, holding: bool) -> None:
         """Take the fragment over, or leave it once the round under way is through."""
-        self._inbox.put_nowait(Hold(holding))
+        self._inbox.put_own(Hold(holding))
+
+    def _dropped(self, author: str) -> None:
+        self._tallies.drop(author)
+        self._metrics.messages_dropped.inc()
 
     async def recover(self) -> None:
         """Fold the log to its end. A damaged log leaves the fragment `broken`: not served here until it heals."""
@@ -138,26 +187,54 @@ class Keeper:
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve rounds until `stopping` is set; a merge under way is finished first."""
         async with asyncio.TaskGroup() as self._tasks:
+            following = self._tasks.create_task(self._follow())
             while not stopping.is_set():
-                now = self._runtime.now()
-                deadline = self.rounds.deadline(now)
-                event = None
-                # Without a round there is no deadline; wake up now and then to see whether to stop.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._pace.heartbeat_s if deadline is None else deadline - now):
-                        event = await self._inbox.get()
-                actions = self.rounds.tick(self._runtime.now()) if event is None else await self._handle(event)
+                event = await self._next()
+                actions = [] if event is None else await self._handle(event)
+                # The clock is looked at after every event: a round ends when its grace ends, whatever else happens.
+                await self._do([*actions, *self.rounds.tick(self._runtime.now())])
                 if self.broken and self._runtime.now() >= self._retry_at:
-                    actions = [*actions, CatchUp()]  # what was damaged on its way to us is whole in the store
-                await self._do(actions)
-            for task in self._fetching:
+                    self._look.set()  # what was damaged on its way to us is whole in the store
+            for task in (following, *self._fetching):
                 task.cancel()
+            if self.rounds.holding and self.state is not None and self._snapshot_version < self.state.version:
+                # Whoever starts next need not fold what this syncer knows.
+                if self._snapshot is not None:
+                    await self._snapshot
+                await self._write_snapshot(self.state)
+
+    async def _next(self) -> Event | None:
+        """Return the next event; None when the clock has to be looked at first."""
+        try:
+            event = self._inbox.get_nowait()
+            await asyncio.sleep(0)  # with events without end the others of this loop want their turns too
+            return event
+        except IndexError:
+            pass
+        now = self._runtime.now()
+        deadline = self.rounds.deadline(now)
+        # Without a round there is no deadline; wake up now and then to see whether to stop.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pace.heartbeat_s if deadline is None else deadline - now):
+                return await self._inbox.get()
+        return None
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    async def _handle(self, event: FromBus | Fetched | Hold) -> list[Action]:
+    async def _handle(self, event: Event) -> list[Action]:
         now = self._runtime.now()
         match event:
+            case Folded(at, done):
+                try:
+                    return self._advance(at)
+                finally:
+                    done.set()
+            case Looked(error):
+                if error is None:
+                    self.broken = ""
+                elif error.readable is None or self.head <= error.readable[1]:
+                    self._break(error)  # else we have gone beyond that place by ourselves
+                return []
             case Hold(holding):
                 return self.rounds.hold(holding, now)
             case Announced(pointer):
@@ -234,7 +311,7 @@ class Keeper:
                     self._fetching.add(task)
                     task.add_done_callback(self._fetching.discard)
                 case CatchUp():
-                    todo += await self._catch_up()
+                    self._look.set()
                 case Merge(version, closed_by):
                     todo += await self._merge(version, closed_by)
                 case Abandon():
@@ -242,11 +319,13 @@ class Keeper:
 
     async def _fetch(self, pointer: Pointer) -> None:
         await self._slot()
-        async with self._limits.fetches:
+        async with self._limits.fetches.slot(pointer.learner):
             update, reason = None, None
             try:
-                # One byte more than announced, so that a larger object is noticed and never read whole.
-                blob = await self._log.store.get_range(pointer.key, 0, pointer.size + 1)
+                async with asyncio.timeout(FETCH_S + pointer.size / FETCH_BYTES_S):
+                    # One byte more than announced, so that a larger object is noticed and never read whole.
+                    blob = await self._store.get_range(pointer.key, 0, pointer.size + 1)
+                self._limits.fetches.judge(pointer.learner, slow=False)
                 if len(blob) != pointer.size:
                     reason = Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
                 else:
@@ -266,10 +345,17 @@ class Keeper:
             except RecordInvalid as error:
                 self._warn("%s of %s turned away: %s", pointer.key, pointer.learner, error, learner=pointer.learner)
                 reason = error.reason
+            except Denied as error:
+                # Another account's object, another key, an archive: whatever it is, it is this update's affair.
+                self._warn("%s of %s may not be read: %s", pointer.key, pointer.learner, error, learner=pointer.learner)
+                reason = Reason.UNREADABLE
+            except TimeoutError:
+                self._limits.fetches.judge(pointer.learner, slow=True)
+                self._warn("%s of %s takes too long", pointer.key, pointer.learner, learner=pointer.learner)
             except Unavailable as error:
-                self._warn("%s is not to be had for now: %s", pointer.key, error, learner=pointer.learner)
+                self._warn("%s cannot be fetched for now: %s", pointer.key, error, learner=pointer.learner)
             done = asyncio.Event()
-            self._inbox.put_nowait(Fetched(pointer, None if reason else update, reason, self._runtime.now(), done))
+            self._inbox.put_own(Fetched(pointer, None if reason else update, reason, self._runtime.now(), done))
             await done.wait()
 
     async def _merge(self, version: int, closed_by: ClosedBy) -> list[Action]:
@@ -362,35 +448,61 @@ class Keeper:
             else:
                 return
 
-    async def _catch_up(self) -> list[Action]:
-        """Fold what others committed."""
-        now = self._runtime.now()
-        if self.broken and now < self._retry_at:
-            return []
-        self._retry_at = now + self._pace.heartbeat_s
-        try:
-            if self.state is not None:
-                here = fold.At(self.head, self.state, self._digest, ())
+    async def _follow(self) -> None:
+        """Look at the log whenever somebody knows more than we do, beside the round under way, one look at a time."""
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            head = self.head
+            async with self._limits.looks:
                 try:
-                    async for at in fold.onward(self._log, self.fragment.index, self._carry, here):
-                        self._settle(at.last[-1], at.carried)
-                    self.broken = ""
-                    return self.rounds.reopen(self._runtime.now())
+                    async for at in self._onward():
+                        done = asyncio.Event()
+                        self._inbox.put_own(Folded(at, done))
+                        await done.wait()
+                    self._inbox.put_own(Looked(None))
                 except LogCorrupt as error:
-                    # What comes next may have been collected while we were away: start again from a snapshot.
-                    self._warn("starts again from a snapshot: %s", error)
-            at = await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
-            if self.state is None:
-                self._begin(at)
-            for commit in at.last:
-                if commit.version > self.head:
-                    self._settle(commit, at.carried)
+                    self._inbox.put_own(Looked(error))
+                except Unavailable as error:
+                    self._warn("cannot catch up for now: %s", error)
+            if self.head == head:
+                await asyncio.sleep(LOOK_S * self._runtime.random.uniform(0.8, 1.2))
+
+    async def _onward(self) -> AsyncIterator[fold.At[State]]:
+        """Fold what others committed. Raises `LogCorrupt`, `Unavailable`."""
+        self._retry_at = self._runtime.now() + self._pace.heartbeat_s
+        if self.state is not None:
+            here = fold.At(self.head, self.state, self._digest, ())
+            try:
+                async for at in fold.onward(self._log, self.fragment.index, self._carry, here, keep=self._keep):
+                    yield at
+                return
+            except LogCorrupt as error:
+                # What comes next may have been collected while we were away: start again from a snapshot.
+                self._warn("starts again from a snapshot: %s", error)
+        yield await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
+
+    def _advance(self, at: fold.At[State]) -> list[Action]:
+        """Go to where a look at the log came to, unless we are there already."""
+        if self.state is None:
+            self._begin(at)
+        for commit in at.last:
+            if commit.version > self.head:
+                self._settle(commit, at.carried)
+        return self.rounds.reopen(self._runtime.now())
+
+    async def _catch_up(self) -> list[Action]:
+        """Fold the commit that was there first, before anything else is done: the next round stands on it."""
+        try:
+            async for at in self._onward():
+                self._advance(at)
             self.broken = ""
         except LogCorrupt as error:
             self._break(error)
             return []
         except Unavailable as error:
             self._warn("cannot catch up for now: %s", error)
+            self._look.set()
         return self.rounds.reopen(self._runtime.now())
 
     def _break(self, error: LogCorrupt) -> None:
@@ -423,11 +535,14 @@ class Keeper:
         self.rounds.committed(commit.header, self._runtime.now())
 
     async def _write_snapshot(self, state: State) -> None:
-        blob = await self._runtime.offload(merge.snapshot, state, self.fragment.index, self._log.run.digest)
-        try:
-            await self._log.store.put(snapshot_key(self.fragment.index, state.version, frame.digest(blob)), blob)
-        except Unavailable as error:
-            self._warn("no snapshot: %s", error, version=state.version)
+        p = self.fragment.index
+        async with self._limits.snapshots:
+            blob = await self._runtime.offload(merge.snapshot, state, p, self._log.run.digest)
+            try:
+                await self._log.store.put(snapshot_key(p, state.version, frame.digest(blob)), blob)
+                self._snapshot_version = max(state.version, self._snapshot_version)
+            except Unavailable as error:
+                self._warn("no snapshot: %s", error, version=state.version)
 
     def _warn(self, text: str, *args: object, level: int = logging.WARNING, **about: object) -> None:
         about["fragment"] = self.fragment.index
@@ -460,6 +575,10 @@ class Keeper:
             merge_s=_bounded(merge_s),
             publish_s=_bounded(publish_s),
             overlap_steps=r.overlap_steps,
+            boundary_s=_bounded(r.opened_at - r.boundary_at),
+            gives_up_s=_bounded(r.gives_up_at - r.opened_at),
+            hold_s=r.hold_until - r.opened_at,
+            seen=() if r.cut or len(r.seen) > SEEN_MAX else tuple(r.seen),
         )
 
     # --- the accumulator's place in the pool --------------------------------------------------------------------------

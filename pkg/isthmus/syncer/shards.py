@@ -27,6 +27,7 @@ def preference(syncer: str, fragment: int) -> bytes:
 class _Peer:
     heard_at: float
     broken: frozenset[int] = frozenset()
+    able: bool = True
 
 
 @dataclass(slots=True)
@@ -44,10 +45,15 @@ class Shards:
         """Seconds between two signs of life."""
         return self.pace.heartbeat_s / BEATS
 
-    def heard(self, syncer: str, now: float, broken: Collection[int] = ()) -> None:
-        """Note a sign of life of another syncer, and the fragments it cannot fold."""
+    @property
+    def silent_s(self) -> float:
+        """Seconds without a sign of life after which a syncer is taken for dead."""
+        return SILENT_BEATS * self.beat_s
+
+    def heard(self, syncer: str, now: float, broken: Collection[int] = (), *, able: bool = True) -> None:
+        """Note a sign of life of another syncer, the fragments it cannot fold, and whether it can serve at all."""
         if syncer != self.name:
-            self._peers[syncer] = _Peer(now, frozenset(broken))
+            self._peers[syncer] = _Peer(now, frozenset(broken), able)
 
     def left(self, syncer: str) -> None:
         """Note that another syncer stopped on purpose."""
@@ -58,13 +64,20 @@ class Shards:
         for peer in self._peers.values():
             peer.heard_at = now
 
-    def held(self, now: float, broken: Collection[int] = ()) -> set[int]:
-        """Return the fragments this syncer holds now; `broken` are those it cannot fold itself."""
-        silent = now - SILENT_BEATS * self.beat_s
+    def held(self, now: float, broken: Collection[int] = (), *, able: bool = True) -> set[int]:
+        """Return the fragments this syncer holds now; `broken` are those it cannot fold itself.
+
+        One that is not `able` leaves everything to those who are; with nobody there it keeps what it has, for the
+        moment its outage ends.
+        """
+        silent = now - self.silent_s
         self._peers = {name: peer for name, peer in self._peers.items() if peer.heard_at >= silent}
         if now < self.started_at + 1.5 * self.beat_s:
             return set()  # whoever is there has not had the chance to be heard
-        living = tuple(sorted((name, tuple(sorted(peer.broken))) for name, peer in self._peers.items()))
+        there = {name: peer for name, peer in self._peers.items() if peer.able}
+        if there and not able:
+            broken = range(self.fragments)
+        living = tuple(sorted((name, tuple(sorted(peer.broken))) for name, peer in there.items()))
         return set(_share(self.name, frozenset(broken), living, self.fragments))
 
 

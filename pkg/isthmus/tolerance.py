@@ -1,0 +1,134 @@
+"""Refusals that pass. A token expires, a policy is rolled out: what worked before counts as an outage for a while.
+
+An agent that ended at the first 403 would turn seconds of an operator's work into the end of a run, and all agents
+would end at once. One that never ended would hide a revoked right. So a refusal is ridden out like any outage, loudly,
+and ends the agent once it has lasted.
+"""
+
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TypeVar
+
+from isthmus.bus.base import Bus, Said
+from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.records.frame import Blob
+from isthmus.runtime import Runtime
+from isthmus.store.base import Entry, Store
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+REFUSED_S = 300.0
+"""A refusal of what worked before is ridden out for this long."""
+
+REMIND_S = 30.0
+"""How often it is said meanwhile."""
+
+
+class Tolerance:
+    """Turns refusals of what worked before into `Unavailable`, for a while. One kind of request does not vouch for
+    another: where writing is refused, reading may well go on."""
+
+    def __init__(self, runtime: Runtime, limit_s: float = REFUSED_S) -> None:
+        self._runtime = runtime
+        self._limit_s = limit_s
+        self._worked: set[str] = set()
+        self._since: dict[str, float] = {}
+        self._said_at = float("-inf")
+
+    @property
+    def refused_s(self) -> float:
+        """For how long something that worked before has been refused, in seconds; 0 where nothing is."""
+        return max((self._runtime.now() - since for since in self._since.values()), default=0.0)
+
+    async def of(self, kind: str, request: Awaitable[T]) -> T:
+        """Await a request of a kind. Raises `Denied` where it never worked, or has been refused for too long."""
+        try:
+            result = await request
+        except ObjectMissing:
+            self._good(kind)
+            raise
+        except Denied as error:
+            now = self._runtime.now()
+            since = self._since.setdefault(kind, now)
+            if kind not in self._worked or now - since >= self._limit_s:
+                raise
+            left = self._limit_s - (now - since)
+            if now - self._said_at >= REMIND_S:
+                self._said_at = now
+                logger.warning("refused (%s), which worked before: ends this process in %.0f s: %s", kind, left, error)
+            raise Unavailable(f"refused for {now - since:.0f} s: {error}") from None
+        self._good(kind)
+        return result
+
+    def _good(self, kind: str) -> None:
+        self._worked.add(kind)
+        if self._since.pop(kind, None) is not None:
+            logger.warning("no longer refused (%s)", kind)
+
+
+class TolerantStore:
+    """A store of which refusals are ridden out, by what is done below which of a run's folders."""
+
+    def __init__(self, store: Store, tolerance: Tolerance) -> None:
+        self.url = store.url
+        self._store = store
+        self._tolerance = tolerance
+
+    async def get(self, key: str) -> bytearray:
+        """See `Store.get`."""
+        return await self._tolerance.of(_kind("read", key), self._store.get(key))
+
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        """See `Store.get_range`."""
+        return await self._tolerance.of(_kind("read", key), self._store.get_range(key, start, stop))
+
+    async def put(self, key: str, data: Blob) -> None:
+        """See `Store.put`."""
+        await self._tolerance.of(_kind("write", key), self._store.put(key, data))
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`."""
+        return await self._tolerance.of(_kind("create", key), self._store.create(key, data))
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """See `Store.list`."""
+        return await self._tolerance.of(_kind("list", prefix), self._store.list(prefix))
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        await self._tolerance.of(_kind("delete", key), self._store.delete(key))
+
+
+class TolerantBus:
+    """A bus of which refusals are ridden out."""
+
+    def __init__(self, bus: Bus, tolerance: Tolerance) -> None:
+        self.url = bus.url
+        self._bus = bus
+        self._tolerance = tolerance
+
+    async def append(self, stream: str, *bodies: bytes) -> None:
+        """See `Bus.append`."""
+        await self._tolerance.of("say", self._bus.append(stream, *bodies))
+
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+        """See `Bus.read`."""
+        return await self._tolerance.of("hear", self._bus.read(positions, timeout_s))
+
+    async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
+        """See `Bus.ago`."""
+        return await self._tolerance.of("hear", self._bus.ago(streams, seconds))
+
+    async def tail(self, stream: str) -> str:
+        """See `Bus.tail`."""
+        return await self._tolerance.of("hear", self._bus.tail(stream))
+
+    async def names(self) -> set[str]:
+        """See `Bus.names`."""
+        return await self._tolerance.of("find streams", self._bus.names())
+
+
+def _kind(what: str, key: str) -> str:
+    return f"{what} {key.split('/', maxsplit=1)[0]}/"
