@@ -1,7 +1,9 @@
 """`isthmus init`: make the model from its seed, write version 0, then the run object. Doing it twice is harmless."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from isthmus import export as exports
 from isthmus.errors import InputError
@@ -44,9 +46,7 @@ def create(
     rules, pace = options.rules_of(settings), options.pace_of(settings, Pace())
     file = exports.read(Path(source)) if source else None
     model_path = model or (file.model if file else options.BUILT_IN_MODEL)
-    if not model_path:
-        raise InputError(f"{source} does not say how its model is made: give --model PACKAGE.MODULE:FUNCTION")
-    factory = options.callable_of(model_path, "--model")
+    factory = options.callable_of(model_path, "--model") if model or not file else _made_by(str(source), file.model)
     torch.manual_seed(settings.seed)
     made = factory()
     if not isinstance(made, torch.nn.Module):
@@ -75,3 +75,20 @@ def create(
             pool.shutdown(wait=False)
 
     return asyncio.run(go())
+
+
+def _made_by(source: str, named: str) -> Callable[[], Any]:
+    """Return what makes the model that a file names, if that is ours. Raises `InputError` that says what to add.
+
+    Whoever wrote the file chose the name, and a model file is not expected to run code: only the operator may ask.
+    """
+    if (ours := options.built_in(named)) is not None:
+        return ours
+    if not named:
+        raise InputError(f"{source} does not say how its model is made: give --model PACKAGE.MODULE:FUNCTION")
+    if not options.CALLABLE.fullmatch(named):
+        raise InputError(f"{source} says {named[:80]!a} made its model, which names no function: give --model")
+    raise InputError(
+        f"{source} says its model was made by {named}, and code that a file names is not run unasked: "
+        f"add --model {named} to run it"
+    )

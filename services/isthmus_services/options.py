@@ -2,7 +2,9 @@
 
 import importlib
 import importlib.util
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,11 @@ from isthmus.urls import split
 from isthmus_services.settings import setting
 
 BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
+
+CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+"""PACKAGE.MODULE:FUNCTION, and nothing that a terminal or a shell would take for more than a name."""
+
+_OURS = re.compile(r"(isthmus\.demo(?:\.[a-z]\w*)*):([a-z]\w*)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +204,22 @@ def callable_of(path: str, flag: str) -> Callable[..., Any]:
     if not callable(found):
         raise InputError(f"{flag} {path}: {name} is not callable")
     return found  # type: ignore[no-any-return]
+
+
+def built_in(path: str) -> Callable[[], Any] | None:
+    """Return what makes a model of `isthmus.demo` under this name; None for a name of anything else.
+
+    Only what a module of that package defines itself, not what it imports, and nothing else is imported to find out.
+    """
+    named = _OURS.fullmatch(path)
+    if named is None:
+        return None
+    try:
+        found = vars(importlib.import_module(named[1])).get(named[2])
+    except ImportError:
+        return None
+    ours = inspect.isfunction(found) and found.__module__ == named[1] and not inspect.signature(found).parameters
+    return found if ours else None
 
 
 def need(package: str, extra: str) -> None:

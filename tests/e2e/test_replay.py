@@ -428,8 +428,8 @@ def test_a_run_starts_from_an_exported_model_and_from_anybodys(tmp_path, monkeyp
     assert cli("export", "a", "-o", "m.safetensors").returncode == 0
     weights = safetensors.torch.load_file("m.safetensors")
     assert {n: str(t.dtype).removeprefix("torch.") for n, t in weights.items()}["half.weight"] == "bfloat16"
-    # Without --model: the file says how it was made. Names, shapes, dtypes, classes and values are the same again.
-    second = cli("init", "b", "--from", "m.safetensors", "--fragments", "3", "--seed", "99")
+    # The file says how it was made, and is believed when asked to. Names, shapes, dtypes, classes and values return.
+    second = cli("init", "b", "--from", "m.safetensors", "--model", "mine:model", "--fragments", "3", "--seed", "99")
     assert second.returncode == 0, second.stderr
     assert cli("export", "b", "-o", "n.safetensors").returncode == 0
     again = safetensors.torch.load_file("n.safetensors")

@@ -1,0 +1,98 @@
+"""`isthmus init --from FILE`: a model file brings values; which code runs is for the operator to say."""
+
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from e2e.test_processes import isthmus
+from isthmus import export
+from isthmus_services import options
+from isthmus_services.cli import main
+
+THEIRS = """
+import pathlib
+pathlib.Path("imported").touch()
+
+def make():
+    import torch
+    pathlib.Path("called").touch()
+    return torch.nn.Linear(2, 2, bias=False)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder, with somebody's code in it and a model file that names it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    yield tmp_path
+    sys.modules.pop("theirs", None)
+
+
+def file_naming(model: str) -> str:
+    weights = {"weight": np.full((2, 2), 3.0, np.float32)}
+    safetensors.numpy.save_file(weights, "m.safetensors", metadata={"isthmus.model": model})
+    return "m.safetensors"
+
+
+def test_code_that_a_file_names_is_neither_imported_nor_called(here):
+    done = isthmus("init", "run", "--from", file_naming("theirs:make"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.splitlines() == [
+        "isthmus init: m.safetensors says its model was made by theirs:make, and code that a file names is not run "
+        "unasked: add --model theirs:make to run it"
+    ]
+    assert not (here / "imported").exists()
+    assert not (here / "run").exists(), "nothing is written either"
+
+
+def test_with_model_it_is_run_as_asked(here):
+    done = isthmus("init", "run", "--from", file_naming("theirs:make"), "--model", "theirs:make")
+    assert done.returncode == 0, done.stderr
+    assert (here / "called").exists()
+    assert isthmus("export", "run", "-o", "out.safetensors").returncode == 0
+    assert np.array_equal(export.read(here / "out.safetensors").values[0], np.full(4, 3.0, np.float32))
+
+
+def test_a_demo_model_goes_from_run_to_file_to_run_without_asking(here):
+    assert main(["init", "first", "--seed", "4"]) == 0
+    assert main(["export", "first", "-o", "demo.safetensors"]) == 0
+    assert main(["init", "second", "--from", "demo.safetensors"]) == 0
+    assert main(["export", "second", "-o", "again.safetensors"]) == 0
+    first, second = (export.read(here / name) for name in ("demo.safetensors", "again.safetensors"))
+    assert first.model == second.model == options.BUILT_IN_MODEL
+    assert all(np.array_equal(a, b) for a, b in zip(first.values, second.values, strict=True))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "isthmus.demo.gpt:Block",  # not a function
+        "isthmus.demo.gpt:functional",  # imported there, not defined there
+        "isthmus.demo.trainer:train",  # ours, and makes no model
+        "isthmus.demo.trainer:loss_of",
+        "isthmus.demo.gpt:byte_gpt.__globals__",
+        "isthmus.demo.nothing:byte_gpt",
+        "isthmus.demonstration:make",
+        "isthmus.runtime:random_id",
+        "isthmus.demo.gpt.torch.hub:list",
+        "isthmus.demo..gpt:byte_gpt",
+        "theirs.isthmus.demo.gpt:byte_gpt",
+    ],
+)
+def test_only_what_makes_a_model_in_our_own_package_is_built_in(named, here, capsys):
+    assert options.built_in(named) is None
+    assert main(["init", "run", "--from", file_naming(named)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("named", ["x:y; rm -rf z", "a:b\nc", "\x1b[2J:x", "theirs", ":", "$(id):x", "a:" + "b" * 9999])
+def test_a_name_that_is_none_is_shown_harmlessly(named, here, capsys):
+    assert main(["init", "run", "--from", file_naming(named)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "\x1b" not in said
+    assert ("give --model" in said) == (options.CALLABLE.fullmatch(named) is None)
+    assert "--model x" not in said
