@@ -82,11 +82,7 @@ async def read_run(store: Store) -> Run:
     except ObjectMissing:
         raise RunMissing(store.url) from None
     try:
-        header, payload = frame.parse(blob, frame.Kind.RUN, RunHeader)
-        if frame.digest(payload) != header.layout:
-            raise RecordInvalid(Reason.MALFORMED, "its layout does not match its digest")
-        plain = msgpack.unpackb(payload, raw=False, use_list=False, strict_map_key=True, max_ext_len=0)
-        cut = msgspec.convert(plain, RunLayout, builtin_types=(bytes,))
+        header, cut = _parsed(blob)
     except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
         raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
     specs = [Spec(t.name, t.shape, t.dtype, t.role) for t in cut.tensors]
@@ -127,16 +123,39 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
         return _same(await read_run(store), seed)
     except RunMissing:
         pass
+    created_at = runtime.wall()
+    # Whatever can fail does so before anything is written. A run object has the same size whatever the digests are.
+    try:
+        _parsed(_run_object(seed, layout, [bytes(32)] * len(layout.fragments), created_at))
+    except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
+        raise InputError(f"the run cannot be described: {error}") from None
     named = dict(zip((s.name for s in seed.specs), seed.values, strict=True))
+    for fragment in layout.fragments:
+        for t in fragment.tensors:
+            if not kernels.all_finite(_flat([named[t.spec.name]])):
+                raise InputError(f"the initial values of {t.spec.name!r} (fragment {fragment.index}) are not finite")
     # Snapshots carry the digest of the run, and the run names the snapshots: version 0 is stored under no run.
     digests = []
     for fragment in layout.fragments:
-        flat = np.concatenate([named[t.spec.name] for t in fragment.tensors]).astype(np.float32, copy=False)
-        if not kernels.all_finite(flat):
-            raise InputError(f"the initial values of fragment {fragment.index} are not finite")
+        flat = _flat([named[t.spec.name] for t in fragment.tensors])
         blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
         digests.append(frame.digest(blob))
         await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
+    await store.create(RUN_KEY, _run_object(seed, layout, digests, created_at))
+    return _same(await read_run(store), seed)
+
+
+def _same(run: Run, seed: Seed) -> Run:
+    """Return the run unless it differs from what was to be created."""
+    difference = first_difference(seed.specs, run.layout.specs)
+    if difference is not None:
+        raise RunExists(run.url, difference)
+    run.require_rules(seed.rules)
+    return run
+
+
+def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at: float) -> bytearray:
+    """Return the run object. Raises `ValueError` for a header over its limit."""
     cut = RunLayout(
         tensors=tuple(
             TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype, role=s.role, fragment=home)  # type: ignore[arg-type]
@@ -152,20 +171,23 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
         arithmetic=kernels.ARITHMETIC,
         model=seed.model,
         seed=seed.seed,
-        created_at=runtime.wall(),
+        created_at=created_at,
         snapshots=tuple(digests),
         layout=frame.digest(payload),
     )
     out = frame.draft(frame.Kind.RUN, header, len(payload))
     out.payload[:] = payload
-    await store.create(RUN_KEY, out.blob)
-    return _same(await read_run(store), seed)
+    return out.blob
 
 
-def _same(run: Run, seed: Seed) -> Run:
-    """Return the run unless it differs from what was to be created."""
-    difference = first_difference(seed.specs, run.layout.specs)
-    if difference is not None:
-        raise RunExists(run.url, difference)
-    run.require_rules(seed.rules)
-    return run
+def _parsed(blob: frame.Blob) -> tuple[RunHeader, RunLayout]:
+    """Return what a run object says. Raises `RecordInvalid`, `ValidationError` or `ValueError`."""
+    header, payload = frame.parse(blob, frame.Kind.RUN, RunHeader)
+    if frame.digest(payload) != header.layout:
+        raise RecordInvalid(Reason.MALFORMED, "its layout does not match its digest")
+    plain = msgpack.unpackb(payload, raw=False, use_list=False, strict_map_key=True, max_ext_len=0)
+    return header, msgspec.convert(plain, RunLayout, builtin_types=(bytes,))
+
+
+def _flat(values: Sequence[F32]) -> F32:
+    return np.concatenate(values).astype(np.float32, copy=False)

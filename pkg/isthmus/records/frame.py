@@ -56,8 +56,9 @@ class Kind(IntEnum):
 
 
 HEADER_MAX = {
-    # A commit names up to a few hundred inputs; all other headers fit on a page or two.
-    Kind.RUN: 64 << 10,
+    # Of each of up to 4,096 fragments the digest of version 0, 34 bytes packed: 136 KiB, and some for the rest.
+    Kind.RUN: 160 << 10,
+    # A commit names up to a few hundred inputs; all headers that are not explained fit on a page or two.
     Kind.UPDATE: 4 << 10,
     Kind.VALUE: 4 << 10,
     Kind.SNAPSHOT: 4 << 10,

@@ -22,7 +22,7 @@ from isthmus.records.fields import (
     Weight,
 )
 from isthmus.records.tree import LeafSpec
-from isthmus.rules import Pace, Rules
+from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
 
 Schema = Literal[1]
 SCHEMA: Schema = 1
@@ -60,7 +60,7 @@ class RunHeader(Record, frozen=True, kw_only=True):
     """How the model can be made again (`package.module:function`), or empty where the caller brings it."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     created_at: Instant
-    snapshots: Annotated[tuple[Digest, ...], msgspec.Meta(min_length=1, max_length=1 << 16)]
+    snapshots: Annotated[tuple[Digest, ...], msgspec.Meta(min_length=1, max_length=FRAGMENTS_MAX)]
     """Digest of the version-0 snapshot object of each fragment."""
     layout: Digest
     """Of the payload: nothing else vouches for it, and the identity of the run is the digest of the whole."""

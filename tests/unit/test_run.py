@@ -1,0 +1,83 @@
+"""Creating a run: whatever may be wrong with it is said before anything is written."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from isthmus.errors import InputError, RunMissing
+from isthmus.layout import Spec
+from isthmus.records import frame
+from isthmus.records.objects import RunHeader
+from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
+from isthmus.run import Seed, create_run, read_run
+from isthmus.runtime import single_threaded
+from isthmus.simulate.store import Objects
+from tests_helpers import seed_of
+
+
+class Memory:
+    """A store of nothing but a dictionary."""
+
+    def __init__(self) -> None:
+        self.url = "memory://run"
+        self.objects = Objects()
+
+    async def get(self, key):
+        return bytearray(self.objects.get(key))
+
+    async def put(self, key, data):
+        self.objects.put(key, bytes(data), 0.0)
+
+    async def create(self, key, data):
+        return self.objects.create(key, bytes(data), 0.0)
+
+
+def created(seed: Seed):
+    store = Memory()
+    return store, asyncio.run(create_run(store, single_threaded(0), seed))
+
+
+def refused(seed: Seed) -> str:
+    store = Memory()
+    with pytest.raises(InputError) as error:
+        asyncio.run(create_run(store, single_threaded(0), seed))
+    assert not isinstance(error.value, RunMissing)
+    assert store.objects.blobs == {}, "something was written before it failed"
+    return str(error.value)
+
+
+def test_a_run_of_more_fragments_than_a_small_header_holds_is_created():
+    store, run = created(
+        seed_of(Rules(fragments=2000), Pace(), [Spec(f"t{i}", (4,), "float32", "dense") for i in range(2000)])
+    )
+    assert len(run.layout.fragments) == len(run.header.snapshots) == 2000
+    assert asyncio.run(read_run(store)).digest == run.digest
+
+
+def test_a_header_names_as_many_snapshots_as_there_may_be_fragments():
+    _, run = created(seed_of())
+    widest = {
+        "snapshots": tuple(np.random.default_rng(0).bytes(32) for _ in range(FRAGMENTS_MAX)),
+        "model": "ü" * 256,
+        "seed": (1 << 63) - 1,
+    }
+    header = RunHeader(**{name: getattr(run.header, name) for name in RunHeader.__struct_fields__} | widest)
+    blob = frame.draft(frame.Kind.RUN, header).blob
+    assert frame.parse(blob, frame.Kind.RUN, RunHeader)[0] == header
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("layer\x1b[2J", "cannot be described"), ("x" * 300, "cannot be described")],
+)
+def test_a_tensor_that_no_run_can_name_is_refused_before_anything_is_written(name, message):
+    """Written all the same, nobody could have read the run object again."""
+    specs = [Spec("fine", (4,), "float32", "dense"), Spec(name, (4,), "float32", "dense")]
+    assert message in refused(seed_of(specs=specs))
+
+
+def test_values_that_are_not_finite_are_refused_before_anything_is_written():
+    seed = seed_of()
+    seed.values[-1][3] = np.nan
+    assert "'layer6'" in refused(seed)
