@@ -50,6 +50,7 @@ class Syncer(InRun, OnBus, PaceOfRun, Serving):
     """Settings of `isthmus syncer`."""
 
     name: Annotated[str | None, setting("name of this syncer; @hostname takes the host's (default: made up)")] = None
+    wait: Annotated[bool, setting("wait for the run where there is none yet, instead of ending")] = False
 
 
 @dataclass(frozen=True, kw_only=True)

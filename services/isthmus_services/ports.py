@@ -1,18 +1,25 @@
 """Settings → ports: opens a run's store and bus for a service, with short patience until both have answered once."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from isthmus.bus import Bus, open_bus
-from isthmus.errors import Unavailable
+from isthmus.errors import RunMissing, Unavailable
 from isthmus.log import Log
 from isthmus.records.messages import SYNCER_STREAM
 from isthmus.run import read_run
 from isthmus.runtime import Runtime, threaded
-from isthmus.store import AT_START, RUNNING, EdgeStore, open_store
+from isthmus.store import AT_START, RUNNING, EdgeStore, Store, open_store
 
 OFFLOAD_THREADS = 4
+
+LOOK_S = 2.0
+"""How often one looks whether a run has been created."""
+
+SAY_S = 300.0
+"""How often it is said that there is still none."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,29 @@ async def open_ports(run: str, bus: str, *, bus_must_answer: bool = True) -> Asy
             if bus_must_answer:
                 raise
         yield Ports(log, store, opened, log.runtime)
+
+
+async def until_created(
+    store: Store, runtime: Runtime, stopping: asyncio.Event, say: Callable[[RunMissing | Unavailable], None]
+) -> bool:
+    """Wait until there is a run, and return True; False once `stopping` is set. What is missing is said now and then.
+
+    It waits as long as it takes: when somebody creates the run is not for a number of seconds to know. Raises `Denied`,
+    which waiting would not cure, and what else `read_run` raises.
+    """
+    said_at: float | None = None
+    while not stopping.is_set():
+        try:
+            await read_run(store)
+            return True
+        except (RunMissing, Unavailable) as error:
+            if said_at is None or runtime.now() - said_at >= SAY_S:
+                said_at = runtime.now()
+                say(error)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await stopping.wait()
+    return False
 
 
 @asynccontextmanager

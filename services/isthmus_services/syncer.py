@@ -5,13 +5,14 @@ import logging
 import signal
 
 from isthmus import kernels
+from isthmus.errors import IsthmusError
 from isthmus.records.fields import require_name
-from isthmus.runtime import random_id
-from isthmus.store import require_create_only
+from isthmus.runtime import random_id, threaded
+from isthmus.store import AT_START, open_store, require_create_only
 from isthmus.syncer import Syncer
 from isthmus_services import commands, logs, options
 from isthmus_services.board import Board, shown
-from isthmus_services.ports import open_ports
+from isthmus_services.ports import open_ports, until_created
 from isthmus_services.settings import host_name
 
 logger = logging.getLogger("isthmus.services.syncer")
@@ -34,7 +35,10 @@ def run(settings: commands.Syncer) -> int:
 
 async def _serve(settings: commands.Syncer, name: str, board: Board) -> None:
     stopping = asyncio.Event()
-    async with open_ports(settings.run, options.bus_of(settings, settings.run)) as ports:
+    bus = options.bus_of(settings, settings.run)
+    if settings.wait and not await _created(settings.run, name, board):
+        return
+    async with open_ports(settings.run, bus) as ports:
         pace = options.pace_of(settings, ports.log.run.pace)
         syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)
         started = ports.runtime.now()
@@ -70,3 +74,32 @@ async def _serve(settings: commands.Syncer, name: str, board: Board) -> None:
                 raise
             logger.warning("%s: not through after %g s, the next syncer goes on from the log", name, DRAIN_S)
         logger.info("%s made %d commits, lost %d races", name, syncer.tallies.commits, syncer.tallies.commits_lost)
+
+
+async def _created(url: str, name: str, board: Board) -> bool:
+    """Wait for the run; return whether there is one now, False after SIGTERM."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    board.phase, before = "waiting for the run", board.phase
+    runtime, pool = threaded(1)
+    # As the first process of a container it would not end of a signal that nobody handles.
+    for number in signals:
+        loop.add_signal_handler(number, stopping.set)
+
+    def say(error: IsthmusError) -> None:
+        logger.warning("%s waits for the run: %s", name, error)
+
+    try:
+        async with open_store(url, runtime) as store:
+            store.patience = AT_START
+            found = await until_created(store, runtime, stopping, say)
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        pool.shutdown(wait=False)
+    if found:
+        board.phase = before
+    else:
+        logger.info("%s stops: there was no run to serve", name)
+    return found

@@ -1,0 +1,87 @@
+"""`isthmus syncer --wait` before there is a run: it waits, says so, and serves once somebody has created it."""
+
+import asyncio
+import json
+import random
+import signal
+
+import pytest
+
+from e2e.test_processes import processes, wait_for
+from isthmus.errors import Denied, ObjectMissing, RunMissing, Unavailable
+from isthmus.runtime import Runtime, inline
+from isthmus.simulate.clock import Clock
+from isthmus_services.cli import main
+from isthmus_services.ports import LOOK_S, SAY_S, until_created
+
+HOUR_S = 3600.0
+
+
+def messages(text: str) -> list[str]:
+    return [json.loads(line)["message"] for line in text.splitlines() if line.startswith("{")]
+
+
+def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(tmp_path):
+    run = str(tmp_path / "run")
+    with processes(tmp_path) as p:
+        syncer = p.isthmus("s", "syncer", run, "--name", "s1", "--wait")
+        wait_for(lambda: "waits for the run" in p.said("s"), "the syncer says that it waits")
+        assert main(["init", run]) == 0
+        wait_for(lambda: "s1 serves" in p.said("s"), "it serves the run")
+        syncer.send_signal(signal.SIGTERM)
+        assert syncer.wait(30) == 0
+        waiting = [m for m in messages(p.said("s")) if "waits for the run" in m]
+        assert len(waiting) == 1
+        assert waiting[0].startswith(f"s1 waits for the run: no run at {run}: create one with `isthmus init {run}`")
+
+
+def test_sigterm_ends_the_waiting(tmp_path):
+    with processes(tmp_path) as p:
+        syncer = p.isthmus("s", "syncer", str(tmp_path / "run"), "--name", "s1", "--wait")
+        wait_for(lambda: "waits for the run" in p.said("s"), "the syncer says that it waits")
+        syncer.send_signal(signal.SIGTERM)
+        assert syncer.wait(30) == 0, p.said("s")
+        assert messages(p.said("s"))[-1] == "s1 stops: there was no run to serve"
+
+
+class Empty:
+    """A store without a run; `answers` are what it says first."""
+
+    url = "memory://run"
+
+    def __init__(self, *answers: Exception) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def get(self, key):
+        self.asked += 1
+        raise self.answers.pop(0) if self.answers else ObjectMissing(key)
+
+
+def waited(store: Empty, for_s: float) -> tuple[bool, list[tuple[float, str]]]:
+    clock, said = Clock(), []
+    runtime = Runtime(clock.time, clock.time, random.Random(0), inline, lambda: "0" * 16)
+
+    async def body():
+        stopping = asyncio.Event()
+        asyncio.get_running_loop().call_later(for_s, stopping.set)
+        return await until_created(
+            store, runtime, stopping, lambda error: said.append((clock.time(), type(error).__name__))
+        )
+
+    return clock.run_until_complete(body()), said
+
+
+def test_it_is_said_at_once_and_then_rarely():
+    store = Empty()
+    found, said = waited(store, HOUR_S)
+    assert not found
+    assert [at for at, _ in said] == pytest.approx([n * SAY_S for n in range(int(HOUR_S / SAY_S))], abs=LOOK_S)
+    assert {name for _, name in said} == {RunMissing.__name__}
+    assert store.asked == pytest.approx(HOUR_S / LOOK_S, abs=2)
+
+
+def test_a_store_that_is_not_up_yet_is_waited_for_and_one_that_refuses_is_not():
+    assert waited(Empty(Unavailable("refused"), Unavailable("refused")), 60.0) == (False, [(0.0, "Unavailable")])
+    with pytest.raises(Denied):
+        waited(Empty(Unavailable("refused"), Denied("no such bucket")), 60.0)
