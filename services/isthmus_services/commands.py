@@ -107,9 +107,7 @@ class Doctor(InRun, OnBus, Reported):
 class Replay(InRun, Reported):
     """Settings of `isthmus replay`."""
 
-    fragment: Annotated[list[int] | None, setting("only this one (may be repeated)", metavar="P", flag_only=True)] = (
-        None
-    )
+    fragment: Annotated[list[int] | None, setting("only these (all)", metavar="P", flag_only=True)] = None
     first: Annotated[int, setting("first version to compare (1)", name="from", metavar="V", flag_only=True)] = 1
     last: Annotated[int | None, setting("last version (the newest)", name="to", metavar="V", flag_only=True)] = None
     threads: Annotated[int, setting("threads, and fragments at once (2)", metavar="N", ge=1)] = 2
@@ -274,11 +272,11 @@ class Goodput(ClusterOfChips, Seeded, Reported):
 
     chips: Annotated[
         list[int] | None,
-        setting("chips (may be repeated; default: 150000 to 2400000, doubling)", metavar="N", flag_only=True),
+        setting("chips (150000 to 2400000, doubling)", metavar="N", flag_only=True),
     ] = None
     learners: Annotated[
         list[int] | None,
-        setting("learners of the decoupled mode (may be repeated; 1, 2, 4, 8, 16)", metavar="M", flag_only=True),
+        setting("learners of the decoupled mode (1, 2, 4, 8, 16)", metavar="M", flag_only=True),
     ] = None
     failures: Annotated[int, setting("failures in each of 20 repetitions of a cell (4000)", metavar="N", ge=1)] = 4000
     check: Annotated[
@@ -302,11 +300,11 @@ class Bandwidth(Reported):
     learners: Annotated[int, setting("learners (8)", metavar="M", ge=1, flag_only=True)] = 8
     utilization: Annotated[
         list[float] | None,
-        setting("share of the time spent computing; may be repeated (0.9)", metavar="SHARE", flag_only=True),
+        setting("shares of the time spent computing (0.9)", metavar="SHARE", flag_only=True),
     ] = None
     gbit_s: Annotated[
         list[float] | None,
-        setting("also the utilisation at this bandwidth; may be repeated", metavar="GBIT", flag_only=True),
+        setting("also the utilisation at these bandwidths", metavar="GBIT", flag_only=True),
     ] = None
     latency: Annotated[float, setting("seconds one way (0)", metavar="S", ge=0)] = 0.0
     syncer_seconds: Annotated[
@@ -369,7 +367,7 @@ class Access:
     learner: Annotated[
         list[str] | None,
         setting(
-            "a Redis user of its own for this learner (may be repeated; default: one for all)",
+            "Redis users of their own for these learners (default: one for all)",
             metavar="NAME",
             flag_only=True,
         ),

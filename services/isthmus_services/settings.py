@@ -104,8 +104,24 @@ class Setting:
 
     @property
     def is_list(self) -> bool:
-        """Whether its flag may be repeated."""
+        """Whether its flag takes several values: `--n 1 2`, `--n 1,2`, `--n 1 --n 2`."""
         return typing.get_origin(typing.get_args(self.type)[0]) is list
+
+    @property
+    def item(self) -> type:
+        """What a list is of."""
+        return typing.get_args(typing.get_args(self.type)[0])[0]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is a list of any words: nothing tells them from what stands behind them."""
+        return self.is_list and self.item is str and "=" not in (self.metavar or "")
+
+    def is_item(self, word: str) -> bool:
+        """Return whether a word can only be meant as a value of this list."""
+        if self.item is str:
+            return "=" in word and not self.is_free
+        return all(_is_number(piece) for piece in _pieces(word))
 
     def shown(self, value: object) -> str:
         """Return a value as it may be printed."""
@@ -156,7 +172,8 @@ def public(values: object) -> dict[str, object]:
 
 def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[str, str]) -> None:
     """Give a parser the flags of a settings class."""
-    positionals = sum(s.positional for s in fields(cls))
+    positionals = [s for s in fields(cls) if s.positional]
+    only = positionals[0] if len(positionals) == 1 else None
     groups: dict[type, Any] = {}
     for s in fields(cls):
         if s.secret:
@@ -170,16 +187,16 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[s
         if s.positional:
             # One of several is optional only where the environment has it: argparse gives an optional one nothing when
             # a flag stands between the two.
-            elsewhere = positionals == 1 or s.variable in environment or PREFIX + CONFIG.upper() in environment
+            elsewhere = only is not None or s.variable in environment or PREFIX + CONFIG.upper() in environment
             more = {"nargs": "?"} if elsewhere and not s.flag_only else {}
-            groups[s.owner].add_argument(s.field, metavar=s.flag, **more, **shared)
+            groups[s.owner].add_argument(s.field, metavar=s.flag, action=_Once, **more, **shared)
         elif s.is_switch:
             groups[s.owner].add_argument(s.flag, dest=s.field, action="store_true", **shared)
         else:
             names = (s.short, s.flag) if s.short else (s.flag,)
             metavar = s.metavar or (f"{{{','.join(s.choices)}}}" if s.choices else None)
-            action = "append" if s.is_list else "store"
-            groups[s.owner].add_argument(*names, dest=s.field, action=action, metavar=metavar, **shared)
+            several: dict[str, Any] = {"action": _several(s, only), "nargs": "+"} if s.is_list else {}
+            groups[s.owner].add_argument(*names, dest=s.field, metavar=metavar, **several, **shared)
     where = parser.add_argument_group("where settings come from: flags, ISTHMUS_… variables, a file, in that order")
     where.add_argument("--config", metavar="FILE", help="TOML: settings of all commands, then a table per command")
     where.add_argument("--show-settings", action="store_true", help="print every setting and its source, and stop")
@@ -276,11 +293,60 @@ def _find(
     return s.default, "default"
 
 
+class _Once(argparse.Action):
+    """Stores what stands without a flag, and refuses a second one."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        if (before := getattr(namespace, self.dest, values)) != values:
+            parser.error(f"{self.metavar} is given twice: {before} and {values}")
+        setattr(namespace, self.dest, values)
+
+
+def _several(s: Setting, only: Setting | None) -> type[argparse.Action]:
+    """Return the action of a list: it takes the words behind its flag, but for the positional that may be the last."""
+
+    class Several(argparse.Action):
+        def __call__(
+            self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+        ) -> None:
+            words = list(values)
+            if only is not None and not hasattr(namespace, only.field) and len(words) > 1 and not s.is_item(words[-1]):
+                if s.is_free and len(words) > 2:
+                    parser.error(f"put {only.flag} before {s.flag} and its values")
+                setattr(namespace, only.field, words.pop())
+            setattr(namespace, s.field, [*getattr(namespace, s.field, ()), *words])
+
+    return Several
+
+
+def _pieces(word: str) -> list[str]:
+    """Return what commas separate; a word of commas alone is left for the check of values to refuse."""
+    return [piece.strip() for piece in word.split(",") if piece.strip()] or [word]
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def _convert(s: Setting, given: Any, source: str) -> Any:
+    if s.is_list:
+        words = given if isinstance(given, list) else [given]
+        pieces = [piece for word in words for piece in (_pieces(word) if isinstance(word, str) else [word])]
+        return [_convert_one(s, typing.Annotated[s.item, typing.get_args(s.type)[1]], p, source) for p in pieces]
+    return _convert_one(s, s.type, given, source)
+
+
+def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
     shown = s.shown(given)
     where = source if source == s.flag else f"{source}, {s.name}" if source != s.variable else source
     try:
-        value = msgspec.convert(given, s.type, strict=False)
+        value = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InputError(f"{where} {shown}: must be {_plainly(str(error))}") from None
     if s.choices and value not in s.choices:
