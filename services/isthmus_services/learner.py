@@ -6,11 +6,9 @@ import hashlib
 import logging
 import signal
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from isthmus import kernels
-from isthmus.demo.trainer import Task
 from isthmus.errors import InputError
 from isthmus.link import Link
 from isthmus.records.fields import require_name
@@ -22,6 +20,9 @@ from isthmus_services import commands, logs, options
 from isthmus_services.board import Board, shown
 from isthmus_services.settings import host_name
 
+if TYPE_CHECKING:
+    import torch
+
 logger = logging.getLogger("isthmus.services.learner")
 
 
@@ -29,6 +30,7 @@ def run(settings: commands.Learner) -> int:
     """Train."""
     name = host_name(settings.learner)
     require_name("--learner", name)
+    options.need("torch", "torch")
     logs.configure(settings.log_format, settings.log_level, service="learner", run=settings.run, learner=name)
     logger.info("%s starts", name)
     board = Board("learner")
@@ -37,6 +39,8 @@ def run(settings: commands.Learner) -> int:
 
 
 def _train(settings: commands.Learner, name: str, board: Board) -> int:
+    from isthmus.demo.trainer import Task
+
     train = options.callable_of(settings.train, "--train")
     shard, order = _shard(settings.shard, name)
     bus = options.bus_of(settings, settings.run)
@@ -85,8 +89,10 @@ def _train(settings: commands.Learner, name: str, board: Board) -> int:
     return 0
 
 
-def _model(made: Run) -> torch.nn.Module:
+def _model(made: Run) -> "torch.nn.Module":
     """Return the run's model with its initial values; joining brings it to the newest ones."""
+    import torch
+
     if not made.header.model:
         raise InputError(f"{made.url} was created from a module in a script: train it from there with isthmus.join")
     torch.manual_seed(made.header.seed)

@@ -5,19 +5,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import nn
 
-from isthmus import fold, torch_model
-from isthmus.demo.gpt import CONTEXT, held_out_loss
+from isthmus import fold
 from isthmus.demo.text import Corpus
-from isthmus.demo.trainer import BATCH, optimizer_for, schedule, train_step, windows
 from isthmus.kernels import F32
 from isthmus.log import Commit, Log
 from isthmus.store import Store
 from isthmus_services.demo.fleet import Kill
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 CURVE_POINTS = 16
 CURVE_EVERY = 4
@@ -43,9 +44,12 @@ async def read_commits(log: Log) -> list[Commit]:
 
 
 async def global_curve(
-    log: Log, commits: list[Commit], model: nn.Module, text: torch.Tensor, progress: Callable[[float], None]
+    log: Log, commits: list[Commit], model: "nn.Module", text: "torch.Tensor", progress: Callable[[float], None]
 ) -> list[Point]:
     """Return the held-out loss of the global model along the run, and leave its last version in the model."""
+    from isthmus import torch_model
+    from isthmus.demo.gpt import held_out_loss
+
     values: list[F32] = [await fold.initial(log, f.index) for f in log.run.layout.fragments]
     publishing = fold.Publishing(log)
     marks = {round(i * len(commits) / CURVE_POINTS) for i in range(CURVE_POINTS + 1)}
@@ -65,15 +69,18 @@ async def global_curve(
 
 
 def single_curve(
-    model: nn.Module,
+    model: "nn.Module",
     corpus: Corpus,
     shard: tuple[int, int],
     seed: int,
     steps: int,
-    text: torch.Tensor,
+    text: "torch.Tensor",
     progress: Callable[[float], None],
 ) -> list[Point]:
     """Train one learner alone on its shard, with the same initialisation, steps and schedule; return its curve."""
+    from isthmus.demo.gpt import CONTEXT, held_out_loss
+    from isthmus.demo.trainer import BATCH, optimizer_for, schedule, train_step, windows
+
     data = np.frombuffer(corpus.shard(*shard), np.uint8)
     optimizer = optimizer_for(model)
     every = max(1, steps // CURVE_POINTS)

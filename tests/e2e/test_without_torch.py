@@ -1,0 +1,51 @@
+"""Without torch: the commands that train say what to install, and all others work."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from isthmus_services import commands
+from isthmus_services.cli import main
+
+BLOCKED = "import sys; sys.modules['torch'] = None; from isthmus_services.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def without_torch(*arguments: str):
+    command = [sys.executable, "-c", BLOCKED, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "install"),
+    [
+        (["learner", "run", "--learner", "a"], "isthmus[torch]"),
+        (["init", "run"], "isthmus[torch]"),
+        (["plan", "--model", "isthmus.demo.gpt:byte_gpt"], "isthmus[torch]"),
+        (["simulate", "training", "codecs"], "isthmus[torch]"),
+        (["demo", "--steps", "1"], "isthmus[demo]"),
+    ],
+    ids=lambda x: x[0] if isinstance(x, list) else "",
+)
+def test_what_trains_says_what_to_install(arguments, install, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = without_torch(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.strip().endswith(f"this needs torch: pip install '{install}'")
+
+
+def test_what_only_reads_the_log_needs_none(tmp_path):
+    run = str(tmp_path / "run")
+    assert main(["init", run]) == 0
+    for arguments in (["status", run], ["replay", run], ["gc", run], ["export", run, "-o", str(tmp_path / "m")]):
+        done = without_torch(*arguments)
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_command_can_be_imported_without_it():
+    modules = ", ".join(f"isthmus_services.{c.module}" for c in commands.ALL)
+    command = [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {modules}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
