@@ -168,7 +168,7 @@ class SimulatedStore:
         there = (
             self._up.through(clock.time(), weather.bytes_scale * up, weather.up_bytes_s) + weather.delay(draw) + late
         )
-        clock.call_later(there + late, land, context=clock.world.context)
+        clock.call_later(there, land, context=clock.world.context)
         try:
             if fault not in (Fault.LOST_REPLY, Fault.LANDS_LATE):
                 return await answer
