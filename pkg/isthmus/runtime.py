@@ -1,6 +1,6 @@
 """The injected world: clocks, randomness, ids and the way CPU work leaves the event loop.
 
-The agents get one of these and use nothing global, so the same code runs under threads, on one bare loop, and later in
+The agents get one of these and use nothing global, so the same code runs under threads, on one bare loop, and in
 virtual time. This is the only module of the library that may touch the real ones.
 """
 

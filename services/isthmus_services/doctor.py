@@ -1,12 +1,12 @@
 """`isthmus doctor`: every check in turn, a line each, and what to do; exit code 1 if anything fails."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from rich.console import Console
 from rich.text import Text
 
-from isthmus.doctor import FAILURE, OK, WARNING, Finding, Role, examine_bus, examine_machine, examine_store
+from isthmus.doctor import FAILURE, OK, WARNING, Finding, Role, counted, examine_bus, examine_machine, examine_store
 from isthmus.records.fields import require_name
 from isthmus.run import Run
 from isthmus.runtime import Runtime, threaded
@@ -39,7 +39,7 @@ def run(settings: commands.Doctor) -> int:
 
     asyncio.run(go())
     counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in (OK, WARNING, FAILURE)}
-    console.print(f"{counts[OK]} ok, {counts[WARNING]} warnings, {counts[FAILURE]} failures", highlight=False)
+    console.print(summary(counts), highlight=False)
     write_json({"role": role.kind, "counts": counts, "findings": [f.as_json() for f in found]}, settings.json)
     return 1 if counts[FAILURE] else 0
 
@@ -58,6 +58,11 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
             yield said
     async for finding in examine_bus(bus, digest, role, runtime):
         yield finding
+
+
+def summary(counts: Mapping[str, int]) -> str:
+    """Return the last line: how many findings of each outcome there are."""
+    return f"{counts[OK]} ok, {counted(counts[WARNING], 'warning')}, {counted(counts[FAILURE], 'failure')}"
 
 
 def show(finding: Finding, console: Console) -> None:

@@ -4,7 +4,7 @@
 """
 
 from isthmus.doctor.bus import examine_bus
-from isthmus.doctor.findings import FAILURE, OK, ROLES, WARNING, Finding, Role
+from isthmus.doctor.findings import FAILURE, OK, ROLES, WARNING, Finding, Role, counted
 from isthmus.doctor.machine import examine_machine
 from isthmus.doctor.store import examine_open_store, examine_store
 
@@ -15,6 +15,7 @@ __all__ = [
     "WARNING",
     "Finding",
     "Role",
+    "counted",
     "examine_bus",
     "examine_machine",
     "examine_open_store",

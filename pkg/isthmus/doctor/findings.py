@@ -69,6 +69,11 @@ SKEW_FAILURE_S = 300.0
 """A third of what S3 tolerates: clocks that drifted so far go on drifting."""
 
 
+def counted(count: int, what: str) -> str:
+    """Return a count and what is counted, in the plural where there is not exactly one."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def spread(seconds: Sequence[float]) -> str:
     """Return median and worst of some durations, in milliseconds."""
     ordered = sorted(seconds)

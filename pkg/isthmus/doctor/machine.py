@@ -12,7 +12,7 @@ import numpy as np
 
 from isthmus import kernels, merge
 from isthmus.codecs import CODECS, pack, packed_size
-from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role
+from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, counted
 from isthmus.kernels import ARITHMETIC, F32
 from isthmus.layout import DENSE, EMBEDDING, Spec, partition
 from isthmus.rules import Rules
@@ -56,7 +56,8 @@ def _kernels(runtime: Runtime) -> Finding:
     if found != BITS.get(ARITHMETIC):
         advice = "do not merge here: report processor, numba and llvmlite versions"
         return Finding(check, FAILURE, f"they do not give the bits of arithmetic {ARITHMETIC} on {cpu}", advice)
-    said = f"give the bits of arithmetic {ARITHMETIC}; ready after {took:.1f} s on {cpu}, {os.cpu_count()} cores"
+    cores = counted(os.cpu_count() or 1, "core")
+    said = f"give the bits of arithmetic {ARITHMETIC}; ready after {took:.1f} s on {cpu}, {cores}"
     if took > 5.0:
         return Finding(check, WARNING, said, "give them a cache that lasts: NUMBA_CACHE_DIR")
     return Finding(check, OK, said)

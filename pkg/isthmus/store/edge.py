@@ -1,4 +1,8 @@
-"""The one place where store requests are retried, timed and counted. Nothing above retries, nothing below does."""
+"""The one place where store requests are retried, timed and counted. Nothing below retries them.
+
+What must not be given up (a published value, a commit, a version to fetch) is asked for again above it, on a slower
+clock, for as long as it takes: there `Unavailable` means that a whole series of tries came to nothing.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,0 +1,18 @@
+"""What the doctor says last: how much of what it found is well."""
+
+import pytest
+
+from isthmus.doctor import FAILURE, OK, WARNING
+from isthmus_services.doctor import summary
+
+
+@pytest.mark.parametrize(
+    ("warnings", "failures", "said"),
+    [
+        (0, 0, "9 ok, 0 warnings, 0 failures"),
+        (1, 0, "9 ok, 1 warning, 0 failures"),
+        (2, 1, "9 ok, 2 warnings, 1 failure"),
+    ],
+)
+def test_one_of_a_kind_is_singular(warnings, failures, said):
+    assert summary({OK: 9, WARNING: warnings, FAILURE: failures}) == said
