@@ -15,6 +15,9 @@ T = TypeVar("T")
 
 _SCRATCH = ".scratch"  # files under construction; never listed
 
+ABANDONED_S = 3600.0
+"""A file under construction that nobody wrote to for this long was cut off, by a SIGKILL or a loss of power."""
+
 
 class FileStore:
     """Objects as files below `root`. Keys are paths; a key can never leave the root."""
@@ -23,6 +26,7 @@ class FileStore:
         self.root = root
         self.url = str(root)
         self._runtime = runtime
+        self._swept = False
 
     async def get(self, key: str) -> bytearray:
         """See `Store.get`."""
@@ -84,6 +88,10 @@ class FileStore:
         scratch.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(scratch, "xb", buffering=0) as file:
+                if not self._swept:
+                    self._swept = True
+                    # Ages go by the file system's clock, which may be another machine's: what it says of a new file.
+                    _sweep(scratch.parent, os.fstat(file.fileno()).st_mtime - ABANDONED_S)
                 view, at = memoryview(data), 0
                 while at < len(view):
                     at += file.write(view[at:])
@@ -93,6 +101,9 @@ class FileStore:
                 settle(scratch, path)
             except FileExistsError:
                 return False
+            except FileNotFoundError:
+                # Stopped for so long that another one took it for abandoned. Nothing was written: once more.
+                raise Unavailable(f"{self.root}: {scratch} went away while it was written") from None
             _sync_folder(path.parent)
             return True
         finally:
@@ -101,6 +112,15 @@ class FileStore:
 
     def _list(self, path: Path) -> Sequence[Entry]:
         return sorted(Entry(str(p.relative_to(self.root)), s.st_size, s.st_mtime) for p, s in _walk(path))
+
+
+def _sweep(folder: Path, before: float) -> None:
+    """Delete the files of a folder that were last written before a time [seconds since 1970]."""
+    for entry in os.scandir(folder):
+        # Another one sweeps too, or the file is somebody else's: not ours to worry about.
+        with contextlib.suppress(OSError):
+            if entry.stat(follow_symlinks=False).st_mtime < before:
+                os.unlink(entry.path)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
