@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.log import Commit, Log
-from isthmus.reasons import Reason
+from isthmus.reasons import FINAL, Reason
 from isthmus.records import frame
 from isthmus.records.objects import (
     Input,
@@ -81,6 +81,8 @@ async def _commit(log: Log, p: int, version: int) -> Told:
     told.say(quorum if not w.quorum_missed else f"quorum of {w.quorum} missed: {len(fresh)} fresh updates were in")
     told.say(f"grace granted {_s(w.grace_s)} (cap {_s(w.cap_s)}, effective overlap {w.overlap_steps:.1f} steps)")
     told.say(f"closed by {w.closed_by} after {_s(w.waited_s)}")
+    if not h.inputs:
+        told.say("  it merged no update")
     total = sum(i.weight for i in h.inputs)
     for number, i in enumerate(h.inputs, 1):
         late = "" if i.base == version - 1 else f", {version - 1 - i.base} version(s) late"
@@ -129,34 +131,61 @@ async def _commit(log: Log, p: int, version: int) -> Told:
 
 
 async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Told:
+    """Tell of the update of this digest, or of every update on the base, the merged one first."""
     if p >= len(log.run.layout.fragments):
         raise InputError(f"there is no fragment {p} in {log.run.url}")
     stored = await _stored(log, p, learner, base, digest)
-    told = Told(stored[0] if stored else f"update of {learner} on version {base} of fragment {p}")
-    told.facts = {"learner": learner, "fragment": p, "base": base, "fate": "unknown"}
-    told.say(told.subject)
-    if stored is not None:
-        _, h = stored
+    commits = list[Commit]()
+    for version in range(base + 1, base + 2 + STALENESS_MAX):
+        if (commit := await log.commit(p, version)) is None:
+            break
+        commits.append(commit)
+    named = _named(commits, p, learner, base)
+    if digest:
+        key = update_key(p, learner, base, bytes.fromhex(digest))
+        keys = [key] if key in stored or named else []
+    else:
+        keys = sorted(stored.keys() | named)
+    if not keys:
+        raise InputError(f"{log.run.url} knows nothing of an update of {learner} on version {base} of fragment {p}")
+    stories = [_story(commits, p, learner, base, key, stored.get(key)) for key in keys]
+    stories.sort(key=lambda told: (told.facts["fate"] != "merged", -_tokens(stored.get(told.subject)), told.subject))
+    first, *others = stories
+    for other in others:
+        first.say(f"another one of {learner} on version {base}:")
+        first.lines += [f"  {line}" for line in other.lines]
+    first.facts["others"] = [{name: other.facts.get(name) for name in ("key", "fate", "reason")} for other in others]
+    return first
+
+
+def _named(commits: Sequence[Commit], p: int, learner: str, base: int) -> set[str]:
+    """Return the keys of all updates on a base that commits speak of: two may go by one base, never by one digest."""
+    said = list[Input | Late | Rejection]()
+    for commit in commits:
+        said += [*commit.header.inputs, *commit.header.late, *commit.header.rejected]
+    return {update_key(p, learner, base, x.digest) for x in said if (x.learner, x.base) == (learner, base)}
+
+
+def _story(commits: Sequence[Commit], p: int, learner: str, base: int, key: str, header: UpdateHeader | None) -> Told:
+    """Tell of one update, from what the commits after its base say."""
+    told = Told(key)
+    told.facts = {"key": key, "learner": learner, "fragment": p, "base": base, "fate": "unknown"}
+    told.say(key)
+    if header is not None:
         told.say(
-            f"trained by {learner} (life {h.incarnation}) from version {base}: {h.steps} steps, {h.tokens:,} tokens in "
-            f"{_s(h.train_s)}, up to its step {h.step}"
+            f"trained by {learner} (life {header.incarnation}) from version {base}: {header.steps} steps, "
+            f"{header.tokens:,} tokens in {_s(header.train_s)}, up to its step {header.step}"
         )
     else:
         told.say("not in the store: never uploaded, or collected since")
     heard, passed_by = False, list[Commit]()
-    last = base
-    for version in range(base + 1, base + 2 + STALENESS_MAX):
-        commit = await log.commit(p, version)
-        if commit is None:
-            break
-        last = version
-        heard |= _in_commit(told, commit, learner, base, stored[0] if stored else digest, passed_by)
-        if told.facts["fate"] in ("merged", "base-merged"):
-            break
+    for commit in commits:
+        heard |= _in_commit(told, commit, key, passed_by)
+        if told.facts["fate"] == "merged":
+            break  # said again afterwards, it is turned away: no part of its story
         passed_by.append(commit)
     if told.facts["fate"] == "unknown":
-        if not heard and stored is None:
-            raise InputError(f"{log.run.url} knows nothing of an update of {learner} on version {base} of fragment {p}")
+        last = commits[-1].version if commits else base
         told.say(
             f"no commit up to version {last} settles it: it was never announced, or its announcement was lost"
             if not heard
@@ -165,35 +194,40 @@ async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Tol
     return told
 
 
-def _in_commit(told: Told, commit: Commit, learner: str, base: int, key: str, passed_by: Sequence[Commit]) -> bool:
+def _in_commit(told: Told, commit: Commit, key: str, passed_by: Sequence[Commit]) -> bool:
     """Tell what a commit says of the update; return whether it says anything."""
     h, said = commit.header, False
-    for late in h.late:
-        if (late.learner, late.base) == (learner, base):
-            missed = _missed(late, h.waited.closed_at)
-            told.say(f"not in version {h.version} (closed by {h.waited.closed_by}): heard of {missed}")
-            told.facts |= {"fate": "late", "missed_s": late.heard_at - h.waited.closed_at, "late_for": h.version}
-            said = True
-    for r in h.rejected:
-        if (r.learner, r.base) == (learner, base):
-            told.say(f"turned away before version {h.version}, {r.count} times: {_reason(r)}")
-            if r.reason not in (Reason.DUPLICATE, Reason.SUPERSEDED) or told.facts["fate"] == "unknown":
-                told.facts |= {"fate": "rejected", "reason": r.reason}
-            said = True
+    learner, base = told.facts["learner"], told.facts["base"]
+
+    def is_it(x: Input | Late | Rejection) -> bool:
+        return (x.learner, x.base) == (learner, base) and update_key(h.fragment, x.learner, x.base, x.digest) == key
+
+    for late in filter(is_it, h.late):
+        missed = _missed(late, h.waited.closed_at)
+        told.say(f"not in version {h.version} (closed by {h.waited.closed_by}): heard of {missed}")
+        told.facts |= {"fate": "late", "missed_s": late.heard_at - h.waited.closed_at, "late_for": h.version}
+        said = True
+    for r in filter(is_it, h.rejected):
+        told.say(f"turned away before version {h.version}, {r.count} times: {_reason(r)}")
+        if told.facts["fate"] == "base-merged":
+            told.facts["reason"] = r.reason
+        elif r.reason != Reason.DUPLICATE or told.facts["fate"] == "unknown":
+            told.facts |= {"fate": "rejected", "reason": r.reason}
+        said = True
     for number, i in enumerate(h.inputs, 1):
-        if i.learner != learner or i.base < base:
+        if (i.learner, i.base) != (learner, base):
             continue
-        if i.base == base and (not key or i.key == key or i.key.endswith(key)):
+        if is_it(i):
             for earlier in passed_by:
                 closed_at = earlier.header.waited.closed_at
                 told.say(f"missed version {earlier.version} by {_s(i.arrived_at - closed_at)}: {_how(i, closed_at)}")
                 told.facts["missed_s"] = i.arrived_at - closed_at
             _merged(told, commit, i, number)
-        elif i.base == base:
-            told.say(f"version {h.version} merged a longer update on the same base instead: {i.key}")
-            told.facts |= {"fate": "base-merged", "instead": i.key}
         else:
-            continue
+            told.say(f"version {h.version} merged another update on the same base instead: {i.key}")
+            told.facts["instead"] = i.key
+            if told.facts.get("reason") not in FINAL:
+                told.facts |= {"fate": "base-merged", "reason": told.facts.get("reason", Reason.BASE_MERGED.value)}
         said = True
     return said
 
@@ -228,25 +262,27 @@ def _merged(told: Told, commit: Commit, i: Input, number: int) -> None:
     }
 
 
-async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> tuple[str, UpdateHeader] | None:
-    """Return key and header of the update, of several on one base the longest."""
-    found: tuple[str, UpdateHeader] | None = None
+async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> dict[str, UpdateHeader]:
+    """Return the headers of the learner's stored updates on this base by key: all, or the one of this digest."""
     if digest:
         keys = [update_key(p, learner, base, bytes.fromhex(digest))]
     else:
         entries = await log.store.list(updates_prefix(p, learner))
         keys = [e.key for e in entries if is_versioned(e.key) and version_in(e.key) == base]
+    found = {}
     for key in keys:
         try:
             blob = await log.store.get_range(key, 0, frame.largest(frame.Kind.UPDATE, 0))
-            header = frame.parse_head(blob, frame.Kind.UPDATE, UpdateHeader)
+            found[key] = frame.parse_head(blob, frame.Kind.UPDATE, UpdateHeader)
         except ObjectMissing:
             continue
         except RecordInvalid as error:
             raise InputError(f"{key} is damaged: {error}") from None
-        if found is None or header.tokens > found[1].tokens:
-            found = key, header
     return found
+
+
+def _tokens(header: UpdateHeader | None) -> int:
+    return header.tokens if header else 0
 
 
 def _how(i: Input, closed_at: float) -> str:
