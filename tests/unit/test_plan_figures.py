@@ -1,0 +1,76 @@
+"""What a plan comes to, against figures computed by hand: rates from rounds, gigabytes from rates, dollars from gigabytes.
+
+The model: 1.2 billion parameters in 12 fragments, each merged once in 12 steps of a second: a fragment a second, all day.
+With 32 bits both ways a fragment is 0.4 GB; headers and messages, some kilobytes of it, are within the tolerance.
+"""
+
+import pytest
+
+from isthmus.model.planner import Fixed, Island, Plan, Prices, plan
+from isthmus.model.speeds import Speeds
+
+PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, egress_gb=0.02)
+DAY_S = 86_400
+FRAGMENT_GB = 0.4
+CLOSE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def found() -> Plan:
+    """One learner beside the store, two of another kind in another region."""
+    return plan(
+        1.2e9,
+        [Island(name="near", region="eu"), Island(name="far", count=2, region="us", step_s=2.0)],
+        PRICES,
+        store_region="eu",
+        fixed=Fixed(fragments=12, sync_every=12, codec="f32", codec_down="f32"),
+        speeds=lambda _: Speeds(add_s=1e-10, round_s=1e-9),
+    )
+
+
+def test_rounds_go_by_the_fastest_learner(found):
+    assert found.syncer["rounds_day"] == pytest.approx(DAY_S)
+
+
+def test_the_syncers_rates_are_bits_per_second(found):
+    # A fragment from each of three learners, every second.
+    assert found.syncer["down_gbit_s"] == pytest.approx(3 * FRAGMENT_GB * 8, rel=CLOSE)
+    # The new version, and an eighth of the full state of 12 bytes per parameter.
+    assert found.syncer["up_gbit_s"] == pytest.approx((FRAGMENT_GB + 1e8 * 12 / 8 / 1e9) * 8, rel=CLOSE)
+
+
+def test_a_learners_rates_are_its_share_of_them(found):
+    for forecast in found.forecasts:
+        # A gigabit a second is 0.125 GB/s; checkpoints of 24 GB are refused by the store and not sent.
+        assert forecast.up_load == pytest.approx(FRAGMENT_GB / 0.125, rel=CLOSE)
+        assert forecast.down_load == pytest.approx(FRAGMENT_GB / 0.125, rel=CLOSE)
+        assert forecast.up_gb_day == pytest.approx(FRAGMENT_GB * DAY_S, rel=CLOSE)
+        assert forecast.down_gb_day == pytest.approx(FRAGMENT_GB * DAY_S, rel=CLOSE)
+
+
+def test_a_day_moves_what_the_learners_move(found):
+    assert found.day["up_gb"] == pytest.approx(3 * FRAGMENT_GB * DAY_S, rel=CLOSE)
+    assert found.day["down_gb"] == pytest.approx(3 * FRAGMENT_GB * DAY_S, rel=CLOSE)
+
+
+def test_what_leaves_the_region_is_paid_by_the_gigabyte(found):
+    assert found.day["egress_gb"] == pytest.approx(2 * FRAGMENT_GB * DAY_S, rel=CLOSE)
+    assert found.day["egress_usd"] == pytest.approx(2 * 34_560 * 0.02, rel=CLOSE)
+
+
+def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found):
+    kept = 12 * 64 * (3 + 1) * FRAGMENT_GB  # 64 versions of every fragment: three updates and what came of them
+    snapshots = 1.2 * 12 * 64 / 8
+    checkpoints = 3 * 2 * 1.2 * 20  # two of each learner
+    assert found.day["stored_gb"] == pytest.approx(kept + snapshots + checkpoints, rel=CLOSE)
+    assert found.day["storage_usd"] == pytest.approx((1228.8 + 115.2 + 144.0) * 0.03 / 30, rel=CLOSE)
+
+
+def test_requests_are_paid_by_the_thousand(found):
+    day = found.day
+    # Of each round every learner reads its commit and its value, the syncer three updates.
+    assert day["reads"] == pytest.approx((3 * 2 + 3) * DAY_S, rel=0.15)
+    # Every learner writes an update, the syncer a value, a commit and every eighth time a snapshot.
+    assert day["writes"] == pytest.approx((3 + 2 + 1 / 8) * DAY_S, rel=0.15)
+    assert day["requests_usd"] == pytest.approx(day["reads"] * 0.0000004 + day["writes"] * 0.000005)
+    assert day["usd"] == pytest.approx(day["requests_usd"] + day["egress_usd"] + day["storage_usd"])

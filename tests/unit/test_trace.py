@@ -1,0 +1,68 @@
+"""The timeline's arrows: from an update to the commit that merged it, from a version to the trainings that began on it."""
+
+from isthmus.trace import SYNCERS, trace
+from log_helpers import committed, given
+
+LOG = [
+    committed(1, given("a", 0, 1), given("b", 0, 1)),
+    committed(2, given("a", 1, 2)),
+    # b comes a version late: it trained from version 1 while version 2 was made.
+    committed(3, given("b", 1, 3), given("a", 2, 3)),
+    committed(4),
+    committed(1, given("a", 0, 1), p=1),
+]
+
+
+def arrows(kind: str) -> list[tuple[str, dict, dict]]:
+    """Return name, first and last span of each arrow of a kind."""
+    events = trace(LOG)["traceEvents"]
+    spans = {(e["pid"], e["tid"], e["ts"]): e for e in events if e["ph"] == "X"}
+    ends: dict[int, dict[str, dict]] = {}
+    for e in events:
+        if e["ph"] in "sf" and e["name"].startswith(kind):
+            ends.setdefault(e["id"], {})[e["ph"]] = e
+    place = [(both["s"], both["f"]) for both in ends.values()]
+    return [
+        (s["name"], spans[s["pid"], s["tid"], s["ts"]], spans[f["pid"], f["tid"], f["ts"]])
+        for s, f in place
+        if s["name"] == f["name"]
+    ]
+
+
+def learner(event: dict) -> str:
+    names = {e["pid"]: e["args"]["name"] for e in trace(LOG)["traceEvents"] if e["name"] == "process_name"}
+    return names[event["pid"]]
+
+
+def test_a_version_points_to_every_training_that_has_it_as_its_base():
+    found = arrows("adopt")
+    for name, source, target in found:
+        place = name.removeprefix("adopt ")
+        fragment, version = map(int, place.split("/"))
+        assert source["name"] == f"publish {place}"
+        assert target["name"] == f"train {place}"
+        assert target["args"]["base"] == version
+        assert target["args"]["key"].startswith(f"updates/{fragment:05d}/")
+    assert sorted((name, learner(target)) for name, _, target in found) == [
+        ("adopt 0/1", "learner a"),
+        ("adopt 0/1", "learner b"),
+        ("adopt 0/2", "learner a"),
+    ]
+
+
+def test_every_input_points_to_the_merge_it_went_into():
+    found = arrows("merge")
+    assert sorted((name, learner(source)) for name, source, _ in found) == sorted(
+        (f"merge {h.fragment}/{h.version}", f"learner {i.learner}") for h in LOG for i in h.inputs
+    )
+    for name, source, target in found:
+        assert (target["pid"], target["name"]) == (SYNCERS, name)
+        assert source["name"] == name.replace("merge", "wait")
+        assert source["args"]["merged into"] == int(name.split("/")[1])
+
+
+def test_a_commit_without_inputs_is_a_round_without_arrows():
+    events = trace(LOG)["traceEvents"]
+    assert "round 0/4" in {e["name"] for e in events}
+    assert not [e for e in events if e["name"] in ("merge 0/4", "adopt 0/4") and e["ph"] in "sf"]
+    assert trace([committed(1)])["traceEvents"]
