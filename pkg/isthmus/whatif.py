@@ -26,10 +26,20 @@ from isthmus.merge import State
 from isthmus.records.objects import CommitHeader, Input, Outer, Passing
 from isthmus.replay import Progress, all_or, earliest
 from isthmus.rounds import Action, ClosedBy, Fetch, Merge, Pointer, Rounds
-from isthmus.rules import MERGES, Pace
+from isthmus.rules import MERGES, STALENESS_MAX, Pace
 
 _OUTER = {"merge": "merge", "merge.embeddings": "merge", "outer.lr": "learning_rate", "outer.momentum": "momentum"}
 _PACE = ("quorum", "grace", "overlap", "staleness")
+_TAKES = {
+    "merge": f"one of {', '.join(MERGES)}",
+    "merge.embeddings": f"one of {', '.join(MERGES)}",
+    "outer.lr": "a number above 0 and at most 10",
+    "outer.momentum": "a number from 0 to below 1",
+    "quorum": "a whole number of learners, at least 1",
+    "grace": "a number from 0 to 1",
+    "overlap": "a number of steps from 0 to 1024",
+    "staleness": f"a whole number of versions from 0 to {STALENESS_MAX}",
+}
 _FIXED = {
     "codec": "updates and values are stored in it",
     "codec.up": "updates are stored in it",
@@ -69,25 +79,32 @@ def parse(pairs: Iterable[str]) -> Settings:
         if not equals or (name not in _OUTER and name not in _PACE):
             raise InputError(f"--set {pair}: write it as NAME=VALUE; names are {', '.join([*_OUTER, *_PACE])}")
         try:
-            if name in ("merge", "merge.embeddings"):
-                if text not in MERGES:
-                    raise ValueError(f"one of {', '.join(MERGES)}")
-                if name == "merge":
-                    outer["merge"] = text
-                else:
-                    embeddings = text
-            elif name in _OUTER:
-                value = float(text)
-                low_ok = value > 0 if name == "outer.lr" else value >= 0
-                if not (math.isfinite(value) and low_ok and value <= (10 if name == "outer.lr" else 0.9999)):
-                    raise ValueError("a rate is above 0 and at most 10, a momentum from 0 to below 1")
-                outer[_OUTER[name]] = value
-            else:
-                pace[name] = int(text) if name in ("quorum", "staleness") else float(text)
-                msgspec.structs.replace(Pace(), **pace).check()
-        except ValueError as error:
-            raise InputError(f"--set {pair}: {error}") from None
+            value = _value(name, text)
+        except (ValueError, InputError):
+            raise InputError(f"--set {pair}: {name} takes {_TAKES[name]}, not {text!r}") from None
+        if name == "merge.embeddings":
+            embeddings = value
+        elif name in _OUTER:
+            outer[_OUTER[name]] = value
+        else:
+            pace[name] = value
     return Settings(outer, embeddings, pace)
+
+
+def _value(name: str, text: str) -> Any:
+    """Return what a text sets this name to. Raises `ValueError` or `InputError` for what it does not take."""
+    if name in ("merge", "merge.embeddings"):
+        if text not in MERGES:
+            raise ValueError(text)
+        return text
+    if name in _PACE:
+        number: float = int(text) if name in ("quorum", "staleness") else float(text)
+        msgspec.structs.replace(Pace(), **{name: number}).check()
+        return number
+    rate = float(text)
+    if not (0.0 < rate <= 10.0 if name == "outer.lr" else 0.0 <= rate < 1.0):
+        raise ValueError(text)
+    return rate
 
 
 @dataclass(frozen=True, slots=True)

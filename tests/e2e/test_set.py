@@ -1,0 +1,47 @@
+"""`isthmus replay --set NAME=VALUE`: what a setting does not take is refused with what it does take."""
+
+import pytest
+
+from isthmus import whatif
+from isthmus.errors import InputError
+from isthmus_services.cli import main
+
+
+@pytest.mark.parametrize(
+    ("pair", "takes"),
+    [
+        ("outer.lr=abc", "outer.lr takes a number above 0 and at most 10, not 'abc'"),
+        ("outer.lr=0", "outer.lr takes a number above 0 and at most 10, not '0'"),
+        ("outer.lr=nan", "outer.lr takes a number above 0 and at most 10, not 'nan'"),
+        ("outer.momentum=1", "outer.momentum takes a number from 0 to below 1, not '1'"),
+        ("merge=median", "merge takes one of rda, avg, not 'median'"),
+        ("merge.embeddings=", "merge.embeddings takes one of rda, avg, not ''"),
+        ("quorum=1.5", "quorum takes a whole number of learners, at least 1, not '1.5'"),
+        ("quorum=0", "quorum takes a whole number of learners, at least 1, not '0'"),
+        ("grace=2", "grace takes a number from 0 to 1, not '2'"),
+        ("overlap=inf", "overlap takes a number of steps from 0 to 1024, not 'inf'"),
+        ("staleness=65", "staleness takes a whole number of versions from 0 to 64, not '65'"),
+    ],
+)
+def test_it_names_the_setting_and_what_it_takes(pair, takes, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["init", run]) == 0
+    assert main(["replay", run, "--set", pair]) == 2
+    assert capsys.readouterr().err.splitlines() == [f"isthmus replay: --set {pair}: {takes}"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "beyond"),
+    [
+        (["outer.lr=10", "outer.momentum=0"], ["outer.lr=10.1", "outer.momentum=-0.1"]),
+        (["quorum=1", "grace=0"], ["quorum=-1", "grace=-0.1"]),
+        (["grace=1", "overlap=0"], ["grace=1.1", "overlap=-1"]),
+        (["overlap=1024", "staleness=0"], ["overlap=1025", "staleness=-1"]),
+        (["staleness=64"], ["staleness=64.5"]),
+    ],
+)
+def test_the_ends_of_a_range_belong_to_it(ends, beyond):
+    whatif.parse(ends)
+    for pair in beyond:
+        with pytest.raises(InputError):
+            whatif.parse([pair])
