@@ -43,7 +43,8 @@ Enter = Callable[[EdgeStore, Runtime], Awaitable[Run]]
 
 OFFLOAD_THREADS = 4
 START_S = 60.0
-"""Reaching the run may take this long before joining gives up; each request fails much sooner."""
+"""Reaching the run may take this long before joining gives up; each request fails much sooner. Writing version 0 of a
+missing run is not reaching it: that takes as long as it takes."""
 
 NEWS_S = 1.0
 """A learner that waits for a version looks up this often, whether there is news or not."""
@@ -223,27 +224,12 @@ def join(
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
 
+    def seed(rules: Rules) -> Seed:
+        values, frozen = torch_model.values_of(model), torch_model.frozen_of(model)
+        return Seed(torch_model.specs_of(model), values, frozen, rules, pace or Pace())
+
     async def enter(store: EdgeStore, runtime: Runtime) -> Run:
-        try:
-            found = await read_run(store)
-            if create is not None:
-                found.require_rules(create.check())
-        except RunMissing:
-            if create is None:
-                raise
-            await require_create_only(store, runtime)
-            store.patience = RUNNING
-            found = await create_run(
-                store,
-                runtime,
-                Seed(
-                    torch_model.specs_of(model),
-                    torch_model.values_of(model),
-                    torch_model.frozen_of(model),
-                    create,
-                    pace or Pace(),
-                ),
-            )
+        found = await reach_or_create(store, runtime, create, seed)
         found.require(torch_model.specs_of(model), torch_model.frozen_of(model))
         return found
 
@@ -256,6 +242,34 @@ def join(
         shell.abandon()
         raise
     return Link(shell, origin, warmup_steps)
+
+
+async def reach_or_create(
+    store: EdgeStore, runtime: Runtime, create: Rules | None, seed: Callable[[Rules], Seed]
+) -> Run:
+    """Return the run at this store; with rules, a missing one is created from the seed they make.
+
+    Raises `Unavailable` where reading the run, or the check before creating one, takes longer than `START_S`; and what
+    `read_run`, `require_create_only` and `create_run` raise.
+    """
+    store.patience = AT_START
+    try:
+        async with asyncio.timeout(START_S):
+            try:
+                found = await read_run(store)
+            except RunMissing:
+                if create is None:
+                    raise
+                await require_create_only(store, runtime)
+            else:
+                if create is not None:
+                    found.require_rules(create.check())
+                return found
+    except TimeoutError:
+        raise Unavailable(f"{store.url}: not reached within {START_S:g} s") from None
+    finally:
+        store.patience = RUNNING
+    return await create_run(store, runtime, seed(create))
 
 
 class _Shell:
@@ -364,13 +378,7 @@ class _Shell:
         try:
             async with AsyncExitStack() as stack:
                 store = await stack.enter_async_context(open_store(run_url, runtime))
-                store.patience = AT_START
-                try:
-                    async with asyncio.timeout(START_S):
-                        self.run = await enter(store, runtime)
-                except TimeoutError:
-                    raise Unavailable(f"{run_url}: not reached within {START_S:g} s") from None
-                store.patience = RUNNING
+                self.run = await enter(store, runtime)
                 bus = await stack.enter_async_context(open_bus(bus_url, self.run.digest))
                 log = Log(self.run, store, runtime)
                 self.agent = LearnerAgent(

@@ -1,0 +1,50 @@
+"""How long joining waits: a run that cannot be reached is given up, one that is being written is not."""
+
+import pytest
+
+from isthmus.errors import RunMissing, Unavailable
+from isthmus.link import START_S, reach_or_create
+from isthmus.rules import Rules
+from isthmus.run import read_run
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import World
+from tests_helpers import seed_of
+
+
+def entering(world, weather, create=None):
+    """Enter a run from a process with this way to the store; return the run and how long it took."""
+
+    async def body():
+        ports = world.ports(world.process("l0"), weather)
+        since = world.clock.time()
+        run = await reach_or_create(ports.store, ports.process.runtime, create, seed_of)
+        return run, world.clock.time() - since
+
+    return world.clock.run_until_complete(body())
+
+
+def test_writing_version_0_takes_as_long_as_it_takes():
+    world = World("slow uplink")
+    run, took = entering(world, Weather(up_bytes_s=200.0), Rules(fragments=4))
+    version_0 = 12 * run.layout.size
+    assert took >= version_0 / 200.0 > START_S, "the limit would have struck long before"
+    # Whoever comes after finds it whole, and fast.
+    again, took = entering(world, Weather(up_bytes_s=200.0), Rules(fragments=4))
+    assert again.digest == run.digest
+    assert took < START_S
+
+
+@pytest.mark.parametrize("create", [None, Rules(fragments=4)], ids=["join", "create"])
+def test_a_store_that_does_not_answer_is_given_up_soon(create):
+    world = World("away")
+    with pytest.raises(Unavailable, match="sim://run"):
+        entering(world, Weather(cut_off=True), create)
+    assert world.clock.time() <= START_S
+
+
+def test_a_missing_run_is_named_where_nobody_asked_for_it():
+    world = World("missing")
+    with pytest.raises(RunMissing):
+        entering(world, Weather())
+    with pytest.raises(RunMissing):
+        world.clock.run_until_complete(read_run(world.ports(world.process("p")).store))
