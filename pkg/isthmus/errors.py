@@ -4,7 +4,8 @@ IsthmusError
 ├── InputError               fix the input: a flag, a name, a model that does not fit (exit code 2)
 │   ├── RunMissing           create the run first (`isthmus init`)
 │   ├── RunExists            choose another run, or use the one that is there
-│   └── LayoutMismatch       bring the model the run was made for
+│   ├── LayoutMismatch       bring the model the run was made for
+│   └── DenormalsFlushed     let this thread keep denormal numbers: `torch.set_flush_denormal(False)` in it
 ├── PortError                the world outside
 │   ├── Unavailable          try again later; whether the last request took effect is unknown
 │   ├── Denied               an operator has to act: credentials, permissions, a missing bucket
@@ -50,6 +51,17 @@ class LayoutMismatch(InputError):
     def __init__(self, difference: str) -> None:
         super().__init__(f"this model does not fit the run: {difference}")
         self.difference = difference
+
+
+class DenormalsFlushed(InputError):
+    """This thread's processor mode turns denormal numbers into zeros: what it computes has other bits than the log."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this thread flushes denormal numbers to zero, so it would compute other bits than the log records (a "
+            "momentum that fades out ends in denormals): a library or torch.set_flush_denormal(True) switched that on "
+            "in it, or in the thread that started it; call torch.set_flush_denormal(False) in that thread first"
+        )
 
 
 class PortError(IsthmusError):

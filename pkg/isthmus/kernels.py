@@ -2,7 +2,8 @@
 
 Rules that keep the bits: no fastmath and no contraction to fused multiply-add (LLVM contracts only when told to), one
 thread per call, sums in float64 over fixed blocks with a fixed number of lanes, rounding by addition of a constant
-instead of a library call. Whoever changes the result of one of these raises `ARITHMETIC`, and replay refuses logs
+instead of a library call. A thread in which the processor flushes denormals has other bits all the same: merges ask
+`require_denormals` first. Whoever changes the result of one of these raises `ARITHMETIC`, and replay refuses logs
 written under another number.
 """
 
@@ -13,6 +14,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from isthmus.errors import DenormalsFlushed
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -26,6 +29,7 @@ BLOCK = 128
 
 _NORM_BLOCK = 4096  # elements summed before the partial sums are folded; part of the arithmetic
 _ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding and subtracting it rounds a small float32 half to even
+_SMALLEST_NORMAL, _HALF, _TWO = np.finfo(np.float32).smallest_normal, np.float32(0.5), np.float32(2.0)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,6 +79,27 @@ def all_finite(x: F32) -> bool:
         # All eight exponent bits set is what NaN and infinity have in common.
         bad |= np.uint32((bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000))
     return bool(bad == 0)
+
+
+@_kernel
+def _halves_and_doubles(x: np.float32, half: np.float32, two: np.float32) -> bool:
+    """Return whether x is itself again; the numbers come in as arguments, or the compiler would know the answer."""
+    halved = x * half
+    return bool(halved * two == x)
+
+
+def flushes_denormals() -> bool:
+    """Return whether this thread turns denormal float32 into zeros, be it as results or as operands.
+
+    A mode of the processor (FTZ and DAZ on x86-64, FZ on Arm) that a thread inherits from the one that starts it.
+    """
+    return not _halves_and_doubles(_SMALLEST_NORMAL, _HALF, _TWO)
+
+
+def require_denormals() -> None:
+    """Raise `DenormalsFlushed` in a thread whose arithmetic has other bits than everybody else's."""
+    if flushes_denormals():
+        raise DenormalsFlushed
 
 
 # --- the merge --------------------------------------------------------------------------------------------------------
@@ -260,6 +285,7 @@ def warm() -> None:
     half, scales, bytes_ = np.zeros(x.size, np.uint16), np.zeros(2, np.uint16), np.zeros(2 * BLOCK, np.uint8)
     norm(x)
     all_finite(x)
+    flushes_denormals()
     accumulate(y, x, 0.5)
     outer_step(x, 1.0, 0.1, 0.5, x, x, y, z)
     subtract(x, y, z)

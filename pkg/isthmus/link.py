@@ -357,7 +357,10 @@ class _Shell:
             task.cancel()
 
     def _main(self, enter: Enter, fits: Callable[[Checkpoint], str | None]) -> None:
+        from isthmus.torch_model import keep_denormals
+
         try:
+            keep_denormals()  # the pool's threads are started from this one
             asyncio.run(self._agent(enter, fits))
         except asyncio.CancelledError:
             pass

@@ -87,7 +87,8 @@ class Accumulator:
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
 
     def add(self, x: F32, weight: float) -> None:
-        """Add one finite outer gradient x [n] float32 with its effective weight (> 0)."""
+        """Add one finite outer gradient x [n] float32 with its effective weight (> 0). Raises `DenormalsFlushed`."""
+        kernels.require_denormals()
         self._unit = self._unit or weight
         weight /= self._unit
         for i, t in enumerate(self.fragment.tensors):
@@ -154,8 +155,10 @@ class Advance:
 def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) -> Advance:
     """Take the outer step from `state` and publish the result through `codec_down`. Pure; `state` is left as it is.
 
-    What the codec drops stays in master − published and is part of the next version's difference.
+    What the codec drops stays in master − published and is part of the next version's difference. Raises
+    `DenormalsFlushed`, as everything here whose bits the log records or is compared with.
     """
+    kernels.require_denormals()
     fragment = round_.fragment
     version = state.version + 1
     master, momentum, cancelled = round_.step(state)
@@ -178,7 +181,8 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
 
 
 def apply_value(published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview) -> F32:
-    """Return the published value [n] one version on: published + the decoded difference."""
+    """Return the published value [n] one version on: published + the decoded difference. Raises `DenormalsFlushed`."""
+    kernels.require_denormals()
     difference, out = np.empty_like(published), np.empty_like(published)
     unpack(codec_down, fragment, as_bytes(payload), difference)
     kernels.add(published, difference, out)

@@ -74,6 +74,15 @@ class TorchReplica:
                 parameter.copy_(torch.from_numpy(_writable(values[at])).view(parameter.shape))
 
 
+def keep_denormals() -> None:
+    """Let the calling thread, and those it starts from now on, compute with denormal numbers; no other is touched.
+
+    Whoever trains with `torch.set_flush_denormal(True)` hands that mode on to every thread he starts, and in it the
+    values that the log records cannot be computed.
+    """
+    torch.set_flush_denormal(False)
+
+
 # --- optimizer state --------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from isthmus.codecs import as_bytes, codec, packed_size, unpack
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import F32, all_finite, norm
+from isthmus.kernels import F32, all_finite, norm, require_denormals
 from isthmus.layout import Fragment
 from isthmus.reasons import Reason
 from isthmus.records import frame
@@ -29,8 +29,10 @@ class Update:
 def open_update(blob: Blob, digest: bytes, run: Run, fragment: Fragment, learner: str, base: int) -> Update:
     """Verify and decode an update. Pure, slow: runs off the loop. Raises `RecordInvalid` with a named reason.
 
-    Checked in this order: digest, frame, run, fragment and codec, author, base, size, finiteness, length.
+    Checked in this order: digest, frame, run, fragment and codec, author, base, size, finiteness, length. Raises
+    `DenormalsFlushed` in a thread that would decode other bits.
     """
+    require_denormals()
     if frame.digest(blob) != digest:
         raise RecordInvalid(Reason.DIGEST_MISMATCH, "the bytes are not those that were announced")
     header, payload = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)

@@ -1,0 +1,112 @@
+"""A process that flushes denormals to zero: merges refuse there, and a learner keeps its own threads from it."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import isthmus
+from isthmus import fold, kernels, merge, torch_model
+from isthmus.codecs import codec, pack, packed_size
+from isthmus.errors import DenormalsFlushed, InputError
+from isthmus.layout import Spec, partition
+from isthmus.rules import Pace, Rules
+from isthmus.run import Seed
+from tests_helpers import check_log, serving, world
+
+FRAGMENT = partition([Spec("w", (40, 8), "float32", "dense")], 1).fragments[0]
+FADED = np.full(FRAGMENT.size, 1e-40, np.float32)
+"""Denormal throughout, as the momentum of parameters is that have had no gradient for a few hundred rounds."""
+
+
+@pytest.fixture
+def flushing():
+    """A thread in which the processor flushes denormals; no other thread of the tests is touched."""
+    with ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
+        yield lambda fn: pool.submit(fn).result()
+
+
+def a_round():
+    accumulator = merge.Accumulator(FRAGMENT, merge.outers(Rules()))
+    accumulator.add(FADED, 1.0)
+    return accumulator
+
+
+def a_difference():
+    out = np.zeros(packed_size(codec("f32"), FRAGMENT), np.uint8)
+    pack(codec("f32"), FRAGMENT, FADED, out)
+    return memoryview(out)
+
+
+def test_a_thread_is_told_from_one_that_flushes(flushing):
+    assert not kernels.flushes_denormals()
+    assert flushing(kernels.flushes_denormals)
+    kernels.require_denormals()
+    with pytest.raises(DenormalsFlushed, match=r"call torch\.set_flush_denormal\(False\) in that thread"):
+        flushing(kernels.require_denormals)
+    assert issubclass(DenormalsFlushed, InputError), "an operator can mend it: no retry does"
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        a_round,
+        partial(merge.advance, merge.initial(FADED), a_round(), codec("int4"), bytes(32)),
+        lambda: merge.apply_value(FADED, FRAGMENT, codec("f32"), a_difference()),
+    ],
+    ids=["accumulate", "advance", "apply a value"],
+)
+def test_what_the_log_records_is_not_computed_there(work, flushing):
+    work()
+    with pytest.raises(DenormalsFlushed):
+        flushing(work)
+
+
+def tiny() -> nn.Module:
+    """A model whose first weights are denormal; with zeros for inputs no training makes them larger."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(1e-40)
+    return model
+
+
+def made_of(model: nn.Module) -> Seed:
+    """What a run is created from that publishes every bit."""
+    rules = Rules(fragments=2, sync_every=2, codec_up="f32", codec_down="f32")
+    pace = Pace(heartbeat_s=0.2, silence_s=0.8)
+    return Seed(torch_model.specs_of(model), torch_model.values_of(model), {}, rules, pace)
+
+
+@pytest.mark.timeout(60)
+def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes_on_flushing(folder, flushing):
+    """Its agent applies published differences to denormal values, each compared with a digest in the log."""
+    flushed = []
+
+    def train():
+        model = tiny()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with isthmus.join(str(folder), model, optimizer, learner="a") as link:
+            while min(link.versions) < 3:
+                model(torch.zeros(1, 4)).sum().backward()
+                optimizer.step()
+                link.step(tokens=4)
+                flushed.append(kernels.flushes_denormals())
+                time.sleep(0.01)
+
+    async def body():
+        async with world(folder, made_of(tiny())) as w, serving(w.syncer()):
+            await asyncio.get_running_loop().run_in_executor(None, flushing, train)
+            await check_log(w)
+            return [await fold.fold(w.log, f.index, fold.Publishing(w.log)) for f in w.run.layout.fragments]
+
+    ends = asyncio.run(body())
+    smallest = min(np.abs(at.carried[at.carried != 0.0]).min() for at in ends)
+    assert smallest < np.finfo(np.float32).smallest_normal, "there was something to flush"
+    assert flushed
+    assert all(flushed), "what the training thread does with its numbers is its own affair"
