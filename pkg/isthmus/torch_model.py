@@ -136,26 +136,56 @@ def copied(tree: Any) -> Any:
     return tree
 
 
+def why_not_kept(tensor: torch.Tensor) -> str | None:
+    """Return what a tensor is that bytes, a dtype and a shape do not say everything about, or None."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter):
+        return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a tensor with contents of its own"
+    if tensor.is_quantized:
+        return f"a quantised tensor ({tensor.dtype}, with its scale inside)"
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return f"a tensor without plain memory ({tensor.layout}, on {tensor.device})"
+    return None
+
+
 def take_tensor(node: object) -> Leaf | None:
-    """Turn a tensor into a leaf (see `records.tree`)."""
+    """Turn a tensor into a leaf (see `records.tree`). Raises `InputError` for one that is more than its bytes."""
     if not isinstance(node, torch.Tensor):
         return None
-    flat = node.detach().cpu().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    if (why := why_not_kept(node)) is not None:
+        raise InputError(f"is {why}: a checkpoint cannot keep it; let the optimizer or the data hold plain tensors")
+    bits = _bits(node)
     dtype = str(node.dtype).removeprefix("torch.")
-    return Leaf(LeafSpec(maker="torch", dtype=dtype, shape=tuple(node.shape), size=data.size), data)
+    return Leaf(LeafSpec(maker="torch", dtype=dtype, shape=tuple(node.shape), size=bits.numel()), bits.numpy())
 
 
 def make_tensor(leaf: Leaf) -> torch.Tensor:
     """Undo `take_tensor`. Raises `RecordInvalid`."""
-    dtype = getattr(torch, leaf.spec.dtype, None)
-    if leaf.spec.maker != "torch" or not isinstance(dtype, torch.dtype):
-        raise RecordInvalid(Reason.MALFORMED, f"no tensor of {leaf.spec.maker}: {leaf.spec.dtype}")
-    if leaf.spec.size != math.prod(leaf.spec.shape) * dtype.itemsize:
+    dtype = dtype_of(leaf.spec)
+    try:
+        if leaf.spec.size == 0:
+            return torch.empty(leaf.spec.shape, dtype=dtype)
+        return torch.from_numpy(leaf.data.copy()).view(dtype).reshape(leaf.spec.shape)
+    except Exception as error:  # its dtypes are many, and each raises its own
+        raise RecordInvalid(Reason.MALFORMED, f"no {dtype} of shape {leaf.spec.shape}: {error}") from None
+
+
+def dtype_of(spec: LeafSpec) -> torch.dtype:
+    """Return the dtype of a leaf that `take_tensor` may have written. Raises `RecordInvalid` for any other."""
+    dtype = getattr(torch, spec.dtype, None)
+    if spec.maker != "torch" or not isinstance(dtype, torch.dtype) or dtype in _QUANTISED:
+        raise RecordInvalid(Reason.MALFORMED, f"no tensor of {spec.maker}: {spec.dtype!r}")
+    if spec.size != math.prod(spec.shape) * dtype.itemsize:
         raise RecordInvalid(Reason.MALFORMED, "a tensor is not of its dtype and shape")
-    if leaf.spec.size == 0:
-        return torch.empty(leaf.spec.shape, dtype=dtype)
-    return torch.from_numpy(leaf.data.copy()).view(dtype).reshape(leaf.spec.shape)
+    return dtype
+
+
+_QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values as bytes [size] uint8 on the CPU; shared with it where they lie together there."""
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
 
 
 def _class_of(optimizer: torch.optim.Optimizer) -> str:

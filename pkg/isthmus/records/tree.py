@@ -5,6 +5,7 @@ out, `rebuild` puts them back; lists stay lists and tuples tuples, since `random
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from isthmus.records.frame import ALIGN
 
 DEPTH_MAX = 64
 _INT64 = range(-(1 << 63), 1 << 63)
+_DTYPE = re.compile(r"[<>|=][biufc][0-9]{1,2}", re.ASCII)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -43,14 +45,16 @@ class Leaf:
 
 
 Take = Callable[[object], Leaf | None]
-"""Turns an object the tree does not know into a leaf; None where it is no array either."""
+"""Turns an object the tree does not know into a leaf; None where it is no array either. Raises `InputError` for an
+array that cannot be kept: what comes after its place in the sentence, such as "is a sparse tensor"."""
 
 
 def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
-    """Return msgpack-able data; the leaves it refers to are appended to `leaves`.
+    """Return msgpack-able data; the leaves it refers to are appended to `leaves`, an array in several places once.
 
-    Raises `InputError`, naming the place in `what`, for an object that is neither.
+    Raises `InputError`, naming the place in `what`, for an object that is neither, and for what `take` refuses.
     """
+    places: dict[int, int] = {}
 
     def walk(node: object, path: str, depth: int) -> Any:
         if depth > DEPTH_MAX:
@@ -65,20 +69,30 @@ def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
         if isinstance(node, dict):
             pairs = [[walk(k, f"{path} key", depth + 1), walk(v, f"{path}[{k!r}]", depth + 1)] for k, v in node.items()]
             return ["d", pairs]
-        leaf = take(node) or _take_numpy(node)
+        if id(node) in places:
+            return ["a", places[id(node)]]
+        try:
+            leaf = take(node) or _take_numpy(node)
+        except InputError as error:
+            raise InputError(f"{path} {error}") from None
         if leaf is None:
             raise InputError(
                 f"{path} is a {type(node).__module__}.{type(node).__qualname__}: a checkpoint holds plain data "
                 "(numbers, text, bytes, lists, tuples, dicts) and arrays"
             )
         leaves.append(leaf)
+        places[id(node)] = len(leaves) - 1
         return ["a", len(leaves) - 1]
 
     return walk(tree, what, 0)
 
 
 def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) -> Any:
-    """Undo `flatten`. `make` makes what is not numpy's. Raises `RecordInvalid` for anything `flatten` never wrote."""
+    """Undo `flatten`. `make` makes what is not numpy's, and what was one array in several places is one again.
+
+    Raises `RecordInvalid` for anything `flatten` never wrote.
+    """
+    made: dict[int, object] = {}
 
     def walk(node: Any, depth: int) -> Any:
         if depth > DEPTH_MAX:
@@ -98,14 +112,18 @@ def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) 
                     raise RecordInvalid(Reason.MALFORMED, "a tree has a key that cannot be one")
                 return dict(zip(keys, (walk(value, depth + 1) for _, value in pairs), strict=True))
             case ("a", int(index)) if 0 <= index < len(leaves):
-                leaf = leaves[index]
-                return _make_numpy(leaf) if leaf.spec.maker == "numpy" else make(leaf)
+                if index not in made:
+                    leaf = leaves[index]
+                    made[index] = _make_numpy(leaf) if leaf.spec.maker == "numpy" else make(leaf)
+                return made[index]
         raise RecordInvalid(Reason.MALFORMED, "a tree holds something no tree holds")
 
     try:
         return walk(plain, 0)
-    except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
-        raise RecordInvalid(Reason.MALFORMED, f"a tree that nothing of ours wrote: {error}") from None
+    except RecordInvalid:
+        raise
+    except Exception as error:  # a stranger's bytes: whatever they raise, they are no tree
+        raise RecordInvalid(Reason.MALFORMED, f"a tree that nothing of ours wrote: {error!r}") from None
 
 
 def place(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
@@ -145,6 +163,9 @@ def _take_numpy(node: object) -> Leaf | None:
 
 
 def _make_numpy(leaf: Leaf) -> object:
+    # NumPy reads a whole language here, and what is wrong in it raises nearly anything: only what it writes is read.
+    if not _DTYPE.fullmatch(leaf.spec.dtype):
+        raise RecordInvalid(Reason.MALFORMED, f"no dtype of numbers: {leaf.spec.dtype!r}")
     try:
         dtype = np.dtype(leaf.spec.dtype)
     except TypeError as error:
