@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Enter = Callable[[EdgeStore, Runtime], Awaitable[Run]]
+FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
 
 OFFLOAD_THREADS = 4
 START_S = 60.0
@@ -233,8 +234,12 @@ def join(
         found.require(torch_model.specs_of(model), torch_model.frozen_of(model))
         return found
 
+    async def find_donor(agent: LearnerAgent) -> Checkpoint | None:
+        judge = moments.Judge(model, optimizer)  # gone with this call: it may be as large as the model
+        return await agent.donor(judge.fits, judge.glance)
+
     shell = _Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
-    shell.start(enter, lambda found: moments.why_no_fit(model, optimizer, found))
+    shell.start(enter, find_donor)
     try:
         origin = moments.restore(model, optimizer, data, shell.agent.history.checkpoint, shell.donor)
         shell.attach(lambda layout: torch_model.TorchReplica(model, layout), moments.Saver(model, optimizer, data))
@@ -305,13 +310,9 @@ class _Shell:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(
-        self,
-        enter: Enter,
-        fits: Callable[[Checkpoint], str | None],
-    ) -> None:
-        """Start the thread; return once the run is joined. `fits` says why another's optimizer does not."""
-        self._thread = threading.Thread(target=self._main, args=(enter, fits), name="isthmus-agent", daemon=True)
+    def start(self, enter: Enter, find_donor: FindDonor) -> None:
+        """Start the thread; return once the run is joined, and a donor looked for where one is needed."""
+        self._thread = threading.Thread(target=self._main, args=(enter, find_donor), name="isthmus-agent", daemon=True)
         self._thread.start()
         self._joined.wait()
         self.check()
@@ -356,12 +357,12 @@ class _Shell:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
 
-    def _main(self, enter: Enter, fits: Callable[[Checkpoint], str | None]) -> None:
+    def _main(self, enter: Enter, find_donor: FindDonor) -> None:
         from isthmus.torch_model import keep_denormals
 
         try:
             keep_denormals()  # the pool's threads are started from this one
-            asyncio.run(self._agent(enter, fits))
+            asyncio.run(self._agent(enter, find_donor))
         except asyncio.CancelledError:
             pass
         except BaseException as error:
@@ -372,7 +373,7 @@ class _Shell:
             if self.feeder is not None:
                 self.feeder.close()
 
-    async def _agent(self, enter: Enter, fits: Callable[[Checkpoint], str | None]) -> None:
+    async def _agent(self, enter: Enter, find_donor: FindDonor) -> None:
         self._loop = asyncio.get_running_loop()
         runtime, pool = threaded(OFFLOAD_THREADS)
         run_url, bus_url = self._urls
@@ -392,7 +393,7 @@ class _Shell:
                 await self.agent.join()
                 self.joined_at = [known.version for known in self.agent.downlink.known]
                 if self.agent.history.checkpoint is None and any(self.joined_at):
-                    self.donor = await self.agent.donor(fits)
+                    self.donor = await find_donor(self.agent)
                 history = self.agent.history
                 logger.info(
                     "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",

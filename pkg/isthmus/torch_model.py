@@ -83,57 +83,7 @@ def keep_denormals() -> None:
     torch.set_flush_denormal(False)
 
 
-# --- optimizer state --------------------------------------------------------------------------------------------------
-
-
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return a copy of the optimizer's state on the CPU, with the names of its parameters."""
-    return {"class": _class_of(optimizer), "names": _names(model, optimizer), "state": copied(optimizer.state_dict())}
-
-
-def why_no_fit(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any) -> str | None:
-    """Return why a saved state is not for this optimizer, or None."""
-    try:
-        if saved["class"] != _class_of(optimizer):
-            return f"it is of a {saved['class']}, here is a {_class_of(optimizer)}"
-        if saved["names"] != _names(model, optimizer):
-            return "its parameters or their groups are others"
-        held = saved["state"]["state"]
-        shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
-        for index, entries in held.items():
-            for what, value in entries.items():
-                if not isinstance(value, torch.Tensor):
-                    continue
-                if value.dim() and tuple(value.shape) != shapes[index]:
-                    return f"{what} of parameter {index} has shape {tuple(value.shape)}, not {shapes[index]}"
-                if not bool(torch.isfinite(value).all()):
-                    return f"{what} of parameter {index} is not finite"
-        if len({tuple(sorted(entries)) for entries in held.values()}) > 1:
-            return "its parameters have different entries"
-        if len(saved["state"]["param_groups"]) != len(optimizer.param_groups):
-            return "it has another number of parameter groups"
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        return f"it is no optimizer's state: {error!r}"
-    return None
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, saved: Any, *, settings: bool) -> None:
-    """Load a state that fits. Without `settings`, moments only: learning rates and the like stay as they are here."""
-    state = saved["state"]
-    if not settings:
-        state = {"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]}
-    optimizer.load_state_dict(state)
-
-
-def copied(tree: Any) -> Any:
-    """Return nested plain data with every tensor copied to the CPU."""
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().to("cpu", copy=True)
-    if isinstance(tree, dict):
-        return {key: copied(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(copied(item) for item in tree)
-    return tree
+# --- tensors as leaves -----------------------------------------------------------------------------------------------
 
 
 def why_not_kept(tensor: torch.Tensor) -> str | None:
@@ -179,6 +129,14 @@ def dtype_of(spec: LeafSpec) -> torch.dtype:
     return dtype
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values on the CPU, in memory of their own, in order; any dtype that `take_tensor` takes."""
+    bits = _bits(tensor)
+    if tensor.numel() == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return (bits.clone() if tensor.device.type == "cpu" else bits).view(tensor.dtype).reshape(tensor.shape)
+
+
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
@@ -186,15 +144,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values as bytes [size] uint8 on the CPU; shared with it where they lie together there."""
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
-
-
-def _class_of(optimizer: torch.optim.Optimizer) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-
-
-def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    names = {id(p): name for name, p in model.named_parameters()}
-    return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 
 def load(model: nn.Module, layout: Layout, values: Iterable[F32]) -> None:

@@ -282,7 +282,10 @@ class _Lab:
         agent = LearnerAgent(log, ports.store, ports.bus, ports.process.runtime, name)
         model = trainee.build(self.setting.shape, self.seed)
         optimizer = trainee.optimizer(self.setting, model)
-        return await agent.donor(lambda found: moments.why_no_fit(model, optimizer, found))
+        # This agent does not join: of whom the log merged something lately is read here.
+        await agent.downlink.begin()
+        judge = moments.Judge(model, optimizer)
+        return await agent.donor(judge.fits, judge.glance)
 
     # --- the row ------------------------------------------------------------------------------------------------------
 

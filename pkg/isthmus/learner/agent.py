@@ -18,7 +18,7 @@ from isthmus.errors import Denied, Fenced, InputError, ObjectMissing, RecordInva
 from isthmus.learner.boundary import Adopted, Boundary, Called, Captured, Freeze, Passed, Replica, ToAgent, ToTraining
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, Traffic, pack
 from isthmus.learner.downlink import FETCHERS, Downlink
-from isthmus.learner.history import History, donors, read_checkpoint, read_history
+from isthmus.learner.history import History, donors, read_checkpoint, read_head, read_history
 from isthmus.learner.ledger import PARTS, weigh
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
@@ -38,10 +38,10 @@ from isthmus.records.messages import (
     decode,
     learner_stream,
 )
-from isthmus.records.objects import SCHEMA, ClaimHeader, checkpoint_key, claim_key
+from isthmus.records.objects import SCHEMA, CheckpointHeader, ClaimHeader, checkpoint_key, claim_key
 from isthmus.rules import ADOPTIONS, Pace
 from isthmus.runtime import Runtime
-from isthmus.store import EdgeStore
+from isthmus.store import EdgeStore, Entry
 from isthmus.vitals import Vitals
 
 logger = logging.getLogger(__name__)
@@ -129,24 +129,48 @@ class LearnerAgent:
         self.uplink.resume(self.history)
         await self._settle_past(read)
 
-    async def donor(self, fits: Callable[[Checkpoint], str | None]) -> Checkpoint | None:
+    async def donor(
+        self,
+        fits: Callable[[Checkpoint], str | None],
+        glance: Callable[[CheckpointHeader], str | None] = lambda _: None,
+    ) -> Checkpoint | None:
         """Return a healthy learner's checkpoint that fits, for a newcomer to a run in flight; None where there is none.
 
-        `fits` returns why not. No process is asked: the checkpoints are in the store.
+        `glance` and `fits` return why not; the first is shown the header before the rest of the object is fetched. Both
+        run off the loop. Asked are only learners of whom the log has merged something lately; and no process: the
+        checkpoints are in the store. Whatever goes wrong with one of them, it is not used.
         """
         try:
             async with asyncio.timeout(DONOR_S):
-                for entry in await donors(self._log, self.name):
-                    found = await read_checkpoint(self._log, entry.key)
-                    if found is None:
+                for entry in await donors(self._log, self.name, self.downlink.merged_lately):
+                    try:
+                        found = await self._look_at(entry, fits, glance)
+                    except Exception as error:  # a stranger's object: whatever it is, it ends no join
+                        logger.warning("checkpoint %s is not used: %s", entry.key, error or type(error).__name__)
                         continue
-                    why = "its loss is not finite" if found.header.loss is None else fits(found)
-                    if why is None:
+                    if found is not None:
                         return found
-                    logger.info("the optimizer of %s does not fit: %s", found.header.learner, why)
         except (Unavailable, Denied, TimeoutError) as error:
             # A nicety: a newcomer without it warms up.
             logger.warning("no checkpoint of another learner could be read: %s", error or type(error).__name__)
+        return None
+
+    async def _look_at(
+        self,
+        entry: Entry,
+        fits: Callable[[Checkpoint], str | None],
+        glance: Callable[[CheckpointHeader], str | None],
+    ) -> Checkpoint | None:
+        header = await read_head(self._log, entry.key)
+        why = "its loss is not finite" if header.loss is None else await self._runtime.offload(glance, header)
+        if why is None:
+            found = await read_checkpoint(self._log, entry.key, entry.size)
+            if found is None:
+                return None
+            why = await self._runtime.offload(fits, found)
+            if why is None:
+                return found
+        logger.info("the optimizer of %s does not fit: %s", header.learner, why)
         return None
 
     def attach(

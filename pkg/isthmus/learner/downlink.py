@@ -54,6 +54,8 @@ class Downlink:
         self.known: list[Known] = []
         self.sync_s = 0.0
         """From hearing of a commit to having its value ready to adopt, a moving average."""
+        self.merged_lately: set[str] = set()
+        """Learners of whom the newest commit of some fragment, as `begin` found it, has merged something."""
         self._log = log
         self._run = log.run
         self._runtime = runtime
@@ -78,6 +80,7 @@ class Downlink:
     async def _newest(self, fragment: int, gate: asyncio.Semaphore) -> Known:
         async with gate:
             at = await fold.fold(self._log, fragment, self._carry)
+            self.merged_lately |= {given.learner for commit in at.last for given in commit.header.inputs}
             return Known(at.version, at.carried, at.digest, at.version, self._runtime.now())
 
     def want(self, fragment: int, version: int) -> None:

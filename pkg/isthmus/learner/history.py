@@ -6,17 +6,19 @@ Read once, when a learner starts; this is the only place where its keys are list
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.bus import START, Bus
 from isthmus.errors import ObjectMissing, RecordInvalid
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
+from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.messages import Announce, Heartbeat, Progress, decode, learner_stream
 from isthmus.records.objects import (
     LEARNERS,
+    CheckpointHeader,
     ClaimHeader,
     Sent,
     UpdateHeader,
@@ -39,6 +41,9 @@ DONOR_BYTES, DONOR_EXTRA = 64, 64 << 20
 
 DONORS_MAX = 3
 """Checkpoints of other learners looked at for an optimizer that fits."""
+
+HEAD_BYTES = 64 << 10
+"""Read of another's checkpoint first; more where its header is longer."""
 
 
 @dataclass(slots=True)
@@ -105,22 +110,32 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -
     return history
 
 
-async def donors(log: Log, learner: str) -> Sequence[Entry]:
-    """Return the newest checkpoint of every other learner, the most recent first, a few of them. Lists."""
+async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Entry]:
+    """Return the newest checkpoints of those other learners, the most recent first, a few of them. Lists."""
     newest: dict[str, Entry] = {}
     for entry in checkpoints_in(await log.store.list(LEARNERS)):
         newest.setdefault(entry.key.split("/")[1], entry)
-    newest.pop(learner, None)
     largest = DONOR_BYTES * log.run.layout.size + DONOR_EXTRA
-    return sorted((e for e in newest.values() if e.size <= largest), key=lambda e: e.modified, reverse=True)[
-        :DONORS_MAX
-    ]
+    fit = [e for name, e in newest.items() if name != learner and name in among and e.size <= largest]
+    return sorted(fit, key=lambda e: e.modified, reverse=True)[:DONORS_MAX]
 
 
-async def read_checkpoint(log: Log, key: str) -> Checkpoint | None:
-    """Return a checkpoint, or None (named in the log) where it is damaged or gone."""
+async def read_head(log: Log, key: str) -> CheckpointHeader:
+    """Return what a checkpoint says of itself, without its arrays. Raises `RecordInvalid`, `ObjectMissing`."""
+    blob = await log.store.get_range(key, 0, HEAD_BYTES)
+    end = frame.head_end(blob, frame.Kind.CHECKPOINT)
+    if end > HEAD_BYTES:
+        blob = await log.store.get_range(key, 0, end)
+    header = frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
+    if header.run != log.run.digest:
+        raise RecordInvalid(Reason.WRONG_RUN, "a checkpoint of another run")
+    return header
+
+
+async def read_checkpoint(log: Log, key: str, size: int | None = None) -> Checkpoint | None:
+    """Return a checkpoint, or None (named in the log) where it is damaged or gone; of a stranger's at most `size`."""
     try:
-        blob = await log.store.get(key)
+        blob = await (log.store.get(key) if size is None else log.store.get_range(key, 0, size))
         return await log.runtime.offload(open_checkpoint, blob, key, log.run)
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)

@@ -135,6 +135,11 @@ def parse_head(blob: Blob, kind: Kind, schema: type[T]) -> T:
     return _header(memoryview(blob), header_size, schema)
 
 
+def head_end(blob: Blob, kind: Kind) -> int:
+    """Return where the header ends of an object of which only the beginning is at hand. Raises `RecordInvalid`."""
+    return PREFIX.size + _prefix(blob, kind)[0]
+
+
 def kind_of(blob: Blob) -> int:
     """Return the kind of record these bytes say they are, 0 where they say nothing; nothing is checked."""
     return int(PREFIX.unpack_from(blob)[2]) if len(blob) >= PREFIX.size else 0

@@ -63,7 +63,7 @@ def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
             return node
         if isinstance(node, int):
             return node if node in _INT64 else ["i", str(node)]
-        if isinstance(node, list | tuple):
+        if isinstance(node, list | tuple) and not hasattr(node, "_fields"):  # a named tuple would lose its names
             items = [walk(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(node)]
             return ["l" if isinstance(node, list) else "t", items]
         if isinstance(node, dict):
