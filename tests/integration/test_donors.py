@@ -1,0 +1,181 @@
+"""Which checkpoints are looked at, in which order, and how little is fetched to turn one away."""
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from isthmus.layout import Spec
+from isthmus.learner.history import HEAD_BYTES, checkpoints_in, donors, read_head
+from isthmus.moments import Saver
+from isthmus.records.objects import checkpoint_key
+from isthmus.store import Entry
+from tests_helpers import NumpyReplica, seed_of, serving, train, world
+
+LARGE = seed_of(specs=[Spec(f"layer{i}", (100, 90), "float32", "dense") for i in range(4)])
+
+
+class Moments:
+    """An optimizer's state of so many numbers, and so many names."""
+
+    def __init__(self, names=1):
+        self.names = names
+
+    def save(self):
+        return {f"a parameter with a long name {i}": np.full(30, i, np.float32) for i in range(self.names)}, None
+
+    def take(self, node):
+        return None
+
+
+@asynccontextmanager
+async def merged(folder, *names, saver=Moments):
+    """A run into which these learners trained at the same time, each of whom left a checkpoint as it went."""
+
+    async def live(agent):
+        await agent.join()
+        replica = NumpyReplica(w.run.layout)
+        boundary = agent.attach(replica, saver=saver())
+        task = asyncio.ensure_future(agent.run())
+        while not ready():
+            for values in replica.values:
+                values -= np.float32(1e-3)
+            boundary.after_step(100, 1.0)
+            await asyncio.sleep(0.01)
+        boundary.freeze()
+        agent.drain(done=True)
+        await task
+
+    async with world(folder, LARGE) as w, serving(w.syncer()):
+        agents = [w.learner(name) for name in names]
+
+        def ready():
+            return all(sum(account.merged for account in agent.uplink.accounts) for agent in agents)
+
+        await asyncio.gather(*map(live, agents))
+        yield w
+
+
+def written(folder: Path, learner: str, at: float) -> None:
+    """Let a learner's checkpoints have been written at this time, on the store's clock."""
+    for path in folder.glob(f"learners/{learner}/*/checkpoints/*"):
+        os.utime(path, (at, at))
+
+
+def test_the_newest_checkpoint_comes_first_whatever_its_learner_is_called(folder):
+    async def body():
+        async with merged(folder, "a", "b", "c") as w:
+            for order in (["b", "a", "c"], ["c", "b", "a"]):
+                for age, name in enumerate(order):
+                    written(folder, name, 1e9 - age)
+                found = await donors(w.log, "newcomer", {"a", "b", "c"})
+                assert [e.key.split("/")[1] for e in found] == order
+            assert [e.key.split("/")[1] for e in await donors(w.log, "b", {"b", "c"})] == ["c"]
+
+    asyncio.run(body())
+
+
+def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder, caplog):
+    async def body():
+        async with merged(folder, "a", "b", "c") as w:
+            for age, name in enumerate("abc"):
+                written(folder, name, 1e9 - age)
+            newcomer = w.learner("newcomer")
+            await newcomer.join()
+            assert newcomer.downlink.merged_lately <= {"a", "b", "c"}
+            newcomer.downlink.merged_lately |= {"a", "b", "c"}
+
+            def fits(found):
+                if found.header.learner == "a":
+                    raise ZeroDivisionError("a's very own")
+
+            def glance(header):
+                if header.learner == "b":
+                    raise AttributeError("b's very own")
+
+            found = await newcomer.donor(fits, glance)
+            assert found.header.learner == "c"
+            assert "a's very own" in caplog.text
+            assert "b's very own" in caplog.text
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("names", [1, 2000], ids=["short header", "long header"])
+def test_one_that_its_header_gives_away_is_not_fetched(names, folder):
+    async def body():
+        async with merged(folder, "a", saver=lambda: Moments(names)) as w:
+            [entry] = checkpoints_in(await w.store.list("learners/"))
+            header = await read_head(w.log, entry.key)
+            assert header.learner == "a"
+            newcomer = w.learner("newcomer")
+            await newcomer.join()
+            before, seen = w.store.traffic.bytes_down, []
+            assert await newcomer.donor(seen.append, lambda header: "of another class") is None
+            fetched = w.store.traffic.bytes_down - before
+            assert seen == []
+            assert fetched < entry.size / 2
+            assert (fetched > HEAD_BYTES) == (names > 1)
+            assert await newcomer.donor(lambda found: None) is not None, "it would have been there"
+
+    asyncio.run(body())
+
+
+def test_a_damaged_header_is_passed_over(folder, caplog):
+    async def body():
+        async with merged(folder, "a") as w:
+            [entry] = checkpoints_in(await w.store.list("learners/"))
+            whole = await w.store.get(entry.key)
+            newcomer = w.learner("newcomer")
+            await newcomer.join()
+            for damaged in (whole[:50], b"", whole[:200], bytes(300), whole[:130] + b"?" + whole[131:]):
+                await w.store.put(entry.key, damaged)
+                assert await newcomer.donor(lambda found: None) is None
+            assert caplog.text.count("is not used") == 5
+
+    asyncio.run(body())
+
+
+def test_a_run_in_flight_whose_learners_wrote_no_checkpoint_has_no_donor(folder):
+    async def body():
+        async with world(folder, LARGE) as w, serving(w.syncer()) as syncer:
+            await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 1)
+            newcomer = w.learner("newcomer")
+            await newcomer.join()
+            assert await newcomer.donor(lambda found: None) is None
+
+    asyncio.run(body())
+
+
+def test_of_ones_own_checkpoints_those_of_later_lives_come_first_whatever_their_steps():
+    """A life that went back to an older checkpoint, after a twin's damage say, stands at fewer steps than the one
+    before it; what it wrote is what goes on."""
+    keys = [checkpoint_key("l", life, step, bytes(32)) for life, step in ((3, 7), (2, 60), (2, 40), (1, 100), (1, 90))]
+    listed = [Entry(key, 1, 0.0) for key in sorted(keys)]
+    assert [e.key for e in checkpoints_in(listed)] == keys
+
+
+class Sampler:
+    """Returns the very dict it goes on changing."""
+
+    def __init__(self):
+        self.state = {"epoch": 0, "order": [3, 1, 2], "seen": np.zeros(3, np.int64)}
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_the_samplers_state_is_of_the_moment_it_was_asked_for():
+    model, sampler = torch.nn.Linear(2, 2), Sampler()
+    _, data = Saver(model, torch.optim.SGD(model.parameters(), 0.1), sampler).save()
+    sampler.state["epoch"] = 1
+    sampler.state["order"].append(4)
+    sampler.state["seen"] += 1
+    assert (data["epoch"], data["order"], data["seen"].tolist()) == (0, [3, 1, 2], [0, 0, 0])

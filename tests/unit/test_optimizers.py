@@ -1,0 +1,250 @@
+"""An inner optimizer's state goes into a checkpoint and comes back bit for bit, whatever the optimizer keeps."""
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from isthmus import optimizers, torch_model
+from isthmus.errors import InputError
+from isthmus.moments import Saver
+from isthmus.optimizers import Stepped
+from isthmus.records import tree
+
+
+def net(dtype=torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)).to(dtype)
+
+
+class Keeps(torch.optim.Optimizer):
+    """Goes down by a tenth of the gradient's sign, and keeps of each parameter whatever it is told to."""
+
+    def __init__(self, params, keep, lr=0.1):
+        self.keep = keep
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    if not self.state[p]:
+                        self.state[p].update(self.keep(p))
+                    p.sub_(group["lr"] * p.grad.sign())
+
+
+CODEBOOK = torch.linspace(-1.0, 1.0, 256)
+
+
+class Scaled(torch.Tensor):
+    """Bytes and a scale that pass for a tensor, as low-bit optimizers keep their moments."""
+
+    @staticmethod
+    def __new__(cls, codes, scale, bits):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)
+
+    def __init__(self, codes, scale, bits):
+        self.codes, self.scale, self.bits = codes, scale, bits
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], [self.bits, self.codes.shape]
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size=None, stride=None):
+        return cls(inner["codes"], inner["scale"], context[0])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return args[0]
+        if func is torch.ops.aten.clone.default:
+            return cls(args[0].codes.clone(), args[0].scale.clone(), args[0].bits)
+        raise NotImplementedError(f"{func} of a scaled tensor")
+
+
+def noise(p, dtype=torch.float32):
+    return torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).to(dtype)
+
+
+KEPT = {
+    "float8": lambda p: {"m": noise(p, torch.float8_e4m3fn), "scale": torch.tensor(0.25, dtype=torch.float8_e8m0fnu)},
+    "float32 of bfloat16": lambda p: {"step": torch.tensor(3.0), "m": noise(p), "v": noise(p, torch.float64)},
+    "8-bit with codebook": lambda p: {
+        "step": 7,
+        "state1": (noise(p) * 9).to(torch.uint8).reshape(-1),
+        "absmax1": noise(p).abs().reshape(-1)[:3],
+        "qmap1": CODEBOOK,
+    },
+    "signed bytes": lambda p: {"m": (noise(p) * 50).to(torch.int8), "rows": noise(p).reshape(p.shape[0], -1).sum(1)},
+    "nested": lambda p: {
+        "kind": "factored",
+        "history": [noise(p), {"left": (noise(p)[:2], None, True)}],
+        "seen": 2**70,
+        ("a", 1): b"bytes",
+    },
+    "half a byte": lambda p: {"m": torch.arange(p.numel(), dtype=torch.uint8).view(torch.uint4)},
+    "not in order": lambda p: {"m": noise(p).t() if p.dim() == 2 else noise(p)},
+    "a subclass": lambda p: {"m": Scaled((noise(p) * 50).to(torch.int8), noise(p)[:1], 8), "list": [noise(p)]},
+}
+
+
+def stepped(keep, dtype=torch.float32):
+    model = net(dtype)
+    optimizer = Keeps(model.parameters(), keep)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return model, optimizer
+
+
+def written(saver):
+    """What a checkpoint holds of an optimizer, read again."""
+    leaves = []
+    plain = msgpack.packb(tree.flatten(saver.save()[0], "optimizer", saver.take, leaves))
+    read = msgpack.unpackb(plain, use_list=False, strict_map_key=False)
+    return tree.rebuild(read, [tree.Leaf(leaf.spec, leaf.data.copy()) for leaf in leaves], torch_model.make_tensor)
+
+
+def same(a, b):
+    """Whether two trees are alike, tensors bit by bit."""
+    assert type(a) is type(b)
+    if isinstance(a, Scaled):
+        return a.bits == b.bits and same([a.codes, a.scale], [b.codes, b.scale])
+    if isinstance(a, torch.Tensor):
+        assert (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
+        return np.array_equal(torch_model.take_tensor(a).data, torch_model.take_tensor(b).data)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("what", KEPT)
+def test_what_an_optimizer_keeps_comes_back_bit_for_bit(what, dtype):
+    model, optimizer = stepped(KEPT[what], dtype)
+    saved = written(Saver(model, optimizer, None))
+    again_model = net(dtype)
+    again = Keeps(again_model.parameters(), KEPT[what], lr=9.0)
+    optimizers.load(again, saved, settings=True)
+    for p, q in zip(model.parameters(), again_model.parameters(), strict=True):
+        assert same(dict(optimizer.state[p]), dict(again.state[q]))
+    assert again.param_groups[0]["lr"] == 0.1, "its settings too"
+
+
+def test_a_tensor_that_all_parameters_share_is_one_again():
+    model, optimizer = stepped(KEPT["8-bit with codebook"])
+    saved = written(Saver(model, optimizer, None))
+    again = Keeps(net().parameters(), KEPT["8-bit with codebook"])
+    optimizers.load(again, saved, settings=True)
+    assert len({id(entries["qmap1"]) for entries in again.state.values()}) == 1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.Rprop])
+def test_two_go_the_same_way_after_a_restart(kind):
+    """Of real optimizers in bfloat16: as many steps before as after, once with and once without a restart between."""
+    straight, broken = net(torch.bfloat16), net(torch.bfloat16)
+    one, two = kind(straight.parameters(), lr=0.01), kind(broken.parameters(), lr=0.01)
+
+    def step(model, optimizer, seed):
+        draw = torch.Generator().manual_seed(seed)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=draw).to(p.dtype)
+        optimizer.step()
+
+    for seed in range(3):
+        step(straight, one, seed)
+        step(broken, two, seed)
+    saved = written(Saver(broken, two, None))
+    three = kind(broken.parameters(), lr=0.5)
+    optimizers.load(three, saved, settings=True)
+    for seed in range(3, 6):
+        step(straight, one, seed)
+        step(broken, three, seed)
+    assert all(torch.equal(p, q) for p, q in zip(straight.parameters(), broken.parameters(), strict=True))
+
+
+class Pair(tuple):
+    _fields = ("a", "b")
+
+
+@pytest.mark.filterwarnings("ignore:.*quant")  # torch on its own quantised tensors: they are on their way out
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        (lambda p: torch.eye(2).to_sparse(), "sparse_coo"),
+        (lambda p: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantised"),
+        (lambda p: torch.ones(2).as_subclass(type("Odd", (torch.Tensor,), {})), "Odd"),
+        (lambda p: {1, 2}, "set"),
+        (lambda p: Pair((1, 2)), "Pair"),
+    ],
+    ids=["sparse", "quantised", "subclass", "set", "named tuple"],
+)
+def test_what_cannot_be_kept_is_refused_by_its_place_as_it_is_written(odd, what):
+    model, optimizer = stepped(lambda p: {"deep": [0, odd(p)]})
+    with pytest.raises(InputError, match=rf"optimizer\['state'\]\['state'\]\[0\]\['deep'\]\[1\] is a .*{what}"):
+        written(Saver(model, optimizer, None))
+
+
+class NeedsClosure(Keeps):
+    def step(self, closure):
+        with torch.enable_grad():
+            closure()
+        return super().step()
+
+
+def test_so_is_a_subclass_that_no_restart_could_make_again():
+    """Only a copy that has stepped shows the class; this optimizer steps with a closure, so there is none."""
+    model = net()
+    optimizer = NeedsClosure(model.parameters(), KEPT["a subclass"])
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step(lambda: None)
+    with pytest.raises(InputError, match=r"\['m'\] is a .*Scaled"):
+        written(Saver(model, optimizer, None))
+
+
+# --- the copy that steps ----------------------------------------------------------------------------------------------
+
+
+def test_the_copy_leaves_everything_as_it_was():
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
+    seen = []
+    optimizer.register_step_post_hook(lambda *_: seen.append("hook"))
+    before = [p.detach().clone() for p in model.parameters()]
+    rng = torch.get_rng_state()
+    stepped_once = Stepped(optimizer)
+    assert seen == []
+    assert not optimizer.state
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert min(stepped_once.moved) > 0.0, "a rate of 0, at the start of a schedule, shows nothing"
+    optimizer.step()
+    schedule.step()  # and neither was patched
+
+
+def test_random_numbers_of_an_optimizer_are_not_those_of_the_training():
+    class Noisy(Keeps):
+        def step(self, closure=None):
+            torch.rand(1)
+            return super().step()
+
+    rng = torch.get_rng_state()
+    Stepped(Noisy(net().parameters(), lambda p: {}))
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_it_shows_which_numbers_may_be_below_zero(maximize):
+    shown = Stepped(torch.optim.AdamW(net().parameters(), maximize=maximize)).outline[0]
+    assert {name: entry.nonnegative for name, entry in shown.items()} == {
+        "step": True,
+        "exp_avg": False,
+        "exp_avg_sq": True,
+    }
