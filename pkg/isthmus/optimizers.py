@@ -329,7 +329,8 @@ class Stepped:
 
     Costs, until it is dropped, the memory of the parameters, their gradients and the optimizer's state once more, and
     the time of a step. The optimizer, its parameters and torch's random numbers stay as they are; hooks of its own and
-    whatever was patched into it (learning rate schedulers do) are left out.
+    whatever was patched into it (learning rate schedulers do) are left out. Hooks registered for all optimizers of the
+    process see the step.
 
     Raises whatever the optimizer does that cannot be copied or stepped so: one that wants a closure, for example.
     """
