@@ -1,4 +1,4 @@
-"""`isthmus access`: passwords and the Redis ACL of a new installation, each password in a file of its own.
+"""`isthmus access`: passwords, Redis's ACL and settings for a new installation, each password in a file of its own.
 
 Doing it twice changes no password; a learner named later is added. Nothing is printed but file names.
 """
@@ -8,6 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
+from isthmus.bus.base import VALUE_MAX
 from isthmus.errors import InputError
 from isthmus.records.fields import require_name
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
@@ -15,8 +16,20 @@ from isthmus_services import commands
 from isthmus_services.report import write_json
 
 ACL_FILE = "users.acl"
+SETTINGS_FILE = "redis.conf"
 CREDENTIALS_FILE = "aws-credentials"
 STORE_USER = "isthmus"
+
+REDIS_SETTINGS = f"""\
+# What a bus needs of its Redis. Address, folder, memory and the ACL file beside this one come on the command line.
+appendonly yes
+appendfsync everysec
+save ""
+# Evicting would take whole streams. Full is an error that is seen, and streams are trimmed anyway.
+maxmemory-policy noeviction
+# The least it takes. The default, 512 MiB, lets one message fill all of the memory.
+proto-max-bulk-len {VALUE_MAX >> 20}mb
+"""
 
 _COMMANDS = "+hello +auth +ping +info +time +scan +xread +xrevrange"
 _WRITING = "+xadd +expire"
@@ -52,6 +65,7 @@ def prepare(folder: Path, learners: list[str]) -> list[str]:
         "user default off\n"
         + "".join(acl_line(user, passwords[user], stream) + "\n" for user, stream in users.items()),
     )
+    _write(folder / SETTINGS_FILE, REDIS_SETTINGS)
     store, _ = _password(folder / "store-password"), _password(folder / "grafana-password")
     _write(folder / "store-user", STORE_USER + "\n")
     _write(

@@ -409,7 +409,7 @@ ALL = tuple(
         ("simulate", Goodput, "chips that fail: data parallel, elastic, and M decoupled learners"),
         ("simulate", Bandwidth, "Gbit/s for a utilisation: data parallel, DiLoCo, Streaming and Decoupled DiLoCo"),
         ("", Plan, "what a model and a set of learners would come to, the settings to choose, and the cost"),
-        ("", Access, "make the passwords and the Redis ACL file of a new installation"),
+        ("", Access, "make the passwords, the ACL and the settings of Redis for a new installation"),
     )
 )
 

@@ -9,6 +9,11 @@ RETAINED = 1024
 READ_MAX = 256
 """Messages returned per stream and read."""
 
+VALUE_MAX = 1 << 20
+"""Bytes a server that is shared should take as one value: the least that Redis's proto-max-bulk-len can be set to, and
+16 of our longest messages. With its default, 512 MiB, one value fills the server, and every reader loads it whole.
+"""
+
 START = ""
 """The position before everything that is kept."""
 

@@ -24,6 +24,9 @@ BLOCK_S_MAX = 5.0  # one XREAD; longer waits are several
 EXPIRE_S = 7 * 86400
 """A stream nobody has written to for about this long is dropped by the server."""
 
+REFUSAL_S = 2.0
+"""How long a server may take to refuse a length before it counts as accepted."""
+
 EXPIRE_EVERY = 256  # appends
 _FIELD = b"m"
 
@@ -140,6 +143,30 @@ class RedisBus:
             memory_used=int(info.get("used_memory", 0)),
             time=seconds + microseconds / 1e6,
         )
+
+    async def takes(self, size: int) -> bool:
+        """Return whether the server would take a value of `size` bytes. Raises `Denied`, `Unavailable`.
+
+        Only the length of an argument to PING is sent, on a connection of its own that is closed at once: the server
+        refuses a length over its limit as soon as it has read it, and otherwise waits for bytes that never come.
+        Nothing is stored, and no right is needed that agents do not have.
+        """
+        connection: Any = self._writer.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+
+        async def ask() -> bool:
+            try:
+                await connection.connect()
+                await connection.send_packed_command(b"*2\r\n$4\r\nPING\r\n$%d\r\n" % size, check_health=False)
+                # None: no answer within this time. Errors that the server answers with are raised.
+                return await connection.read_response(timeout=REFUSAL_S) is None
+            except ResponseError as error:
+                if "invalid bulk length" in str(error):
+                    return False
+                raise
+            finally:
+                await connection.disconnect(nowait=True)
+
+        return await self._guard(ask())
 
     async def _newest(self, keys: Sequence[str]) -> list[str | None]:
         """Return the newest id of each stream, None of one that is not there, in one round trip."""

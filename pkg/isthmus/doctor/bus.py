@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 from isthmus.bus import Bus, open_bus
+from isthmus.bus.base import VALUE_MAX
 from isthmus.bus.redis import RedisBus, ServerFacts
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, clock, spread
 from isthmus.errors import Denied, InputError, IsthmusError
@@ -57,9 +58,23 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
             for finding in judge(facts):
                 yield finding
             yield clock("bus: clock", before - facts.time, 0.1, "the bus")
+        yield await _values(bus)
     yield await _stream(bus, role, position)
     if role.others_stream is not None:
         yield await _must_not(bus, role)
+
+
+async def _values(bus: RedisBus) -> Finding:
+    """Whether one message can fill the server. The setting itself is for administrators to read, so it is tried."""
+    check = "bus: value size"
+    try:
+        unbounded = await bus.takes(VALUE_MAX + 1)
+    except IsthmusError as error:
+        return Finding(check, WARNING, f"cannot try it: {error}", "see the server's log")
+    if unbounded:
+        said = f"values over {VALUE_MAX >> 20} MiB are taken: one message can fill the memory of everybody's bus"
+        return Finding(check, WARNING, said, f"proto-max-bulk-len {VALUE_MAX >> 20}mb (where the server has it to set)")
+    return Finding(check, OK, f"values over {VALUE_MAX >> 20} MiB are refused")
 
 
 async def _stream(bus: Bus, role: Role, position: str) -> Finding:
