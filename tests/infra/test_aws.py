@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 import boto3
 import pytest
 import redis as redis_client
+from botocore.exceptions import ClientError
 from cfnlint.api import lint_file
 from cfnlint.decode import cfn_yaml
 from moto.core.authorization import enable_iam_authentication
@@ -183,9 +184,14 @@ def cloud(moto) -> Iterator[Cloud]:
 
 
 @pytest.fixture
-def stores(cloud, monkeypatch, use):
+def environments(cloud):
+    """What the environment of a process in each role holds."""
+    return {who: cloud.credentials(who) for who in cloud.roles}
+
+
+@pytest.fixture
+def stores(cloud, environments, monkeypatch, use):
     """Open the run's store once for each role, while moto authenticates and `allows` decides."""
-    environments = {who: cloud.credentials(who) for who in cloud.roles}
     monkeypatch.setattr(IAMRequestBase, "check_action_permitted", judge)
 
     async def open_all(stack: AsyncExitStack, prefix: str = PREFIX) -> dict[str, Any]:
@@ -259,22 +265,23 @@ def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud):
 
 # --- who may do what --------------------------------------------------------------------------------------------------
 
-# Who may put a key, and who may delete it. Syncers create commits, and cannot put them.
+# Who may put a key, who may only create it, and who may delete it.
 MAY = {
-    RUN_KEY: ({"operator"}, {"operator"}),
-    update_key(3, "eu-1", 7, DIGEST): ({"operator", "eu-1"}, {"operator"}),
-    update_key(3, "us-1", 7, DIGEST): ({"operator", "us-1"}, {"operator"}),
-    "updates/00003/us-1/eu-1/x": ({"operator", "us-1"}, {"operator"}),
-    "updates/eu-1/x": ({"operator"}, {"operator"}),
-    claim_key("eu-1", 1): ({"operator", "eu-1"}, {"operator"}),
-    checkpoint_key("us-1", 1, 40, DIGEST): ({"operator", "us-1"}, {"operator", "us-1"}),
-    "learners/eu-10/000001/claim": ({"operator"}, {"operator"}),
-    value_key(3, 8, DIGEST): ({"operator", "syncer"}, {"operator"}),
-    snapshot_key(3, 8, DIGEST): ({"operator", "syncer"}, {"operator"}),
-    commit_key(3, 8): ({"operator"}, {"operator"}),
-    segment_key(3, 1, DIGEST): ({"operator"}, {"operator"}),
-    "scratch/x": ({"operator", "syncer"}, {"operator", "syncer"}),
-    "elsewhere": ({"operator"}, {"operator"}),
+    RUN_KEY: ({"operator"}, set(), {"operator"}),
+    update_key(3, "eu-1", 7, DIGEST): ({"operator"}, {"eu-1"}, {"operator"}),
+    update_key(3, "us-1", 7, DIGEST): ({"operator"}, {"us-1"}, {"operator"}),
+    "updates/00003/us-1/eu-1/x": ({"operator"}, {"us-1"}, {"operator"}),
+    "updates/eu-1/x": ({"operator"}, set(), {"operator"}),
+    claim_key("eu-1", 1): ({"operator"}, {"eu-1"}, {"operator"}),
+    checkpoint_key("us-1", 1, 40, DIGEST): ({"operator", "us-1"}, set(), {"operator", "us-1"}),
+    "learners/eu-1/000001/elsewhere": ({"operator"}, set(), {"operator"}),
+    "learners/eu-10/000001/claim": ({"operator"}, set(), {"operator"}),
+    value_key(3, 8, DIGEST): ({"operator", "syncer"}, set(), {"operator"}),
+    snapshot_key(3, 8, DIGEST): ({"operator", "syncer"}, set(), {"operator"}),
+    commit_key(3, 8): ({"operator"}, {"syncer"}, {"operator"}),
+    segment_key(3, 1, DIGEST): ({"operator"}, set(), {"operator"}),
+    "scratch/x": ({"operator", "syncer"}, set(), {"operator", "syncer"}),
+    "elsewhere": ({"operator"}, set(), {"operator"}),
 }
 
 
@@ -290,17 +297,73 @@ def test_each_role_writes_and_deletes_its_own_and_reads_all(stores):
     async def body():
         async with AsyncExitStack() as stack:
             run = await stores(stack)
-            for key, (writers, deleters) in MAY.items():
+            for key, (writers, creators, deleters) in MAY.items():
                 assert {who for who, s in run.items() if await allowed(s.put(key, b"x"))} == writers, key
                 assert {who for who, s in run.items() if await allowed(s.get(key))} == set(run), key
                 assert {who for who, s in run.items() if await allowed(s.delete(key))} == deleters, key
-            key = commit_key(3, 8)
-            assert {who for who, s in run.items() if await allowed(s.create(key, b"x"))} == {"operator", "syncer"}
-            await run["operator"].delete(key)
+                may_create = writers | creators
+                assert {who for who, s in run.items() if await allowed(s.create(key, b"x"))} == may_create, key
+                await run["operator"].delete(key)
             for prefix in ("", "updates/", "learners/us-1/"):
                 assert {who for who, s in run.items() if await allowed(s.list(prefix))} == set(run), prefix
 
     asyncio.run(body())
+
+
+def client_of(environment: Mapping[str, str]) -> Any:
+    """A plain S3 client with these credentials: what somebody writes who does not use Isthmus."""
+    return boto3.client(
+        "s3",
+        endpoint_url=environment["AWS_ENDPOINT_URL"],
+        region_name=environment["AWS_REGION"],
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+        aws_session_token=environment["AWS_SESSION_TOKEN"],
+    )
+
+
+@pytest.mark.usefixtures("stores")
+@pytest.mark.parametrize(
+    ("who", "key"),
+    [("eu-1", update_key(3, "eu-1", 9, DIGEST)), ("eu-1", claim_key("eu-1", 9)), ("syncer", commit_key(3, 9))],
+)
+def test_what_may_only_be_created_cannot_be_written_over_in_any_way(cloud, environments, who, key):
+    """Parts, completions and copies are PutObject too; on S3 the first two never carry the condition."""
+    at = {"Bucket": cloud.bucket, "Key": f"{PREFIX}/{key}"}
+    with closing(client_of(environments["operator"])) as operator, closing(client_of(environments[who])) as s3:
+        s3.put_object(**at, Body=b"first", IfNoneMatch="*")
+        assert refusal(s3.put_object, **at, Body=b"second", IfNoneMatch="*") == "PreconditionFailed"
+
+        # An upload begun by whoever may: it is there to be added to and completed.
+        upload = {"UploadId": operator.create_multipart_upload(**at)["UploadId"]}
+        part = operator.upload_part(**at, **upload, PartNumber=1, Body=b"second")["ETag"]
+        parts = {"MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": part}]}}
+        operator.put_object(Bucket=cloud.bucket, Key=f"{PREFIX}/scratch/second", Body=b"second")
+        source = {"CopySource": {"Bucket": cloud.bucket, "Key": f"{PREFIX}/scratch/second"}}
+        for request, given in (
+            (s3.put_object, {"Body": b"second"}),
+            (s3.create_multipart_upload, {}),
+            (s3.upload_part, {**upload, "PartNumber": 2, "Body": b"second"}),
+            (s3.upload_part_copy, {**upload, "PartNumber": 2, **source}),
+            (s3.complete_multipart_upload, {**upload, **parts}),
+            (s3.copy_object, source),
+            (s3.delete_object, {}),
+            (s3.put_object_acl, {"ACL": "private"}),
+            (s3.put_object_tagging, {"Tagging": {"TagSet": []}}),
+        ):
+            assert refusal(request, **at, **given) == "AccessDenied", request
+        assert operator.get_object(**at)["Body"].read() == b"first"
+        for used in (at, source["CopySource"]):
+            operator.delete_object(**used)
+
+
+def refusal(request: Callable[..., Any], **given: Any) -> str:
+    """Return the code of the error that a request ends with, or nothing."""
+    try:
+        request(**given)
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return ""
 
 
 def test_nothing_outside_the_prefix_is_open_to_anyone(stores):
