@@ -1,0 +1,59 @@
+"""One user fills the shared Redis: rounds stand, learners train on, and once it is emptied nothing was lost."""
+
+import asyncio
+
+import pytest
+import redis as redis_client
+
+from isthmus.errors import Unavailable
+from isthmus.records.messages import SYNCER_STREAM, learner_stream
+from isthmus.rules import Pace, Rules
+from isthmus_services.servers import redis_server
+from tests_helpers import balanced, check_log, seed_of, serving, train, until, world
+
+FULL = ("--save", "", "--maxmemory", "16mb", "--maxmemory-policy", "noeviction", "--proto-max-bulk-len", "1mb")
+SEED = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=1.0))
+
+
+def fill(client: redis_client.Redis) -> str:
+    """Append to a stream of one's own, without a bound, until the server refuses; return its key."""
+    key = f"isthmus:somewhere:{learner_stream('evil')}"
+    for size in (1 << 20, 1 << 10, 1):
+        with pytest.raises(redis_client.exceptions.OutOfMemoryError):
+            while True:
+                client.xadd(key, {"m": bytes(size)})
+    return key
+
+
+def test_a_filled_redis_costs_time_and_nothing_else(folder, tmp_path):
+    async def body(url: str, client: redis_client.Redis) -> None:
+        async with world(folder, SEED, bus=url) as w:
+            learners = [w.learner(name) for name in ("eu-1", "us-1")]
+            async with serving(w.syncer()) as syncer:
+                done = asyncio.Event()
+                training = [
+                    asyncio.ensure_future(train(a, 1, seed=i, enough=done.is_set)) for i, a in enumerate(learners)
+                ]
+                await until(lambda: syncer.tallies.commits >= 4, "commits to begin with")
+
+                key = fill(client)
+                for stream in (SYNCER_STREAM, learner_stream("eu-1")):
+                    with pytest.raises(Unavailable):
+                        await w.bus.append(stream, b"refused, whoever says it")
+                steps = [a.boundary.step for a in learners]
+                await until(
+                    lambda: all(a.boundary.step > s + 50 for a, s in zip(learners, steps, strict=True)),
+                    "learners train on while nothing can be said",
+                )
+
+                client.delete(key)
+                commits = syncer.tallies.commits
+                await until(lambda: syncer.tallies.commits >= commits + 4, "rounds close once there is room")
+                done.set()
+                await asyncio.gather(*training)
+            assert await check_log(w) == syncer.tallies.commits
+            for agent in learners:
+                balanced(agent)
+
+    with redis_server(tmp_path / "redis", arguments=FULL) as server, redis_client.Redis.from_url(server.url) as client:
+        asyncio.run(body(server.url, client))
