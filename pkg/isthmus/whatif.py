@@ -23,7 +23,7 @@ from isthmus.layout import EMBEDDING
 from isthmus.log import Commit, Log
 from isthmus.members import Members, Terms
 from isthmus.merge import State
-from isthmus.records.objects import CommitHeader, Input, Outer, Passing
+from isthmus.records.objects import CommitHeader, Input, Outer, Waited
 from isthmus.replay import Progress, all_or, earliest
 from isthmus.rounds import Action, ClosedBy, Fetch, Merge, Pointer, Rounds
 from isthmus.rules import MERGES, STALENESS_MAX, Pace
@@ -49,6 +49,10 @@ _FIXED = {
     "sync_every": "learners uploaded at it",
     "H": "learners uploaded at it",
 }
+
+
+INSTANT_S = 1e-6
+"""Times that are no further apart are the same: what was computed from large clock readings has lost that much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +217,11 @@ async def _fragment(
     for commit, inputs in zip(commits, members, strict=True):
         h = commit.header
         recorded = await publishing.step(recorded, commit)
-        if inputs:
+        if h.healed is not None:
+            # Here nothing was broken; momentum is lost all the same, or the two would be no pair.
+            zeros = np.zeros_like(other.momentum)
+            other = State(h.version, other.published, other.published.copy(), zeros)
+        elif inputs:
             result = await fold.combine(log, other, p, inputs, settings.outers(h), codec(h.codec_down))
             if not result.finite:
                 raise InputError(f"under these rules fragment {p} leaves float32's range at version {h.version}")
@@ -241,17 +249,16 @@ def _distances(start: F32, recorded: F32, other: F32) -> tuple[float, float, flo
 
 
 class _Recorded(Members):
-    """The members of a round as its commit recorded them."""
+    """The members of a round as its commit recorded them. Times are seconds since the round was opened."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__(pace, 0.0)
-        self.hold_until = 0.0
         self.here: set[str] = set()
         self.known = Terms()
 
     def expected(self, recent: Iterable[str], now: float) -> set[str]:
         """See `Members.expected`."""
-        return self.here
+        return set(self.here)
 
     def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
         """See `Members.terms`."""
@@ -263,68 +270,82 @@ def decide(
 ) -> list[tuple[Input, ...]]:
     """Return, for each commit, the updates that would have been merged under another pace, in order of arrival.
 
-    Only updates that were merged have recorded arrivals: what no round took in the log is in none here either.
+    Each round is told what it saw, in order and at the recorded times; under the recorded pace it decides as it did.
+    Only updates that were merged have recorded arrivals: what no round took in the log is in none here either. Raises
+    `InputError` for a commit that does not say what it was decided by.
     """
     pace = msgspec.structs.replace(log.run.pace, **changed)
     members = _Recorded(pace)
     rounds = Rounds(pace, log.run.rules.sync_every, members)
     rounds.restored(commits[0].version - 1 if commits else 0, [c.header for c in before])
-    given = {i.digest: i for c in commits for i in c.header.inputs}
-    arrivals = sorted(given.values(), key=lambda i: i.arrived_at)
     decided: list[tuple[Input, ...]] = []
-    at = 0
+    given: dict[bytes, Input] = {}
     for number, commit in enumerate(commits):
-        w = commit.header.waited
-        until = commits[number + 1].header.waited.opened_at if number + 1 < len(commits) else math.inf
-        members.here = {*w.expected, *(i.learner for i in commit.header.inputs)}
-        members.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
-        members.hold_until = w.hold_until
-        # The loop noticed the end of grace a little late, then as it would have now.
-        lag = max(0.0, w.closed_at - w.boundary_at - w.quorum_s - w.grace_s) if w.closed_by == ClosedBy.GRACE else 0.0
-        story = _Story(rounds, given, lag)
-        story.open(commit.version, w.called_by, w.boundary_at, w.opened_at)
-        passing = sorted(w.passed, key=lambda f: f.at)
-        while at < len(arrivals) and arrivals[at].arrived_at < until:
-            while passing and passing[0].at <= arrivals[at].arrived_at:
-                story.passed(passing.pop(0), commit.version)
-            story.arrive(arrivals[at])
-            at += 1
-        for late in passing:
-            story.passed(late, commit.version)
-        story.finish(until)
-        decided.append(story.merged)
-        header = msgspec.structs.replace(commit.header, inputs=story.merged, rejected=(), rejected_total={})
-        rounds.committed(header, min(until, w.closed_at))
+        h = commit.header
+        given |= {i.digest: i for i in h.inputs}
+        until = math.inf
+        if number + 1 < len(commits):
+            until = commits[number + 1].header.waited.opened_at - h.waited.opened_at
+        merged = () if h.healed is not None else _Story(rounds, members, given, h).tell(until)
+        decided.append(merged)
+        rounds.committed(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={}), h.waited.waited_s)
     return decided
 
 
 class _Story:
     """One round, told anew."""
 
-    def __init__(self, rounds: Rounds, given: dict[bytes, Input], lag: float) -> None:
+    def __init__(self, rounds: Rounds, members: _Recorded, given: dict[bytes, Input], header: CommitHeader) -> None:
+        w = header.waited
+        if sum(seen.what == "in" for seen in w.seen) != len(header.inputs):
+            raise InputError(
+                f"version {header.version} of fragment {header.fragment} does not say what its round saw (written by "
+                "an earlier release, or too long to say): rules of waiting cannot be changed afterwards here"
+            )
         self._rounds = rounds
-        self._lag = lag
+        self._members = members
         self._given = given
+        self._header = header
         self._now = 0.0
-        self.merged: tuple[Input, ...] = ()
+        self._merged: tuple[Input, ...] | None = None
+        # What came due was noticed a little late, whatever the loop was busy with; it would be as late now.
+        due = {
+            ClosedBy.GRACE.value: w.quorum_s - w.boundary_s + w.grace_s,
+            ClosedBy.DEADLINE.value: max(w.gives_up_s, w.hold_s),
+            ClosedBy.EVERYONE.value: w.hold_s if w.hold_s > 0.0 else w.waited_s,
+        }.get(w.closed_by, w.waited_s)
+        self._lag = max(0.0, w.waited_s - due)
 
-    def open(self, version: int, by: str, boundary_at: float, opened_at: float) -> None:
-        """Open the round when it was opened."""
-        self._now = opened_at
-        actions = self._rounds.called(version, by, opened_at)
+    def tell(self, until: float) -> tuple[Input, ...]:
+        """Return who is in once the round closes, or when the next one was opened, `until` seconds after this one."""
+        w = self._header.waited
+        self._members.here = _expected_at_first(w)
+        self._members.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
+        self._members.hold_until = w.hold_s
+        actions = self._rounds.called(self._header.version, w.called_by, 0.0)
         if self._rounds.round is not None:
-            self._rounds.round.boundary_at = boundary_at
+            self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
         self._do(actions)
+        inputs = iter(self._header.inputs)
+        for seen in w.seen:
+            self._wait(seen.at)
+            match seen.what:
+                case "in":
+                    self._do(self._rounds.announced(self._pointer(next(inputs)), self._now))
+                case "pass":
+                    self._do(self._rounds.passed(seen.learner, self._header.version, self._now))
+                case "here":
+                    self._members.here.add(seen.learner)
+                case "gone":
+                    self._members.here.discard(seen.learner)
+            self._do(self._rounds.tick(self._now))
+        self._wait(until)
+        if self._merged is None and self._rounds.round is not None and self._rounds.round.arrived:
+            self._take()
+        return self._merged or ()
 
-    def passed(self, passing: Passing, version: int) -> None:
-        """Let a learner pass when it passed."""
-        self._wait(passing.at)
-        self._do(self._rounds.passed(passing.learner, version, self._now))
-
-    def arrive(self, given: Input) -> None:
-        """Let an update arrive when it arrived; until then, time passes."""
-        self._wait(given.arrived_at)
-        pointer = Pointer(
+    def _pointer(self, given: Input) -> Pointer:
+        return Pointer(
             learner=given.learner,
             incarnation=given.incarnation,
             base=given.base,
@@ -336,24 +357,17 @@ class _Story:
             step=given.step,
             tokens_seen=given.tokens_seen,
             due=False,  # rounds open when they were opened
-            boundary_at=given.taken_at,
-            heard_at=given.heard_at,
+            boundary_at=self._now,
+            heard_at=self._now,
         )
-        self._do(self._rounds.announced(pointer, self._now))
-
-    def finish(self, until: float) -> None:
-        """Let time pass until the next round was opened; what waits then merges what it has."""
-        self._wait(until)
-        if self._rounds.round is not None and not self.merged and self._rounds.round.arrived:
-            self._take()
 
     def _wait(self, until: float) -> None:
-        while not self.merged:
+        while self._merged is None:
             deadline = self._rounds.deadline(self._now)
-            if deadline is None or deadline + self._lag >= until:
+            if deadline is None or deadline + self._lag >= until - INSTANT_S:
                 break
-            self._now = deadline
-            self._do(self._rounds.tick(deadline))
+            self._now = max(deadline, math.nextafter(self._now, math.inf))
+            self._do(self._rounds.tick(self._now))
         if math.isfinite(until):
             self._now = max(self._now, until)
 
@@ -367,4 +381,15 @@ class _Story:
 
     def _take(self) -> None:
         assert self._rounds.round is not None, "merging without a round"
-        self.merged = tuple(self._given[p.digest] for p in self._rounds.round.arrived.values())
+        self._merged = tuple(self._given[p.digest] for p in self._rounds.round.arrived.values())
+
+
+def _expected_at_first(w: Waited) -> set[str]:
+    """Return whom a round waited for when it was opened, from whom it did when it closed and who came and went."""
+    expected = set(w.expected)
+    for seen in reversed(w.seen):
+        if seen.what == "here":
+            expected.discard(seen.learner)
+        elif seen.what == "gone":
+            expected.add(seen.learner)
+    return expected
