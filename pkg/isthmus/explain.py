@@ -9,6 +9,8 @@ from isthmus.log import Commit, Log
 from isthmus.reasons import FINAL, Reason
 from isthmus.records import frame
 from isthmus.records.objects import (
+    CommitHeader,
+    Healed,
     Input,
     Late,
     Rejection,
@@ -75,6 +77,8 @@ async def _commit(log: Log, p: int, version: int) -> Told:
     h, w = commit.header, commit.header.waited
     told = Told(commit_key(p, version))
     told.say(f"{told.subject}: version {version} of fragment {p}, by {h.writer}")
+    if h.healed is not None:
+        return _healed(told, h, h.healed)
     told.say(f"opened {_s(w.opened_at - w.boundary_at)} after a step boundary, called by {w.called_by}")
     fresh = [i for i in h.inputs if i.base == version - 1]
     quorum = f"quorum of {w.quorum} after {_s(w.quorum_s)} from that boundary"
@@ -123,6 +127,20 @@ async def _commit(log: Log, p: int, version: int) -> Told:
             "publish": w.publish_s,
             "close_to_commit": h.written_at - w.closed_at,
         },
+    }
+    return told
+
+
+def _healed(told: Told, h: CommitHeader, healed: Healed) -> Told:
+    told.say("merges nothing: it starts the fragment again, because it could not be folded to its end any more")
+    told.say(f"  {healed.key}: {healed.why}")
+    told.say(f"from the published value of version {healed.source}, with a master equal to it and no momentum")
+    if healed.broken_at < h.version:
+        told.say(f"versions {healed.broken_at} to {h.version - 1} cannot be verified any more")
+    told.facts = {
+        "commit": told.subject,
+        "writer": h.writer,
+        "healed": {"source": healed.source, "broken_at": healed.broken_at, "key": healed.key, "why": healed.why},
     }
     return told
 

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from isthmus import merge
-from isthmus.codecs import Codec, codec, packed_size
+from isthmus.codecs import Codec, as_bytes, codec, packed_size, unpack
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import DENSE, EMBEDDING, Fragment
@@ -63,6 +63,10 @@ class Carry(Protocol[T]):
 
     async def step(self, carried: T, commit: Commit) -> T:
         """Return what a commit makes of it. Raises `LogCorrupt` where its inputs are damaged or give something else."""
+        ...
+
+    async def restart(self, commit: Commit) -> T:
+        """Return what a commit that heals starts again with, whatever was before it. Raises `LogCorrupt`."""
         ...
 
 
@@ -112,6 +116,7 @@ async def fold(log: Log, fragment: int, carry: Carry[T], *, until: int | None = 
     """Return the fragment at a version, or at the end of its log.
 
     Where the way from the newest snapshot is blocked, one that came meanwhile is tried: the collector may have passed.
+    Else a commit beyond the place that heals it, where there is one.
     """
     start = at = await begin(log, fragment, carry, at_most=until, keep=keep)
     while True:
@@ -120,8 +125,10 @@ async def fold(log: Log, fragment: int, carry: Carry[T], *, until: int | None = 
                 at = further
             break
         except LogCorrupt:
-            again = await begin(log, fragment, carry, at_most=until, keep=keep)
-            if again.version <= start.version:
+            again: At[T] | None = await begin(log, fragment, carry, at_most=until, keep=keep)
+            if again is None or again.version <= start.version:
+                again = await beyond(log, fragment, carry, at, until=until, keep=keep)
+            if again is None:
                 raise
             start = at = again
     if until is not None and at.version < until:
@@ -129,6 +136,27 @@ async def fold(log: Log, fragment: int, carry: Carry[T], *, until: int | None = 
             fragment, at.version
         )
     return at
+
+
+async def beyond(
+    log: Log, fragment: int, carry: Carry[T], at: At[T], *, until: int | None = None, keep: int = 1
+) -> At[T] | None:
+    """Return the fragment at the newest commit after `at` that heals it; None where there is none.
+
+    Only the chain of commits is walked: what a commit that heals starts from, it brings itself.
+    """
+    last: tuple[Commit, ...] = at.last
+    found = None
+    async for commit in log.commits(fragment, at.version, at.digest):
+        if until is not None and commit.version > until:
+            break
+        last = (*last, commit)[-keep:]
+        if commit.header.healed is not None:
+            found = commit, last
+    if found is None:
+        return None
+    commit, last = found
+    return At(commit.version, await carry.restart(commit), commit.digest, last)
 
 
 async def _anchor(log: Log, fragment: int, version: int, keep: int) -> tuple[Commit, ...]:
@@ -173,21 +201,41 @@ class Merging:
 
     async def step(self, carried: State, commit: Commit) -> State:
         """See `Carry.step`."""
-        result = await self.merged(carried, commit)
-        if result.state_digest != commit.header.state_digest:
-            raise LogCorrupt(
-                commit_key(commit.header.fragment, commit.version),
-                f"its inputs fold to state {result.state_digest.hex()[:16]}, {commit.header.writer} recorded "
-                f"{commit.header.state_digest.hex()[:16]}: `isthmus replay` says where they differ",
-            )
-        return result.state
+        return _as_recorded(await self.merged(carried, commit), commit).state
+
+    async def restart(self, commit: Commit) -> State:
+        """See `Carry.restart`."""
+        return _as_recorded(await restarted(self.log, commit), commit).state
 
     async def merged(self, state: State, commit: Commit, watch: "Watch | None" = None) -> Advance:
         """Return what a commit's inputs make of a state; it is for the caller to compare."""
         h = commit.header
         if h.version != state.version + 1:
             raise LogCorrupt(commit_key(h.fragment, h.version), f"does not follow version {state.version}")
+        if h.healed is not None:
+            return await restarted(self.log, commit)
         return await combine(self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down), watch)
+
+
+def _as_recorded(result: Advance, commit: Commit) -> Advance:
+    """Return what a commit came to. Raises `LogCorrupt` where it recorded something else."""
+    if result.state_digest != commit.header.state_digest:
+        raise LogCorrupt(
+            commit_key(commit.header.fragment, commit.version),
+            f"its inputs fold to state {result.state_digest.hex()[:16]}, {commit.header.writer} recorded "
+            f"{commit.header.state_digest.hex()[:16]}: `isthmus replay` says where they differ",
+        )
+    return result
+
+
+async def restarted(log: Log, commit: Commit) -> Advance:
+    """Return what a commit that heals starts again with: its value object is all that is needed."""
+    h = commit.header
+    nothing = np.zeros(log.run.layout.fragments[h.fragment].size, np.float32)
+    published = await Publishing(log).step(nothing, commit)
+    return await log.runtime.offload(
+        merge.healed, h.version, published, log.run.layout.fragments[h.fragment], log.run.digest
+    )
 
 
 Watch = Callable[[Input, Update], None]
@@ -296,6 +344,10 @@ class Publishing:
             raise LogCorrupt(h.value_key, f"is missing, and version {h.version} published it") from None
         return await self.log.runtime.offload(_apply, blob, carried, fragment, h)
 
+    async def restart(self, commit: Commit) -> F32:
+        """See `Carry.restart`."""
+        return (await restarted(self.log, commit)).state.published
+
 
 async def initial(log: Log, fragment: int) -> F32:
     """Return the published value [n] of version 0."""
@@ -304,6 +356,7 @@ async def initial(log: Log, fragment: int) -> F32:
 
 
 def _apply(blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:
+    """Return the published value that a commit's value object gives: a difference, or all of it where it heals."""
     key, found = header.value_key, frame.digest(blob)
     if found != header.value_digest:
         raise LogCorrupt(
@@ -318,7 +371,11 @@ def _apply(blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) ->
     code = codec(value.codec)
     if value.version != header.version or len(payload) != packed_size(code, fragment):
         raise LogCorrupt(key, "is of another version or size")
-    out = merge.apply_value(values, fragment, code, payload)
+    if header.healed is None:
+        out = merge.apply_value(values, fragment, code, payload)
+    else:
+        out = np.empty_like(values)
+        unpack(code, fragment, as_bytes(payload), out)
     if merge.array_digest(out) != header.published_digest:
         raise LogCorrupt(key, f"applied to version {header.version - 1} does not give the published version")
     return out

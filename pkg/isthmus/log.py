@@ -4,6 +4,7 @@ Nothing is listed but snapshots, and those only where a fold starts; versions ar
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from isthmus.records.frame import Blob, Kind
 from isthmus.records.objects import (
     CommitHeader,
     PackedHeader,
+    SegmentHeader,
     commit_key,
     is_versioned,
     snapshots_prefix,
@@ -22,6 +24,9 @@ from isthmus.records.objects import (
 from isthmus.run import Run
 from isthmus.runtime import Runtime
 from isthmus.store import Store
+
+AHEAD_MAX = 16
+"""Commits asked for at once while walking: after ten thousand of them nobody wants to wait for one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +64,78 @@ class Log:
         packed = frame.kind_of(blob) == Kind.PACKED
         if packed:
             blob = await self._unpacked(key, blob)
-        try:
-            header, _ = frame.parse(blob, Kind.COMMIT, CommitHeader)
-        except RecordInvalid as error:
-            raise LogCorrupt(key, f"not a commit: {error}") from None
-        found, wanted = (header.run, header.fragment, header.version), (self.run.digest, fragment, version)
-        if found != wanted:
-            raise LogCorrupt(
-                key,
-                f"is commit {header.fragment}/{header.version} of run {header.run[:8].hex()}, "
-                f"expected {fragment}/{version} of run {self.run.digest[:8].hex()}",
-            )
-        if header.arithmetic != ARITHMETIC:
-            raise LogCorrupt(key, f"written with arithmetic {header.arithmetic}; this release has {ARITHMETIC}")
-        return Commit(header, frame.digest(blob), packed)
+        return self._parsed(fragment, version, blob, packed)
 
     async def commits(self, fragment: int, after: int, digest: bytes | None = None) -> AsyncIterator[Commit]:
         """Yield the commits after a version, in order, until the log ends; each must name the one before.
 
-        `digest` is what the first must name (None: not checked). Raises `LogCorrupt` where the chain breaks.
+        `digest` is what the first must name (None: not checked). Raises `LogCorrupt` where the chain breaks. Where one
+        is there, more are likely: they are asked for ahead, ever more at once; packed ones come a segment at a time.
         """
-        while (found := await self.commit(fragment, after + 1)) is not None:
-            if digest is not None and found.header.previous != digest:
-                raise LogCorrupt(
-                    commit_key(fragment, after + 1),
-                    f"follows commit {found.header.previous.hex()[:16]}, "
-                    f"the commit before it is {digest.hex()[:16]}: another history",
-                    (fragment, after),
-                )
-            after, digest = after + 1, found.digest
-            yield found
+        ahead: deque[asyncio.Task[list[Commit]]] = deque()
+        width, asked = 1, after
+        try:
+            while True:
+                while len(ahead) < width:
+                    asked += 1
+                    ahead.append(asyncio.ensure_future(self._from(fragment, asked)))
+                found = await ahead.popleft()
+                if not found:
+                    return
+                width = min(AHEAD_MAX, 2 * width)
+                for commit in found:
+                    if commit.version <= after:
+                        continue  # a segment begins before what was asked for
+                    if digest is not None and commit.header.previous != digest:
+                        raise LogCorrupt(
+                            commit_key(fragment, after + 1),
+                            f"follows commit {commit.header.previous.hex()[:16]}, "
+                            f"the commit before it is {digest.hex()[:16]}: another history",
+                            (fragment, after),
+                        )
+                    after, digest = commit.version, commit.digest
+                    yield commit
+                if len(found) > 1:
+                    # What was asked for ahead may lie in the same segment: go on behind it.
+                    await _drop(ahead)
+                    asked = after
+        finally:
+            await _drop(ahead)
+
+    async def _from(self, fragment: int, version: int) -> list[Commit]:
+        """Return a commit, or where it is packed all of its segment from it on; nothing where the log ends."""
+        key = commit_key(fragment, version)
+        try:
+            blob = await self.store.get(key)
+        except ObjectMissing:
+            return []
+        if frame.kind_of(blob) != Kind.PACKED:
+            return [self._parsed(fragment, version, blob, False)]
+        first = self._parsed(fragment, version, await self._unpacked(key, blob), True)
+        at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)
+        return [first, *await self._rest_of(fragment, at, first)]
+
+    async def _rest_of(self, fragment: int, at: PackedHeader, first: Commit) -> list[Commit]:
+        """Return what follows a packed commit in its segment, as far as the chain vouches for it."""
+        found = [first]
+        try:
+            segment = await self.store.get(at.segment)
+            header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
+        except (ObjectMissing, RecordInvalid):
+            return []  # each by itself, then, with its own pointer and digest
+        start = 0
+        for number, size in enumerate(header.sizes):
+            version = header.first + number
+            if version > first.version:
+                try:
+                    commit = self._parsed(fragment, version, payload[start : start + size], True)
+                except LogCorrupt:
+                    break
+                if commit.header.previous != found[-1].digest:
+                    break
+                found.append(commit)
+            start += size
+        return found[1:-1]  # of the last one nothing here says that it is whole
 
     async def snapshots(self, fragment: int) -> list[tuple[int, str]]:
         """Return (version, key) of the stored snapshots of a fragment, newest first. Lists."""
@@ -140,6 +187,28 @@ class Log:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    def _parsed(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
+        """Return the commit in these bytes. Raises `LogCorrupt`."""
+        key = commit_key(fragment, version)
+        try:
+            header, _ = frame.parse(blob, Kind.COMMIT, CommitHeader)
+        except RecordInvalid as error:
+            raise LogCorrupt(key, f"not a commit: {error}") from None
+        found, wanted = (header.run, header.fragment, header.version), (self.run.digest, fragment, version)
+        if found != wanted:
+            raise LogCorrupt(
+                key,
+                f"is commit {header.fragment}/{header.version} of run {header.run[:8].hex()}, "
+                f"expected {fragment}/{version} of run {self.run.digest[:8].hex()}",
+            )
+        if header.arithmetic != ARITHMETIC:
+            raise LogCorrupt(key, f"written with arithmetic {header.arithmetic}; this release has {ARITHMETIC}")
+        if bool(header.inputs) == (header.healed is not None):
+            raise LogCorrupt(
+                key, "merges nothing and does not heal" if not header.inputs else "merges and heals at once"
+            )
+        return Commit(header, frame.digest(blob), packed)
+
     async def _unpacked(self, key: str, blob: Blob) -> bytearray:
         """Return the bytes of a packed commit from its segment."""
         try:
@@ -158,3 +227,11 @@ class Log:
                 f"{key} says {at.digest.hex()[:16]}",
             )
         return inner
+
+
+async def _drop(tasks: "deque[asyncio.Task[list[Commit]]]") -> None:
+    """Forget requests whose answers are not wanted any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks.clear()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus import kernels
-from isthmus.codecs import Codec, as_bytes, pack, packed_size, unpack
+from isthmus.codecs import Codec, as_bytes, codec, pack, packed_size, unpack
 from isthmus.kernels import F32
 from isthmus.layout import DENSE, EMBEDDING, Fragment
 from isthmus.records import frame
@@ -177,6 +177,27 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
         state_digest=after.digest(),
         cancelled=cancelled,
         finite=all(kernels.all_finite(array) for array in (published, master, momentum)),
+    )
+
+
+def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Advance:
+    """Return the start of a fragment anew at a version, from a published value [n]: master the same, no momentum.
+
+    The value object holds the published value itself, as float32.
+    """
+    code = codec("f32")
+    header = ValueHeader(schema=SCHEMA, run=run, fragment=fragment.index, version=version, codec=code.name)
+    value = frame.draft(frame.Kind.VALUE, header, packed_size(code, fragment))
+    pack(code, fragment, published, as_bytes(value.payload))
+    state = State(version, published, published.copy(), np.zeros_like(published))
+    return Advance(
+        state=state,
+        value=value.blob,
+        value_digest=frame.digest(value.blob),
+        published_digest=array_digest(published),
+        state_digest=state.digest(),
+        cancelled=0,
+        finite=kernels.all_finite(published),
     )
 
 

@@ -53,6 +53,23 @@ class Difference:
         return [*said, f"  fragment {self.fragment} is as recorded up to version {self.version - 1}"]
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Versions that cannot be folded any more, up to a commit that healed the fragment."""
+
+    first: int
+    last: int
+    key: str
+    detail: str
+
+    def line(self, fragment: int) -> str:
+        """Return it in words."""
+        return (
+            f"fragment {fragment}, versions {self.first} to {self.last} cannot be verified: {self.key}: {self.detail}; "
+            f"healed at version {self.last + 1}"
+        )
+
+
 @dataclass(slots=True)
 class Replayed:
     """What became of one fragment."""
@@ -64,6 +81,8 @@ class Replayed:
     """The earliest version one can begin with; before it the inputs were collected."""
     compared: int = 0
     difference: Difference | None = None
+    gaps: list[Gap] = field(default_factory=list)
+    """Where a commit that heals says that what was before it is gone: no difference, and no proof."""
 
 
 @dataclass(slots=True)
@@ -144,29 +163,50 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
     at = await fold.begin(log, p, carry, at_most=max(begin, first - 1))
     result = Replayed(p, max(at.version, first - 1), begin)
     snapshots = dict(await log.snapshots(p))
-    state, digest = at.carried, at.digest
-    try:
-        async for commit in log.commits(p, at.version, digest):
-            if commit.version > top:
-                break
-            watch = _Watch()
-            advance = await carry.merged(state, commit, watch)
-            difference = await _compare(log, state, commit, advance, watch.odd)
-            if difference is None and commit.version in snapshots:
-                # Raises where the snapshot is not the state its commit recorded.
-                await carry.start(p, commit.version, snapshots[commit.version], commit)
-            if difference is not None:
-                result.difference = difference
+    while True:
+        try:
+            async for commit in log.commits(p, at.version, at.digest):
+                if commit.version > top:
+                    break
+                result.difference, state = await _version(log, carry, at.carried, commit, snapshots.get(commit.version))
+                if result.difference is not None:
+                    return result
+                at = fold.At(commit.version, state, commit.digest, (commit,))
+                if commit.version >= first:
+                    result.compared += 1
+                    tick()
+                if commit.version == top:
+                    break
+        except LogCorrupt as error:
+            healed = await _healed(log, p, carry, at, top)
+            if healed is None:
+                result.difference = Difference(p, at.version + 1, error.key, error.detail)
                 return result
-            state = advance.state
-            if commit.version >= first:
-                result.compared += 1
-                tick()
-            if commit.version == top:
-                break
-    except LogCorrupt as error:
-        result.difference = Difference(p, state.version + 1, error.key, error.detail)
-    return result
+            result.gaps.append(Gap(at.version + 1, healed.version - 1, error.key, error.detail))
+            result.compared += healed.version >= first
+            at = healed
+            continue
+        return result
+
+
+async def _version(
+    log: Log, carry: fold.Merging, before: State, commit: Commit, snapshot: str | None
+) -> tuple[Difference | None, State]:
+    """Fold one version and compare it. Raises `LogCorrupt` where it cannot be folded."""
+    watch = _Watch()
+    advance = await carry.merged(before, commit, watch)
+    difference = await _compare(log, before, commit, advance, watch.odd)
+    if difference is None and snapshot is not None:
+        # Raises where the snapshot is not the state its commit recorded.
+        await carry.start(commit.header.fragment, commit.version, snapshot, commit)
+    return difference, advance.state
+
+
+async def _healed(log: Log, p: int, carry: fold.Merging, at: fold.At[State], top: int) -> fold.At[State] | None:
+    try:
+        return await fold.beyond(log, p, carry, at, until=top)
+    except LogCorrupt:
+        return None
 
 
 async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd: list[str]) -> Difference | None:

@@ -170,6 +170,14 @@ class Gc(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Heal(InRun, Reported):
+    """Settings of `isthmus heal`."""
+
+    fragment: Annotated[list[int] | None, setting("only these (all)", metavar="P", flag_only=True)] = None
+    apply: Annotated[bool, setting("do it", flag_only=True)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training(Reported):
     """Settings of `isthmus simulate training`."""
 
@@ -404,6 +412,7 @@ ALL = tuple(
         ("", Replay, "fold the log again and compare every digest; under other rules; as a timeline"),
         ("", Explain, "the story of one update or one commit"),
         ("", Export, "write the global model as a safetensors file"),
+        ("", Heal, "start a fragment again whose log cannot be folded any more (a dry run by default)"),
         ("", Gc, "delete what the log has passed by, pack old commits; a dry run by default"),
         ("simulate", Training, "learners with real gradients: loss under delays, failures and mixed speeds"),
         ("simulate", Goodput, "chips that fail: data parallel, elastic, and M decoupled learners"),

@@ -59,13 +59,25 @@ async def _compare(log: Log, a: commands.Replay) -> int:
             print(f"fragment {r.fragment}: from version {r.earliest} on; what came before was collected")
     for difference in different:
         print("\n".join(difference.lines()))
-    print(f"{compared + len(different)} commits, {len(different)} differ")
+    for replayed in found:
+        for gap in replayed.gaps:
+            print(gap.line(replayed.fragment))
+    unverifiable = sum(gap.last - gap.first + 1 for replayed in found for gap in replayed.gaps)
+    healed = f", {unverifiable} cannot be verified (healed)" if unverifiable else ""
+    print(f"{compared + len(different)} commits, {len(different)} differ{healed}")
     write_json(
         {
             "commits": compared + len(different),
             "differ": len(different),
+            "unverifiable": unverifiable,
             "fragments": [
-                {"fragment": r.fragment, "start": r.start, "earliest": r.earliest, "compared": r.compared}
+                {
+                    "fragment": r.fragment,
+                    "start": r.start,
+                    "earliest": r.earliest,
+                    "compared": r.compared,
+                    "gaps": [{"first": g.first, "last": g.last, "key": g.key, "detail": g.detail} for g in r.gaps],
+                }
                 for r in found
             ],
             "differences": [

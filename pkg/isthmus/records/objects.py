@@ -321,6 +321,22 @@ class Waited(Record, frozen=True, kw_only=True):
     """What it was decided by, in order; empty in logs of releases that did not record it, or where it was too much."""
 
 
+class Healed(Record, frozen=True, kw_only=True):
+    """What makes a commit one that heals: it merges nothing and starts the fragment again, with no momentum.
+
+    Its value object holds the published value itself, in float32, not a difference: nothing before it is needed. What
+    cannot be folded before it stays unverifiable for good, and this says so.
+    """
+
+    source: Version
+    """The version whose published value it starts from."""
+    broken_at: Version
+    """The first version that could not be folded any more."""
+    key: Key
+    """What is gone or damaged."""
+    why: Text
+
+
 class CommitHeader(Record, frozen=True, kw_only=True):
     """One step of a fragment's log: what was merged, how, and what came out. The commit point of the system."""
 
@@ -331,8 +347,8 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     arithmetic: Annotated[int, msgspec.Meta(ge=1)]
     fragment: Index
     version: Annotated[int, msgspec.Meta(ge=1)]
-    inputs: Annotated[tuple[Input, ...], msgspec.Meta(min_length=1, max_length=INPUTS_MAX)]
-    """In order of accumulation."""
+    inputs: Annotated[tuple[Input, ...], msgspec.Meta(max_length=INPUTS_MAX)]
+    """In order of accumulation; none where it heals, and only there."""
     late: Annotated[tuple[Late, ...], msgspec.Meta(max_length=LISTED_MAX)]
     dense: Outer
     embedding: Outer
@@ -350,6 +366,8 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     writer: Name
     attempt: Text
     written_at: Instant
+    healed: Healed | None = None
+    """Set where this commit merges nothing and starts the fragment again."""
 
 
 # --- what the collector writes ----------------------------------------------------------------------------------------

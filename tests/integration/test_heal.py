@@ -1,0 +1,219 @@
+"""What a recovery needs is gone, and no syncer is left that knew it: `isthmus heal` starts the fragment again."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from isthmus import fold, heal, merge
+from isthmus.errors import LogCorrupt
+from isthmus.replay import replay
+from isthmus.rules import Pace, Rules
+from isthmus_services.cli import main
+from tests_helpers import all_commits, seed_of, serving, train, until, world
+
+FEW = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))
+
+
+async def grow(w, versions: int) -> list[int]:
+    """Let two learners train, then kill the only syncer; return the heads."""
+    async with serving(w.syncer("east"), killed=True) as syncer:
+        enough = lambda: min(k.head for k in syncer.keepers) >= versions  # noqa: E731
+        await asyncio.gather(*(train(w.learner(f"l{i}"), 20, seed=i, enough=enough) for i in range(2)))
+    return [(await w.log.newest(p)).version for p in range(2)]
+
+
+async def overwrite(w, learner: str, fragment: int, version: int) -> str:
+    """Let a learner write over its own update that a version merged; return the key."""
+    commit = await w.log.commit(fragment, version)
+    key = next(given.key for given in commit.header.inputs if given.learner == learner)
+    await w.store.put(key, b"gone")
+    return key
+
+
+async def published_at(w, fragment: int, version: int):
+    return (await fold.fold(w.log, fragment, fold.Publishing(w.log), until=version)).carried
+
+
+def run(*arguments: str) -> int:
+    return main([*arguments])
+
+
+def test_a_dry_run_says_what_is_broken_and_writes_nothing(folder, capsys):
+    async def body():
+        async with world(folder, FEW) as w:
+            heads = await grow(w, 6)
+            key = await overwrite(w, "l0", 0, 3)
+            with pytest.raises(LogCorrupt):
+                await fold.fold(w.log, 0, fold.Merging(w.log))
+            return heads, key
+
+    heads, key = asyncio.run(body())
+    before = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert run("heal", str(folder), "--json", str(folder.parent / "heal.json")) == 1
+    said = capsys.readouterr().out
+    assert f"fragment 0, at version {heads[0]}, cannot be folded beyond version 2: {key}" in said
+    assert f"starts it again from version {heads[0]} as published, without its momentum" in said
+    assert "stop that one in order" in said
+    assert "2 fragments: 1 sound, 0 healed, 1 that cannot be folded" in said
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == before
+    report = json.loads((folder.parent / "heal.json").read_text())
+    assert [f["sound"] for f in report["fragments"]] == [False, True]
+    assert report["fragments"][0]["broken_at"] == 3
+
+
+def test_a_sound_run_has_nothing_to_heal(folder, capsys):
+    async def body():
+        async with world(folder, FEW) as w:
+            await grow(w, 2)
+
+    asyncio.run(body())
+    assert run("heal", str(folder), "--apply") == 0
+    assert "2 fragments: 2 sound, 0 healed" in capsys.readouterr().out
+
+
+def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_says_so_for_good(folder, capsys):
+    async def body():
+        async with world(folder, FEW) as w:
+            heads = await grow(w, 6)
+            await overwrite(w, "l0", 0, 3)
+            published = await published_at(w, 0, heads[0])
+            found = await heal.diagnose(w.log)
+            commit = await heal.heal(w.log, found[0])
+            assert commit.version == heads[0] + 1
+            # What learners held is what they go on from; momentum is gone, and the master with it.
+            at = await fold.fold(w.log, 0, fold.Merging(w.log))
+            assert np.array_equal(at.carried.published, published)
+            assert np.array_equal(at.carried.master, published)
+            assert not at.carried.momentum.any()
+            # A syncer starts, and learners that know nothing of it go on.
+            syncer = w.syncer("west")
+            async with serving(syncer, killed=True):
+                assert syncer.keepers[0].head == commit.version
+                assert not syncer.keepers[0].broken
+                enough = lambda: syncer.keepers[0].head >= commit.version + 3  # noqa: E731
+                await asyncio.gather(*(train(w.learner(f"l{i}"), 20, seed=i, enough=enough) for i in range(2)))
+            # At most once, beyond the hole too.
+            bases: dict[str, int] = {}
+            for c in (await all_commits(w.log))[0]:
+                for given in c.header.inputs:
+                    assert given.base > bases.get(given.learner, -1)
+                    bases[given.learner] = given.base
+            results = await replay(w.log)
+            assert all(r.difference is None for r in results)
+            assert [(g.first, g.last) for g in results[0].gaps] == [(3, heads[0])]
+            assert results[1].gaps == []
+            return heads
+
+    heads = asyncio.run(body())
+    healed = heads[0] + 1
+    for arguments, words in {
+        ("replay", str(folder)): f"{heads[0] - 2} cannot be verified (healed)",
+        ("replay", str(folder), "--trace", str(folder.parent / "trace.json")): "timeline",
+        ("explain", str(folder), f"0/{healed}"): "starts the fragment again",
+        ("export", str(folder), "-o", str(folder.parent / "m.safetensors")): "",
+        ("export", str(folder), "--version", str(healed), "-o", str(folder.parent / "h.safetensors")): "",
+        ("status", str(folder)): "",
+        ("gc", str(folder), "--keep", "1", "--min-age", "0"): "",
+        ("heal", str(folder)): "2 fragments: 2 sound",
+    }.items():
+        assert run(*arguments) == 0, arguments
+        assert words in capsys.readouterr().out, arguments
+
+
+def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_the_same(folder):
+    """The process that healed was killed between its two writes."""
+
+    async def body():
+        async with world(folder, FEW) as w:
+            heads = await grow(w, 6)
+            await overwrite(w, "l0", 0, 2)
+            (found,) = await heal.diagnose(w.log, [0])
+            commit = await heal.heal(w.log, found)
+            for version, key in await w.log.snapshots(0):
+                if version == commit.version:
+                    await w.store.delete(key)
+            at = await fold.fold(w.log, 0, fold.Merging(w.log))
+            assert at.version == heads[0] + 1
+            assert at.carried.digest() == commit.header.state_digest
+            assert (await heal.diagnose(w.log, [0]))[0].sound
+
+    asyncio.run(body())
+
+
+def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_that_is_left_and_says_so(folder):
+    async def body():
+        async with world(folder, FEW) as w:
+            heads = await grow(w, 6)
+            await overwrite(w, "l0", 0, 3)
+            lost = await w.log.commit(0, heads[0] - 1)
+            await w.store.delete(lost.header.value_key)
+            before = await published_at(w, 0, heads[0] - 2)
+            (found,) = await heal.diagnose(w.log, [0])
+            assert found.wound.source == heads[0] - 2
+            commit = await heal.heal(w.log, found)
+            assert merge.array_digest(before) == commit.header.published_digest
+            # A learner that stands at the old head goes on behind the hole by itself.
+            at = await fold.fold(w.log, 0, fold.Publishing(w.log))
+            assert (at.version, merge.array_digest(at.carried)) == (commit.version, merge.array_digest(before))
+
+    asyncio.run(body())
+
+
+def test_whoever_committed_meanwhile_wins(folder):
+    async def body():
+        async with world(folder, FEW) as w:
+            heads = await grow(w, 4)
+            await overwrite(w, "l0", 0, 2)
+            first, second = (await heal.diagnose(w.log, [0]))[0], (await heal.diagnose(w.log, [0]))[0]
+            assert await heal.heal(w.log, first) is not None
+            assert await heal.heal(w.log, second) is None
+            assert (await w.log.newest(0)).version == heads[0] + 1
+
+    asyncio.run(body())
+
+
+def test_a_chain_that_is_broken_itself_is_left_to_people(folder, capsys):
+    async def body():
+        async with world(folder, FEW) as w:
+            await grow(w, 4)
+            blob = await w.store.get("commits/00000/000000000002")
+            blob[200] ^= 1
+            await w.store.put("commits/00000/000000000002", blob)
+
+    asyncio.run(body())
+    assert run("heal", str(folder), "--apply") == 1
+    assert "cannot be healed: the chain of commits itself is broken" in capsys.readouterr().out
+
+
+def test_a_syncer_that_could_not_fold_goes_on_once_somebody_healed(folder):
+    async def body():
+        async with world(folder, FEW) as w:
+            await grow(w, 5)
+            await overwrite(w, "l1", 1, 2)
+            syncer = w.syncer("west")
+            async with serving(syncer):
+                assert syncer.keepers[1].broken
+                (found,) = await heal.diagnose(w.log, [1])
+                await heal.heal(w.log, found)
+                await until(lambda: not syncer.keepers[1].broken, "it serves the fragment again")
+                head = syncer.keepers[1].head
+                await train(w.learner("l0"), 20, enough=lambda: syncer.keepers[1].head > head)
+
+    asyncio.run(body())
+
+
+def test_a_syncer_that_stops_in_order_leaves_nothing_to_heal(folder):
+    async def body():
+        async with world(folder, FEW) as w:
+            async with serving(w.syncer("east")) as syncer:
+                enough = lambda: min(k.head for k in syncer.keepers) >= 5  # noqa: E731
+                await train(w.learner("l0"), 20, enough=enough)
+            for entry in await w.store.list("updates/"):
+                await w.store.put(entry.key, b"gone")
+            async with serving(w.syncer("west")) as syncer:
+                assert not any(keeper.broken for keeper in syncer.keepers)
+                assert all(keeper.head >= 5 for keeper in syncer.keepers)
+
+    asyncio.run(body())
