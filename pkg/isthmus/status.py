@@ -97,6 +97,7 @@ class Status:
                     "inputs": [i.learner for i in c.header.inputs] if c else [],
                     "missing": list(c.header.waited.missing) if c else [],
                     "closed_by": c.header.waited.closed_by if c else "",
+                    "healed": c is not None and c.header.healed is not None,
                     "quorum_s": c.header.waited.quorum_s if c else 0.0,
                     "grace_s": c.header.waited.grace_s if c else 0.0,
                     "written_at": c.header.written_at if c else 0.0,
@@ -117,6 +118,7 @@ class Status:
                     "versions": list(v.heartbeat.versions) if v.heartbeat else [],
                     "bytes_up": v.heartbeat.bytes_up if v.heartbeat else 0,
                     "bytes_down": v.heartbeat.bytes_down if v.heartbeat else 0,
+                    "checkpoint_bytes": v.heartbeat.checkpoint_bytes if v.heartbeat else 0,
                     "ledger": {f: getattr(v.heartbeat.ledger, f) for f in v.heartbeat.ledger.__struct_fields__}
                     if v.heartbeat
                     else {},
@@ -133,6 +135,8 @@ class Status:
                     "broken": list(a.broken),
                     "waiting_for": a.waiting_for,
                     "lag_ms": a.lag_ms,
+                    "able": a.able,
+                    "dropped": a.dropped,
                 }
                 for a in self.hearing.syncers.values()
             ],

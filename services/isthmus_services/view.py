@@ -26,7 +26,7 @@ def learners(status: Status, width: int) -> Table:
     """Return a row per learner: how far it is, where its tokens went, what it moved, what it waits for."""
     parts = PARTS if width >= WIDE else PARTS[:1]
     table = Table(title="learners", title_justify="left")
-    for column in ("learner", "life", "step", "tokens/s", "loss", "versions", *parts, "up MB", "down MB"):
+    for column in ("learner", "life", "step", "tokens/s", "loss", "versions", *parts, "up MB", "ckpt MB", "down MB"):
         table.add_column(column, justify="left" if column == "learner" else "right")
     table.add_column("state")
     for view in sorted(status.hearing.learners.values(), key=lambda v: v.name):
@@ -39,7 +39,7 @@ def _learner(status: Status, view: LearnerView, parts: tuple[str, ...]) -> list[
     target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
     row = [view.name, str(view.incarnation), f"{view.step}{target}"]
     if beat is None:
-        return [*row, *[""] * (5 + len(parts)), state]
+        return [*row, *[""] * (6 + len(parts)), state]
     per_step = beat.tokens_seen / max(beat.step, 1)
     return [
         *row,
@@ -47,7 +47,8 @@ def _learner(status: Status, view: LearnerView, parts: tuple[str, ...]) -> list[
         "" if beat.loss is None else f"{beat.loss:.3f}",
         f"{min(beat.versions, default=0)}–{max(beat.versions, default=0)}",
         *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in parts),
-        f"{beat.bytes_up / 1e6:.1f}",
+        f"{(beat.bytes_up - beat.checkpoint_bytes) / 1e6:.1f}",
+        f"{beat.checkpoint_bytes / 1e6:.1f}",
         f"{beat.bytes_down / 1e6:.1f}",
         state or "training",
     ]
@@ -78,11 +79,11 @@ def fragments(status: Status, width: int) -> Table:
             str(p),
             str(commit.version),
             f"{max(0.0, status.at - commit.header.written_at):.1f}",
-            f"{len(took_part)}/{len(took_part.union(w.expected))}",
+            f"{len(took_part)}/{len(took_part.union(w.expected))}",  # 0/0 where it was healed
             f"{w.quorum_s * 1e3:.0f}",
             f"{w.grace_s * 1e3:.0f}",
             f"{w.waited_s * 1e3:.0f}",
-            w.closed_by,
+            w.closed_by if commit.header.healed is None else "healed",
         ]
         _add(table, *row, *([" ".join(w.missing), commit.header.writer] if width >= WIDE else []), waits)
     return table
@@ -100,6 +101,11 @@ def syncers(status: Status) -> list[Text]:
                 f"{alive.commits} commits since its start, loop lag {alive.lag_ms:.0f} ms{waiting}"
             )
         )
+        if alive.dropped:
+            loudest = ", ".join(f"{count:,} of {who}" for who, count in alive.dropped.items())
+            lines.append(Text(f"syncer {alive.syncer} dropped messages, too many waited: {loudest}", style="yellow"))
+        if not alive.able and not alive.stopping:
+            lines.append(Text(f"syncer {alive.syncer} cannot serve for now: others keep its fragments", style="red"))
         for p in alive.broken:
             lines.append(Text(f"syncer {alive.syncer} cannot fold fragment {p}: see its log", style="red"))
     return lines
@@ -110,11 +116,13 @@ def totals(status: Status) -> str:
     beats = [v.heartbeat for v in status.hearing.learners.values() if v.heartbeat is not None]
     processed = sum(b.ledger.processed for b in beats)
     shares = " ".join(f"{part} {sum(getattr(b.ledger, part) for b in beats) / max(processed, 1):.0%}" for part in PARTS)
-    up, down = sum(b.bytes_up for b in beats), sum(b.bytes_down for b in beats)
+    checkpoints = sum(b.checkpoint_bytes for b in beats)
+    up, down = sum(b.bytes_up for b in beats) - checkpoints, sum(b.bytes_down for b in beats)
     commits = sum(commit.version for commit in status.heads if commit is not None)
     return (
         f"{commits} commits, {len(status.live)} of {len(status.hearing.learners)} learners here, "
-        f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
+        f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
+        f"{checkpoints / 1e6:.1f} MB of checkpoints"
     )
 
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from isthmus import __version__
-from isthmus.bus import Bus
+from isthmus.bus import START, Bus
 from isthmus.bus.timed import TimedBus
 from isthmus.bus.voice import Listener, Speaker
 from isthmus.errors import Denied, Fenced, InputError, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.learner.boundary import Adopted, Boundary, Called, Captured, Freeze, Passed, Replica, ToAgent, ToTraining
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, Traffic, pack
+from isthmus.learner.concern import Concern
 from isthmus.learner.downlink import FETCHERS, Downlink
 from isthmus.learner.history import History, donors, read_checkpoint, read_head, read_history
 from isthmus.learner.ledger import PARTS, weigh
@@ -42,6 +43,7 @@ from isthmus.records.objects import SCHEMA, CheckpointHeader, ClaimHeader, check
 from isthmus.rules import ADOPTIONS, Pace
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore, Entry
+from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.vitals import Vitals
 
 logger = logging.getLogger(__name__)
@@ -81,11 +83,13 @@ class LearnerAgent:
         self.pace = (pace or log.run.pace).check()
         self.history = History()
         self.boundary: Boundary | None = None
-        self._log = log
-        self._store = store
+        self._tolerance = Tolerance(runtime)
+        self._edge = store
+        self._store = TolerantStore(store, self._tolerance)
+        self._log = log = Log(log.run, self._store, runtime)
         self.metrics = LearnerMetrics()
         store.metrics = self.metrics
-        self._bus = bus = TimedBus(bus, self.metrics, runtime)
+        self._bus = bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
         self._runtime = runtime
         self._run = log.run
         self._adopt = adopt
@@ -93,6 +97,7 @@ class LearnerAgent:
         self._checkpoint_s = checkpoint_s
         self._checkpoints: list[str] = []
         self._checkpointing = 0
+        self._checkpoint_bytes = 0
         self._saver: Saver | None = None
         self._speaker = Speaker(bus, learner_stream(name), runtime)
         self._listener = Listener(bus, runtime, None)
@@ -101,7 +106,9 @@ class LearnerAgent:
         self._beaten: Heartbeat | None = None
         self._wake = asyncio.Event()
         self._look = asyncio.Event()
-        self.uplink = Uplink(log.run, store, runtime, name, self.pace, announce=self._announce, tell=self._tell)
+        self._syncer_heard_at = runtime.now()
+        self._concern = Concern(name, self.pace.silence_s)
+        self.uplink = Uplink(log.run, self._store, runtime, name, self.pace, announce=self._announce, tell=self._tell)
         self.downlink = Downlink(log, runtime, self.pace, settle=self.uplink.settle, tell=self._tell)
         self._done = False
 
@@ -115,10 +122,18 @@ class LearnerAgent:
     async def join(self) -> None:
         """Claim the name, find where predecessors stopped, and read the newest published values."""
         # The position first, the log after it: what is committed in between is heard again, which is harmless.
+        away = None
         for stream in (SYNCER_STREAM, learner_stream(self.name)):
-            self._listener.positions[stream] = await self._bus.tail(stream)
+            try:
+                self._listener.positions[stream] = await self._bus.tail(stream)
+            except Unavailable as error:
+                self._listener.positions[stream], away = START, error
         # The log before what we left behind: every update of ours that it has merged is then among what is listed.
         await self.downlink.begin()
+        if away is not None:
+            if not any(known.version for known in self.downlink.known):
+                raise away  # nothing was ever merged here: whoever starts this run wants to know
+            logger.warning("%s starts without the bus, which will be back: %s", self.name, away)
         read = [known.version for known in self.downlink.known]
         since = [version - self.pace.staleness for version in read]
         self.history = await read_history(self._log, self._bus, self.name, since)
@@ -332,6 +347,7 @@ class LearnerAgent:
             )  # fmt: skip
             key = checkpoint_key(self.name, self.incarnation, frozen.step, frame.digest(blob))
             await self._store.put(key, blob)
+            self._checkpoint_bytes += len(blob)
             self._stored_at = self._runtime.now()
             if key not in self._checkpoints:
                 self._checkpoints.append(key)
@@ -384,6 +400,7 @@ class LearnerAgent:
                 self._look.set()  # somebody speaks as our successor: see whether it has claimed the name
 
     def _hear(self, message: FromSyncer) -> None:
+        self._syncer_heard_at = self._runtime.now()
         match message:
             case Committed(fragment=p, version=version):
                 self.downlink.want(p, version)
@@ -404,8 +421,24 @@ class LearnerAgent:
             beat = self._heartbeat()
             self._speaker.say(beat)
             self._show(beat)
+            self._concern.look(self._runtime.now(), self._troubles())
             self.uplink.repeat()
             await asyncio.sleep(self.pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
+
+    def _troubles(self) -> list[tuple[float, str, str]]:
+        """Return what keeps this learner's work from being merged: for how long, what, and what to do."""
+        now = self._runtime.now()
+        deaf_or_mute = [since for since in (self._listener.down_since, self._speaker.down_since) if since is not None]
+        found = [
+            (self._edge.down_s, "the store does not answer", f"see whether {self._edge.url} is there"),
+            (self._tolerance.refused_s, "what was allowed before is refused", "see to credentials and policies"),
+        ]
+        if deaf_or_mute:
+            found.append((now - min(deaf_or_mute), "the bus does not answer", f"see whether {self._bus.url} is there"))
+        else:
+            start = f"start one: isthmus syncer {self._edge.url} --bus {self._bus.url}"
+            found.append((now - self._syncer_heard_at, "no syncer is heard", start))
+        return found
 
     def scalars(self) -> tuple[int, Mapping[str, float]] | None:
         """Return the step and what the last heartbeat said, for a sink; None before the first."""
@@ -481,8 +514,10 @@ class LearnerAgent:
         for p, account in enumerate(self.uplink.accounts):
             account.local = b.local_tokens(p)
         waiting = []
-        if self._store.down_s:
-            waiting.append(f"store ({self._store.down_s:.0f} s)")
+        if self._edge.down_s:
+            waiting.append(f"store ({self._edge.down_s:.0f} s)")
+        if self._tolerance.refused_s:
+            waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
         if self._speaker.down_since is not None or self._listener.down_since is not None:
             waiting.append("bus")
         return Heartbeat(
@@ -498,8 +533,9 @@ class LearnerAgent:
             upload_s=self.uplink.upload_s,
             sync_s=self.downlink.sync_s,
             versions=tuple(slot.base for slot in b.slots),
-            bytes_up=self._store.traffic.bytes_up,
-            bytes_down=self._store.traffic.bytes_down,
+            bytes_up=self._edge.traffic.bytes_up,
+            bytes_down=self._edge.traffic.bytes_down,
+            checkpoint_bytes=self._checkpoint_bytes,
             tokens_lost=self.uplink.tokens_lost,
             ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
             waiting_for=", ".join(waiting),
@@ -521,5 +557,5 @@ class LearnerAgent:
         try:
             async with asyncio.timeout(2.0):
                 await self._speaker.flush()
-        except (TimeoutError, Unavailable) as error:
+        except (TimeoutError, Unavailable, Denied) as error:
             logger.warning("last words not said: %s", error or type(error).__name__)

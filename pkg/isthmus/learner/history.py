@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.bus import START, Bus
-from isthmus.errors import ObjectMissing, RecordInvalid
+from isthmus.errors import ObjectMissing, RecordInvalid, Unavailable
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
 from isthmus.reasons import Reason
@@ -91,7 +91,11 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -
     history.life = lives[-1]
     claim, first = [await _read_claim(log, learner, life) for life in (lives[-1], lives[0])]
     history.checkpoint = await _newest(log, checkpoints_in(entries))
-    heard = await _last_word(log, bus, learner, lives[-1])
+    try:
+        heard = await _last_word(log, bus, learner, lives[-1])
+    except Unavailable as error:
+        logger.warning("what %s said last is not known, and is counted as far as it is stored: %s", learner, error)
+        heard = 0
     for stored, newest, top in await _stored(log, learner, since):
         history.stored.append(stored)
         history.newest_bases.append(top)

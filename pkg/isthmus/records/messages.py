@@ -113,6 +113,8 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     ledger: Tally
     waiting_for: Text
     """What it cannot reach right now, or empty."""
+    checkpoint_bytes: Bytes = 0
+    """Of `bytes_up`, those of checkpoints."""
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):

@@ -46,6 +46,11 @@ _DENIED = {
     "AuthorizationHeaderMalformed": "the bucket is in another region",
     "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off the server's",
     "ExpiredToken": "the session token has expired",
+    "InvalidObjectState": "the object is in an archive",
+    "KMS.DisabledException": "the key it is encrypted with is disabled",
+    "KMS.NotFoundException": "the key it is encrypted with is gone",
+    "KMS.KMSInvalidStateException": "the key it is encrypted with cannot be used",
+    "InvalidRequest": "the request is refused as it is (an object encrypted with a key of its owner's, for example)",
     "EntityTooLarge": "the object is larger than this store takes in one request",
     "NotImplemented": "the server does not implement this request (conditional PUT is needed)",
 }
@@ -172,8 +177,9 @@ class S3Store:
                 raise ObjectMissing(key) from None
             if code in {"InvalidRange", "416"}:
                 raise _RangeBeyondEnd from None
-            if code in _DENIED:
-                raise Denied(f"{where}: {_DENIED[code]} ({code})") from None
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if code in _DENIED or status in (401, 403):
+                raise Denied(f"{where}: {_DENIED.get(code, 'refused')} ({code})") from None
             detail = f"{code}: {error.response.get('Error', {}).get('Message', '')}".strip()
             raise Unavailable(f"{where}: {detail}" + (" (conflict)" if code in _CONFLICT else "")) from None
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
