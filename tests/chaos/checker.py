@@ -94,6 +94,27 @@ class Checker:
                     )
         return found
 
+    def overwrite(self, learner: str) -> list[int]:
+        """Write over what was merged of a learner since the newest snapshot, in one fragment where there is such a
+        thing; return the fragment."""
+
+        async def go(log: Log) -> list[int]:
+            for p, at in self._at.items():
+                newest = max((version for version, _ in await log.snapshots(p)), default=0)
+                keys = [
+                    given.key
+                    for version in range(newest + 1, at.version + 1)
+                    for given in self.commits[p, version].header.inputs
+                    if given.learner == learner
+                ]
+                for key in keys:
+                    await log.store.put(key, b"overwritten")
+                if keys:
+                    return [p]
+            return []
+
+        return self._run(go)
+
     async def _check(self, log: Log) -> None:
         for f in log.run.layout.fragments:
             await self._fragment(log, f.index)

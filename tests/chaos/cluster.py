@@ -75,6 +75,9 @@ class Cluster:
         self.s3_port, self.redis_port = free_ports(2)
         self.bus = f"redis://127.0.0.1:{self.redis_port}"
         self.proxy: FaultProxy
+        """The way to the store of everybody but the first syncer."""
+        self.first: FaultProxy
+        """Its own, so that it alone can be cut off."""
         self._s3: contextmanager | None = None  # type: ignore[valid-type]
         self._redis = None
         self._counts = syncers, learners
@@ -120,7 +123,7 @@ class Cluster:
         self.s3 = self.start_s3()
         try:
             self.redis = self.start_redis(keep=False)
-            with FaultProxy(self.s3_port) as self.proxy:
+            with FaultProxy(self.s3_port) as self.proxy, FaultProxy(self.s3_port, seed=1) as self.first:
                 self.direct = dict(self.s3.environment)
                 self.environment = {
                     **{k: v for k, v in os.environ.items() if not k.startswith("AWS_")},
@@ -149,6 +152,7 @@ class Cluster:
         assert made.returncode == 0, made.stderr
         count_s, count_l = self._counts
         self.syncers = [self._child(f"s{i}", "syncer", "syncer", RUN, "--bus", self.bus) for i in range(count_s)]
+        self.syncers[0].environment = {**self.environment, "AWS_ENDPOINT_URL": self.first.url}
         self.learners = [
             self._child(
                 f"l{i}", "learner", "learner", RUN, "--bus", self.bus, "--learner", f"l{i}",

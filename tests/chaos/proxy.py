@@ -23,6 +23,13 @@ _SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?>\n'
     b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
+_ACCESS_DENIED = (
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>'
+)
+_FORBIDDEN = (
+    b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(_ACCESS_DENIED)
+)
 _SERVICE_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/xml\r\n"
     b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(_SLOW_DOWN)
@@ -47,6 +54,8 @@ class Fault(StrEnum):
     """Of the body of an answer to GET only the first half comes, then the connection closes."""
     CUT = "cut"
     """Of a request with a body the server gets only the head, then the connection closes."""
+    DENIED = "denied"
+    """GETs of the paths that match are answered with 403 AccessDenied: objects of another account, or another key."""
     MIXED = "mixed"
     """Each request draws one of the five before, or none."""
 
@@ -64,6 +73,7 @@ class FaultProxy:
         self._upstream_port = upstream_port
         self._random = random.Random(seed)
         self._fault, self._rate, self._slow_s = Fault.NONE, 1.0, 0.0
+        self._denied = ""
         self._conversations: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
@@ -84,9 +94,12 @@ class FaultProxy:
             self._thread.join()
             self._loop.close()
 
-    def set(self, fault: Fault, rate: float = 1.0, slow_s: float = 0.5) -> None:
-        """Switch to a fault that hits this share of the requests whose head comes from now on."""
-        self._on_loop(self._switch(fault, rate, slow_s))
+    def set(self, fault: Fault, rate: float = 1.0, slow_s: float = 0.5, denied: str = "") -> None:
+        """Switch to a fault that hits this share of the requests whose head comes from now on.
+
+        `denied`: with DENIED, a part of the paths of objects that may not be read.
+        """
+        self._on_loop(self._switch(fault, rate, slow_s, denied))
 
     def clear(self) -> None:
         """Let everything through again."""
@@ -97,8 +110,9 @@ class FaultProxy:
     def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(SWITCH_S)
 
-    async def _switch(self, fault: Fault, rate: float, slow_s: float) -> None:
+    async def _switch(self, fault: Fault, rate: float, slow_s: float, denied: str) -> None:
         before, self._fault, self._rate, self._slow_s = self._fault, fault, rate, slow_s
+        self._denied = denied
         if before != Fault.REFUSE and fault == Fault.REFUSE:
             self.counts[Fault.REFUSE] += 1
             await self._stop_listening()
@@ -159,6 +173,10 @@ class FaultProxy:
                 await _copy_body(client, request.body_size, _discard)
             self.counts[fault] += 1
             await client.send(_SERVICE_UNAVAILABLE + (b"" if request.method == "HEAD" else _SLOW_DOWN))
+            return False
+        if fault == Fault.DENIED and request.method == "GET" and self._denied in request.path:
+            self.counts[fault] += 1
+            await client.send(_FORBIDDEN + _ACCESS_DENIED)
             return False
         if fault == Fault.SLOW:
             self.counts[fault] += 1
@@ -250,7 +268,7 @@ class _Head:
 class _Request(_Head):
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
-        self.method = self.first[0]
+        self.method, self.path = self.first[0], self.first[1]
         self.body_size = self.size_of_body(0)
         self.waits = self.fields.get("expect", "").lower() == "100-continue"
         """The body comes only after an interim answer."""

@@ -69,7 +69,8 @@ class Chaos:
 
     def calm(self) -> None:
         """End every fault."""
-        self.cluster.proxy.clear()
+        for proxy in (self.cluster.proxy, self.cluster.first):
+            proxy.clear()
 
     def until_progress(self, when: str) -> float:
         """Wait until every fragment has a new commit; return for how long."""
@@ -122,9 +123,51 @@ class Chaos:
 
     def store(self, fault: Fault, rate: float) -> None:
         """Let the store misbehave for a while."""
-        self.cluster.proxy.set(fault, rate, slow_s=1.0)
+        for proxy in (self.cluster.proxy, self.cluster.first):
+            proxy.set(fault, rate, slow_s=1.0)
         self.cluster.wait(self.random.uniform(*FAULT_S))
-        self.cluster.proxy.clear()
+        self.calm()
+
+    def store_of_one_cut(self) -> None:
+        """Cut one syncer off from the store, and from nothing else: the others take over while it lasts."""
+        self.cluster.first.set(Fault.REFUSE)
+        self.until_progress("while one syncer is without the store")
+        self.calm()
+
+    def one_learner_denied(self) -> None:
+        """Let nobody read what one learner stores: its updates are turned away, the others' are merged meanwhile."""
+        child = _learner(self)
+        for proxy in (self.cluster.proxy, self.cluster.first):
+            proxy.set(Fault.DENIED, denied=f"/{child.name}/")
+        self.until_progress(f"while objects of {child.name} may not be read")
+        self.calm()
+
+    def flood(self) -> None:
+        """Let one learner say twelve hundred things a second about versions that do not exist."""
+        flooding = subprocess.Popen(
+            [sys.executable, "-m", "chaos.flood", RUN, self.cluster.bus, "evil"],
+            env={**self.cluster.environment, **self.cluster.direct},
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            self.cluster.wait(2.0)
+            self.until_progress("while one learner floods the bus")
+            if flooding.poll() is not None:
+                self.checker.violations.append(f"the flood ended by itself with {flooding.returncode}")
+        finally:
+            flooding.kill()
+            flooding.wait()
+
+    def overwritten(self) -> None:
+        """A learner writes over what was merged of it while every syncer is away; then somebody heals the run."""
+        self.kill(*self.cluster.syncers)
+        self.checker.check("before updates are overwritten")
+        fragments = self.checker.overwrite(self.random.choice(self.cluster.learners).name)
+        for p in fragments[:1]:
+            self.cluster.wait(3.0)  # the syncers are back, and cannot fold it
+            done = self.cluster.command("heal", RUN, "--apply", "--fragment", str(p))
+            if done.returncode != 0 or f"fragment {p}" not in done.stdout or "healed: version" not in done.stdout:
+                self.checker.violations.append(f"heal ended with {done.returncode}: {done.stdout} {done.stderr}")
 
     def store_killed(self) -> None:
         """SIGKILL the S3 server; it comes back with what it had acknowledged."""
@@ -202,6 +245,10 @@ FAULTS: dict[str, Callable[[Chaos], None]] = {
     "store mixed": lambda c: c.store(Fault.MIXED, 0.5),
     "store killed": lambda c: c.store_killed(),
     "garbage collected": lambda c: c.collect(),
+    "store of one syncer cut": lambda c: c.store_of_one_cut(),
+    "one learner's objects denied": lambda c: c.one_learner_denied(),
+    "one learner floods": lambda c: c.flood(),
+    "merged updates overwritten": lambda c: c.overwritten(),
 }
 
 
@@ -245,7 +292,7 @@ def run(
             "seed": seed,
             "rounds": rounds,
             "faults": dict(chaos.faults),
-            "injected": dict(cluster.proxy.counts),
+            "injected": dict(Counter(cluster.proxy.counts) + Counter(cluster.first.counts)),
             "violations": checker.violations,
             "recovery_s": {
                 "kills": len(chaos.kills),
@@ -266,6 +313,7 @@ def run(
             },
             "commits": checker.count,
             "replayed": replay["commits"],
+            "unverifiable": replay.get("unverifiable", 0),
             "differ": replay["differ"],
             "wall_s": round(time.monotonic() - started, 1),
         }
