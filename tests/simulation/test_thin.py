@@ -1,0 +1,70 @@
+"""A learner whose uplink carries less than it needs: it gives its share, and every fragment the same."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+from isthmus.codecs import codec, packed_size
+from isthmus.layout import Spec
+from isthmus.log import Log
+from isthmus.rules import Pace, Rules
+from isthmus.run import Seed
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import Times, World, learn, serve
+from simulation.cluster import Toy
+
+FRAGMENTS, SIZE, STEP_S = 6, 65536, 0.2
+SETTLING_S, MEASURED_S = 30.0, 150.0
+
+
+def shares(uplink: float) -> tuple[float, list[float]]:
+    """Return the share of a thin learner's tokens that are merged, and of each fragment's commits that it is in."""
+    world = World(f"thin/{uplink}")
+
+    async def body() -> tuple[float, list[float]]:
+        rules = Rules(fragments=FRAGMENTS, sync_every=FRAGMENTS)
+        specs = [Spec(f"t{i}", (SIZE,), "float32", "dense") for i in range(FRAGMENTS)]
+        run = await world.create(Seed(specs, [np.ones(SIZE, np.float32) for _ in specs], {}, rules, Pace()))
+        # One body a step is what a learner needs.
+        need = packed_size(codec(rules.codec_up), run.layout.fragments[0]) / STEP_S
+        syncers, agents = [], []
+        process = world.process("s")
+        ports = world.ports(process, Weather(0.01), Weather(0.005))
+        process.start(serve(ports, "s", asyncio.Event(), None, syncers.append))
+        for i in range(3):
+            process = world.process(f"l{i}")
+            store = Weather(0.01, up_bytes_s=uplink * need) if i == 2 else Weather(0.01)
+            toy = Toy(random.Random(i), STEP_S)
+            ports = world.ports(process, store, Weather(0.005))
+            process.start(learn(ports, f"l{i}", toy, Times(), started=agents.append))
+        await asyncio.sleep(SETTLING_S)
+        thin = next(agent for agent in agents if agent.name == "l2").uplink
+        before = [account.copy() for account in thin.accounts]
+        heads = [keeper.head for keeper in syncers[0].keepers]
+        await asyncio.sleep(MEASURED_S)
+        merged = processed = 0
+        for old, new in zip(before, thin.accounts, strict=True):
+            merged += new.merged - old.merged
+            processed += sum(getattr(new, p) - getattr(old, p) for p in ("merged", "overwritten", "late", "rejected"))
+        judge = world.ports(world.process("judge"))
+        log, part = Log(run, judge.store, judge.process.runtime), []
+        for p, first in enumerate(heads):
+            last = syncers[0].keepers[p].head
+            commits = [await log.commit(p, version) for version in range(first + 1, last + 1)]
+            part.append(sum(any(i.learner == "l2" for i in c.header.inputs) for c in commits) / len(commits))
+        return merged / processed, part
+
+    try:
+        return world.clock.run_until_complete(body())
+    finally:
+        world.clock.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("uplink", "at_least"), [(4.0, 0.60), (0.85, 0.55), (0.6, 0.40), (0.4, 0.25)])
+def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_number(uplink, at_least):
+    merged, by_fragment = shares(uplink)
+    assert merged >= at_least, (merged, by_fragment)
+    assert min(by_fragment) >= 0.75 * max(by_fragment), by_fragment
