@@ -77,9 +77,11 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A look at the log came to its end; `error` where it could not be folded so far."""
+    """A look at the log is over; `through` where it came to the end of it."""
 
-    error: LogCorrupt | None
+    through: bool
+    error: LogCorrupt | None = None
+    """Why the log cannot be folded to its end, where that is so."""
 
 
 FromBus = Announced | Called | Passed | Heard | Invalid

@@ -225,16 +225,15 @@ class Keeper:
         now = self._runtime.now()
         match event:
             case Folded(at, done):
-                try:
-                    return self._advance(at)
-                finally:
-                    done.set()
-            case Looked(error):
-                if error is None:
-                    self.broken = ""
-                elif error.readable is None or self.head <= error.readable[1]:
-                    self._break(error)  # else we have gone beyond that place by ourselves
+                self._go_to(at)
+                done.set()
                 return []
+            case Looked(through, error):
+                if through:
+                    self.broken = ""
+                elif error is not None and (error.readable is None or self.head <= error.readable[1]):
+                    self._break(error)  # else we have gone beyond that place by ourselves
+                return self.rounds.reopen(now)
             case Hold(holding):
                 return self.rounds.hold(holding, now)
             case Announced(pointer):
@@ -460,11 +459,14 @@ class Keeper:
                         done = asyncio.Event()
                         self._inbox.put_own(Folded(at, done))
                         await done.wait()
-                    self._inbox.put_own(Looked(None))
+                    looked = Looked(through=True)
                 except LogCorrupt as error:
-                    self._inbox.put_own(Looked(error))
+                    looked = Looked(through=False, error=error)
                 except Unavailable as error:
                     self._warn("cannot catch up for now: %s", error)
+                    looked = Looked(through=False)
+                # Only now: a round opened on the way would be for a version that exists.
+                self._inbox.put_own(looked)
             if self.head == head:
                 await asyncio.sleep(LOOK_S * self._runtime.random.uniform(0.8, 1.2))
 
@@ -482,20 +484,19 @@ class Keeper:
                 self._warn("starts again from a snapshot: %s", error)
         yield await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
 
-    def _advance(self, at: fold.At[State]) -> list[Action]:
-        """Go to where a look at the log came to, unless we are there already."""
+    def _go_to(self, at: fold.At[State]) -> None:
+        """Go to where a look at the log came to, unless we are there already; the next round is for later."""
         if self.state is None:
             self._begin(at)
         for commit in at.last:
             if commit.version > self.head:
                 self._settle(commit, at.carried)
-        return self.rounds.reopen(self._runtime.now())
 
     async def _catch_up(self) -> list[Action]:
         """Fold the commit that was there first, before anything else is done: the next round stands on it."""
         try:
             async for at in self._onward():
-                self._advance(at)
+                self._go_to(at)
             self.broken = ""
         except LogCorrupt as error:
             self._break(error)

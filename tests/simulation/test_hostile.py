@@ -1,0 +1,244 @@
+"""One learner's objects, words or links are bad, or one syncer is half dead: nobody else stands. In virtual time."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from isthmus.errors import Denied
+from isthmus.layout import Spec
+from isthmus.log import Log
+from isthmus.records.messages import Announce, encode, learner_stream
+from isthmus.records.objects import update_key
+from isthmus.rules import Pace, Rules
+from isthmus.run import Run, Seed
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import Ports, Times, World, learn, serve
+from isthmus.store import EdgeStore
+from isthmus.syncer import Syncer
+from simulation.cluster import Toy
+
+FRAGMENTS = 4
+
+
+class Wrapped:
+    """A store of which requests can be made to wait, or be refused, before they are sent."""
+
+    def __init__(self, inner, before: Callable[[str, str], object]) -> None:
+        self._inner, self._before, self.url = inner, before, inner.url
+
+    async def _ask(self, what, key):
+        waiting = self._before(what, key)
+        if waiting is not None:
+            await waiting
+
+    async def get(self, key):
+        await self._ask("get", key)
+        return await self._inner.get(key)
+
+    async def get_range(self, key, start, stop):
+        await self._ask("get", key)
+        return await self._inner.get_range(key, start, stop)
+
+    async def put(self, key, data):
+        await self._ask("put", key)
+        await self._inner.put(key, data)
+
+    async def create(self, key, data):
+        await self._ask("create", key)
+        return await self._inner.create(key, data)
+
+    async def list(self, prefix):
+        await self._ask("list", prefix)
+        return await self._inner.list(prefix)
+
+    async def delete(self, key):
+        await self._ask("delete", key)
+        await self._inner.delete(key)
+
+
+class Story:
+    """Syncers and learners in one world; the syncers' requests pass `before`."""
+
+    def __init__(self, name: str, *, latency_s: float = 0.01) -> None:
+        self.world = World(name)
+        self.before: Callable[[str, str], object] = lambda _, __: None
+        self.syncers: list[Syncer] = []
+        self.serving: list[asyncio.Task[None]] = []
+        self.stores: list[Weather] = []
+        self.buses: list[Weather] = []
+        self._latency_s = latency_s
+
+    def _before(self, what: str, key: str) -> object:
+        return self.before(what, key)
+
+    async def begin(self, syncers: int, learners: int, pace: Pace | None = None) -> Run:
+        rules = Rules(fragments=FRAGMENTS, sync_every=4)
+        specs = [Spec(f"t{i}", (16,), "float32", "dense") for i in range(FRAGMENTS)]
+        self.run = await self.world.create(
+            Seed(specs, [np.ones(16, np.float32) for _ in specs], {}, rules, pace or Pace())
+        )
+        for i in range(syncers):
+            process = self.world.process(f"s{i}")
+            self.stores.append(Weather(self._latency_s))
+            self.buses.append(Weather(self._latency_s / 2))
+            ports = self.world.ports(process, self.stores[i], self.buses[i])
+            wrapped = Wrapped(ports.wire, self._before)
+            ports = Ports(process, EdgeStore(wrapped, process.runtime), ports.bus, ports.wire)
+            self.serving.append(process.start(serve(ports, f"s{i}", asyncio.Event(), None, self.syncers.append)))
+        for i in range(learners):
+            process = self.world.process(f"l{i}")
+            ports = self.world.ports(process, Weather(self._latency_s), Weather(self._latency_s / 2))
+            process.start(learn(ports, f"l{i}", Toy(random.Random(i), 0.25), Times()))
+        await asyncio.sleep(15.0)
+        return self.run
+
+    def heads(self) -> list[int]:
+        return [max(s.keepers[p].head for s in self.syncers) for p in range(FRAGMENTS)]
+
+    async def commits_meanwhile(self, seconds: float) -> list[int]:
+        before = self.heads()
+        await asyncio.sleep(seconds)
+        return [now - then for now, then in zip(self.heads(), before, strict=True)]
+
+    async def merged_since(self, heads: list[int]) -> list[str]:
+        """Whose updates the commits after these versions merged."""
+        ports = self.world.ports(self.world.process("judge"))
+        log = Log(self.run, ports.store, ports.process.runtime)
+        return [
+            given.learner
+            for p, head in enumerate(heads)
+            async for commit in log.commits(p, head)
+            for given in commit.header.inputs
+        ]
+
+    def tell(self, body) -> None:
+        try:
+            self.world.clock.run_until_complete(body)
+        finally:
+            self.world.clock.close()
+
+
+def refuse(key: str) -> None:
+    raise Denied(f"s3://bucket/run: access denied (AccessDenied): {key}")
+
+
+def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_nothing_else():
+    story = Story("denied")
+
+    async def body():
+        await story.begin(syncers=2, learners=3)
+        story.before = lambda what, key: refuse(key) if what == "get" and "/l0/" in key else None
+        await asyncio.sleep(5.0)  # what was fetched before is through
+        heads = story.heads()
+        assert min(await story.commits_meanwhile(60.0)) > 20
+        assert all(not task.done() for task in story.serving)
+        merged = await story.merged_since(heads)
+        assert "l0" not in merged
+        assert {"l1", "l2"} <= set(merged)
+        assert sum(k.rounds.rejected_total.get("unreadable", 0) for k in story.syncers[0].keepers) > 0
+        # It was not turned away for good: once it may be read, it is merged again.
+        story.before = lambda _, __: None
+        await asyncio.sleep(5.0)
+        heads = story.heads()
+        await asyncio.sleep(30.0)
+        assert "l0" in await story.merged_since(heads)
+
+    story.tell(body())
+
+
+def test_bodies_that_never_end_hold_up_nobody_but_their_learner():
+    story = Story("endless")
+
+    async def body():
+        await story.begin(syncers=1, learners=3)
+        story.before = lambda what, key: asyncio.sleep(1e6) if what == "get" and "/l0/" in key else None
+        heads = story.heads()
+        assert min(await story.commits_meanwhile(120.0)) > 25
+        merged = await story.merged_since([head + 4 for head in heads])
+        assert "l0" not in merged
+        assert {"l1", "l2"} <= set(merged)
+
+    story.tell(body())
+
+
+def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time():
+    story = Story("own keys")
+
+    async def body():
+        await story.begin(syncers=1, learners=2)
+        story.before = lambda what, key: refuse(key) if key.startswith(("commits/", "values/")) else None
+        await asyncio.sleep(200.0)
+        assert not story.serving[0].done()
+        story.before = lambda _, __: None
+        assert min(await story.commits_meanwhile(30.0)) > 8  # as after any outage
+        story.before = lambda what, key: refuse(key) if key.startswith("commits/") else None
+        await asyncio.wait(story.serving, timeout=400.0)
+        assert story.serving[0].done()
+        error = story.serving[0].exception()
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, Denied)
+
+    story.tell(body())
+
+
+@pytest.mark.parametrize("port", ["store", "bus"])
+def test_a_syncer_that_cannot_serve_is_left_out_while_it_lasts_and_comes_back(port):
+    story = Story(f"half dead {port}")
+
+    async def body():
+        await story.begin(syncers=2, learners=3)
+        assert all(s.held for s in story.syncers)
+        weather = (story.stores if port == "store" else story.buses)[0]
+        weather.cut_off = True
+        await asyncio.sleep(15.0)  # its timeouts, and its silence
+        assert story.syncers[1].held == set(range(FRAGMENTS))
+        counts = await story.commits_meanwhile(60.0)
+        assert min(counts) > 20, counts
+        assert min(counts) >= 0.5 * max(counts), counts
+        weather.cut_off = False
+        await asyncio.sleep(15.0)
+        assert story.syncers[0].held
+        assert story.syncers[0].held | story.syncers[1].held == set(range(FRAGMENTS))
+        assert not story.syncers[0].held & story.syncers[1].held
+        assert min(await story.commits_meanwhile(30.0)) > 10
+
+    story.tell(body())
+
+
+def test_a_flood_from_one_learner_stops_nobody_and_is_counted_under_its_name():
+    story = Story("flood", latency_s=0.02)
+
+    async def body():
+        run = await story.begin(syncers=1, learners=3)
+
+        async def flood():
+            number = 0
+            while True:
+                for _ in range(60):
+                    number += 1
+                    p, base, digest = number % FRAGMENTS, 10**6 + number, number.to_bytes(32, "big")
+                    story.world.streams.append(
+                        learner_stream("evil"),
+                        encode(
+                            Announce(
+                                run=run.digest, id="x", learner="evil", incarnation=1, fragment=p, base=base,
+                                key=update_key(p, "evil", base, digest), digest=digest, size=400, steps=1, tokens=1,
+                                step=1, tokens_seen=1, due=True, age_s=0.0, step_s=0.2, upload_s=0.0, sync_s=0.0,
+                            )
+                        ),
+                        story.world.clock.time(),
+                    )  # fmt: skip
+                await asyncio.sleep(0.05)
+
+        quiet = await story.commits_meanwhile(30.0)
+        flooding = asyncio.ensure_future(flood())
+        loud = await story.commits_meanwhile(30.0)
+        flooding.cancel()
+        assert min(loud) >= 0.8 * min(quiet), (quiet, loud)
+        assert set(story.syncers[0].tallies.dropped) <= {"evil"}
+
+    story.tell(body())

@@ -1,0 +1,60 @@
+"""What keeps a learner from being merged is said soon, then ever more seldom, and once when it is over."""
+
+import logging
+
+import pytest
+
+from isthmus.learner.concern import Concern
+
+SYNCER = ("no syncer is heard", "start one")
+STORE = ("the store does not answer", "see whether it is there")
+
+
+@pytest.fixture
+def said(caplog):
+    caplog.set_level(logging.WARNING)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_trouble_that_passes_is_not_worth_a_word(said):
+    concern = Concern("eu-1", 3.0)
+    for second in range(9):
+        concern.look(second, [(second, *SYNCER)])
+    concern.look(10, [(0.0, *SYNCER)])
+    assert said() == []
+
+
+def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said):
+    concern = Concern("eu-1", 3.0)
+    for second in range(3600):
+        concern.look(second, [(second, *SYNCER)])
+    found = said()
+    assert found[0].startswith("eu-1: no syncer is heard (for 10 s)")
+    assert "nothing of it is merged" in found[0]
+    assert found[0].endswith("start one")
+    assert 4 <= len(found) <= 8
+
+
+def test_the_end_is_said_once_and_the_next_time_it_is_said_at_once_again(said):
+    concern = Concern("eu-1", 3.0)
+    concern.look(20, [(20.0, *SYNCER)])
+    for second in range(21, 30):
+        concern.look(second, [(0.0, *SYNCER)])
+    assert [line for line in said() if line.endswith("over")] == ["eu-1: no syncer is heard: over"]
+    concern.look(100, [(12.0, *SYNCER)])
+    assert len(said()) == 3
+
+
+def test_the_root_cause_comes_first_and_a_new_one_is_said_at_once(said):
+    concern = Concern("eu-1", 3.0)
+    concern.look(20, [(0.0, *STORE), (20.0, *SYNCER)])
+    concern.look(21, [(15.0, *STORE), (21.0, *SYNCER)])
+    assert ["store" in line for line in said()] == [False, True]
+
+
+def test_a_slow_pace_is_given_more_time(said):
+    concern = Concern("eu-1", 60.0)
+    concern.look(100, [(100.0, *SYNCER)])
+    assert said() == []
+    concern.look(121, [(121.0, *SYNCER)])
+    assert len(said()) == 1

@@ -1,0 +1,120 @@
+"""A refusal of what worked before counts as an outage for a while; what never worked is refused at once."""
+
+import asyncio
+import logging
+import random
+
+import pytest
+
+from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.runtime import Runtime, inline
+from isthmus.tolerance import REFUSED_S, Tolerance, TolerantStore
+
+
+class Clock:
+    """Time as it is told."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.runtime = Runtime(lambda: self.now, lambda: self.now, random.Random(0), inline, lambda: "0" * 16)
+
+
+class Store:
+    """Answers as it is told."""
+
+    url = "s3://bucket/run"
+
+    def __init__(self):
+        self.refused = set()
+
+    async def get(self, key):
+        if ("get", key.split("/")[0]) in self.refused:
+            raise Denied(f"{self.url}: access denied (ExpiredToken)")
+        if key.endswith("nothing"):
+            raise ObjectMissing(key)
+        return bytearray(b"x")
+
+    async def put(self, key, data):
+        if ("put", key.split("/")[0]) in self.refused:
+            raise Denied(f"{self.url}: access denied (AccessDenied)")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def tolerant(clock, store):
+    tolerance = Tolerance(clock.runtime)
+    return TolerantStore(store, tolerance), tolerance
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def test_what_never_worked_is_refused_at_once(store, tolerant):
+    store.refused = {("get", "commits")}
+    with pytest.raises(Denied):
+        run(tolerant[0].get("commits/0"))
+
+
+def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(clock, store, tolerant, caplog):
+    ways, tolerance = tolerant
+    run(ways.get("commits/0"))
+    store.refused = {("get", "commits")}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(int(REFUSED_S)):
+            with pytest.raises(Unavailable, match="ExpiredToken"):
+                run(ways.get("commits/0"))
+            clock.now += 1.0
+    assert tolerance.refused_s == REFUSED_S
+    said = [r.getMessage() for r in caplog.records]
+    assert "ends this process in 300 s" in said[0]
+    assert 5 <= len(said) <= 12  # now and then, not at each request
+    with pytest.raises(Denied):
+        run(ways.get("commits/0"))
+
+
+def test_once_it_is_over_it_starts_anew(clock, store, tolerant):
+    ways, tolerance = tolerant
+    run(ways.get("commits/0"))
+    for _ in range(3):
+        store.refused = {("get", "commits")}
+        with pytest.raises(Unavailable):
+            run(ways.get("commits/0"))
+        clock.now += 0.9 * REFUSED_S
+        store.refused = set()
+        run(ways.get("commits/0"))
+        assert tolerance.refused_s == 0.0
+
+
+def test_that_nothing_is_there_is_an_answer_too(store, tolerant):
+    ways, _ = tolerant
+    with pytest.raises(ObjectMissing):
+        run(ways.get("commits/nothing"))
+    store.refused = {("get", "commits")}
+    with pytest.raises(Unavailable):
+        run(ways.get("commits/0"))
+
+
+def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(clock, store, tolerant):
+    ways, _ = tolerant
+    run(ways.get("values/0"))
+    run(ways.put("values/0", b""))
+    store.refused = {("put", "values")}
+    with pytest.raises(Unavailable):
+        run(ways.put("values/0", b""))
+    clock.now += REFUSED_S
+    run(ways.get("values/0"))  # that reads go through does not hide that writes do not
+    with pytest.raises(Denied):
+        run(ways.put("values/0", b""))
+    store.refused = {("get", "run")}
+    with pytest.raises(Denied):
+        run(ways.get("run"))
