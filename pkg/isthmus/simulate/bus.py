@@ -10,7 +10,7 @@ from typing import TypeVar
 from isthmus.bus.base import READ_MAX, RETAINED, START, Said
 from isthmus.errors import Unavailable
 from isthmus.simulate.process import Process
-from isthmus.simulate.weather import Fault, Weather
+from isthmus.simulate.weather import UNHEARD, Fault, Weather
 
 T = TypeVar("T")
 
@@ -101,10 +101,11 @@ class SimulatedBus:
 
     async def append(self, stream: str, *bodies: bytes) -> None:
         """See `Bus.append`."""
+        self._process.spend(len(bodies) * self._process.costs.message_s)
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)
-        fault = self.weather.strikes(self._process.random, f"append {stream}", *harm)
+        fault = self.weather.strikes(self._process.random, f"append {stream}", *harm, writes=True)
         world, draw = self._clock.world.context, self._process.random
-        if fault in (Fault.CUT_OFF, Fault.LOST_REQUEST):
+        if fault in UNHEARD:
             await asyncio.sleep(self.weather.timeout_s)
         else:
             there = self.weather.delay(draw)
@@ -135,6 +136,7 @@ class SimulatedBus:
                 waiter.cancel()
             found = self._streams.after(positions)
         await asyncio.sleep(self.weather.delay(self._process.random))
+        self._process.spend(sum(map(len, found.values())) * self._process.costs.message_s)
         return found
 
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
@@ -157,7 +159,8 @@ class SimulatedBus:
 
     async def _travel(self) -> None:
         """Let a question and its answer take their time."""
-        fault = self.weather.strikes(self._process.random, "read", Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY)
+        harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY)
+        fault = self.weather.strikes(self._process.random, "read", *harm)
         if fault is not None:
             await asyncio.sleep(0.0 if fault is Fault.ERROR else self.weather.timeout_s)
             raise Unavailable(f"{self.url}: {fault.value}")

@@ -3,6 +3,9 @@
 Everything belongs to a `Life`, found by the context a callback runs in. Within one life callbacks run in the order
 asyncio promises; which of several lives goes next is drawn, since processes owe each other no order. A life can be
 frozen (its callbacks are kept) and ended (they are dropped, and no `finally` runs, as with SIGKILL).
+
+Running takes no time unless a life says what it costs: then its loop stands for as long as its callbacks took, and what
+becomes ready meanwhile waits.
 """
 
 import asyncio
@@ -20,6 +23,16 @@ T = TypeVar("T")
 
 TURNS_MAX = 1_000_000
 """Callbacks without time passing, after which somebody is going round in circles."""
+
+
+SLICE_S = 0.001
+"""Time that callbacks took is let pass in pieces of at least this: one by one, each would be a timer of its own."""
+
+HELD_UP_S = 0.02
+"""A loop that stands for this long at once is held up; shorter ones are its daily work."""
+
+HELD_UP_MAX = 512
+"""Of one life, the last times its loop was held up that are remembered."""
 
 
 class StandsStill(RuntimeError):
@@ -54,10 +67,24 @@ class Life:
         self.name = name
         self.frozen = False
         self.ended = False
+        self.busy = False
+        """Whether its loop stands, for the time that callbacks took."""
+        self.callback_s = 0.0
+        """What every callback costs, in seconds of its loop."""
+        self.owed_s = 0.0
+        """What callbacks took and has not passed yet. Whoever runs in this life may add to it."""
+        self.held_up: deque[tuple[float, float]] = deque(maxlen=HELD_UP_MAX)
+        """From when to when its loop stood for long: paused, or busy with one thing."""
         self.ready: deque[Handle] = deque()
         self.context = contextvars.copy_context()
         """Tasks started in it, and all they start, belong to this life."""
         self.context.run(_LIFE.set, self)
+        self._frozen_at = 0.0
+
+    def stood_s(self, since: float, until: float) -> float:
+        """Return how much of this time its loop was held up, as far as is remembered."""
+        times = [*self.held_up, (self._frozen_at, until)] if self.frozen else self.held_up
+        return sum(max(0.0, min(stop, until) - max(start, since)) for start, stop in times)
 
 
 _LIFE: ContextVar[Life] = ContextVar("isthmus_life")
@@ -93,7 +120,9 @@ class Clock:
         self._timers: list[tuple[float, int, Handle]] = []
         self._count = 0
         self._tasks = 0
-        self._awake: list[Life] = []  # lives with something ready that are not frozen
+        self._awake: list[Life] = []  # lives with something ready that are neither frozen nor busy
+        self._busy: list[Life] = []
+        self._closing = False
         self._random = random.Random(seed)
         self._loop: Any = self  # what asyncio takes for a loop; there are no sockets, signals or threads in it
         self._closed = False
@@ -171,9 +200,10 @@ class Clock:
 
     def close(self) -> None:
         """Let every task that is left unwind, those of ended lives too; then forget everything."""
-        for life in self._graveyard:
-            life.ended = life.frozen = False
-            if life.ready:
+        self._closing = True
+        for life in (*self._graveyard, *self._busy):
+            life.ended = life.frozen = life.busy = False
+            if life.ready and life not in self._awake:
                 self._awake.append(life)
         left = asyncio.all_tasks(self._loop)
         for task in left:
@@ -214,14 +244,48 @@ class Clock:
 
     def freeze(self, life: Life) -> None:
         """Keep what becomes ready in a life, and its timers that ran out, until `thaw`."""
+        if not life.frozen:
+            life._frozen_at = self._now
         life.frozen = True
         if life in self._awake:
             self._awake.remove(life)
 
     def thaw(self, life: Life) -> None:
         """Let a frozen life go on: it does not know that time has passed."""
+        if life.frozen:
+            life.held_up.append((life._frozen_at, self._now))
         life.frozen = False
-        if life.ready and not life.ended and life not in self._awake:
+        self._wake(life)
+
+    def occupy(self, life: Life, seconds: float) -> None:
+        """Let a life's loop stand for so long from here on, as one long callback does."""
+        if life.busy:
+            life.owed_s += seconds  # on top of what it is busy with
+            return
+        if life.ended or self._closing:
+            return
+        life.busy = True
+        self._busy.append(life)
+        if life in self._awake:
+            self._awake.remove(life)
+        if seconds >= HELD_UP_S:
+            life.held_up.append((self._now, self._now + seconds))
+        self.call_later(seconds, self._leave, life, context=self.world.context)
+
+    def _leave(self, life: Life) -> None:
+        """A busy loop is through with what it did."""
+        if not life.busy:
+            return  # unwound meanwhile
+        life.busy = False
+        self._busy.remove(life)
+        if life.owed_s >= SLICE_S and not life.ended:
+            seconds, life.owed_s = life.owed_s, 0.0
+            self.occupy(life, seconds)
+        else:
+            self._wake(life)
+
+    def _wake(self, life: Life) -> None:
+        if life.ready and not (life.frozen or life.busy or life.ended) and life not in self._awake:
             self._awake.append(life)
 
     def end(self, life: Life) -> None:
@@ -237,7 +301,7 @@ class Clock:
     def _make_ready(self, handle: Handle) -> None:
         life = handle.life
         life.ready.append(handle)
-        if len(life.ready) == 1 and not life.frozen and not life.ended:
+        if len(life.ready) == 1 and not (life.frozen or life.busy or life.ended):
             self._awake.append(life)
 
     def _run(self, done: Callable[[], bool]) -> None:
@@ -263,6 +327,10 @@ class Clock:
                 raise
             except BaseException as error:
                 self.failures.append({"message": f"exception in {handle.callback}", "exception": error})
+            life.owed_s += life.callback_s
+            if life.owed_s >= SLICE_S:
+                seconds, life.owed_s = life.owed_s, 0.0
+                self.occupy(life, seconds)
 
     def _jump(self) -> None:
         """Let time pass to the next timer."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from isthmus.errors import ObjectMissing, PortError, Unavailable
+from isthmus.errors import Denied, ObjectMissing, PortError, Unavailable
 from isthmus.records.frame import Blob
 from isthmus.simulate.process import EPOCH, Process
-from isthmus.simulate.weather import Fault, Weather, Wire
+from isthmus.simulate.weather import UNHEARD, Fault, Weather, Wire
 from isthmus.store.base import Entry
 
 T = TypeVar("T")
@@ -82,14 +82,14 @@ class SimulatedStore:
     async def put(self, key: str, data: Blob) -> None:
         """See `Store.put`."""
         body = bytes(data)
-        await self._request(f"put {key}", lambda: self._objects.put(key, body, self._wall()), up=len(body), writes=True)
+        await self._request("put", key, lambda: self._objects.put(key, body, self._wall()), up=len(body), writes=True)
         self.bytes_up += len(body)
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`."""
         body = bytes(data)
         done = await self._request(
-            f"create {key}", lambda: self._objects.create(key, body, self._wall()), up=len(body), writes=True
+            "create", key, lambda: self._objects.create(key, body, self._wall()), up=len(body), writes=True
         )
         self.bytes_up += len(body)
         return done
@@ -98,19 +98,19 @@ class SimulatedStore:
         """See `Store.list`. Pages are read one after another: what is written meanwhile may be among them or not."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"a prefix ends with '/': {prefix!r}")
-        first: list[Entry] = await self._request(f"list {prefix}", lambda: self._objects.list(prefix))
+        first: list[Entry] = await self._request("list", prefix, lambda: self._objects.list(prefix))
         if len(first) < 2:
             return first
         page = first[: self._process.random.randrange(1, len(first) + 1)]
-        rest: list[Entry] = await self._request(f"list {prefix}", lambda: self._objects.list(prefix))
+        rest: list[Entry] = await self._request("list", prefix, lambda: self._objects.list(prefix))
         return page + [entry for entry in rest if entry.key > page[-1].key]
 
     async def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        await self._request(f"delete {key}", lambda: self._objects.delete(key), writes=True)
+        await self._request("delete", key, lambda: self._objects.delete(key), writes=True)
 
     async def _read(self, key: str, effect: Callable[[], bytes]) -> bytearray:
-        body = bytearray(await self._request(f"get {key}", effect, sized=len))
+        body = bytearray(await self._request("get", key, effect, sized=len))
         self.bytes_down += len(body)
         if body and self.weather.strikes(self._process.random, f"body of {key}", Fault.CORRUPTED) is Fault.CORRUPTED:
             at = self._process.random.randrange(len(body))
@@ -122,7 +122,8 @@ class SimulatedStore:
 
     async def _request(
         self,
-        what: str,
+        verb: str,
+        key: str,
         effect: Callable[[], T],
         *,
         up: int = 0,
@@ -132,17 +133,25 @@ class SimulatedStore:
         """Send a request and wait for what comes back, if anything does."""
         weather, draw, clock = self.weather, self._process.random, self._clock
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, *((Fault.LANDS_LATE,) if writes else ()), Fault.SLOW)
-        fault = weather.strikes(draw, what, *harm)
-        if fault in (Fault.CUT_OFF, Fault.LOST_REQUEST):
+        self._process.spend(self._process.costs.request_s)
+        fault = weather.strikes(draw, f"{verb} {key}", *harm, key=key if verb == "get" or writes else "", writes=writes)
+        if fault in UNHEARD:
             await asyncio.sleep(weather.timeout_s)
             raise Unavailable(f"{self.url}: no answer")
+        if fault is Fault.ENDLESS:
+            # The client waits for each next piece, not for the whole: until the connection breaks.
+            while any(map(key.startswith, weather.endless)):  # noqa: ASYNC110  (whoever lifts it knows of no event)
+                await asyncio.sleep(1.0)
+            raise Unavailable(f"{self.url}: the connection broke")
         answer: asyncio.Future[T] = clock.create_future()
         slow = draw.uniform(1.0, weather.timeout_s) if fault is Fault.SLOW else 0.0
 
         def land() -> None:
             try:
-                if fault is Fault.ERROR:
+                if fault in (Fault.ERROR, Fault.THROTTLED):
                     raise Unavailable(f"{self.url}: 503")
+                if fault is Fault.DENIED:
+                    raise Denied(f"{self.url}: access denied (403)")
                 result = effect()
             except PortError as error:
                 failure: PortError | None = error

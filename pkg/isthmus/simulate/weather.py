@@ -20,6 +20,10 @@ class Fault(StrEnum):
     SLOW = "slow body"
     SWALLOWED = "announcement swallowed"  # the bus says yes and forgets
     CUT_OFF = "partition"
+    HALF_CUT = "half a partition"  # what is read gets through, or what is written
+    DENIED = "access denied"  # a 403: an expired token, an object under another key
+    ENDLESS = "body without end"
+    THROTTLED = "prefix throttled"  # a store that asks to slow down, for some keys
     # To processes and the world.
     PAUSED = "process paused"
     KILLED = "process killed"
@@ -29,6 +33,11 @@ class Fault(StrEnum):
     COLLECTED = "garbage collected"
     STRAY = "snapshot of a history that lost"
     STOPPED = "process stopped in order"
+    STALLED = "loop stalled"
+
+
+UNHEARD = frozenset({Fault.CUT_OFF, Fault.HALF_CUT, Fault.LOST_REQUEST})
+"""Of a request that meets one of these nothing is ever heard again, and it never happened."""
 
 
 @dataclass(slots=True)
@@ -50,6 +59,18 @@ class Weather:
     chances: dict[Fault, float] = field(default_factory=dict)
     cut_off: bool = False
     """Whether nothing gets through."""
+    cut_reads: bool = False
+    cut_writes: bool = False
+    """Whether only the one or the other gets through."""
+    denies_reads: bool = False
+    denies_writes: bool = False
+    """Whether everything of this kind is answered with a 403."""
+    unreadable: frozenset[str] = frozenset()
+    """Prefixes of keys whose reading is answered with a 403."""
+    endless: frozenset[str] = frozenset()
+    """Prefixes of keys whose bodies begin and never end."""
+    throttled: frozenset[str] = frozenset()
+    """Prefixes of keys of which every request is answered with a 503."""
     seen: Counter[Fault] = field(default_factory=Counter)
     """How often each fault struck."""
     told: Callable[[Fault, str], None] = lambda _, __: None
@@ -61,10 +82,26 @@ class Weather:
             return 0.0
         return self.latency_s * math.exp(self.spread * draw.gauss(0.0, 1.0)) if self.spread else self.latency_s
 
-    def strikes(self, draw: random.Random, request: str, *faults: Fault) -> Fault | None:
-        """Return which of these faults strikes a request, if any; a partition strikes them all."""
-        if self.cut_off:
-            return self._strike(Fault.CUT_OFF, request)
+    @property
+    def blocked(self) -> bool:
+        """Whether some requests meet the same end each time they are made."""
+        return (
+            self.cut_off or self.cut_reads or self.cut_writes or self.denies_reads or self.denies_writes
+            or bool(self.unreadable or self.endless or self.throttled)
+        )  # fmt: skip
+
+    def clear(self) -> None:
+        """Let everything through from here on; links stay as thin as they are."""
+        self.chances.clear()
+        self.cut_off = self.cut_reads = self.cut_writes = self.denies_reads = self.denies_writes = False
+        self.unreadable = self.endless = self.throttled = frozenset()
+
+    def strikes(
+        self, draw: random.Random, request: str, *faults: Fault, key: str = "", writes: bool = False
+    ) -> Fault | None:
+        """Return which of these faults strikes a request, if any; what blocks it comes before chance."""
+        if self.blocked and (fault := self._blocks(key, writes)) is not None:
+            return self._strike(fault, request)
         if not self.chances:
             return None
         at = draw.random()
@@ -73,6 +110,21 @@ class Weather:
             if at < 0.0:
                 return self._strike(fault, request)
         return None
+
+    def _blocks(self, key: str, writes: bool) -> Fault | None:
+        if self.cut_off:
+            return Fault.CUT_OFF
+        if self.cut_writes if writes else self.cut_reads:
+            return Fault.HALF_CUT
+        if self.denies_writes if writes else self.denies_reads:
+            return Fault.DENIED
+        if any(map(key.startswith, self.throttled)):
+            return Fault.THROTTLED
+        if writes or not key:
+            return None
+        if any(map(key.startswith, self.unreadable)):
+            return Fault.DENIED
+        return Fault.ENDLESS if any(map(key.startswith, self.endless)) else None
 
     def _strike(self, fault: Fault, request: str) -> Fault:
         self.seen[fault] += 1

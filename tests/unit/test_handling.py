@@ -1,0 +1,156 @@
+"""Virtual time: what handling takes, stalls, half partitions, refusals and bodies without end."""
+
+import asyncio
+
+import pytest
+
+from isthmus.errors import Denied, Unavailable
+from isthmus.simulate.process import Costs
+from isthmus.simulate.weather import Fault, Weather
+from isthmus.simulate.world import World
+
+
+def run(world: World, body):
+    try:
+        return world.clock.run_until_complete(body)
+    finally:
+        world.clock.close()
+
+
+def test_a_loop_that_handles_much_is_late():
+    """A hundred callbacks of 10 ms each are through after a second, and a timer meanwhile waits for them."""
+    world = World("handling")
+    process = world.process("p", costs=Costs(callback_s=0.01))
+    woke: list[float] = []
+
+    async def busy() -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    async def timer() -> None:
+        await asyncio.sleep(0.001)
+        woke.append(world.clock.time())
+
+    async def body() -> None:
+        await asyncio.gather(process.start(busy()), process.start(timer()))
+
+    run(world, body())
+    assert world.clock.time() == pytest.approx(1.0, abs=0.1)
+    assert 0.01 < woke[0] < 1.0
+
+
+def test_time_passes_while_one_callback_handles_several_things():
+    world = World("clock")
+    process = world.process("p", costs=Costs(callback_s=0.01))
+
+    async def body() -> None:
+        async def look() -> tuple[float, float]:
+            return process.runtime.now(), process.runtime.now()
+
+        first, second = await process.start(look())
+        assert second - first == pytest.approx(0.01)
+
+    run(world, body())
+
+
+def test_a_stall_holds_one_process_up_and_no_other():
+    world = World("stall")
+    struck, other = world.process("struck", costs=Costs(callback_s=1e-6)), world.process("other")
+    woke: dict[str, float] = {}
+
+    async def turn(process) -> None:
+        for _ in range(100):
+            process.runtime.now()
+            await asyncio.sleep(0.01)
+        woke[process.name] = world.clock.time()
+
+    async def body() -> None:
+        struck.stall(5.0)
+        await asyncio.gather(struck.start(turn(struck)), other.start(turn(other)))
+
+    run(world, body())
+    assert woke["other"] == pytest.approx(1.0, abs=0.1)
+    assert woke["struck"] == pytest.approx(6.0, abs=0.1)
+    assert struck.life.stood_s(0.0, 10.0) == pytest.approx(5.0, abs=0.01)
+
+
+def test_threads_of_a_process_are_few():
+    """Eight pieces of work of a second each take two seconds on four threads."""
+    world = World("threads")
+    process = world.process("p", costs=Costs(byte_s=0.01, threads=4))
+
+    async def body() -> None:
+        async def work() -> None:
+            await asyncio.gather(*(process.runtime.offload(len, bytes(100)) for _ in range(8)))
+
+        await process.start(work())
+
+    run(world, body())
+    assert world.clock.time() == pytest.approx(2.0)
+
+
+def test_half_a_partition_lets_one_direction_through():
+    world = World("half")
+    process = world.process("p")
+    deaf, dumb = Weather(cut_reads=True, timeout_s=2.0), Weather(cut_writes=True, timeout_s=2.0)
+    hears_nothing, says_nothing = world.ports(process, bus=deaf).bus, world.ports(process, bus=dumb).bus
+
+    async def body() -> None:
+        async def use() -> None:
+            await hears_nothing.append("s", b"x")
+            await asyncio.sleep(0.1)
+            assert await says_nothing.read({"s": ""}, 0.0)
+            with pytest.raises(Unavailable):
+                await hears_nothing.read({"s": ""}, 0.0)
+            with pytest.raises(Unavailable):
+                await says_nothing.append("s", b"y")
+
+        await process.start(use())
+
+    run(world, body())
+    assert deaf.seen == dumb.seen == {Fault.HALF_CUT: 1}
+
+
+def test_what_may_not_be_read_is_denied_and_the_rest_is_not():
+    world = World("denied")
+    process = world.process("p")
+    weather = Weather(unreadable=frozenset({"updates/00000/l/"}))
+    wire = world.ports(process, weather).wire
+
+    async def body() -> None:
+        async def use() -> None:
+            for key in ("updates/00000/l/a", "updates/00000/m/a"):
+                await wire.put(key, b"x")
+            assert await wire.get("updates/00000/m/a") == b"x"
+            with pytest.raises(Denied):
+                await wire.get("updates/00000/l/a")
+            weather.denies_writes = True
+            with pytest.raises(Denied):
+                await wire.put("updates/00000/m/a", b"y")
+
+        await process.start(use())
+
+    run(world, body())
+
+
+def test_a_body_without_end_is_waited_for_until_the_connection_breaks():
+    world = World("endless")
+    process = world.process("p")
+    weather = Weather(endless=frozenset({"k"}), timeout_s=3.0)
+    wire = world.ports(process, weather).wire
+
+    async def body() -> None:
+        async def use() -> None:
+            await wire.put("k", b"x")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(500.0):
+                    await wire.get("k")
+            reading = asyncio.ensure_future(wire.get("k"))
+            await asyncio.sleep(10.0)
+            weather.clear()
+            with pytest.raises(Unavailable):
+                await reading
+
+        await process.start(use())
+
+    run(world, body())
