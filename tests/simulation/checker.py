@@ -16,17 +16,30 @@ from isthmus.learner.uplink import PACKED_MAX, Uplink
 from isthmus.log import Log
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.messages import SYNCER_STREAM, Alive, Announce, Call, Committed, Heartbeat, Leave, decode
+from isthmus.records.messages import (
+    SYNCER_STREAM,
+    Alive,
+    Announce,
+    Call,
+    Committed,
+    Heartbeat,
+    Leave,
+    decode,
+    learner_of,
+)
 from isthmus.records.objects import CommitHeader, SnapshotHeader, UpdateHeader, commit_key, is_versioned, version_in
 from isthmus.replay import replay
 from isthmus.rounds import POINTERS_MAX
 from isthmus.rules import STALENESS_MAX
 from isthmus.run import Run
+from isthmus.simulate.process import Process
 from isthmus.simulate.world import World
 from isthmus.syncer import Syncer
 from isthmus.syncer.agent import ACCUMULATORS_MAX
 from isthmus.syncer.keeper import INBOX_MAX
 from isthmus.updates import open_update
+from simulation.hostile import NAME, is_its_own
+from simulation.waiting import Waiting
 
 BEHIND_MAX = 3
 """Versions a well learner may be behind: rounds go on while it fetches."""
@@ -41,6 +54,11 @@ SPEAKS_S = 1.5
 PROMPT_S = 2.0
 """Without a disturbance of its store for so long, a syncer's commit is written right after its round was closed."""
 
+STEPS_KNOWN = 15
+STEP_MOST, STEP_MORE_S = 4.0, 0.6
+"""After so many steps of a life, what a learner says a step takes is at most this many times the truth, and so much
+more: what came between two steps, a pause or an evaluation, is none."""
+
 SHORTER = 0.95
 """Share of the time after which a learner is silent in which nobody can be, whatever clocks and links do."""
 
@@ -52,6 +70,9 @@ class Checker:
     world: World
     run: Run
     say: Callable[[str, str], None]
+    latency_s: float = 0.0
+    """Of the way to the store, the median."""
+    stall_s: float = 0.0
     violations: list[str] = field(default_factory=list)
     strays: set[str] = field(default_factory=set)
 
@@ -64,11 +85,15 @@ class Checker:
         self.left: dict[str, int] = {}
         self.ever_left: set[str] = set()
         self.began: dict[str, float] = {}  # when the process of each syncer did
+        self.processes: dict[str, Process] = {}  # the newest of each name
+        self.step_s = 0.0  # the longest step anybody said it takes
         self.speaking: dict[str, float] = {}  # since when without a pause
         self.sent: dict[bytes, np.ndarray] = {}  # what the codec dropped from each update that was packed
         self.attempts: dict[tuple[str, int, int], list[bytes]] = {}
         self.digests: dict[int, tuple[object, bytes]] = {}
         self.disturbed: dict[tuple[str, str], float] = {}
+        self.waiting = Waiting(self)
+        self.originals: dict[str, bytes] = {}  # what a hostile learner stored first under each key
         self.initial = []
         for p in range(len(self.run.layout.fragments)):
             (key,) = [k for k in self.world.objects.blobs if k.startswith(f"snapshots/{p:05d}/")]
@@ -98,7 +123,9 @@ class Checker:
 
     def written(self, key: str, data: bytes, before: bytes | None) -> None:
         """A write took effect."""
-        if before is not None and before != data:
+        if is_its_own(key):
+            self.originals.setdefault(key, data)
+        elif before is not None and before != data:
             if not (key.startswith("commits/") and frame.kind_of(data) == Kind.PACKED):
                 self.violate(f"{key} got other bytes")
             return
@@ -135,13 +162,13 @@ class Checker:
         if header.run != self.run.digest:
             self.violate(f"{key}: of another run")
         for given in header.inputs:
-            blob = self.world.objects.blobs.get(given.key)
+            blob = self.stored(given.key)
             if blob is None:
                 self.violate(f"{key}: merges {given.key}, which is not there")
                 continue
             fragment = self.run.layout.fragments[p]
             try:
-                update = open_update(blob[0], given.digest, self.run, fragment, given.learner, given.base)
+                update = open_update(blob, given.digest, self.run, fragment, given.learner, given.base)
             except RecordInvalid as error:
                 self.violate(f"{key}: merges {given.key}: {error}")
                 continue
@@ -155,7 +182,14 @@ class Checker:
         if value is None or frame.digest(value[0]) != header.value_digest:
             self.violate(f"{key}: its value {header.value_key} is not there")
         self.closing(key, header)
+        for what in self.waiting.judge(header):
+            self.violate(f"{key}: {what}")
         log.append((header, frame.digest(data)))
+
+    def stored(self, key: str) -> bytes | None:
+        """Return an object as it was when it was written: whoever spoils its own later has been merged before."""
+        found = self.world.objects.blobs.get(key)
+        return self.originals.get(key, found[0] if found else None)
 
     def closing(self, key: str, header: CommitHeader) -> None:
         """Whoever was expected is in, has passed, or is named as missing; nobody who is there was overlooked."""
@@ -189,7 +223,7 @@ class Checker:
         if kind == "commits":
             self.violate(f"{key}: a commit was deleted")
             return
-        if kind not in ("values", "updates", "snapshots") or not is_versioned(key):
+        if kind not in ("values", "updates", "snapshots") or not is_versioned(key) or is_its_own(key):
             return
         p, v = int(key.split("/")[1]), version_in(key)
         head = len(self.commits[p])
@@ -214,7 +248,12 @@ class Checker:
 
     def said(self, stream: str, body: bytes) -> None:
         """A message is on the bus."""
-        message = decode(body)
+        try:
+            message = decode(body)
+        except RecordInvalid as error:
+            if learner_of(stream) != NAME:
+                self.violate(f"{stream} carries what nobody can read: {error}")
+            return
         now = self.world.clock.time()
         match message:
             case Committed(fragment=p, version=v) if v > len(self.commits[p]):
@@ -232,12 +271,13 @@ class Checker:
                 blob = self.world.objects.blobs.get(message.key)
                 settled = self.bases.get((message.fragment, message.learner), -1) >= message.base
                 stale = message.base < len(self.commits[message.fragment]) - STALENESS_MAX
-                if blob is None and not settled and not stale:
+                if blob is None and not settled and not stale and message.learner != NAME:
                     self.violate(f"{message.learner} announces {message.key}, which is not stored")
             case Heartbeat() if message.incarnation > self.left.get(message.learner, -1):
                 if now - self.heard.get(message.learner, -1e9) > SPEAKS_S:
                     self.speaking[message.learner] = now
                 self.heard[message.learner] = now
+                self.step_s = max(self.step_s, message.step_s)
                 self.left.pop(message.learner, None)
             case Leave():
                 self.left[message.learner] = max(message.incarnation, self.left.get(message.learner, -1))
@@ -249,8 +289,9 @@ class Checker:
 
     # --- what a learner sends -----------------------------------------------------------------------------------------
 
-    def watch(self, name: str, life: int, agent: object) -> None:
+    def watch(self, name: str, life: int, agent: object, process: Process) -> None:
         """Note when a syncer begins; look over a learner's shoulder when it packs updates."""
+        self.processes[name] = process
         if not isinstance(agent, LearnerAgent):
             self.began[name] = self.world.clock.time()
             return
@@ -302,7 +343,7 @@ class Checker:
                 if isinstance(agent, Syncer):
                     self.look_at_syncer(who, agent)
                 elif isinstance(agent, LearnerAgent) and agent.boundary is not None:
-                    self.look_at_learner(who, agent)
+                    self.look_at_learner(who, agent, seat.step_s)
 
     def look_at_syncer(self, who: str, syncer: Syncer) -> None:
         for keeper in syncer.keepers:
@@ -320,7 +361,7 @@ class Checker:
         if len(syncer._speaker._unsaid) > UNSAID_MAX:
             self.violate(f"{who}: too much unsaid")
 
-    def look_at_learner(self, who: str, agent: LearnerAgent) -> None:
+    def look_at_learner(self, who: str, agent: LearnerAgent, nominal_s: float) -> None:
         boundary = agent.boundary
         for p, slot in enumerate(boundary.slots):
             if slot.base > len(self.commits[p]):
@@ -335,6 +376,11 @@ class Checker:
                 self.violate(f"{who}: {len(agent.uplink.attempts[p])} open updates of fragment {p}")
         if boundary._uploads > UPLOADS_MAX or len(boundary.outbox) > 64 or len(boundary.inbox) > 4096:
             self.violate(f"{who}: queues over their limits")
+        if self.run.pace.lead is None and boundary.step - agent.history.step >= STEPS_KNOWN:
+            # Pauses and evaluations are no steps.
+            most = STEP_MOST * nominal_s + STEP_MORE_S
+            if boundary.step_s > most:
+                self.violate(f"{who}: says a step takes {boundary.step_s:.2f} s, and it takes {nominal_s:.2f} s")
         if boundary.outbox or boundary.inbox:
             return  # words on their way between its two halves
         processed = boundary.tokens_seen + agent.uplink.tokens_lost
@@ -383,6 +429,8 @@ class Checker:
         """Read the log once more, through the library's own replay."""
         ports = self.world.ports(self.world.process("judge"))
         log = Log(self.run, ports.store, ports.process.runtime)
+        for key, data in self.originals.items():
+            self.world.objects.blobs[key] = data, 0.0  # replay would rightly name what it spoiled
         try:
             for result in await replay(log):
                 if result.difference is not None:

@@ -11,31 +11,36 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from isthmus import collect, merge
-from isthmus.errors import IsthmusError, LogCorrupt, first_cause
+from isthmus.errors import Denied, IsthmusError, LogCorrupt, first_cause
 from isthmus.learner import LearnerAgent
 from isthmus.learner import agent as learner_agent
 from isthmus.log import Log
 from isthmus.records import frame, messages
-from isthmus.records.objects import snapshot_key
+from isthmus.records.objects import commits_prefix, snapshot_key, updates_prefix
 from isthmus.run import Run, Seed
 from isthmus.simulate.clock import StandsStill
 from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Fault, Weather
-from isthmus.simulate.world import Arrays, Times, World, learn, serve
+from isthmus.simulate.world import Arrays, Ports, Times, World, learn, serve
 from isthmus.syncer import Syncer
 from isthmus.syncer import agent as syncer_agent
-from simulation import checker
+from simulation import checker, speakers
 from simulation.checker import Checker
-from simulation.scenario import Scenario, draw
+from simulation.scenario import BUS_TIMEOUT_S, BYTES_SCALE, STORE_TIMEOUT_S, Kind, Planned, Scenario, draw
+from simulation.speakers import Choir
+from simulation.vigil import Vigil
 
 # Every process decodes every message: remembered, since what bytes mean does not change.
 decode = functools.lru_cache(maxsize=4096)(messages.decode)
-syncer_agent.decode = learner_agent.decode = checker.decode = decode
+syncer_agent.decode = learner_agent.decode = checker.decode = speakers.decode = decode
 
 CALM_S = 60.0
 """Once no fault strikes any more, everything must be well again within this many virtual seconds."""
 
 CALM_AT_LEAST_S = 2.0
+
+SOON_S, PAUSE_S_MAX = 6.0, 10.0
+"""A process that ends this soon after its start is started again after a pause, which grows up to this."""
 
 
 @dataclass
@@ -53,16 +58,17 @@ class Outcome:
 class Toy:
     """A model of plain arrays that shrinks, with noise; no torch."""
 
-    def __init__(self, draw_: random.Random, step_s: float) -> None:
+    def __init__(self, draw_: random.Random, step_s: float, evaluation_s: Callable[[], float] = lambda: 0.0) -> None:
         self._draw = draw_
         self._step_s = step_s
+        self._evaluation_s = evaluation_s
 
     def begin(self, agent: LearnerAgent, layout):
         self.model = Arrays(layout)
         return self.model, None
 
     def duration(self) -> float:
-        return self._step_s * self._draw.uniform(0.8, 1.2)
+        return self._step_s * self._draw.uniform(0.8, 1.2) + self._evaluation_s()
 
     def step(self, number: int) -> tuple[int, float]:
         for values in self.model.values:
@@ -82,6 +88,12 @@ class Seat:
     step_s: float
     store: Weather
     bus: Weather
+    evaluate_s: float = 0.0
+    """How long it evaluates before its next step."""
+    refused_at: float = -1e9
+    """When it was last denied something that is its own."""
+    ports: Ports | None = None
+    """Of its newest life."""
     lives: int = 0
     processes: dict[int, tuple[Process, "Syncer | LearnerAgent | None"]] = field(default_factory=dict)
     """Those alive, by life."""
@@ -92,6 +104,11 @@ class Seat:
     @property
     def agents(self) -> list["Syncer | LearnerAgent"]:
         return [agent for _, agent in self.processes.values() if agent is not None]
+
+    def evaluation_s(self) -> float:
+        """Return how long the evaluation takes that comes next, if any; it comes once."""
+        seconds, self.evaluate_s = self.evaluate_s, 0.0
+        return seconds
 
     def stop(self, life: int) -> None:
         """SIGTERM: a learner that waits for a version is let go."""
@@ -131,16 +148,23 @@ class Cluster:
                     Fault.LOST_REPLY,
                     Fault.LANDS_LATE,
                     Fault.CUT_OFF,
+                    Fault.HALF_CUT,
+                    Fault.ENDLESS,
                 )
+                if fault is Fault.DENIED and not request.startswith("get updates/"):
+                    seat.refused_at = self.world.clock.time()
                 self.checker.disturb(name, port, store.timeout_s if waits else 0.0)
                 self.say(name, f"{port}: {fault.value}: {request}")
 
             return tell
 
-        store = Weather(s.latency_s, 0.5, bytes_s, bytes_s, timeout_s=3.0, late_s=40.0, chances=dict(s.store))
-        bus = Weather(s.latency_s / 2, 0.5, timeout_s=2.0, late_s=10.0, chances=dict(s.bus))
+        store = Weather(
+            s.latency_s, 0.5, bytes_s, bytes_s, timeout_s=STORE_TIMEOUT_S, late_s=40.0, chances=dict(s.store)
+        )
+        bus = Weather(s.latency_s / 2, 0.5, timeout_s=BUS_TIMEOUT_S, late_s=10.0, chances=dict(s.bus))
         store.told, bus.told = told("store"), told("bus")
-        return Seat(name, is_syncer, step_s, store, bus)
+        seat = Seat(name, is_syncer, step_s, store, bus)
+        return seat
 
     def say(self, who: str, what: str) -> None:
         """Add a line to the event log."""
@@ -150,9 +174,14 @@ class Cluster:
 
     async def keep(self, seat: Seat) -> None:
         """Keep a process of this name running, whatever ends it."""
+        pause_s = 0.0
         while not self.over:
+            began = self.world.clock.time()
             await self.live(seat)
-            await asyncio.sleep(self.draw.uniform(0.2, 2.0))
+            # Whoever ends again and again is started ever later, as Kubernetes does.
+            soon = self.world.clock.time() - began < SOON_S and not self.calm
+            pause_s = min(2.0 * pause_s + 1.0, PAUSE_S_MAX) if soon else 0.0
+            await asyncio.sleep(pause_s + self.draw.uniform(0.2, 2.0))
             while (twins := list(seat.ends.values())) and not self.over:
                 await asyncio.wait(twins, timeout=1.0)
 
@@ -167,8 +196,10 @@ class Cluster:
             life,
             wall_skew_s=self.draw.choice((0.0, 0.0, 3600.0, -5.0)),
             compute_s=lambda d: d.uniform(0.0, slow) if slow else 0.0,
+            costs=s.costs,
+            bytes_scale=BYTES_SCALE,
         )
-        ports = self.world.ports(process, seat.store, seat.bus)
+        ports = seat.ports = self.world.ports(process, seat.store, seat.bus)
         stopping = seat.stops[life] = asyncio.Event()
         seat.processes[life] = process, None
         self.say(seat.name, f"life {life} starts")
@@ -178,17 +209,19 @@ class Cluster:
 
         def started(agent: Syncer | LearnerAgent) -> None:
             seat.processes[life] = process, agent
-            self.checker.watch(seat.name, life, agent)
+            self.checker.watch(seat.name, life, agent, process)
 
         if seat.is_syncer:
             body = serve(ports, seat.name, stopping, None, started)
         else:
-            toy = Toy(process.random, seat.step_s)
+            toy = Toy(process.random, seat.step_s, seat.evaluation_s)
             body = learn(
                 ports, seat.name, toy, Times(), started=started, stopping=stopping.is_set,
                 adopt=s.adopt, checkpoint_s=s.checkpoint_s,
             )  # fmt: skip
         task = process.start(body)
+        if s.stall_s:
+            self.spawn(self.stalls(process, gone))
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if not gone.done():
             gone.set_result(None)
@@ -200,8 +233,18 @@ class Cluster:
         self.say(seat.name, f"life {life} ended: {error!r}" if error else f"life {life} ended")
         if error is not None and not isinstance(error, IsthmusError):
             self.checker.violate(f"{seat.name} ended by {error!r}", error)
+        elif isinstance(error, Denied) and seat.is_syncer and self.world.clock.time() - seat.refused_at > 1.0:
+            self.checker.violate(f"{seat.name} was ended by what a learner has stored: {error}")
         elif isinstance(error, LogCorrupt) and self.calm and not self.scenario.store.get(Fault.CORRUPTED):
             self.checker.violate(f"{seat.name}: {error}")
+
+    async def stalls(self, process: Process, gone: asyncio.Future[None]) -> None:
+        """Let a process's loop stand every few seconds while it lives."""
+        while not self.calm and not gone.done():
+            await asyncio.wait([gone], timeout=self.draw.uniform(1.0, 3.0))
+            if not gone.done():
+                process.stall(self.scenario.stall_s)
+                self.faults[Fault.STALLED.value] += 1
 
     def kill(self, seat: Seat, life: int) -> None:
         """SIGKILL."""
@@ -250,17 +293,46 @@ class Cluster:
                             self.kill(dead, max(dead.processes))
                 case Fault.SKEWED:
                     seat.processes[life][0].wall_skew_s = self.draw.choice((-7200.0, 7200.0, 30.0))
+                    self.checker.disturb(seat.name, "wall")
                 case Fault.COLLECTED:
                     self.spawn(self.gather())
                 case Fault.STRAY:
                     struck = self.stray()
                 case Fault.STOPPED:
                     seat.stop(life)
+                case Fault.DENIED | Fault.HALF_CUT | Fault.ENDLESS | Fault.THROTTLED:
+                    self.block(planned, seat)
             if struck:
                 self.faults[planned.fault.value] += 1
                 if not (seat.is_syncer and planned.fault is Fault.KILLED) and planned.fault is not Fault.WIPED:
                     self.checker.disturb(seat.name)
                 self.say(seat.name, f"fault: {planned.fault.value}")
+
+    def block(self, planned: Planned, seat: Seat) -> None:
+        """Let some requests fail each time they are made, for a while."""
+        one = int(planned.draw * 100) % 2
+        until = planned.lasts_s
+        match planned.fault:
+            case Fault.DENIED:
+                seat.store.denies_writes, seat.store.denies_reads = True, one == 0
+                self.later(until, lambda: setattr(seat.store, "denies_writes", False))
+                self.later(until, lambda: setattr(seat.store, "denies_reads", False))
+            case Fault.HALF_CUT:
+                which = "cut_reads" if one else "cut_writes"
+                setattr(seat.bus, which, True)
+                self.later(until, lambda: setattr(seat.bus, which, False))
+                self.later(until, lambda: self.checker.disturb(seat.name))
+            case Fault.ENDLESS:
+                whose = self.seats[-1 - int(planned.draw * self.scenario.learners)].name
+                keys = frozenset(updates_prefix(f.index, whose) for f in self.run.layout.fragments)
+                for s in self.seats if one else [seat]:
+                    s.store.endless |= keys
+                    self.later(until, lambda s=s: setattr(s.store, "endless", s.store.endless - keys))
+            case _:
+                keys = frozenset({commits_prefix(int(planned.draw * len(self.run.layout.fragments)))})
+                for s in self.seats:
+                    s.store.throttled |= keys
+                    self.later(until, lambda s=s: setattr(s.store, "throttled", s.store.throttled - keys))
 
     def later(self, seconds: float, fn: Callable[[], object]) -> None:
         """Undo a fault after a while, but before the calm."""
@@ -312,19 +384,29 @@ class Cluster:
         s, clock = self.scenario, self.world.clock
         values = [np.linspace(-1.0, 1.0, spec.size, dtype=np.float32) for spec in s.specs]
         self.run = await self.world.create(Seed(list(s.specs), values, {}, s.rules, s.pace))
-        self.checker = Checker(self.world, self.run, self.say)
+        self.checker = Checker(self.world, self.run, self.say, s.latency_s, s.stall_s)
         self.beside: list[asyncio.Future[None]] = []
+        self.choir = Choir(self, s.speakers)
+        self.vigil = Vigil(self)
         self.began = clock.time()
         keeping = [asyncio.ensure_future(self.keep(seat)) for seat in self.seats]
+        self.vigil.begin()
+        if s.kind is Kind.THIN:
+            self.spawn(self.vigil.drift())
         striking = asyncio.ensure_future(self.strike())
         while clock.time() < self.began + s.storm_s:
             await asyncio.sleep(1.0)
             self.checker.look(self.seats)
         await striking
+        if s.vigil_s:
+            self.weather_clears()
+            self.say("world", f"vigil: {self.vigil}")
+            await self.vigil.run()
         self.end_of_faults()
         await self.recovered()
         # Everybody stops in order; what is under way is finished.
         self.over = True
+        self.choir.leave()
         for seat in self.seats:
             for life in seat.stops:
                 seat.stop(life)
@@ -341,12 +423,15 @@ class Cluster:
         self.calm = True
         self.calm_since = self.world.clock.time()
         self.say("world", "calm")
+        self.weather_clears()
+
+    def weather_clears(self) -> None:
+        """Nothing is in the way of a request any more; paused processes go on."""
         for seat in self.seats:
             held_up = any(process.life.frozen for process, _ in seat.processes.values())
             for weather in (seat.store, seat.bus):
-                weather.chances.clear()
-                held_up |= weather.cut_off
-                weather.cut_off = False
+                held_up |= weather.blocked
+                weather.clear()
             for process, _ in seat.processes.values():
                 process.resume()
             if held_up:
@@ -368,9 +453,9 @@ class Cluster:
                 return
 
 
-def simulate(seed: int) -> Outcome:
-    """Run one seed."""
-    cluster = Cluster(draw(seed))
+def simulate(seed: int, kind: str | None = None) -> Outcome:
+    """Run one seed, with what is special about a kind of scenarios if one is named."""
+    cluster = Cluster(draw(seed, Kind(kind) if kind else None))
     clock = cluster.world.clock
     # Cycles are freed at moments that no seed decides; freed generators would schedule callbacks.
     gc.disable()

@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this one, with its event log")
     parser.add_argument("--seeds", type=int, default=10_000, help="how many (10000)")
     parser.add_argument("--first", type=int, default=0, help="the first (0)")
+    parser.add_argument("--kind", help="all seeds of one kind (see simulation/scenario.py)")
     parser.add_argument("--bug", help="with a planted bug (see simulation/bugs.py)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", help="write the report there too")
@@ -34,24 +35,24 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "simulation.run", *sys.argv[1:]])
     logging.disable(logging.CRITICAL)
     if arguments.worker:
-        return _work(arguments.bug)
+        return _work(arguments.bug, arguments.kind)
     if arguments.seed is not None:
-        return _replay(arguments.seed, arguments.bug)
+        return _replay(arguments.seed, arguments.bug, arguments.kind)
     return asyncio.run(_many(arguments))
 
 
-def _simulate(seed: int, bug: str | None):
+def _simulate(seed: int, bug: str | None, kind: str | None):
     from simulation.bugs import BUGS
     from simulation.cluster import simulate
 
     if bug is None:
-        return simulate(seed)
+        return simulate(seed, kind)
     with BUGS[bug][0]():
-        return simulate(seed)
+        return simulate(seed, kind)
 
 
-def _replay(seed: int, bug: str | None) -> int:
-    outcome = _simulate(seed, bug)
+def _replay(seed: int, bug: str | None, kind: str | None) -> int:
+    outcome = _simulate(seed, bug, kind)
     print("\n".join(outcome.events))
     for violation in outcome.violations:
         print(f"VIOLATION {violation}")
@@ -59,10 +60,10 @@ def _replay(seed: int, bug: str | None) -> int:
     return 1 if outcome.violations else 0
 
 
-def _work(bug: str | None) -> int:
+def _work(bug: str | None, kind: str | None) -> int:
     """Serve seeds from stdin."""
     for line in sys.stdin:
-        o = _simulate(int(line), bug)
+        o = _simulate(int(line), bug, kind)
         said = {
             "seed": o.seed,
             "violations": o.violations,
@@ -83,6 +84,7 @@ async def _many(a: argparse.Namespace) -> int:
     async def work(say) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "simulation.run", "--worker", *(["--bug", a.bug] if a.bug else []),
+            *(["--kind", a.kind] if a.kind else []),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 26,
         )  # fmt: skip
         for seed in todo:

@@ -2,11 +2,16 @@
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import msgspec
 
 from isthmus.layout import Spec
 from isthmus.rules import ADOPTIONS, Pace, Rules
+from isthmus.simulate.process import MEASURED, Costs
 from isthmus.simulate.weather import Fault
+from isthmus.syncer.shards import BEATS, SILENT_BEATS
 
 STORE_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SLOW, Fault.CORRUPTED)
 BUS_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)
@@ -24,8 +29,78 @@ PLANNED = (
 WEIGHTS = (4, 5, 5, 2, 3, 1, 3, 3, 1)
 
 
+SHARE = 0.25
+"""Of a syncer's loop, and of its threads, that the updates of the pace asked for may take."""
+
+UPDATE_BYTES = 600
+"""About what a small update has, header included."""
+
+BYTES_SCALE = 1e4
+"""Bytes that offloaded work stands for, per byte of the simulated objects: a fragment of a quarter of a million."""
+
+STORE_TIMEOUT_S, BUS_TIMEOUT_S = 3.0, 2.0
+
+MARGIN_S = 4.0
+
 LEAST_BYTES = 10_000
 """Per round that every link can carry: about twice what a learner reads of a round, in commits, values and messages."""
+
+
+BLOCKED = (Fault.DENIED, Fault.HALF_CUT, Fault.ENDLESS, Fault.THROTTLED)
+"""Faults, among those planned, that make the same requests fail each time."""
+
+
+class Kind(StrEnum):
+    """What is special about a scenario, and dear: most have nothing of the kind."""
+
+    PLAIN = "plain"
+    CHOIR = "choir"
+    SIEGE = "siege"
+    THIN = "thin"
+    HOSTILE = "hostile"
+
+
+SHARES = {Kind.PLAIN: 0.85, Kind.CHOIR: 0.025, Kind.SIEGE: 0.09, Kind.THIN: 0.01, Kind.HOSTILE: 0.025}
+
+
+class Ailment(StrEnum):
+    """What can be wrong with one process for long."""
+
+    STORE_LOST = "has lost the store"
+    BUS_LOST = "has lost the bus"
+    HEARS_NOTHING = "hears nothing on the bus"
+    SAYS_NOTHING = "cannot append to the bus"
+    DENIED = "is denied everything by the store"
+    WRITES_DENIED = "is denied its writes by the store"
+    # Of a learner only.
+    UNREADABLE = "has stored what nobody may read"
+    UNREADABLE_TO_ONE = "has stored what one syncer may not read"
+    ENDLESS = "has stored what never ends"
+    ENDLESS_TO_ONE = "has stored what never ends for one syncer"
+    EVALUATES = "evaluates"
+
+
+LEARNERS_ONLY = frozenset(
+    {Ailment.UNREADABLE, Ailment.UNREADABLE_TO_ONE, Ailment.ENDLESS, Ailment.ENDLESS_TO_ONE, Ailment.EVALUATES}
+)
+
+
+class Hostility(StrEnum):
+    """What a learner may do with its own stream and its own prefix."""
+
+    OVERWRITES = "overwrites and deletes what it has stored"
+    FLOODS = "floods with announcements on bases that do not exist"
+    FORGES = "forges ages, durations and tokens"
+    SHOUTS = "sends huge messages"
+
+
+@dataclass(frozen=True)
+class Ailing:
+    """One ailment; whose it is, is drawn among those it can have."""
+
+    ailment: Ailment
+    of_syncer: bool
+    draw: float
 
 
 @dataclass(frozen=True)
@@ -57,26 +132,180 @@ class Scenario:
     store: dict[Fault, float]
     bus: dict[Fault, float]
     storm_s: float
-    planned: tuple[Planned, ...] = field(default=())
+    handling: float = 0.0
+    """Times what was measured of handling that it takes here; 0: no time at all."""
+    stall_s: float = 0.0
+    """How long loops stand every few seconds, as a snapshot or a collection of garbage lets them."""
+    kind: Kind = Kind.PLAIN
+    speakers: int = 0
+    """Learners without an agent besides."""
+    vigil_s: float = 0.0
+    """How long, between storm and calm, what ails some lasts while those who are well are watched."""
+    ailments: tuple[Ailing, ...] = ()
+    hostile: Hostility | None = None
+    thin: tuple[str, float] | None = None
+    """Direction of the one thin link, and what it carries as a share of what is needed."""
+    planned: tuple[Planned, ...] = ()
 
     def describe(self) -> str:
         """Return it in a line."""
         return (
-            f"seed {self.seed}: {self.syncers} syncers, {self.learners} learners, "
+            f"seed {self.seed}: {self.kind}, {self.syncers} syncers, {self.learners} learners, {self.speakers} speakers, "
             f"P {self.rules.fragments}, H {self.rules.sync_every}, K {self.pace.quorum}, "
             f"staleness {self.pace.staleness}, grace {self.pace.grace:g}, lead {self.pace.lead}, {self.rules.codec_up} up, "
             f"{self.adopt}, {len(self.planned)} planned faults in {self.storm_s:.0f} s"
         )
 
+    @property
+    def goes_on_s(self) -> float:
+        """Within this, of any moment, each fragment gets a commit where a syncer and a learner are well.
 
-def draw(seed: int) -> Scenario:
-    """Return the scenario of a seed."""
+        A syncer that has lost the store notices at its first timeout, and is left out by its peers after one more
+        silence; silent learners are given up after L; then two rounds pass, and what was begun is fetched again.
+        """
+        silence_s = SILENT_BEATS / BEATS * self.pace.heartbeat_s
+        round_s = (self.rules.sync_every + 2) * max(self.step_s)
+        return STORE_TIMEOUT_S + 2.0 * silence_s + self.pace.silence_s + 2.0 * round_s + MARGIN_S
+
+    @property
+    def costs(self) -> Costs:
+        """What handling takes; requests and offloaded work take a quarter of a syncer at most, or it were never done."""
+        costs = MEASURED.scaled(self.handling)
+        updates = (self.learners + self.speakers) * self.rules.fragments * self.syncers
+        most = SHARE * self.rules.sync_every * min(self.step_s) / updates
+        return replace(
+            costs,
+            request_s=min(costs.request_s, most),
+            byte_s=min(costs.byte_s, most * costs.threads / (UPDATE_BYTES * BYTES_SCALE)),
+        )
+
+
+def draw(seed: int, kind: Kind | None = None) -> Scenario:
+    """Return the scenario of a seed; of a kind, if one is asked for, else of a drawn one."""
+    d = random.Random(f"kind/{seed}")
+    drawn = d.choices(list(SHARES), list(SHARES.values()))[0]
+    scenario = _harder(_plain(seed))
+    match kind or drawn:
+        case Kind.CHOIR:
+            return _choir(scenario)
+        case Kind.SIEGE:
+            return _siege(scenario)
+        case Kind.THIN:
+            return _thin(scenario)
+        case Kind.HOSTILE:
+            return _hostile(scenario)
+        case _:
+            return scenario
+
+
+def _harder(s: Scenario) -> Scenario:
+    """Let handling take time, loops stand, and now and then something be refused, in a share of the seeds."""
+    d = random.Random(f"harder/{s.seed}")
+    handling = d.choices((0.0, 1.0, 10.0), (6, 3, 1))[0]
+    stall_s = d.uniform(0.2, 0.4) if d.random() < 0.15 else 0.0
+    more = [
+        Planned(d.uniform(1.0, s.storm_s), d.choice(BLOCKED), d.uniform(1.0, 9.0), d.random())
+        for _ in range(d.choice((0, 0, 0, 1, 2)))
+    ]
+    return replace(
+        s, handling=handling, stall_s=stall_s, planned=tuple(sorted((*s.planned, *more), key=lambda p: p.at))
+    )
+
+
+def _choir(s: Scenario) -> Scenario:
+    """Many speak, and rounds are long enough for grace: what is heard meanwhile must not hold them up."""
+    d = random.Random(f"choir/{s.seed}")
+    fragments = d.choice((2, 3, 4, 6))
+    return replace(
+        s,
+        kind=Kind.CHOIR,
+        speakers=d.choices((8, 24, 64), (4, 4, 2))[0],
+        syncers=min(s.syncers, 2),
+        learners=min(s.learners, 2),
+        step_s=tuple(d.uniform(0.6, 1.2) for _ in range(min(s.learners, 2))),
+        handling=d.choice((1.0, 10.0, 10.0)),
+        rules=msgspec.structs.replace(s.rules, fragments=fragments, sync_every=d.choice((6, 8, 12))),
+        pace=msgspec.structs.replace(s.pace, grace=0.8, staleness=1, lead=None),
+        specs=_small(d, fragments),
+        bytes_s=(math.inf,) * len(s.bytes_s),
+        storm_s=d.uniform(20.0, 28.0),
+    )
+
+
+def _quick(s: Scenario, d: random.Random) -> Scenario:
+    """Make its rounds short, so that what lasts long compared to them need not last long."""
+    step_s = d.choice((0.15, 0.2, 0.3))
+    learners = max(2, s.learners)
+    return replace(
+        s,
+        syncers=max(2, s.syncers),
+        learners=learners,
+        step_s=tuple(step_s * d.uniform(0.8, 1.2) for _ in range(learners)),
+        rules=msgspec.structs.replace(s.rules, sync_every=d.choice((3, 4))),
+        pace=msgspec.structs.replace(s.pace, lead=None),
+        bytes_s=(math.inf,) * (max(2, s.syncers) + learners),
+        latency_s=min(s.latency_s, 0.01),
+        stall_s=0.0,
+        storm_s=d.uniform(4.0, 8.0),
+        planned=s.planned[: d.randrange(3)],
+    )
+
+
+def _siege(s: Scenario) -> Scenario:
+    """Something is wrong with some for long, and those who are well must go on."""
+    d = random.Random(f"siege/{s.seed}")
+    ailments = tuple(Ailing(d.choice(list(Ailment)), d.random() < 0.5, d.random()) for _ in range(d.choice((1, 1, 2))))
+    quick = replace(_quick(s, d), kind=Kind.SIEGE, ailments=ailments)
+    return replace(quick, vigil_s=quick.goes_on_s + 8.0)
+
+
+def _hostile(s: Scenario) -> Scenario:
+    """Somebody does what it likes below its own prefix and on its own stream."""
+    d = random.Random(f"hostile/{s.seed}")
+    quick = replace(_quick(s, d), kind=Kind.HOSTILE, hostile=d.choice(list(Hostility)), planned=())
+    if quick.hostile is Hostility.FLOODS:
+        quick = replace(quick, handling=min(quick.handling, 1.0))  # a machine ten times as slow is flooded by less
+    return replace(quick, vigil_s=quick.goes_on_s + 5.0)
+
+
+def _thin(s: Scenario) -> Scenario:
+    """One learner has less of a link, up or down, than it needs; some fragments are ahead of others."""
+    d = random.Random(f"thin/{s.seed}")
+    quick = _quick(s, d)
+    return replace(
+        quick,
+        kind=Kind.THIN,
+        syncers=2,
+        learners=2,
+        step_s=(0.2, 0.2),
+        bytes_s=(math.inf,) * 4,
+        rules=msgspec.structs.replace(
+            s.rules, fragments=6, sync_every=6, codec_up="int4", codec_down="int4", error_feedback=True
+        ),
+        pace=msgspec.structs.replace(s.pace, lead=None, staleness=1, quorum=1, snapshot_every=5),
+        specs=tuple(Spec(f"t{i}", (16384,), "float32", "dense") for i in range(6)),
+        handling=0.0,
+        store={},
+        bus={},
+        planned=(),
+        # Checkpoints are not what a round needs, and would fill the link.
+        checkpoint_s=1e9,
+        thin=(d.choice(("up", "down")), d.uniform(0.6, 0.95)),
+        storm_s=20.0,
+        vigil_s=60.0,
+    )
+
+
+def _small(d: random.Random, fragments: int) -> tuple[Spec, ...]:
+    return tuple(
+        Spec(f"t{i}", (d.randrange(3, 24),), "float32", "embedding" if i == 0 else "dense") for i in range(fragments)
+    )
+
+
+def _plain(seed: int) -> Scenario:
     d = random.Random(f"scenario/{seed}")
     fragments = d.choice((1, 2, 2, 3))
-    specs = tuple(
-        Spec(f"t{i}", (d.randrange(3, 24),), "float32", "embedding" if i == 0 else "dense")
-        for i in range(fragments + d.randrange(2))
-    )
+    specs = _small(d, fragments + d.randrange(2))
     rules = Rules(
         fragments=fragments,
         sync_every=d.choice((2, 3, 4, 6)),

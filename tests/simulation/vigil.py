@@ -1,0 +1,232 @@
+"""Between storm and calm: some are ill for long, and it is judged while that lasts.
+
+Wherever a syncer and a learner are well, every fragment gets commits within `Scenario.goes_on_s` of any moment; no
+fragment gets many times what another gets; and whoever is well takes part.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from isthmus.learner import LearnerAgent
+from isthmus.records.objects import updates_prefix
+from simulation.scenario import LEARNERS_ONLY, Ailing, Ailment, Kind
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster, Seat
+
+EVALUATION_S = 15.0
+"""A hundred steps: to those who wait for its end it is minutes."""
+
+APART = 3
+APART_MORE = 5
+"""Commits of one fragment during a vigil are at most so many times those of another, and so many more."""
+
+MEASURED_S = 8.0
+"""How long a learner's traffic is looked at before its link gets thin."""
+
+DRIFT_S = 12.0
+"""How long some fragments stand still before that, so that their versions are behind those of others."""
+
+FAIR = 2.0
+FAIR_MORE = 3.0
+"""Versions that a learner behind a thin link is behind: of one fragment at most so many times those of another, and so
+many more."""
+
+THIN_SHARE = 0.05
+"""A learner behind a thin uplink is in at least this share of the rounds."""
+
+THIN_BEHIND = 3.0
+"""And, since its way down is as wide as ever, no more versions behind than this, on average."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An ailment and whose it is; `of`: the one syncer it is for, where it is for one."""
+
+    ailment: Ailment
+    seat: "Seat"
+    of: "Seat | None"
+
+    def __str__(self) -> str:
+        return f"{self.seat.name} {self.ailment}" + (f" ({self.of.name})" if self.of else "")
+
+
+class Vigil:
+    """The vigil of one cluster."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self.cases: list[Case] = []
+        syncers = [seat for seat in cluster.seats if seat.is_syncer]
+        learners = [seat for seat in cluster.seats if not seat.is_syncer]
+        alone = {Ailment.UNREADABLE_TO_ONE, Ailment.ENDLESS_TO_ONE}
+        for ailing in cluster.scenario.ailments:
+            if ailing.ailment in alone and self.cases:
+                continue  # who else could merge it may not be ill
+            self._draw(ailing, syncers, learners)
+            if ailing.ailment in alone:
+                break
+        self.well = [seat for seat in cluster.seats if all(case.seat is not seat for case in self.cases)]
+
+    def _draw(self, ailing: Ailing, syncers: "list[Seat]", learners: "list[Seat]") -> None:
+        of_learner = ailing.ailment in LEARNERS_ONLY or not ailing.of_syncer
+        among = [seat for seat in (learners if of_learner else syncers) if all(c.seat is not seat for c in self.cases)]
+        if len(among) < 2:
+            return  # one of each stays well
+        to_one = ailing.ailment in (Ailment.UNREADABLE_TO_ONE, Ailment.ENDLESS_TO_ONE)
+        at = int(ailing.draw * len(among))
+        of = syncers[int(ailing.draw * 1000) % len(syncers)] if to_one else None
+        self.cases.append(Case(ailing.ailment, among[at], of))
+
+    # --- what ails them -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Let that begin which is so from the first on: what was merged once must stay readable."""
+        for case in self.cases:
+            self._afflict_objects(case)
+
+    def _afflict_objects(self, case: Case) -> None:
+        prefixes = frozenset(updates_prefix(f.index, case.seat.name) for f in self._cluster.run.layout.fragments)
+        for seat in self._cluster.seats:
+            if not seat.is_syncer or case.of not in (None, seat):
+                continue
+            match case.ailment:
+                case Ailment.UNREADABLE | Ailment.UNREADABLE_TO_ONE:
+                    seat.store.unreadable |= prefixes
+                case Ailment.ENDLESS | Ailment.ENDLESS_TO_ONE:
+                    seat.store.endless |= prefixes
+                case _:
+                    pass
+
+    def _afflict(self, case: Case) -> None:
+        self._cluster.say(case.seat.name, str(case.ailment))
+        self._cluster.faults[f"vigil: {case.ailment}"] += 1
+        seat = case.seat
+        match case.ailment:
+            case Ailment.STORE_LOST:
+                seat.store.cut_off = True
+            case Ailment.BUS_LOST:
+                seat.bus.cut_off = True
+            case Ailment.HEARS_NOTHING:
+                seat.bus.cut_reads = True
+            case Ailment.SAYS_NOTHING:
+                seat.bus.cut_writes = True
+            case Ailment.DENIED:
+                seat.store.denies_reads = seat.store.denies_writes = True
+            case Ailment.WRITES_DENIED:
+                seat.store.denies_writes = True
+            case Ailment.EVALUATES:
+                seat.evaluate_s = EVALUATION_S
+            case _:
+                self._afflict_objects(case)
+
+    # --- the watch ----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Afflict, and watch."""
+        cluster = self._cluster
+        if cluster.scenario.kind is Kind.THIN:
+            await self._thin()
+            return
+        for case in self.cases:
+            self._afflict(case)
+        if cluster.scenario.hostile:
+            cluster.faults[f"vigil: a learner {cluster.scenario.hostile}"] += 1
+            cluster.choir.hostile.begin()
+        began, clock = cluster.world.clock.time(), cluster.world.clock
+        first = cluster.checker.heads()
+        heads, moved = dict(first), dict.fromkeys(first, began)
+        while clock.time() < began + cluster.scenario.vigil_s:
+            await asyncio.sleep(0.5)
+            cluster.checker.look(cluster.seats)
+            for p, head in cluster.checker.heads().items():
+                if head > heads[p]:
+                    heads[p], moved[p] = head, clock.time()
+                elif clock.time() - moved[p] > cluster.scenario.goes_on_s:
+                    moved[p] = float("inf")  # said once
+                    cluster.checker.violate(
+                        f"fragment {p} stands at {head} for {cluster.scenario.goes_on_s:.1f} s while {self}"
+                    )
+        if cluster.scenario.hostile:
+            cluster.choir.hostile.end()
+        gained = {p: head - first[p] for p, head in heads.items()}
+        if max(gained.values()) > APART * min(gained.values()) + APART_MORE:
+            cluster.checker.violate(f"fragments got {list(gained.values())} commits while {self}")
+        self._takes_part(first)
+
+    def __str__(self) -> str:
+        ill = [str(case) for case in self.cases]
+        if self._cluster.scenario.hostile:
+            ill.append(f"a learner {self._cluster.scenario.hostile}")
+        return f"{' and '.join(ill) or 'nobody is ill'}; well are {', '.join(seat.name for seat in self.well)}"
+
+    def _takes_part(self, first: dict[int, int]) -> None:
+        """Whoever was well all the time is in some round of each fragment that had several."""
+        for p, commits in enumerate(self._cluster.checker.commits):
+            inputs = [{given.learner for given in header.inputs} for header, _ in commits[first[p] :]]
+            if len(inputs) < 6 or self._cluster.scenario.hostile:
+                continue
+            for seat in self.well:
+                if not seat.is_syncer and not any(seat.name in among for among in inputs):
+                    self._cluster.checker.violate(
+                        f"{seat.name} is well, and in none of {len(inputs)} rounds of fragment {p} while {self}"
+                    )
+
+    # --- thin links ---------------------------------------------------------------------------------------------------
+
+    async def drift(self) -> None:
+        """Let the store throttle the logs of some fragments, so that they fall behind."""
+        await asyncio.sleep(4.0)
+        slow = frozenset(f"commits/{p:05d}/" for p in range(len(self._cluster.run.layout.fragments)) if p % 3 == 1)
+        for seat in self._cluster.seats:
+            seat.store.throttled |= slow
+        await asyncio.sleep(DRIFT_S)
+        for seat in self._cluster.seats:
+            seat.store.throttled -= slow
+
+    async def _thin(self) -> None:
+        cluster = self._cluster
+        direction, share = cluster.scenario.thin
+        seat = next(seat for seat in cluster.seats if not seat.is_syncer)
+        wire = seat.ports.wire
+        before = wire.bytes_up, wire.bytes_down
+        await asyncio.sleep(MEASURED_S)
+        needs = (wire.bytes_up - before[0]) / MEASURED_S, (wire.bytes_down - before[1]) / MEASURED_S
+        if direction == "up":
+            seat.store.up_bytes_s = share * needs[0]
+        else:
+            seat.store.down_bytes_s = share * needs[1]
+        cluster.faults[f"vigil: thin link {direction}"] += 1
+        cluster.say(seat.name, f"its link {direction} carries {share:.2f} of what it needs")
+        await asyncio.sleep(cluster.scenario.vigil_s / 3)
+        start = cluster.checker.heads()
+        (agent,) = seat.agents
+        behind = [0.0] * len(start)
+        looks = int(cluster.scenario.vigil_s * 2 / 3)
+        for _ in range(looks):
+            await asyncio.sleep(1.0)
+            cluster.checker.look(cluster.seats)
+            if isinstance(agent, LearnerAgent) and agent.boundary is not None:
+                for p, head in cluster.checker.heads().items():
+                    behind[p] += (head - agent.boundary.slots[p].base) / looks
+        self._judge_thin(seat.name, direction, share, behind, start)
+        seat.store.up_bytes_s = seat.store.down_bytes_s = float("inf")
+
+    def _judge_thin(self, name: str, direction: str, share: float, behind: list[float], start: dict[int, int]) -> None:
+        checker = self._cluster.checker
+        said = f"{name}, whose link {direction} carries {share:.2f} of what it needs,"
+        versions = f"is {', '.join(f'{b:.1f}' for b in behind)} versions behind"
+        merged, rounds = self._merged(name, start)
+        self._cluster.say(name, f"{versions}, and in {merged} of {rounds} rounds")
+        if direction == "down" and max(behind) > FAIR * min(behind) + FAIR_MORE:
+            checker.violate(f"{said} {versions}: not fair among fragments")
+        if direction == "up" and max(behind) > THIN_BEHIND:
+            checker.violate(f"{said} {versions}, though nothing is in the way down")
+        if direction == "up" and merged < THIN_SHARE * rounds:
+            checker.violate(f"{said} is in {merged} of {rounds} rounds")
+
+    def _merged(self, name: str, start: dict[int, int]) -> tuple[int, int]:
+        """Return in how many rounds since then a learner is, and how many there were."""
+        rounds = [header for p, c in enumerate(self._cluster.checker.commits) for header, _ in c[start[p] :]]
+        return sum(any(given.learner == name for given in header.inputs) for header in rounds), len(rounds)

@@ -1,0 +1,72 @@
+"""Whether rounds wait as they say: why each was closed, recomputed from the times it recorded, and how late it was."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from isthmus.records.objects import CommitHeader, Waited
+from isthmus.rounds import STEP_UNKNOWN_S
+from isthmus.simulate.process import EPOCH, Process
+
+if TYPE_CHECKING:
+    from simulation.checker import Checker
+
+LATE_S = 0.25
+"""A round is closed no later than this after it has nothing left to wait for, but for what held its syncer's loop up."""
+
+TRIPS = 12
+"""Round trips to the store that handling what came before may take."""
+
+EXACT_S = 0.01
+"""A date is made of two looks at two clocks, and time passes between them."""
+
+
+class Waiting:
+    """Judges the waits that commits record."""
+
+    def __init__(self, checker: "Checker") -> None:
+        self._checker = checker
+
+    def judge(self, header: CommitHeader) -> Iterator[str]:
+        """Yield what is wrong with the wait of a commit's round."""
+        w = header.waited
+        exact = EXACT_S + self._checker.stall_s
+        ends = w.boundary_at + w.quorum_s + w.grace_s
+        if len({given.learner for given in header.inputs if given.base == header.version - 1}) <= 1:
+            ends = max(ends, w.hold_until)
+        if w.closed_by == "grace":
+            if w.quorum_missed and not w.expected:
+                yield "closed by grace, and nobody was expected"
+            if w.closed_at < ends - exact:
+                yield f"closed by grace {ends - w.closed_at:.3f} s before grace was over"
+        if abs(w.closed_at - w.opened_at - w.waited_s) > exact:
+            yield f"waited {w.waited_s:.3f} s, and from opening to closing it is {w.closed_at - w.opened_at:.3f} s"
+        granted = w.closed_by == "grace" or not w.quorum_missed
+        gives_up = w.opened_at + self._checker.run.rules.sync_every * max(self._checker.step_s, STEP_UNKNOWN_S)
+        last = max(w.hold_until, min(ends, gives_up) if granted else gives_up)
+        late = w.closed_at - last
+        if late <= LATE_S:
+            return
+        process = self._undisturbed(header.writer, w)
+        if process is None:
+            return
+        # The dates are its own: back to the time of the world.
+        skew = EPOCH + process.wall_skew_s
+        stood = process.life.stood_s(last - skew, w.closed_at - skew)
+        trips = TRIPS * self._checker.latency_s
+        if late > LATE_S + stood + trips:
+            yield (
+                f"closed by {w.closed_by} {late:.2f} s after {header.writer} had nothing left to wait for (grace of "
+                f"{w.grace_s:.2f} s; its loop stood {stood:.2f} s of that)"
+            )
+
+    def _undisturbed(self, writer: str, w: Waited) -> Process | None:
+        """Return the process that closed a round; None where it is gone, or something else explains its being late."""
+        checker = self._checker
+        process = checker.processes.get(writer)
+        if process is None or process.life.ended:
+            return None
+        opened = w.opened_at - EPOCH - process.wall_skew_s
+        if checker.disturbed.get((writer, "wall"), -1e9) > opened - 1.0 or checker.began[writer] > opened:
+            return None
+        # A keeper that waits for the store hears nothing meanwhile.
+        return None if checker.disturbed.get((writer, "store"), -1e9) > opened - 1.0 else process
