@@ -12,30 +12,34 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
-from isthmus import collect, fold, merge
+from isthmus import collect, fold, merge, rounds
+from isthmus.codecs.int4 import Int4
+from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.learner import agent as learner_agent
-from isthmus.learner import downlink, uplink
+from isthmus.learner import boundary, downlink, uplink
 from isthmus.learner.boundary import Boundary, Ready
 from isthmus.log import Log
-from isthmus.members import Members
+from isthmus.members import Members, smooth
 from isthmus.records import frame
 from isthmus.records.messages import Committed
 from isthmus.records.objects import CommitHeader, version_in
-from isthmus.rounds import CallRound, Rounds
+from isthmus.rounds import CallRound, Grace, Phase, Rounds
 from isthmus.simulate.store import SimulatedStore
+from isthmus.syncer import agent as syncer_agent
 from isthmus.syncer.keeper import Keeper
+from isthmus.syncer.shards import Shards
 
 Bug = Callable[[], contextlib.AbstractContextManager[object]]
-BUGS: dict[str, tuple[Bug, int]] = {}
-"""By name: the bug, and within how many seeds it must be caught."""
+BUGS: dict[str, tuple[Bug, int, str | None]] = {}
+"""By name: the bug, within how many seeds it must be caught, and of which kind they are (None: as they are drawn)."""
 
 
-def planted(within: int) -> Callable[[Callable[[], Iterator[None]]], Bug]:
-    """Register a bug that is caught within so many seeds."""
+def planted(within: int, kind: str | None = None) -> Callable[[Callable[[], Iterator[None]]], Bug]:
+    """Register a bug that is caught within so many seeds of a kind."""
 
     def register(fn: Callable[[], Iterator[None]]) -> Bug:
         bug = contextlib.contextmanager(fn)
-        BUGS[fn.__name__.replace("_", "-")] = bug, within
+        BUGS[fn.__name__.replace("_", "-")] = bug, within, kind
         return bug
 
     return register
@@ -342,4 +346,250 @@ def blend_into_the_base():
 
     original = Boundary._adopt
     with patch.object(Boundary, "_adopt", adopt):
+        yield
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+@planted(20, "choir")
+def wait_on_when_grace_is_over():
+    """Grace ends, and the round waits for a repeated call or so before anybody looks."""
+
+    def tick(self, now):
+        if self.phase is Phase.GRACE and now < original_ends(self, self.round) + 0.8:
+            return []
+        return original(self, now)
+
+    original, original_ends = Rounds.tick, Rounds._grace_ends
+    with patch.object(Rounds, "tick", tick):
+        yield
+
+
+@planted(20, "choir")
+def close_when_half_of_grace_is_over():
+    """The wait is not what was granted and recorded."""
+
+    def ends(self, r):
+        return r.quorum_at + 0.5 * r.grace_s
+
+    with patch.object(Rounds, "_grace_ends", ends):
+        yield
+
+
+@planted(40, "hostile")
+def wait_as_long_as_anybody_says():
+    """Grace is what the slowest says it takes, and nothing bounds it."""
+
+    def grace(pace, sync_every, terms, quorum_s):
+        return Grace(terms.cap_s, pace.overlap)
+
+    with patch.object(rounds, "adaptive_grace", grace):
+        yield
+
+
+@planted(20, "siege")
+def a_pause_is_a_step():
+    """What comes between two steps counts as a step's duration: an evaluation of minutes, a stopped process."""
+
+    def after_step(self, tokens, loss=None):
+        now, before = self._now(), self.__dict__.setdefault("before", self._now())
+        self.averaged = smooth(self.__dict__.get("averaged", 0.0), now - before)
+        self.before = now
+        original(self, tokens, loss)
+        self.step_s = self.averaged
+
+    original = Boundary.after_step
+    with patch.object(Boundary, "after_step", after_step):
+        yield
+
+
+# --- while it lasts ---------------------------------------------------------------------------------------------------
+
+
+@planted(40, "siege")
+def a_silent_syncer_keeps_its_fragments():
+    """Peers that were heard once are there for ever, unless they say goodbye."""
+
+    def held(self, now, broken=()):
+        for peer in self._peers.values():
+            peer.heard_at = now
+        return original(self, now, broken)
+
+    original = Shards.held
+    with patch.object(Shards, "held", held):
+        yield
+
+
+@planted(20, "siege")
+def what_may_not_be_read_ends_the_syncer():
+    """A 403 for an update of one learner is taken for one of our own."""
+
+    async def fetch(self, pointer):
+        with contextlib.suppress(Unavailable, ObjectMissing):
+            await self._log.store.get_range(pointer.key, 0, 1)
+        await original(self, pointer)
+
+    original = Keeper._fetch
+    with patch.object(Keeper, "_fetch", fetch):
+        yield
+
+
+@planted(60, "siege")
+def a_body_that_never_ends_holds_all_up():
+    """Updates are fetched one at a time."""
+    with patch.object(syncer_agent, "FETCHES_MAX", 1):
+        yield
+
+
+@planted(20, "hostile")
+def a_message_nobody_can_read_ends_the_syncer():
+    """What cannot be decoded is not expected on the bus."""
+
+    def hear(self, stream, said, *, old):
+        syncer_agent.decode(said.body)
+        original(self, stream, said, old=old)
+
+    original = syncer_agent.Syncer._hear
+    with patch.object(syncer_agent.Syncer, "_hear", hear):
+        yield
+
+
+@planted(20, "hostile")
+def an_overwritten_input_ends_the_syncer():
+    """A log that cannot be folded further is a reason to stop, for fragments held elsewhere too."""
+
+    def break_(self, error):
+        raise error
+
+    with patch.object(Keeper, "_break", break_):
+        yield
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def _advance(change):
+    """Patch the outer step: `change(state, master, momentum)` gives what it makes of its result."""
+
+    def step(self, state):
+        master, momentum, cancelled = original(self, state)
+        return (*change(state, master, momentum), cancelled)
+
+    original = merge.Accumulator.step
+    return patch.object(merge.Accumulator, "step", step)
+
+
+@planted(20)
+def publish_the_way_of_the_master():
+    """What is published is how far the master went, without what the codec dropped before."""
+
+    def advance(state, round_, codec_down, run):
+        return original(replace(state, published=state.master), round_, codec_down, run)
+
+    def apply_value(published, fragment, codec_down, payload):
+        kept = true.pop() if true else published
+        return apply(kept, fragment, codec_down, payload)
+
+    def patched(state, round_, codec_down, run):
+        true.append(state.published)
+        return advance(state, round_, codec_down, run)
+
+    true: list = []
+    original, apply = merge.advance, merge.apply_value
+    with patch.object(merge, "advance", patched), patch.object(merge, "apply_value", apply_value):
+        yield
+
+
+@planted(20)
+def the_momentum_pushes_back():
+    """A sign in Nesterov's step."""
+
+    def change(state, master, momentum):
+        return state.master + (state.master - master), momentum
+
+    with _advance(change):
+        yield
+
+
+@planted(20)
+def the_momentum_is_not_kept():
+    """Every round starts with no momentum."""
+
+    def change(state, master, momentum):
+        return master, momentum - np.float32(0.8) * state.momentum
+
+    with _advance(change):
+        yield
+
+
+@planted(40)
+def directions_are_not_made_longer():
+    """RDA without the norm: the mean direction is taken as it is."""
+    with patch.object(merge, "CANCELLED_BELOW", 1e9):
+        yield
+
+
+@planted(40)
+def embeddings_are_merged_like_the_rest():
+    """The rule for embeddings is overlooked."""
+
+    def outers(rules):
+        found = original(rules)
+        return dict.fromkeys(found, found[merge.DENSE])
+
+    original = merge.outers
+    with patch.object(merge, "outers", outers):
+        yield
+
+
+@planted(20)
+def weigh_by_tokens_alone():
+    """Quantity without quality."""
+    with patch.object(merge, "weight", lambda tokens, steps: float(tokens)):
+        yield
+
+
+@planted(20)
+def codes_are_cut_off():
+    """A quantised level is rounded towards zero."""
+
+    def encode(self, x, out):
+        original(self, np.float32(0.8) * x, out)
+
+    original = Int4.encode
+    with patch.object(Int4, "encode", encode):
+        yield
+
+
+@planted(60)
+def blend_with_another_share():
+    """More of the local model stays than the rule says."""
+    with patch.object(boundary, "BLEND", np.float32(0.6)):
+        yield
+
+
+@planted(60)
+def carry_what_was_uploaded_too():
+    """Local progress since the base is kept whole, also what an update already holds."""
+
+    def adopt(self, fragment):
+        self.slots[fragment].sent_values = None
+        original(self, fragment)
+
+    original = Boundary._adopt
+    with patch.object(Boundary, "_adopt", adopt):
+        yield
+
+
+@planted(60)
+def a_life_begins_with_what_is_published():
+    """The local work of a checkpoint is counted, and its parameters are not loaded."""
+
+    def point(self, history, p, version, values):
+        found = original(self, history, p, version, values)
+        return None if found is None else replace(found, values=values)
+
+    original = uplink.Uplink.point
+    with patch.object(uplink.Uplink, "point", point):
         yield

@@ -4,15 +4,11 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from isthmus import merge
 from isthmus.bus.voice import UNSAID_MAX
-from isthmus.codecs import codec, unpack
 from isthmus.errors import IsthmusError, RecordInvalid
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import UPLOADS_MAX
-from isthmus.learner.uplink import PACKED_MAX, Uplink
 from isthmus.log import Log
 from isthmus.records import frame
 from isthmus.records.frame import Kind
@@ -27,7 +23,15 @@ from isthmus.records.messages import (
     decode,
     learner_of,
 )
-from isthmus.records.objects import CommitHeader, SnapshotHeader, UpdateHeader, commit_key, is_versioned, version_in
+from isthmus.records.objects import (
+    LISTED_MAX,
+    CommitHeader,
+    SnapshotHeader,
+    UpdateHeader,
+    commit_key,
+    is_versioned,
+    version_in,
+)
 from isthmus.replay import replay
 from isthmus.rounds import POINTERS_MAX
 from isthmus.rules import STALENESS_MAX
@@ -39,6 +43,7 @@ from isthmus.syncer.agent import ACCUMULATORS_MAX
 from isthmus.syncer.keeper import INBOX_MAX
 from isthmus.updates import open_update
 from simulation.hostile import NAME, is_its_own
+from simulation.values import Life, Values
 from simulation.waiting import Waiting
 
 BEHIND_MAX = 3
@@ -88,17 +93,19 @@ class Checker:
         self.processes: dict[str, Process] = {}  # the newest of each name
         self.step_s = 0.0  # the longest step anybody said it takes
         self.speaking: dict[str, float] = {}  # since when without a pause
-        self.sent: dict[bytes, np.ndarray] = {}  # what the codec dropped from each update that was packed
-        self.attempts: dict[tuple[str, int, int], list[bytes]] = {}
+        self.lives: dict[tuple[str, int], Life] = {}  # of learners, by name and number of the process
         self.digests: dict[int, tuple[object, bytes]] = {}
         self.disturbed: dict[tuple[str, str], float] = {}
         self.waiting = Waiting(self)
+        self.values = Values(self)
+        self.names: set[str] = set()  # of learners that ever said anything
         self.originals: dict[str, bytes] = {}  # what a hostile learner stored first under each key
         self.initial = []
         for p in range(len(self.run.layout.fragments)):
             (key,) = [k for k in self.world.objects.blobs if k.startswith(f"snapshots/{p:05d}/")]
             header = frame.parse_head(self.world.objects.get(key), Kind.SNAPSHOT, SnapshotHeader)
             self.initial.append(header.published_digest)
+            self.values.begin(p, self.world.objects.get(key))
         self.world.objects.written.append(self.written)
         self.world.objects.deleted.append(self.deleted)
         self.world.streams.appended.append(self.said)
@@ -141,6 +148,8 @@ class Checker:
                 self.violate(f"{key}: not the state its commit recorded")
             else:
                 self.snapshots[p].add(v)
+                for what in self.values.snapshot(header, data):
+                    self.violate(f"{key}: {what}")
         if kind in ("commits", "snapshots", "learners"):
             self.say("store", f"has {key}")
 
@@ -173,7 +182,7 @@ class Checker:
                 self.violate(f"{key}: merges {given.key}: {error}")
                 continue
             h = update.header
-            if (given.steps, given.tokens, given.weight) != (h.steps, h.tokens, merge.weight(h.tokens, h.steps)):
+            if (given.steps, given.tokens, given.weight) != (h.steps, h.tokens, h.tokens * (h.tokens / h.steps)):
                 self.violate(f"{key}: merges {given.key} with another weight")
             if given.base >= v or given.base <= self.bases.get((p, given.learner), -1):
                 self.violate(f"{key}: base {given.base} of {given.learner} after {self.bases.get((p, given.learner))}")
@@ -182,7 +191,7 @@ class Checker:
         if value is None or frame.digest(value[0]) != header.value_digest:
             self.violate(f"{key}: its value {header.value_key} is not there")
         self.closing(key, header)
-        for what in self.waiting.judge(header):
+        for what in (*self.waiting.judge(header), *self.values.committed(header)):
             self.violate(f"{key}: {what}")
         log.append((header, frame.digest(data)))
 
@@ -251,9 +260,12 @@ class Checker:
         try:
             message = decode(body)
         except RecordInvalid as error:
+            self.names.add(learner_of(stream) or stream)
             if learner_of(stream) != NAME:
                 self.violate(f"{stream} carries what nobody can read: {error}")
             return
+        if (learner := learner_of(stream)) is not None:
+            self.names.add(learner)
         now = self.world.clock.time()
         match message:
             case Committed(fragment=p, version=v) if v > len(self.commits[p]):
@@ -300,38 +312,11 @@ class Checker:
 
         def packed(captured, header: UpdateHeader, fragment, residual):
             blob, after = pack(captured, header, fragment, residual)
-            if blob is not None:
-                self.packed(f"{name}, life {life}", uplink, captured, header, residual, blob, after)
+            if blob is not None and (name, life) in self.lives:
+                self.values.packs(self.lives[name, life], captured, header, residual, blob, after)
             return blob, after
 
         uplink._pack = packed
-
-    def packed(self, who: str, uplink: Uplink, captured, header, residual, blob, after) -> None:
-        """Error feedback: nothing a codec drops is lost, nothing is sent twice."""
-        p = header.fragment
-        known = uplink.settled_to[p]
-        merged = [
-            (given.base, given.digest)
-            for h, _ in self.commits[p][:known]
-            for given in h.inputs
-            if given.learner == header.learner and given.incarnation == header.incarnation
-        ]
-        if merged and uplink._lossy:
-            base, digest = merged[-1]
-            remembered = digest in self.attempts.get((who, p, base), [])[-PACKED_MAX:]
-            if remembered and (residual is None or not np.array_equal(residual, self.sent[digest])):
-                self.violate(f"{who}: fragment {p} is not sent with what the last merged update left over")
-        fragment = self.run.layout.fragments[p]
-        true = captured.base_values - captured.values
-        if residual is not None:
-            true = true + residual
-        got = np.empty_like(true)
-        _, payload = frame.parse(blob, Kind.UPDATE, UpdateHeader)
-        unpack(codec(header.codec), fragment, np.frombuffer(payload, np.uint8), got)
-        if uplink._lossy and not np.array_equal(true - got, after):
-            self.violate(f"{who}: fragment {p}: sent and left over are not what there was")
-        self.sent[frame.digest(blob)] = after.copy()
-        self.attempts.setdefault((who, p, header.base), []).append(frame.digest(blob))
 
     # --- now and then -------------------------------------------------------------------------------------------------
 
@@ -356,8 +341,13 @@ class Checker:
                     self.violate(f"{who}: its state {p}/{keeper.head} is not the one in the log")
             if keeper._inbox.qsize() > INBOX_MAX + 64 or len(keeper.rounds._waiting) > POINTERS_MAX:
                 self.violate(f"{who}: queues over their limits")
+            rounds = keeper.rounds
+            if len(rounds._rejections) > LISTED_MAX or len(rounds._opened) > 2 or len(rounds._merged) > len(self.names):
+                self.violate(f"{who}: remembers more of fragment {p} than there is to remember")
         if sum(keeper._has_slot for keeper in syncer.keepers) > ACCUMULATORS_MAX:
             self.violate(f"{who}: more accumulators than the pool has")
+        if len(syncer._listener.positions) > len(self.names) + 1 or len(syncer._members._members) > len(self.names):
+            self.violate(f"{who}: remembers more names than there are")
         if len(syncer._speaker._unsaid) > UNSAID_MAX:
             self.violate(f"{who}: too much unsaid")
 

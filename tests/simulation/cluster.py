@@ -12,8 +12,12 @@ import numpy as np
 
 from isthmus import collect, merge
 from isthmus.errors import Denied, IsthmusError, LogCorrupt, first_cause
+from isthmus.kernels import F32
+from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent
 from isthmus.learner import agent as learner_agent
+from isthmus.learner.boundary import Boundary, Replica
+from isthmus.learner.checkpoint import Saver
 from isthmus.log import Log
 from isthmus.records import frame, messages
 from isthmus.records.objects import commits_prefix, snapshot_key, updates_prefix
@@ -62,8 +66,9 @@ class Toy:
         self._draw = draw_
         self._step_s = step_s
         self._evaluation_s = evaluation_s
+        self.model: Arrays
 
-    def begin(self, agent: LearnerAgent, layout):
+    def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
         self.model = Arrays(layout)
         return self.model, None
 
@@ -77,6 +82,41 @@ class Toy:
 
     def enough(self, agent: LearnerAgent) -> bool:
         return False
+
+
+class Watched(Toy):
+    """One whose parameters are looked at whenever they are copied out or set."""
+
+    def __init__(self, checker: Checker, name: str, life: int, adopt: str, *more) -> None:
+        super().__init__(*more)
+        self._checker = checker
+        self._name, self._life, self._adopt = name, life, adopt
+
+    def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
+        self.model = Arrays(layout)
+        values = self._checker.values
+        self.record = values.lives(f"{self._name}, life {self._life}", self._name, agent, self.model)
+        self._checker.lives[self._name, self._life] = self.record
+        return self, self
+
+    def attached(self, boundary: Boundary) -> None:
+        self._checker.values.attached(self.record, boundary)
+
+    def read(self, fragment: int, out: F32) -> None:
+        self.model.read(fragment, out)
+        self._checker.values.read(self.record, fragment, out)
+
+    def write(self, fragment: int, values: F32) -> None:
+        local = self.model.values[fragment].copy()
+        self.model.write(fragment, values)
+        self._checker.values.write(self.record, fragment, local, self.model.values[fragment], self._adopt)
+
+    def save(self) -> tuple[object, object]:
+        self._checker.values.freeze(self.record)
+        return None, None
+
+    def take(self, node: object) -> None:
+        return None
 
 
 @dataclass
@@ -214,9 +254,9 @@ class Cluster:
         if seat.is_syncer:
             body = serve(ports, seat.name, stopping, None, started)
         else:
-            toy = Toy(process.random, seat.step_s, seat.evaluation_s)
+            toy = Watched(self.checker, seat.name, life, s.adopt, process.random, seat.step_s, seat.evaluation_s)
             body = learn(
-                ports, seat.name, toy, Times(), started=started, stopping=stopping.is_set,
+                ports, seat.name, toy, Times(), started=started, attached=toy.attached, stopping=stopping.is_set,
                 adopt=s.adopt, checkpoint_s=s.checkpoint_s,
             )  # fmt: skip
         task = process.start(body)

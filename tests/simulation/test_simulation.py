@@ -58,6 +58,7 @@ def test_scenarios_differ():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(BUGS))
 def test_a_planted_bug_is_caught(name):
-    bug, within = BUGS[name]
+    bug, within, kind = BUGS[name]
     with bug():
-        assert any(simulate(seed).violations for seed in range(within)), f"{name}: not caught in {within} seeds"
+        caught = any(simulate(seed, kind).violations for seed in range(within))
+    assert caught, f"{name}: not caught in {within} seeds of kind {kind}"

@@ -1,0 +1,209 @@
+"""The values of a run computed once more, by nothing of the library's: plain NumPy, float64, from the equations alone.
+
+    w = tokens² / steps      Avg: Δ = Σ w v / Σ w      RDA: Δ = (Σ w‖v‖ / Σ w) · φ(Σ w φ(v) / Σ w) per tensor
+    b ← μ b + Δ;  Θ ← Θ − η (Δ + μ b);  published ← published + code(Θ − published)
+
+Beside each number goes a bound of how far float32 may be from it; what a codec drops is bounded by its step. A commit's
+published value is followed bit for bit, since what was published is what was decoded.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+EPS = 2.0**-24
+"""Half a unit in the last place of a float32, relative."""
+
+BLOCK = 128
+
+CANCELLED_BELOW = 1e-3
+"""Mean directions shorter than this are not made longer."""
+
+VERSIONS_KEPT = 64
+"""Published values of a fragment that are remembered."""
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def decode(name: str, sizes: list[int], payload: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a payload says [n] float32, tensor by tensor, and the most its codec may have dropped [n]."""
+    values, dropped, at = [], [], 0
+    for n in sizes:
+        blocks = -(-n // BLOCK)
+        length = {"f32": 4 * n, "bf16": 2 * n, "int8": 2 * blocks + n, "int4": (2 + BLOCK // 2) * blocks}[name]
+        value, most = _piece(name, n, blocks, payload[at : at + length])
+        values.append(value)
+        dropped.append(most)
+        at += -(-length // 4) * 4
+    if at != len(payload):
+        raise ValueError(f"{len(payload)} bytes of {name}, {at} expected")
+    return np.concatenate(values), np.concatenate(dropped)
+
+
+def _piece(name: str, n: int, blocks: int, data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    if name == "f32":
+        return np.frombuffer(data, "<f4"), np.zeros(n)
+    if name == "bf16":
+        value = _widened(data)
+        return value, np.abs(value.astype(np.float64)) * 2.0**-8
+    scales = np.repeat(_widened(data[: 2 * blocks]), BLOCK)[:n]
+    levels = np.frombuffer(data[2 * blocks :], np.uint8)
+    if name == "int8":
+        signed, most = levels.view(np.int8).astype(np.float32), 127
+    else:
+        halves = levels.reshape(blocks, BLOCK // 2)
+        signed = (np.concatenate([halves & 15, halves >> 4], axis=1).reshape(-1)[:n].astype(np.int16) - 8).astype(
+            np.float32
+        )
+        most = 7
+    # Half a step, and at the ends what the rounding of the scale to eight bits costs.
+    return signed * scales, scales.astype(np.float64) * (0.5 + most * 2.0**-8) + 2.0**-119
+
+
+def _widened(data: bytes) -> np.ndarray:
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+# --- a fragment -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """One update: its outer gradient [n], and what it weighs."""
+
+    gradient: np.ndarray
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor lies in its fragment, and how it is merged."""
+
+    start: int
+    stop: int
+    merge: str
+
+
+@dataclass
+class Point:
+    """A fragment at one version; `*_off`: how far the library's float32 may be from this."""
+
+    published: np.ndarray
+    master: np.ndarray
+    momentum: np.ndarray
+    master_off: np.ndarray
+    momentum_off: np.ndarray
+
+
+@dataclass
+class Fragment:
+    """One fragment, commit by commit."""
+
+    tensors: list[Tensor]
+    rate: float
+    momentum: float
+    codec_down: str
+    points: dict[int, Point] = field(default_factory=dict)
+    """By version, the newest ones."""
+    lost: bool = False
+    """Whether an input could not be read: nothing is known from there on."""
+
+    def begin(self, values: np.ndarray) -> None:
+        """Start at version 0."""
+        zeros = np.zeros(values.size)
+        self.points[0] = Point(values.copy(), values.astype(np.float64), zeros, zeros.copy(), zeros.copy())
+
+    def commit(
+        self, version: int, inputs: list[Given], payload: bytes, published_digest: bytes, cancelled: int
+    ) -> list[str]:
+        """Take a commit; return what is wrong with its values."""
+        before = self.points[version - 1]
+        delta, delta_off, found = self._merged(inputs)
+        momentum = self.momentum * before.momentum + delta
+        momentum_off = (
+            self.momentum * before.momentum_off
+            + delta_off
+            + 3.0 * EPS * (np.abs(momentum) + np.abs(self.momentum * before.momentum))
+        )
+        move = self.rate * (delta + self.momentum * momentum)
+        master = before.master - move
+        master_off = (
+            before.master_off
+            + self.rate * (delta_off + self.momentum * momentum_off)
+            + EPS * (np.abs(master) + 4.0 * self.rate * (np.abs(delta) + np.abs(self.momentum * momentum)))
+        )
+        said, dropped = decode(self.codec_down, [t.stop - t.start for t in self.tensors], payload)
+        published = before.published + said
+        wanted = master - before.published
+        off = np.abs(wanted - said.astype(np.float64))
+        most = dropped + 2.0 * master_off + 2.0 * EPS * np.abs(wanted)
+        wrong = []
+        if found != cancelled:
+            wrong.append(f"says that {cancelled} tensors cancelled, and it is {found}")
+        if (off > most).any():
+            at = int(np.argmax(off - most))
+            wrong.append(
+                f"element {at}: the outer step gives a difference of {wanted[at]:.9g} to what was published, and "
+                f"{said[at]:.9g} was published (a codec step and rounding are {most[at]:.3g})"
+            )
+        if hashlib.sha256(published.tobytes()).digest() != published_digest:
+            wrong.append("the difference, decoded and added, does not give the value it names")
+        self.points[version] = Point(published, master, momentum, master_off, momentum_off)
+        self.points.pop(version - VERSIONS_KEPT, None)
+        return wrong
+
+    def snapshot(self, version: int, payload: bytes) -> list[str]:
+        """Return what is wrong with a stored state: published, master, momentum."""
+        point = self.points.get(version)
+        if self.lost or point is None:
+            return []
+        published, master, momentum = np.frombuffer(payload, "<f4").reshape(3, -1)
+        wrong = []
+        if not np.array_equal(published, point.published):
+            wrong.append("its published value is not what was published")
+        for name, found, true, off in (
+            ("master", master, point.master, point.master_off),
+            ("momentum", momentum, point.momentum, point.momentum_off),
+        ):
+            far = np.abs(found - true) - 2.0 * off
+            if (far > 0.0).any():
+                at = int(np.argmax(far))
+                wrong.append(f"element {at} of its {name} is {found[at]:.9g}, and should be {true[at]:.9g}")
+        return wrong
+
+    def _merged(self, inputs: list[Given]) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return Δ, how far float32 may be from it, and how many tensors cancelled."""
+        size = self.tensors[-1].stop
+        delta, off, cancelled = np.zeros(size), np.zeros(size), 0
+        weights = np.array([g.tokens * (g.tokens / g.steps) for g in inputs])
+        shares = weights / weights.sum()
+        for t in self.tensors:
+            at = slice(t.start, t.stop)
+            pieces = np.array([g.gradient[at] for g in inputs], np.float64)
+            scale, scale_off = 1.0, 0.0
+            factors = shares
+            if t.merge == "rda":
+                norms = np.linalg.norm(pieces, axis=1)
+                factors = np.divide(shares, norms, out=np.zeros_like(shares), where=norms > 0.0)
+                magnitude = float(shares @ norms)
+                direction = factors @ pieces
+                length = float(np.linalg.norm(direction))
+                scale = magnitude
+                if length >= CANCELLED_BELOW:
+                    scale = magnitude / length
+                    rounding = (len(inputs) + 2) * EPS * np.linalg.norm(np.abs(factors) @ np.abs(pieces))
+                    scale_off = scale * float(rounding) / length
+                else:
+                    cancelled += magnitude > 0.0
+            total = factors @ pieces
+            delta[at] = scale * total
+            off[at] = (
+                scale * (len(inputs) + 3) * EPS * (np.abs(factors) @ np.abs(pieces))
+                + scale_off * np.abs(total)
+                + EPS * np.abs(delta[at])
+                + 2.0**-149
+            )
+        return delta, off, cancelled

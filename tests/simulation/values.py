@@ -1,0 +1,262 @@
+"""What the checker knows of values: the log's by `reference`, and each learner's by a record of its own.
+
+Error feedback: what the log has merged of a learner's work, plus what is still to be sent, is the work that was done.
+Adoption: the parameters are what the rule makes of the published value, the local ones, and those at the last upload.
+Checkpoints: a life goes on with the parameters of the step it says it goes on from.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from isthmus.layout import EMBEDDING
+from isthmus.learner import LearnerAgent
+from isthmus.learner.boundary import Boundary, Captured
+from isthmus.learner.uplink import PACKED_MAX
+from isthmus.records import frame
+from isthmus.records.objects import CommitHeader, SnapshotHeader, UpdateHeader, ValueHeader
+from isthmus.simulate.world import Arrays
+from simulation import reference
+from simulation.reference import EPS, Given, Tensor, decode
+
+if TYPE_CHECKING:
+    from simulation.checker import Checker
+
+ROUNDINGS = 8.0
+"""Roundings of float32 that an adoption or an upload may be off by, relative to what goes into it."""
+
+
+@dataclass
+class Packed:
+    """An update as it was packed: the local work in it, and what its bytes say."""
+
+    base: int
+    work: np.ndarray
+    sent: np.ndarray
+
+
+@dataclass
+class Life:
+    """One life of a learner."""
+
+    who: str
+    agent: LearnerAgent
+    arrays: Arrays
+    reads: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    """Parameters by fragment and own step, as they were first read there: at its upload, if there was one."""
+    frozen: dict[int, list[np.ndarray]] = field(default_factory=dict)
+    """All parameters, by the step of a checkpoint."""
+    packed: dict[bytes, Packed] = field(default_factory=dict)
+    order: dict[tuple[int, int], list[bytes]] = field(default_factory=dict)
+    """Digests by fragment and base, oldest first."""
+    left: list[np.ndarray | None] = field(default_factory=list)
+    """Per fragment: what it began with of error feedback; None where that is not known any more."""
+    since: list[int] = field(default_factory=list)
+    """Per fragment: up to where `left` counts the log."""
+    off: list[float] = field(default_factory=list)
+
+
+class Values:
+    """The values of one world."""
+
+    def __init__(self, checker: "Checker") -> None:
+        self._checker = checker
+        self._run = run = checker.run
+        self._lives: dict[tuple[str, int], Life] = {}
+        self.fragments = []
+        for fragment in run.layout.fragments:
+            tensors = [
+                Tensor(t.start, t.stop, run.rules.merge_embeddings if t.spec.role == EMBEDDING else run.rules.merge)
+                for t in fragment.tensors
+            ]
+            rules = run.rules
+            self.fragments.append(reference.Fragment(tensors, rules.outer_lr, rules.outer_momentum, rules.codec_down))
+
+    def begin(self, fragment: int, snapshot: bytes) -> None:
+        """Take version 0 of a fragment."""
+        _, payload = frame.parse(snapshot, frame.Kind.SNAPSHOT, SnapshotHeader)
+        self.fragments[fragment].begin(np.frombuffer(payload, "<f4").reshape(3, -1)[0])
+
+    # --- the log ------------------------------------------------------------------------------------------------------
+
+    def committed(self, header: CommitHeader) -> list[str]:
+        """Return what is wrong with the values of a commit."""
+        p = header.fragment
+        fragment = self.fragments[p]
+        inputs = [self._given(given.key, p) for given in header.inputs]
+        value = self._checker.stored(header.value_key)
+        if fragment.lost or value is None or None in inputs:
+            fragment.lost = True
+            return []
+        code, payload = frame.parse(value, frame.Kind.VALUE, ValueHeader)
+        fragment.codec_down = code.codec
+        wrong = [] if code.codec == self._run.rules.codec_down else [f"published in {code.codec}"]
+        return wrong + fragment.commit(
+            header.version, inputs, bytes(payload), header.published_digest, header.cancelled
+        )
+
+    def snapshot(self, header: SnapshotHeader, data: bytes) -> list[str]:
+        """Return what is wrong with a stored state."""
+        _, payload = frame.parse(data, frame.Kind.SNAPSHOT, SnapshotHeader)
+        return self.fragments[header.fragment].snapshot(header.version, bytes(payload))
+
+    def _given(self, key: str, p: int) -> Given | None:
+        blob = self._checker.stored(key)
+        if blob is None:
+            return None
+        header, payload = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)
+        return Given(self._decode(header.codec, p, payload), header.tokens, header.steps)
+
+    def _decode(self, name: str, p: int, payload: memoryview) -> np.ndarray:
+        return decode(name, self._sizes(p), bytes(payload))[0].astype(np.float64)
+
+    def _sizes(self, p: int) -> list[int]:
+        return [t.stop - t.start for t in self.fragments[p].tensors]
+
+    def _published(self, p: int, version: int) -> np.ndarray | None:
+        point = self.fragments[p].points.get(version)
+        return None if point is None or self.fragments[p].lost else point.published
+
+    # --- a learner's life ---------------------------------------------------------------------------------------------
+
+    def lives(self, who: str, name: str, agent: LearnerAgent, arrays: Arrays) -> Life:
+        """Begin the record of a life, once its agent has joined."""
+        life = self._lives[name, agent.incarnation] = Life(who, agent, arrays)
+        for p, fragment in enumerate(self._run.layout.fragments):
+            residual = agent.uplink.residuals[p]
+            life.left.append(np.zeros(fragment.size) if residual is None else residual.astype(np.float64))
+            life.since.append(agent.uplink.settled_to[p])
+            life.off.append(0.0)
+        c = agent.history.checkpoint
+        before = self._lives.get((name, c.header.incarnation)) if c is not None else None
+        if before is not None:
+            life.reads = {at: values for at, values in before.reads.items() if at[1] <= c.header.step}
+        return life
+
+    def attached(self, life: Life, boundary: Boundary) -> None:
+        """The life has its parameters: those of its checkpoint where the log has not gone on, else the published."""
+        c = life.agent.history.checkpoint
+        before = self._lives.get((life.agent.name, c.header.incarnation)) if c is not None else None
+        for p, slot in enumerate(boundary.slots):
+            published = self._published(p, slot.base)
+            now = life.arrays.values[p]
+            if c is not None and slot.base == c.points[p].base and not slot.merged:
+                kept = before.frozen.get(c.header.step) if before is not None else None
+                if kept is not None and not np.array_equal(now, kept[p]):
+                    self._violate(life, f"fragment {p} does not go on as it was at step {c.header.step}")
+            elif published is not None and not np.array_equal(now, published):
+                self._violate(life, f"fragment {p} does not begin with version {slot.base} as it was published")
+
+    def read(self, life: Life, p: int, values: np.ndarray) -> None:
+        """Its parameters were copied out."""
+        if life.agent.boundary is not None:
+            life.reads.setdefault((p, life.agent.boundary.step), values.copy())
+
+    def freeze(self, life: Life) -> None:
+        """Everything was copied for a checkpoint."""
+        boundary = life.agent.boundary
+        life.frozen[boundary.step] = [values.copy() for values in life.arrays.values]
+        while len(life.frozen) > 8:
+            life.frozen.pop(next(iter(life.frozen)))
+
+    def write(self, life: Life, p: int, local: np.ndarray, now: np.ndarray, adopt: str) -> None:
+        """Its parameters were set: a version is being adopted."""
+        boundary = life.agent.boundary
+        if boundary is None:
+            return  # it is being attached
+        slot = boundary.slots[p]
+        if slot.ready is None:
+            self._violate(life, f"fragment {p} was written, and no version was there to adopt")
+            return
+        published = self._published(p, slot.ready.version)
+        if published is None:
+            return
+        if adopt == "overwrite":
+            wanted, size = published.astype(np.float64), 0.0
+        elif adopt == "blend":
+            wanted = 0.5 * local.astype(np.float64) + 0.5 * published
+            size = np.abs(local) + np.abs(published)
+        else:
+            since = self._published(p, slot.base) if slot.sent_step is None else life.reads.get((p, slot.sent_step))
+            if since is None:
+                return
+            wanted = published.astype(np.float64) + (local.astype(np.float64) - since)
+            size = np.abs(local) + np.abs(published) + np.abs(since)
+        far = np.abs(now - wanted) - ROUNDINGS * EPS * size
+        if (far > 0.0).any():
+            at = int(np.argmax(far))
+            self._violate(
+                life,
+                f"adopts {p}/{slot.ready.version} by {adopt}: element {at} is {now[at]:.9g}, should be {wanted[at]:.9g}",
+            )
+
+    # --- error feedback -----------------------------------------------------------------------------------------------
+
+    def packs(self, life: Life, captured: Captured, header: UpdateHeader, residual, blob: bytes, after) -> None:
+        """An update was packed: `residual` came on top of the local work, `after` is what the codec dropped."""
+        p, lossy = header.fragment, life.agent.uplink._lossy
+        read = life.reads.get((p, captured.step))
+        if read is not None and not np.array_equal(read, captured.values):
+            self._violate(life, f"fragment {p} is sent with other parameters than it had at step {captured.step}")
+        base = self._published(p, captured.base)
+        if base is not None and not np.array_equal(base, captured.base_values):
+            self._violate(life, f"fragment {p} is sent as the way from something that is not version {captured.base}")
+        work = captured.base_values.astype(np.float64) - captured.values
+        taken = np.zeros(work.size) if residual is None else residual.astype(np.float64)
+        _, payload = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)
+        said, dropped = decode(header.codec, self._sizes(p), bytes(payload))
+        sent = said.astype(np.float64)
+        size = np.abs(captured.base_values) + np.abs(captured.values) + np.abs(taken)
+        rounding = ROUNDINGS * EPS * size
+        # (The bounds of a codec are relative to what it says; what it was given is that and a step.)
+        if (np.abs(work + taken - sent) > dropped + rounding).any():
+            self._violate(life, f"fragment {p}: what is sent is more than a codec step off")
+        if lossy and (np.abs(work + taken - sent - after) > rounding).any():
+            self._violate(life, f"fragment {p}: sent and left over are not what there was and what was taken over")
+        if lossy and not self._open(life, p, header.base):
+            self._balance(life, p, taken)
+        digest = frame.digest(blob)
+        life.packed[digest] = Packed(header.base, work, sent)
+        life.order.setdefault((p, header.base), []).append(digest)
+        life.off[p] += float(rounding.max())
+
+    def _open(self, life: Life, p: int, base: int) -> bool:
+        """Whether an update on another base may still be merged: what it took over is under way."""
+        uplink = life.agent.uplink
+        known = uplink.settled_to[p]
+        newest = max((given.base for given in self._own(life, p, 0, known)), default=-1)
+        if any(b != base for b in uplink.attempts[p]):
+            return True  # maybe of an earlier life
+        return any(
+            q == p and b != base and b > newest and known - b <= life.agent.pace.staleness for q, b in life.order
+        )
+
+    def _own(self, life: Life, p: int, since: int, until: int) -> Iterator:
+        for header, _ in self._checker.commits[p][since:until]:
+            for given in header.inputs:
+                if given.learner == life.agent.name:
+                    yield given
+
+    def _balance(self, life: Life, p: int, taken: np.ndarray) -> None:
+        """What is taken over must be all that the codec dropped of what was merged, once."""
+        left, known = life.left[p], life.agent.uplink.settled_to[p]
+        for given in self._own(life, p, life.since[p], known):
+            packed = life.packed.get(given.digest)
+            remembered = given.digest in life.order.get((p, given.base), [])[-PACKED_MAX:]
+            if left is None or packed is None or not remembered or given.incarnation != life.agent.incarnation:
+                left = None  # of another life, or forgotten: feedback starts anew
+                break
+            left = left + packed.work - packed.sent
+        life.left[p], life.since[p] = left, known
+        if left is not None and (np.abs(left - taken) > life.off[p] + EPS).any():
+            at = int(np.argmax(np.abs(left - taken)))
+            self._violate(
+                life,
+                f"fragment {p}: takes over {taken[at]:.6g} of element {at}, and what was dropped of what the log has "
+                f"merged is {left[at]:.6g}",
+            )
+
+    def _violate(self, life: Life, what: str) -> None:
+        self._checker.violate(f"{life.who}: {what}")
