@@ -12,6 +12,7 @@ from typing import TypeVar
 from isthmus.bus.base import Bus, Said
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.records.frame import Blob
+from isthmus.records.objects import RUN_KEY, UPDATES
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry, Store
 
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 REFUSED_S = 300.0
 """A refusal of what worked before is ridden out for this long."""
+
+LATELY_S = 15.0
+"""A refusal longer ago says nothing of now: whoever holds off because of it would never find out."""
 
 REMIND_S = 30.0
 """How often it is said meanwhile."""
@@ -33,14 +37,20 @@ class Tolerance:
     def __init__(self, runtime: Runtime, limit_s: float = REFUSED_S) -> None:
         self._runtime = runtime
         self._limit_s = limit_s
-        self._worked: set[str] = set()
+        self._worked = {_kind("read", RUN_KEY)}  # or nobody would be here
         self._since: dict[str, float] = {}
+        self._last: dict[str, float] = {}
         self._said_at = float("-inf")
 
     @property
     def refused_s(self) -> float:
-        """For how long something that worked before has been refused, in seconds; 0 where nothing is."""
-        return max((self._runtime.now() - since for since in self._since.values()), default=0.0)
+        """For how long something that worked before has been refused, in seconds; 0 where nothing is.
+
+        What has not been asked for lately is not known to be refused still.
+        """
+        now = self._runtime.now()
+        lately = [since for kind, since in self._since.items() if now - self._last[kind] <= LATELY_S]
+        return now - min(lately, default=now)
 
     async def of(self, kind: str, request: Awaitable[T]) -> T:
         """Await a request of a kind. Raises `Denied` where it never worked, or has been refused for too long."""
@@ -52,6 +62,7 @@ class Tolerance:
         except Denied as error:
             now = self._runtime.now()
             since = self._since.setdefault(kind, now)
+            self._last[kind] = now
             if kind not in self._worked or now - since >= self._limit_s:
                 raise
             left = self._limit_s - (now - since)
@@ -69,7 +80,10 @@ class Tolerance:
 
 
 class TolerantStore:
-    """A store of which refusals are ridden out, by what is done below which of a run's folders."""
+    """A store of which refusals are ridden out, by what is done below which of a run's folders.
+
+    But for reading updates: what a learner stored may be refused for its own sake, so that says nothing of the rest.
+    """
 
     def __init__(self, store: Store, tolerance: Tolerance) -> None:
         self.url = store.url
@@ -78,10 +92,14 @@ class TolerantStore:
 
     async def get(self, key: str) -> bytearray:
         """See `Store.get`."""
+        if key.startswith(UPDATES):
+            return await self._store.get(key)
         return await self._tolerance.of(_kind("read", key), self._store.get(key))
 
     async def get_range(self, key: str, start: int, stop: int) -> bytearray:
         """See `Store.get_range`."""
+        if key.startswith(UPDATES):
+            return await self._store.get_range(key, start, stop)
         return await self._tolerance.of(_kind("read", key), self._store.get_range(key, start, stop))
 
     async def put(self, key: str, data: Blob) -> None:

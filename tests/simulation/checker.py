@@ -33,7 +33,7 @@ from isthmus.records.objects import (
     version_in,
 )
 from isthmus.replay import replay
-from isthmus.rounds import POINTERS_MAX
+from isthmus.rounds import FINAL_EACH, POINTERS_MAX
 from isthmus.rules import STALENESS_MAX
 from isthmus.run import Run
 from isthmus.simulate.process import Process
@@ -339,10 +339,14 @@ class Checker:
                 wanted = self.commits[p][keeper.head - 1][0].state_digest
                 if self.digest(keeper.state, keeper.state.digest) != wanted:
                     self.violate(f"{who}: its state {p}/{keeper.head} is not the one in the log")
-            if keeper._inbox.qsize() > INBOX_MAX + 64 or len(keeper.rounds._waiting) > POINTERS_MAX:
+            if keeper.waiting > INBOX_MAX + 64 or len(keeper.rounds._waiting) > POINTERS_MAX:
                 self.violate(f"{who}: queues over their limits")
             rounds = keeper.rounds
-            if len(rounds._rejections) > LISTED_MAX or len(rounds._opened) > 2 or len(rounds._merged) > len(self.names):
+            if (
+                len(rounds._rejections) > LISTED_MAX + FINAL_EACH * len(self.names)
+                or len(rounds._opened) > 2
+                or len(rounds._merged) > len(self.names)
+            ):
                 self.violate(f"{who}: remembers more of fragment {p} than there is to remember")
         if sum(keeper._has_slot for keeper in syncer.keepers) > ACCUMULATORS_MAX:
             self.violate(f"{who}: more accumulators than the pool has")

@@ -14,7 +14,7 @@ import numpy as np
 from isthmus.layout import EMBEDDING
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary, Captured
-from isthmus.learner.uplink import PACKED_MAX
+from isthmus.learner.uplink import PACKED_MAX, Uplink
 from isthmus.records import frame
 from isthmus.records.objects import CommitHeader, SnapshotHeader, UpdateHeader, ValueHeader
 from isthmus.simulate.world import Arrays
@@ -44,7 +44,7 @@ class Life:
     who: str
     agent: LearnerAgent
     arrays: Arrays
-    reads: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    reads: dict[tuple[int, int], list[np.ndarray]] = field(default_factory=dict)
     """Parameters by fragment and own step, as they were first read there: at its upload, if there was one."""
     frozen: dict[int, list[np.ndarray]] = field(default_factory=dict)
     """All parameters, by the step of a checkpoint."""
@@ -125,14 +125,13 @@ class Values:
         """Begin the record of a life, once its agent has joined."""
         life = self._lives[name, agent.incarnation] = Life(who, agent, arrays)
         for p, fragment in enumerate(self._run.layout.fragments):
-            residual = agent.uplink.residuals[p]
-            life.left.append(np.zeros(fragment.size) if residual is None else residual.astype(np.float64))
+            life.left.append(_account(agent.uplink, p, fragment.size))
             life.since.append(agent.uplink.settled_to[p])
             life.off.append(0.0)
         c = agent.history.checkpoint
         before = self._lives.get((name, c.header.incarnation)) if c is not None else None
         if before is not None:
-            life.reads = {at: values for at, values in before.reads.items() if at[1] <= c.header.step}
+            life.reads = {at: list(values) for at, values in before.reads.items() if at[1] <= c.header.step}
         return life
 
     def attached(self, life: Life, boundary: Boundary) -> None:
@@ -152,7 +151,8 @@ class Values:
     def read(self, life: Life, p: int, values: np.ndarray) -> None:
         """Its parameters were copied out."""
         if life.agent.boundary is not None:
-            life.reads.setdefault((p, life.agent.boundary.step), values.copy())
+            # Several at one step: copied out to be sent, replaced by a version, copied again for a checkpoint.
+            life.reads.setdefault((p, life.agent.boundary.step), []).append(values.copy())
 
     def freeze(self, life: Life) -> None:
         """Everything was copied for a checkpoint."""
@@ -173,24 +173,29 @@ class Values:
         published = self._published(p, slot.ready.version)
         if published is None:
             return
+        since: list[np.ndarray | None] = [None]
+        if adopt == "carry":
+            sent = life.reads.get((p, slot.sent_step), []) if slot.sent_step is not None else None
+            since = [self._published(p, slot.base)] if sent is None else list(sent)
+            if not since or since[0] is None:
+                return
+        wrong = [self._off(local, now, published, adopt, values) for values in since]
+        if all(wrong):
+            self._violate(life, f"adopts {p}/{slot.ready.version} by {adopt}: {wrong[0]}")
+
+    def _off(self, local: np.ndarray, now: np.ndarray, published: np.ndarray, adopt: str, since) -> str:
+        """Return in what way parameters are not what adopting a version makes of them, or nothing."""
         if adopt == "overwrite":
             wanted, size = published.astype(np.float64), 0.0
         elif adopt == "blend":
             wanted = 0.5 * local.astype(np.float64) + 0.5 * published
             size = np.abs(local) + np.abs(published)
         else:
-            since = self._published(p, slot.base) if slot.sent_step is None else life.reads.get((p, slot.sent_step))
-            if since is None:
-                return
             wanted = published.astype(np.float64) + (local.astype(np.float64) - since)
             size = np.abs(local) + np.abs(published) + np.abs(since)
         far = np.abs(now - wanted) - ROUNDINGS * EPS * size
-        if (far > 0.0).any():
-            at = int(np.argmax(far))
-            self._violate(
-                life,
-                f"adopts {p}/{slot.ready.version} by {adopt}: element {at} is {now[at]:.9g}, should be {wanted[at]:.9g}",
-            )
+        at = int(np.argmax(far))
+        return f"element {at} is {now[at]:.9g}, should be {wanted[at]:.9g}" if far[at] > 0.0 else ""
 
     # --- error feedback -----------------------------------------------------------------------------------------------
 
@@ -198,7 +203,7 @@ class Values:
         """An update was packed: `residual` came on top of the local work, `after` is what the codec dropped."""
         p, lossy = header.fragment, life.agent.uplink._lossy
         read = life.reads.get((p, captured.step))
-        if read is not None and not np.array_equal(read, captured.values):
+        if read is not None and not any(np.array_equal(values, captured.values) for values in read):
             self._violate(life, f"fragment {p} is sent with other parameters than it had at step {captured.step}")
         base = self._published(p, captured.base)
         if base is not None and not np.array_equal(base, captured.base_values):
@@ -215,23 +220,12 @@ class Values:
             self._violate(life, f"fragment {p}: what is sent is more than a codec step off")
         if lossy and (np.abs(work + taken - sent - after) > rounding).any():
             self._violate(life, f"fragment {p}: sent and left over are not what there was and what was taken over")
-        if lossy and not self._open(life, p, header.base):
-            self._balance(life, p, taken)
+        if lossy:
+            self._balance(life, p)
         digest = frame.digest(blob)
         life.packed[digest] = Packed(header.base, work, sent)
         life.order.setdefault((p, header.base), []).append(digest)
         life.off[p] += float(rounding.max())
-
-    def _open(self, life: Life, p: int, base: int) -> bool:
-        """Whether an update on another base may still be merged: what it took over is under way."""
-        uplink = life.agent.uplink
-        known = uplink.settled_to[p]
-        newest = max((given.base for given in self._own(life, p, 0, known)), default=-1)
-        if any(b != base for b in uplink.attempts[p]):
-            return True  # maybe of an earlier life
-        return any(
-            q == p and b != base and b > newest and known - b <= life.agent.pace.staleness for q, b in life.order
-        )
 
     def _own(self, life: Life, p: int, since: int, until: int) -> Iterator:
         for header, _ in self._checker.commits[p][since:until]:
@@ -239,8 +233,8 @@ class Values:
                 if given.learner == life.agent.name:
                     yield given
 
-    def _balance(self, life: Life, p: int, taken: np.ndarray) -> None:
-        """What is taken over must be all that the codec dropped of what was merged, once."""
+    def _balance(self, life: Life, p: int) -> None:
+        """What is in the account, and what open updates carry, must be all that the codec dropped of what was merged."""
         left, known = life.left[p], life.agent.uplink.settled_to[p]
         for given in self._own(life, p, life.since[p], known):
             packed = life.packed.get(given.digest)
@@ -250,13 +244,25 @@ class Values:
                 break
             left = left + packed.work - packed.sent
         life.left[p], life.since[p] = left, known
-        if left is not None and (np.abs(left - taken) > life.off[p] + EPS).any():
-            at = int(np.argmax(np.abs(left - taken)))
+        if left is None:
+            return
+        there = _account(life.agent.uplink, p, left.size)
+        if (np.abs(left - there) > life.off[p] + EPS).any():
+            at = int(np.argmax(np.abs(left - there)))
             self._violate(
                 life,
-                f"fragment {p}: takes over {taken[at]:.6g} of element {at}, and what was dropped of what the log has "
-                f"merged is {left[at]:.6g}",
+                f"fragment {p}: of element {at} {there[at]:.6g} is to be sent yet or on its way, and what was dropped of "
+                f"what the log has merged is {left[at]:.6g}",
             )
 
     def _violate(self, life: Life, what: str) -> None:
         self._checker.violate(f"{life.who}: {what}")
+
+
+def _account(uplink: Uplink, p: int, size: int) -> np.ndarray:
+    """Return what an uplink says that codecs dropped and that is to be sent: in the account, or carried by what is open."""
+    total = np.zeros(size)
+    for residual in (uplink.residuals[p], *uplink.taken[p].values()):
+        if residual is not None:
+            total += residual
+    return total

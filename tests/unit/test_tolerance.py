@@ -115,6 +115,33 @@ def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(clock, st
     run(ways.get("values/0"))  # that reads go through does not hide that writes do not
     with pytest.raises(Denied):
         run(ways.put("values/0", b""))
-    store.refused = {("get", "run")}
+    store.refused = {("get", "learners")}
     with pytest.raises(Denied):
-        run(ways.get("run"))
+        run(ways.get("learners/l0"))
+
+
+def test_that_the_run_could_be_read_once_is_known_from_the_start(store, tolerant):
+    store.refused = {("get", "run")}
+    with pytest.raises(Unavailable):
+        run(tolerant[0].get("run"))
+
+
+def test_what_has_not_been_asked_for_lately_is_not_known_to_be_refused_still(clock, store, tolerant):
+    ways, tolerance = tolerant
+    run(ways.put("values/0", b""))
+    store.refused = {("put", "values")}
+    with pytest.raises(Unavailable):
+        run(ways.put("values/0", b""))
+    clock.now += 10.0
+    assert tolerance.refused_s == 10.0
+    clock.now += 10.0
+    assert tolerance.refused_s == 0.0
+
+
+def test_a_refusal_of_an_update_says_nothing_of_the_rest(store, tolerant):
+    ways, tolerance = tolerant
+    run(ways.get("updates/0"))
+    store.refused = {("get", "updates")}
+    with pytest.raises(Denied):
+        run(ways.get("updates/0"))
+    assert tolerance.refused_s == 0.0

@@ -181,7 +181,7 @@ class Syncer:
         m.fold_seconds.set(self.fold_s)
         m.fragments.set(len(self.keepers))
         m.fragments_held.set_function(lambda: len(self.held))
-        m.fragments_broken.set_function(lambda: len(self._broken))
+        m.fragments_broken.set_function(lambda: sum(bool(keeper.broken) for keeper in self.keepers))
         m.learners.set_function(lambda: len(self._members.expected((), self._runtime.now())))
 
     # --- hearing ------------------------------------------------------------------------------------------------------
@@ -350,16 +350,18 @@ class Syncer:
         return away_s < silent_s and self._store.hung_s < HUNG_S
 
     async def _ask(self) -> None:
-        """While the store is away, ask it for a byte: a syncer that holds nothing has no other reason to."""
+        """While the store is away or refuses, ask it for a byte: a syncer that holds nothing has no other reason to."""
         while True:
             await asyncio.sleep(self.pace.heartbeat_s)
-            if self._store.down_s or self._store.hung_s >= HUNG_S:
-                with contextlib.suppress(Unavailable, Denied, ObjectMissing):
-                    await self._store.get_range(RUN_KEY, 0, 1)
+            if self._store.down_s or self._store.hung_s >= HUNG_S or self._tolerance.refused_s:
+                with contextlib.suppress(Unavailable, ObjectMissing):
+                    await self._log.store.get_range(RUN_KEY, 0, 1)  # raises what has been refused for too long
 
     @property
     def _broken(self) -> tuple[int, ...]:
-        return tuple(p for p, keeper in enumerate(self.keepers) if keeper.broken)
+        """Fragments that cannot be served here: their log cannot be folded to its end, or has not been for too long."""
+        silent_s = self._shards.silent_s
+        return tuple(p for p, k in enumerate(self.keepers) if k.broken or k.behind_s() > silent_s)
 
     def _alive(self, *, stopping: bool = False) -> Alive:
         waiting = []

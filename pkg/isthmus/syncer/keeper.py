@@ -21,6 +21,7 @@ from isthmus.records.fields import SECONDS_MAX
 from isthmus.records.messages import Call, Committed, FromSyncer
 from isthmus.records.objects import (
     INPUTS_MAX,
+    RUN_KEY,
     SCHEMA,
     SEEN_MAX,
     CommitHeader,
@@ -147,11 +148,24 @@ class Keeper:
         self._snapshot_version = 0
         """The newest version of which a snapshot is stored, or on its way."""
         self._look = asyncio.Event()
+        self._known = 0
+        """The newest version that another syncer says is there."""
+        self._behind_since: float | None = None
 
     @property
     def head(self) -> int:
         """The newest version folded; 0 before `recover`."""
         return self.rounds.head
+
+    def behind_s(self) -> float:
+        """Return for how long others have known a newer version than this syncer could fold, in seconds."""
+        return 0.0 if self._behind_since is None else self._runtime.now() - self._behind_since
+
+    def _learn_of(self, version: int) -> None:
+        """Note that a version is said to be in the log."""
+        self._known = max(version, self._known)
+        if self._known > self.head and self._behind_since is None:
+            self._behind_since = self._runtime.now()
 
     @property
     def waiting(self) -> int:
@@ -243,6 +257,7 @@ class Keeper:
             case Passed(learner, version):
                 return self.rounds.passed(learner, version, now)
             case Heard(version):
+                self._learn_of(version)
                 return [CatchUp()] if version > self.head else []
             case Invalid(pointer, reason):
                 self.rounds.invalid(pointer, reason, now)
@@ -345,9 +360,10 @@ class Keeper:
                 self._warn("%s of %s turned away: %s", pointer.key, pointer.learner, error, learner=pointer.learner)
                 reason = error.reason
             except Denied as error:
-                # Another account's object, another key, an archive: whatever it is, it is this update's affair.
                 self._warn("%s of %s may not be read: %s", pointer.key, pointer.learner, error, learner=pointer.learner)
-                reason = Reason.UNREADABLE
+                if not await self._is_refused():
+                    # Another account's object, another key, an archive: whatever it is, it is this update's affair.
+                    reason = Reason.UNREADABLE
             except TimeoutError:
                 self._limits.fetches.judge(pointer.learner, slow=True)
                 self._warn("%s of %s takes too long", pointer.key, pointer.learner, learner=pointer.learner)
@@ -356,6 +372,14 @@ class Keeper:
             done = asyncio.Event()
             self._inbox.put_own(Fetched(pointer, None if reason else update, reason, self._runtime.now(), done))
             await done.wait()
+
+    async def _is_refused(self) -> bool:
+        """Return whether it is this syncer that is refused, not one learner's object: then the run object is, too."""
+        try:
+            await self._log.store.get_range(RUN_KEY, 0, 1)
+        except (Unavailable, Denied):
+            return True
+        return False
 
     async def _merge(self, version: int, closed_by: ClosedBy) -> list[Action]:
         assert self.state is not None, "merging before recovery"
@@ -432,6 +456,7 @@ class Keeper:
             return self.rounds.reopen(self._runtime.now())
         self._tallies.commits_lost += 1
         self._metrics.commits_lost.inc()
+        self._learn_of(version)
         self._release()
         self.rounds.lost()
         return await self._catch_up()
@@ -504,6 +529,7 @@ class Keeper:
         except Unavailable as error:
             self._warn("cannot catch up for now: %s", error)
             self._look.set()
+            return []  # another round here would be lost as this one was
         return self.rounds.reopen(self._runtime.now())
 
     def _break(self, error: LogCorrupt) -> None:
@@ -534,6 +560,8 @@ class Keeper:
         if ours and due and self._tasks is not None and (self._snapshot is None or self._snapshot.done()):
             self._snapshot = self._tasks.create_task(self._write_snapshot(state))
         self.rounds.committed(commit.header, self._runtime.now())
+        if self.head >= self._known:
+            self._behind_since = None
 
     async def _write_snapshot(self, state: State) -> None:
         p = self.fragment.index
