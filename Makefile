@@ -27,7 +27,7 @@ test: $(VENV)/dev ## run the tests, real servers and killed processes included
 chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real processes, checked after each (ARGS="--rounds 30 --json …")
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)
 
-sim: $(VENV)/dev ## simulated faults on 10,000 seeds, or one again (SEED=17; ARGS="--seeds 500 --json …")
+sim: $(VENV)/dev ## simulated faults on 10,000 seeds, or one again (SEED=17; ARGS="--seeds 500 --kind siege --json …")
 	PYTHONPATH=tests $(BIN)/python -m simulation.run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 recovery: $(VENV)/dev ## how long the run stands still when a syncer is killed, and where the time goes

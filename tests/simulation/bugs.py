@@ -582,7 +582,7 @@ def carry_what_was_uploaded_too():
         yield
 
 
-@planted(60)
+@planted(40, "choir")
 def a_life_begins_with_what_is_published():
     """The local work of a checkpoint is counted, and its parameters are not loaded."""
 

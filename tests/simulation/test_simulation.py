@@ -39,16 +39,16 @@ def test_no_seed_violates_an_invariant(tmp_path):
     # Every kind of fault was met, or nothing was tested.
     from isthmus.simulate.weather import Fault
 
-    assert {fault for fault, count in report["faults"].items() if count} == {fault.value for fault in Fault}
+    assert {fault for fault, count in report["faults"].items() if count} >= {fault.value for fault in Fault}
 
 
-@pytest.mark.parametrize("seed", [3, 8, 11])
-def test_a_seed_is_one_run(seed):
+@pytest.mark.parametrize(("seed", "kind"), [(3, "plain"), (8, "choir"), (11, "siege"), (6, "hostile")])
+def test_a_seed_is_one_run(seed, kind):
     """Whatever a violating seed shows can be looked at again."""
-    first = sim("--seed", str(seed))
-    assert first == sim("--seed", str(seed))
+    first = sim("--seed", str(seed), "--kind", kind)
+    assert first == sim("--seed", str(seed), "--kind", kind)
     assert len(first.splitlines()) > 20
-    assert first != sim("--seed", str(seed + 1))
+    assert first != sim("--seed", str(seed + 1), "--kind", kind)
 
 
 def test_scenarios_differ():
