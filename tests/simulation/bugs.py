@@ -18,14 +18,16 @@ from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.learner import agent as learner_agent
 from isthmus.learner import boundary, downlink, uplink
 from isthmus.learner.boundary import Boundary, Ready
+from isthmus.learner.window import LIMIT_MAX, Window
 from isthmus.log import Log
 from isthmus.members import Members, smooth
 from isthmus.records import frame
 from isthmus.records.messages import Committed
 from isthmus.records.objects import CommitHeader, version_in
-from isthmus.rounds import CallRound, Grace, Phase, Rounds
+from isthmus.rounds import CallRound, CatchUp, Grace, Phase, Rounds
 from isthmus.simulate.store import SimulatedStore
 from isthmus.syncer import agent as syncer_agent
+from isthmus.syncer.fairness import FairQueue
 from isthmus.syncer.keeper import Keeper
 from isthmus.syncer.shards import Shards
 
@@ -411,10 +413,10 @@ def a_pause_is_a_step():
 def a_silent_syncer_keeps_its_fragments():
     """Peers that were heard once are there for ever, unless they say goodbye."""
 
-    def held(self, now, broken=()):
+    def held(self, now, broken=(), *, able=True):
         for peer in self._peers.values():
             peer.heard_at = now
-        return original(self, now, broken)
+        return original(self, now, broken, able=able)
 
     original = Shards.held
     with patch.object(Shards, "held", held):
@@ -427,7 +429,7 @@ def what_may_not_be_read_ends_the_syncer():
 
     async def fetch(self, pointer):
         with contextlib.suppress(Unavailable, ObjectMissing):
-            await self._log.store.get_range(pointer.key, 0, 1)
+            await self._store.get_range(pointer.key, 0, 1)
         await original(self, pointer)
 
     original = Keeper._fetch
@@ -446,9 +448,9 @@ def a_body_that_never_ends_holds_all_up():
 def a_message_nobody_can_read_ends_the_syncer():
     """What cannot be decoded is not expected on the bus."""
 
-    def hear(self, stream, said, *, old):
+    def hear(self, stream, said, old):
         syncer_agent.decode(said.body)
-        original(self, stream, said, old=old)
+        original(self, stream, said, old)
 
     original = syncer_agent.Syncer._hear
     with patch.object(syncer_agent.Syncer, "_hear", hear):
@@ -592,4 +594,120 @@ def a_life_begins_with_what_is_published():
 
     original = uplink.Uplink.point
     with patch.object(uplink.Uplink, "point", point):
+        yield
+
+
+# --- faults that a review found, put back -----------------------------------------------------------------------------
+
+
+@planted(20, "choir")
+def look_at_the_clock_only_when_nobody_speaks():
+    """A3: where a message waits it is handled, and the timer starts anew."""
+
+    async def run(self, stopping):
+        async with asyncio.TaskGroup() as self._tasks:
+            following = self._tasks.create_task(self._follow())
+            while not stopping.is_set():
+                now = self._runtime.now()
+                deadline = self.rounds.deadline(now)
+                if deadline is not None and deadline <= now:
+                    deadline = now + self._pace.heartbeat_s
+                event = None
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pace.heartbeat_s if deadline is None else deadline - now):
+                        event = await self._inbox.get()
+                if event is None:
+                    await self._do(self.rounds.tick(self._runtime.now()))
+                else:
+                    await self._do(await self._handle(event))
+            for task in (following, *self._fetching):
+                task.cancel()
+
+    with patch.object(Keeper, "run", run):
+        yield
+
+
+@planted(60, "siege")
+def a_syncer_without_its_store_keeps_its_fragments():
+    """A4: whoever speaks is there, whatever it can do."""
+    with (
+        patch.object(syncer_agent.Syncer, "_able", lambda self: True),
+        patch.object(Keeper, "behind_s", lambda self: 0.0),
+    ):
+        yield
+
+
+@planted(60, "hostile")
+def a_flood_is_looked_into_message_by_message():
+    """A7: one queue for all, and a look at the log for each word of a version that does not exist."""
+
+    def __init__(self, each, total, dropped):
+        original_init(self, total, total, dropped)
+
+    def put(self, author, event):
+        original_put(self, "everybody", event)
+
+    async def do(self, actions):
+        actions = list(actions)
+        await original_do(self, [action for action in actions if not isinstance(action, CatchUp)])
+        for _ in range(sum(isinstance(action, CatchUp) for action in actions)):
+            await original_do(self, await self._catch_up())
+
+    original_init, original_put, original_do = FairQueue.__init__, FairQueue.put, Keeper._do
+    with (
+        patch.object(FairQueue, "__init__", __init__),
+        patch.object(FairQueue, "put", put),
+        patch.object(Keeper, "_do", do),
+    ):
+        yield
+
+
+@planted(60, "thin")
+def four_bodies_share_a_thin_uplink():
+    """A11: captures are taken early, and each waits for the others on the wire."""
+    with (
+        patch.object(Window, "room", lambda self, in_hand, now, step_s: in_hand < LIMIT_MAX),
+        patch.object(Window, "full", property(lambda self: False)),
+        patch.object(Boundary, "_too_late", lambda self, slot, now: False),
+    ):
+        yield
+
+
+@planted(60, "thin")
+def the_lowest_version_is_fetched_first():
+    """A12: fragments with high numbers wait for ever behind the others, and a leap chases the end of the log."""
+
+    async def leap(self, p, until):
+        await original(self, p, None)
+
+    original = downlink.Downlink._leap
+    with (
+        patch.object(downlink.Downlink, "_need", lambda self, p: (-self.known[p].version, 0.0)),
+        patch.object(downlink.Downlink, "_leap", leap),
+    ):
+        yield
+
+
+@planted(40)
+def two_updates_carry_the_same_feedback():
+    """A18: what was dropped from the last merged update goes out with every one that is open."""
+
+    def take_over(self, p, base):
+        self.taken[p].setdefault(base, None)
+        return self.residuals[p]
+
+    with patch.object(uplink.Uplink, "_take_over", take_over):
+        yield
+
+
+@planted(100)
+def rounds_are_reopened_in_the_middle_of_a_look():
+    """What a round opened on the way asks for is lost: its updates are taken for being fetched, for ever."""
+
+    def go_to(self, at):
+        original(self, at)
+        self.rounds.reopen(self._runtime.now())
+
+    original = Keeper._go_to
+    with patch.object(Keeper, "_go_to", go_to):
         yield

@@ -116,8 +116,7 @@ class Downlink:
                 self._stale.clear()
                 await self._stale.wait()
                 continue
-            # Whoever is furthest behind goes first; of several, who was brought longest ago.
-            p = max(behind, key=lambda p: (self.known[p].wanted - self.known[p].version, -self.known[p].brought_at))
+            p = max(behind, key=self._need)
             self.known[p].fetching = True
             try:
                 await self._bring(p)
@@ -128,6 +127,11 @@ class Downlink:
                 self.known[p].fetching = False
                 self.known[p].brought_at = self._runtime.now()
                 self._stale.set()
+
+    def _need(self, p: int) -> tuple[int, float]:
+        """Return how much a fragment wants to be fetched: by how far it is behind, then by how long it has waited."""
+        known = self.known[p]
+        return known.wanted - known.version, -known.brought_at
 
     async def _bring(self, p: int) -> None:
         """Bring one fragment to the newest version heard of: difference by difference, or from a snapshot."""

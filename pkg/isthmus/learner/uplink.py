@@ -294,6 +294,12 @@ class Uplink:
             # (The update of another life cannot have held what one of this life left over: that is still to be sent.)
             self.residuals[p], self.residual_of[p] = None, ""
 
+    def _take_over(self, p: int, base: int) -> F32 | None:
+        """Return what an update on a base carries of the account: all of it, once; a further one on it the same."""
+        if base not in self.taken[p]:
+            self.taken[p][base], self.residuals[p] = self.residuals[p], None
+        return self.taken[p][base]
+
     def _put_back(self, p: int, below: int) -> None:
         """Take back the feedback that updates on bases below one carried: none of them can be merged any more."""
         for base in [b for b in self.taken[p] if b < below]:
@@ -339,10 +345,8 @@ class Uplink:
             train_s=captured.train_s,
         )
         account = self.accounts[p]
-        if captured.base not in self.taken[p]:
-            self.taken[p][captured.base], self.residuals[p] = self.residuals[p], None
         blob, residual = await self._runtime.offload(
-            self._pack, captured, header, self._run.layout.fragments[p], self.taken[p][captured.base]
+            self._pack, captured, header, self._run.layout.fragments[p], self._take_over(p, captured.base)
         )
         if blob is None:
             about = {"fragment": p, "version": captured.base}
