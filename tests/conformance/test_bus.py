@@ -236,46 +236,39 @@ def test_a_cancelled_task_ends_whatever_it_was_doing(place):
 # --- what agents say --------------------------------------------------------------------------------------------------
 
 
-def test_a_distant_bus_is_not_one_round_trip_a_message():
-    async def body():
-        requests = []
+async def test_a_distant_bus_is_not_one_round_trip_a_message():
+    requests = []
 
-        class Far:
-            async def append(self, stream, *bodies):
-                await asyncio.sleep(0)
-                requests.append(bodies)
-                if len(requests) == 1:
-                    raise Unavailable("gone")
+    class Far:
+        async def append(self, stream, *bodies):
+            await asyncio.sleep(0)
+            requests.append(bodies)
+            if len(requests) == 1:
+                raise Unavailable("gone")
 
-        speaker = Speaker(Far(), "s", single_threaded())
-        words = [Leave(run=bytes(32), id=f"{i}", learner="l", incarnation=1, step=i, done=False) for i in range(100)]
-        for word in words:
-            speaker.say(word)
-        with pytest.raises(Unavailable):
-            await speaker.flush()
+    speaker = Speaker(Far(), "s", single_threaded())
+    words = [Leave(run=bytes(32), id=f"{i}", learner="l", incarnation=1, step=i, done=False) for i in range(100)]
+    for word in words:
+        speaker.say(word)
+    with pytest.raises(Unavailable):
         await speaker.flush()
-        assert [decode(body) for bodies in requests[1:] for body in bodies] == words, "nothing lost, nothing twice"
-        assert len(requests) == 3
-
-    asyncio.run(body())
+    await speaker.flush()
+    assert [decode(body) for bodies in requests[1:] for body in bodies] == words, "nothing lost, nothing twice"
+    assert len(requests) == 3
 
 
 # --- losing everything ------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path):
+async def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path):
     """Redis restarted empty, or without its last second: ids are issued again, positions lie in the future."""
-
-    async def body(url, port):
-        async with open_bus(url, b"r" * 32) as bus:
+    with redis_server(tmp_path) as server:
+        async with open_bus(server.url, b"r" * 32) as bus:
             for i in range(10):
                 await bus.append("s", f"{i}".encode())
             _, position = await drain(bus, "s")
             ahead = f"{int(position.split('-')[0]) + 10_000_000}-0"
             assert [m.body for m in (await bus.read({"s": ahead}, 0.5))["s"]] == [f"{i}".encode() for i in range(10)]
-
-    with redis_server(tmp_path) as server:
-        asyncio.run(body(server.url, 0))
 
 
 def test_what_is_not_ours_in_a_stream_is_passed_over(redis):
@@ -298,80 +291,67 @@ def test_what_is_not_ours_in_a_stream_is_passed_over(redis):
     run((redis.url, digest), body)
 
 
-def test_a_wiped_redis_is_heard_again(redis):
-    async def body():
-        run = os.urandom(32)
-        async with open_bus(redis.url, run) as bus:
-            await bus.append("s", b"before")
-            _, position = await drain(bus, "s")
-            await bus._writer.flushall()
-            assert await bus.read({"s": position}, 0.05) == {}
-            await bus.append("s", b"after")
-            found = await bus.read({"s": position}, 1.0)
-            assert [m.body for m in found["s"]] == [b"after"]
-
-    asyncio.run(body())
+async def test_a_wiped_redis_is_heard_again(redis):
+    run = os.urandom(32)
+    async with open_bus(redis.url, run) as bus:
+        await bus.append("s", b"before")
+        _, position = await drain(bus, "s")
+        await bus._writer.flushall()
+        assert await bus.read({"s": position}, 0.05) == {}
+        await bus.append("s", b"after")
+        found = await bus.read({"s": position}, 1.0)
+        assert [m.body for m in found["s"]] == [b"after"]
 
 
-def test_a_deleted_sqlite_file_is_made_again(tmp_path):
-    async def body():
-        path, run = tmp_path / "bus.sqlite", os.urandom(32)
-        async with open_bus(f"sqlite://{path}", run) as bus, open_bus(f"sqlite://{path}", run) as reader:
-            for i in range(5):
-                await bus.append("s", f"{i}".encode())
-            _, position = await drain(reader, "s")
-            for file in tmp_path.glob("bus.sqlite*"):
-                file.unlink()
-            await bus.append("s", b"after")
-            assert [m.body for m in (await reader.read({"s": position}, 1.0))["s"]] == [b"after"]
-
-    asyncio.run(body())
+async def test_a_deleted_sqlite_file_is_made_again(tmp_path):
+    path, run = tmp_path / "bus.sqlite", os.urandom(32)
+    async with open_bus(f"sqlite://{path}", run) as bus, open_bus(f"sqlite://{path}", run) as reader:
+        for i in range(5):
+            await bus.append("s", f"{i}".encode())
+        _, position = await drain(reader, "s")
+        for file in tmp_path.glob("bus.sqlite*"):
+            file.unlink()
+        await bus.append("s", b"after")
+        assert [m.body for m in (await reader.read({"s": position}, 1.0))["s"]] == [b"after"]
 
 
-def test_a_file_that_is_no_database_is_unavailable(tmp_path):
+async def test_a_file_that_is_no_database_is_unavailable(tmp_path):
     path = tmp_path / "bus.sqlite"
     path.write_bytes(b"this is not a database at all" * 100)
-
-    async def body():
-        async with open_bus(f"sqlite://{path}", bytes(32)) as bus:
-            with pytest.raises(Unavailable, match="not a database"):
-                await bus.append("s", b"x")
-
-    asyncio.run(body())
+    async with open_bus(f"sqlite://{path}", bytes(32)) as bus:
+        with pytest.raises(Unavailable, match="not a database"):
+            await bus.append("s", b"x")
 
 
 # --- not getting in ---------------------------------------------------------------------------------------------------
 
 
-def failing(url):
-    async def go():
-        async with open_bus(url, bytes(32)) as bus:
-            await bus.tail("syncer")
-
-    asyncio.run(go())
+async def failing(url):
+    async with open_bus(url, bytes(32)) as bus:
+        await bus.tail("syncer")
 
 
-def test_a_redis_that_is_not_there_is_unavailable():
+async def test_a_redis_that_is_not_there_is_unavailable():
     with pytest.raises(Unavailable, match=r"redis://127\.0\.0\.1:9"):
-        failing("redis://127.0.0.1:9")
+        await failing("redis://127.0.0.1:9")
 
 
-def test_a_redis_that_asks_for_a_password_is_denied(tmp_path):
+async def test_a_redis_that_asks_for_a_password_is_denied(tmp_path):
     with redis_server(tmp_path, arguments=("--save", "", "--requirepass", "sesame")) as server:
         with pytest.raises(Denied, match="asks for a password"):
-            failing(server.url)
+            await failing(server.url)
         with pytest.raises(Denied, match="asks for a password"):
-            failing(server.url.replace("redis://", "redis://:guess@"))
-        failing(server.url.replace("redis://", "redis://:sesame@"))
+            await failing(server.url.replace("redis://", "redis://:guess@"))
+        await failing(server.url.replace("redis://", "redis://:sesame@"))
 
 
-def test_a_password_is_never_part_of_an_error():
+async def test_a_password_is_never_part_of_an_error():
     with pytest.raises(Unavailable) as caught:
-        failing("redis://:sesame@127.0.0.1:9")
+        await failing("redis://:sesame@127.0.0.1:9")
     assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://host", "/just/a/path", "redis://host:notaport"])
-def test_a_url_of_no_bus_is_refused(url):
+async def test_a_url_of_no_bus_is_refused(url):
     with pytest.raises(InputError):
-        failing(url)
+        await failing(url)

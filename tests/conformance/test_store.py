@@ -204,90 +204,79 @@ def test_prefixes_end_with_a_slash(opened):
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def failing(url, use_server=None):
-    async def go():
-        runtime, pool = threaded(1)
-        try:
-            async with open_store(url, runtime) as store:
-                store.patience = AT_START
-                await store.get("run")
-        finally:
-            pool.shutdown()
-
-    asyncio.run(go())
+async def failing(url):
+    runtime, pool = threaded(1)
+    try:
+        async with open_store(url, runtime) as store:
+            store.patience = AT_START
+            await store.get("run")
+    finally:
+        pool.shutdown()
 
 
-def test_a_missing_bucket_is_named(seaweedfs, use):
+async def test_a_missing_bucket_is_named(seaweedfs, use):
     use(seaweedfs)
     with pytest.raises(Denied, match=r"s3://no-such-bucket-here/x at http://127.0.0.1:\d+: there is no such bucket"):
-        failing("s3://no-such-bucket-here/x")
+        await failing("s3://no-such-bucket-here/x")
 
 
-def test_wrong_credentials_are_said_so(seaweedfs, use, monkeypatch):
+async def test_wrong_credentials_are_said_so(seaweedfs, use, monkeypatch):
     use(seaweedfs)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(Denied, match="secret key does not fit"):
-        failing("s3://bucket/x")
+        await failing("s3://bucket/x")
 
 
-def test_missing_credentials_are_said_so(seaweedfs, use, monkeypatch):
+async def test_missing_credentials_are_said_so(seaweedfs, use, monkeypatch):
     use(seaweedfs)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     with pytest.raises(Denied, match="AWS_ACCESS_KEY_ID"):
-        failing("s3://bucket/x")
+        await failing("s3://bucket/x")
 
 
-def test_an_endpoint_that_does_not_answer_is_unavailable(seaweedfs, use, monkeypatch):
+async def test_an_endpoint_that_does_not_answer_is_unavailable(seaweedfs, use, monkeypatch):
     use(seaweedfs)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
-        failing("s3://bucket/x")
+        await failing("s3://bucket/x")
 
 
 @pytest.mark.parametrize("url", ["s3://", "ftp://host/x", "s3://UPPER_case!/x"])
-def test_a_url_of_no_store_is_refused(url, seaweedfs, use):
+async def test_a_url_of_no_store_is_refused(url, seaweedfs, use):
     use(seaweedfs)
     with pytest.raises(InputError):
-        failing(url)
+        await failing(url)
 
 
-def test_a_file_is_no_folder(tmp_path):
+async def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
-        failing(str(tmp_path / "file"))
+        await failing(str(tmp_path / "file"))
 
 
-def test_a_folder_without_permission_is_denied(tmp_path, monkeypatch):
+async def test_a_folder_without_permission_is_denied(tmp_path, monkeypatch):
     import isthmus.store.files as files
 
     def refuse(*_args, **_kwargs):
         raise PermissionError(13, "Permission denied", "somewhere")
 
     monkeypatch.setattr(files.os, "link", refuse)
-    with pytest.raises(Denied, match="Permission denied"):
-
-        async def go():
-            runtime, pool = threaded(1)
-            async with open_store(str(tmp_path / "s"), runtime) as store:
-                await store.create("k", b"")
-            pool.shutdown()
-
-        asyncio.run(go())
+    runtime, pool = threaded(1)
+    with pool, pytest.raises(Denied, match="Permission denied"):
+        async with open_store(str(tmp_path / "s"), runtime) as store:
+            await store.create("k", b"")
 
 
 @pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a//b", "a/./b", ".hidden", "a/.x"])
-def test_a_key_never_leaves_the_folder(tmp_path, key):
-    async def go():
-        runtime, pool = threaded(1)
-        async with open_store(str(tmp_path / "s"), runtime) as store:
-            with pytest.raises(ValueError, match="not a key"):
-                await store.put(key, b"x")
-        pool.shutdown()
-
-    asyncio.run(go())
+async def test_a_key_never_leaves_the_folder(tmp_path, key):
+    runtime, pool = threaded(1)
+    async with open_store(str(tmp_path / "s"), runtime) as store:
+        with pytest.raises(ValueError, match="not a key"):
+            await store.put(key, b"x")
+    pool.shutdown()
 
 
 class Flaky:

@@ -84,7 +84,7 @@ def made_of(model: nn.Module) -> Seed:
 
 
 @pytest.mark.timeout(60)
-def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes_on_flushing(folder, flushing):
+async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes_on_flushing(folder, flushing):
     """Its agent applies published differences to denormal values, each compared with a digest in the log."""
     flushed = []
 
@@ -99,13 +99,10 @@ def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes
                 flushed.append(kernels.flushes_denormals())
                 time.sleep(0.01)
 
-    async def body():
-        async with world(folder, made_of(tiny())) as w, serving(w.syncer()):
-            await asyncio.get_running_loop().run_in_executor(None, flushing, train)
-            await check_log(w)
-            return [await fold.fold(w.log, f.index, fold.Publishing(w.log)) for f in w.run.layout.fragments]
-
-    ends = asyncio.run(body())
+    async with world(folder, made_of(tiny())) as w, serving(w.syncer()):
+        await asyncio.get_running_loop().run_in_executor(None, flushing, train)
+        await check_log(w)
+        ends = [await fold.fold(w.log, f.index, fold.Publishing(w.log)) for f in w.run.layout.fragments]
     smallest = min(np.abs(at.carried[at.carried != 0.0]).min() for at in ends)
     assert smallest < np.finfo(np.float32).smallest_normal, "there was something to flush"
     assert flushed

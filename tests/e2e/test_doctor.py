@@ -190,16 +190,13 @@ class Racy:
         return True
 
 
-def test_a_store_that_loses_races_is_found_out(folder):
-    async def body():
-        async with world(folder) as w:
-            store = EdgeStore(Racy(w.store._store), w.runtime)
-            found = await findings(store, w.runtime)
-            assert "is not atomic" in found["store: conditional PUT"].said
-            with pytest.raises(Denied, match="is not atomic"):
-                await require_create_only(store, w.runtime)
-
-    asyncio.run(body())
+async def test_a_store_that_loses_races_is_found_out(folder):
+    async with world(folder) as w:
+        store = EdgeStore(Racy(w.store._store), w.runtime)
+        found = await findings(store, w.runtime)
+        assert "is not atomic" in found["store: conditional PUT"].said
+        with pytest.raises(Denied, match="is not atomic"):
+            await require_create_only(store, w.runtime)
 
 
 async def findings(store: EdgeStore, runtime: Runtime, role: Role | None = None) -> dict[str, Finding]:
@@ -208,23 +205,19 @@ async def findings(store: EdgeStore, runtime: Runtime, role: Role | None = None)
 
 
 @pytest.mark.parametrize(("off_s", "outcome"), [(0.0, OK), (60.0, WARNING), (-3600.0, FAILURE)])
-def test_a_skewed_clock(off_s, outcome, moto, redis, use):
+async def test_a_skewed_clock(off_s, outcome, moto, redis, use):
     """The doctor's clock is a given: this one is off, the servers' are right."""
     use(moto)
     right = single_threaded()
     off = Runtime(right.now, lambda: right.wall() + off_s, right.random, right.offload, right.new_id)
-
-    async def body():
-        async with open_store("s3://clock/run", off, make=True) as store:
-            found = await findings(store, off)
-        async for finding in examine_bus(redis.url, bytes(32), Role("operator"), off):
-            found[finding.check] = finding
-        for check in ("store: clock", "bus: clock"):
-            assert found[check].outcome == outcome, found[check]
-            assert ("NTP" in found[check].advice) == (outcome != OK)
-        assert ("ahead of" in found["bus: clock"].said) == (off_s > 0)
-
-    asyncio.run(body())
+    async with open_store("s3://clock/run", off, make=True) as store:
+        found = await findings(store, off)
+    async for finding in examine_bus(redis.url, bytes(32), Role("operator"), off):
+        found[finding.check] = finding
+    for check in ("store: clock", "bus: clock"):
+        assert found[check].outcome == outcome, found[check]
+        assert ("NTP" in found[check].advice) == (outcome != OK)
+    assert ("ahead of" in found["bus: clock"].said) == (off_s > 0)
 
 
 def test_redis_evicts(folder, tmp_path, capsys):

@@ -282,21 +282,17 @@ def test_a_loop_that_waits_for_a_version_can_be_let_go(folder):
     link.close()
 
 
-def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder):
+async def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder):
     """Synchronous DiLoCo as a setting: the loop stands at its boundary until somebody merges."""
     link, thread, done = in_step(folder)
-
-    async def merge():
-        runtime = single_threaded(0)
-        async with open_store(str(folder), runtime) as store:
-            run = await read_run(store)
-            async with (
-                open_bus(default_bus(str(folder)), run.digest) as bus,
-                serving(Syncer(Log(run, store, runtime), store, bus, runtime, "s")),
-            ):
-                await asyncio.to_thread(done.wait, 30.0)
-
-    asyncio.run(merge())
+    runtime = single_threaded(0)
+    async with open_store(str(folder), runtime) as store:
+        run = await read_run(store)
+        async with (
+            open_bus(default_bus(str(folder)), run.digest) as bus,
+            serving(Syncer(Log(run, store, runtime), store, bus, runtime, "s")),
+        ):
+            await asyncio.to_thread(done.wait, 30.0)
     thread.join(10.0)
     assert done.is_set()
     assert min(link.versions) >= 4

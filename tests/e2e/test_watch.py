@@ -45,7 +45,7 @@ def on_a_terminal(command, until, timeout_s=30.0) -> tuple[str, int]:
     """Run a command on a terminal of its own until it has shown something; interrupt it as Ctrl-C does."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
-    environment = {**os.environ, "TERM": "xterm-256color"}
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"}
     process = subprocess.Popen(
         command,
         stdin=side,
@@ -81,42 +81,36 @@ def on_a_terminal(command, until, timeout_s=30.0) -> tuple[str, int]:
 
 
 @pytest.mark.timeout(90)
-def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folder):
+async def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folder):
     def enough(text):
         return re.search(
             r"\d+ commits, 2 of 2 learners here.*syncer s1: alive, holds 4 of 4.*rejected:", text, re.DOTALL
         )
 
-    async def body():
-        async with living(folder):
-            return await asyncio.to_thread(on_a_terminal, (*WATCH, str(folder), "--watch"), enough)
-
-    text, code = asyncio.run(body())
+    async with living(folder):
+        text, code = await asyncio.to_thread(on_a_terminal, (*WATCH, str(folder), "--watch"), enough)
     assert code == 130
     for word in ("eu-1", "us-1", "training", "open round", "MB up", "merged", "overwritten"):
         assert word in text, word
 
 
 @pytest.mark.timeout(90)
-def test_a_pipe_gets_a_line_now_and_then(folder):
-    async def body():
-        async with living(folder):
-            process = await asyncio.create_subprocess_exec(
-                *WATCH,
-                str(folder),
-                "--watch",
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=interruptible,
-            )
-            assert process.stdout is not None
-            try:
-                line = (await asyncio.wait_for(process.stdout.readline(), 30 + LINES_EVERY_S)).decode()
-                assert re.search(r"^\d\d:\d\d:\d\d  \d+ commits, 2 of 2 learners here, [\d,]+ tokens: merged", line)
-            finally:
-                process.send_signal(signal.SIGINT)
-                await process.wait()
-            return process.returncode
-
-    code = asyncio.run(body())
+async def test_a_pipe_gets_a_line_now_and_then(folder):
+    async with living(folder):
+        process = await asyncio.create_subprocess_exec(
+            *WATCH,
+            str(folder),
+            "--watch",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=interruptible,
+        )
+        assert process.stdout is not None
+        try:
+            line = (await asyncio.wait_for(process.stdout.readline(), 30 + LINES_EVERY_S)).decode()
+            assert re.search(r"^\d\d:\d\d:\d\d  \d+ commits, 2 of 2 learners here, [\d,]+ tokens: merged", line)
+        finally:
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+        code = process.returncode
     assert code == 130

@@ -293,21 +293,18 @@ async def allowed(request: Any) -> bool:
     return True
 
 
-def test_each_role_writes_and_deletes_its_own_and_reads_all(stores):
-    async def body():
-        async with AsyncExitStack() as stack:
-            run = await stores(stack)
-            for key, (writers, creators, deleters) in MAY.items():
-                assert {who for who, s in run.items() if await allowed(s.put(key, b"x"))} == writers, key
-                assert {who for who, s in run.items() if await allowed(s.get(key))} == set(run), key
-                assert {who for who, s in run.items() if await allowed(s.delete(key))} == deleters, key
-                may_create = writers | creators
-                assert {who for who, s in run.items() if await allowed(s.create(key, b"x"))} == may_create, key
-                await run["operator"].delete(key)
-            for prefix in ("", "updates/", "learners/us-1/"):
-                assert {who for who, s in run.items() if await allowed(s.list(prefix))} == set(run), prefix
-
-    asyncio.run(body())
+async def test_each_role_writes_and_deletes_its_own_and_reads_all(stores):
+    async with AsyncExitStack() as stack:
+        run = await stores(stack)
+        for key, (writers, creators, deleters) in MAY.items():
+            assert {who for who, s in run.items() if await allowed(s.put(key, b"x"))} == writers, key
+            assert {who for who, s in run.items() if await allowed(s.get(key))} == set(run), key
+            assert {who for who, s in run.items() if await allowed(s.delete(key))} == deleters, key
+            may_create = writers | creators
+            assert {who for who, s in run.items() if await allowed(s.create(key, b"x"))} == may_create, key
+            await run["operator"].delete(key)
+        for prefix in ("", "updates/", "learners/us-1/"):
+            assert {who for who, s in run.items() if await allowed(s.list(prefix))} == set(run), prefix
 
 
 def client_of(environment: Mapping[str, str]) -> Any:
@@ -366,17 +363,14 @@ def refusal(request: Callable[..., Any], **given: Any) -> str:
     return ""
 
 
-def test_nothing_outside_the_prefix_is_open_to_anyone(stores):
-    async def body():
-        async with AsyncExitStack() as stack:
-            for who, store in (await stores(stack, "team")).items():
-                for key in ("x", "run2/x"):
-                    for request in (store.put(key, b"x"), store.get(key), store.delete(key)):
-                        assert not await allowed(request), (who, key)
-                for prefix in ("", "run2/"):
-                    assert not await allowed(store.list(prefix)), (who, prefix)
-
-    asyncio.run(body())
+async def test_nothing_outside_the_prefix_is_open_to_anyone(stores):
+    async with AsyncExitStack() as stack:
+        for who, store in (await stores(stack, "team")).items():
+            for key in ("x", "run2/x"):
+                for request in (store.put(key, b"x"), store.get(key), store.delete(key)):
+                    assert not await allowed(request), (who, key)
+            for prefix in ("", "run2/"):
+                assert not await allowed(store.list(prefix)), (who, prefix)
 
 
 def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud):
@@ -390,31 +384,27 @@ def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud):
         assert not allows(documents, "s3:ListAllMyBuckets", "*", {})
 
 
-def test_a_run_needs_no_more_than_its_roles_have(stores, tmp_path):
+async def test_a_run_needs_no_more_than_its_roles_have(stores, tmp_path):
     """init and gc as the operator, a syncer, two learners: one run, each with the credentials of its role."""
-
-    async def body():
-        async with AsyncExitStack() as stack:
-            store = await stores(stack)
-            runtime = single_threaded(0)
-            await require_create_only(store["operator"], runtime)
-            run = await create_run(store["operator"], runtime, seed_of())
-            bus = await stack.enter_async_context(open_bus(f"sqlite://{tmp_path}/bus", run.digest))
-            worlds = {who: World(run, s, bus, runtime) for who, s in store.items()}
-            await require_create_only(store["syncer"], runtime)
-            async with serving(worlds["syncer"].syncer()) as syncer:
-                await asyncio.gather(
-                    *(
-                        train(worlds[who].learner(who), 12, seed=i, enough=lambda: syncer.tallies.commits >= 4)
-                        for i, who in enumerate(("eu-1", "us-1"))
-                    )
+    async with AsyncExitStack() as stack:
+        store = await stores(stack)
+        runtime = single_threaded(0)
+        await require_create_only(store["operator"], runtime)
+        run = await create_run(store["operator"], runtime, seed_of())
+        bus = await stack.enter_async_context(open_bus(f"sqlite://{tmp_path}/bus", run.digest))
+        worlds = {who: World(run, s, bus, runtime) for who, s in store.items()}
+        await require_create_only(store["syncer"], runtime)
+        async with serving(worlds["syncer"].syncer()) as syncer:
+            await asyncio.gather(
+                *(
+                    train(worlds[who].learner(who), 12, seed=i, enough=lambda: syncer.tallies.commits >= 4)
+                    for i, who in enumerate(("eu-1", "us-1"))
                 )
-            assert await check_log(worlds["eu-1"]) == syncer.tallies.commits
-            log = Log(run, store["operator"], runtime)
-            await collect.apply(log, await collect.plan(log, keep=1, min_age_s=0.0))
-            await doctors_agree(store, runtime)
-
-    asyncio.run(body())
+            )
+        assert await check_log(worlds["eu-1"]) == syncer.tallies.commits
+        log = Log(run, store["operator"], runtime)
+        await collect.apply(log, await collect.plan(log, keep=1, min_age_s=0.0))
+        await doctors_agree(store, runtime)
 
 
 async def doctors_agree(store: Mapping[str, EdgeStore], runtime: Runtime) -> None:
@@ -452,23 +442,19 @@ def test_each_bus_user_writes_one_stream_and_reads_those_of_isthmus():
     assert given["default"].split()[0] == "off"
 
 
-def test_the_bus_needs_no_more_commands_than_its_users_have(redis):
+async def test_the_bus_needs_no_more_commands_than_its_users_have(redis):
     """On any Redis: reading and writing are one permission before 7.0, and CLIENT SETINFO came with 7.2."""
     name, password = f"u{uuid.uuid4().hex}", uuid.uuid4().hex
     port = urlsplit(redis.url).port
     rules = [r for r in access_strings()["eu-1"].split() if "~" not in r and r != "+client|setinfo"]
     with closing(redis_client.Redis(port=port)) as admin:
         admin.execute_command("ACL", "SETUSER", name, f">{password}", *rules, "~isthmus:*")
-
-        async def body():
-            async with open_bus(f"redis://{name}:{password}@127.0.0.1:{port}", DIGEST) as bus:
-                stream = learner_stream(name)
-                await bus.append(stream, b"hello")
-                assert [s.body for s in (await bus.read({stream: ""}, 1.0))[stream]] == [b"hello"]
-                assert await bus.read({stream: await bus.tail(stream)}, 0.05) == {}
-                assert stream in await bus.names()
-
-        asyncio.run(body())
+        async with open_bus(f"redis://{name}:{password}@127.0.0.1:{port}", DIGEST) as bus:
+            stream = learner_stream(name)
+            await bus.append(stream, b"hello")
+            assert [s.body for s in (await bus.read({stream: ""}, 1.0))[stream]] == [b"hello"]
+            assert await bus.read({stream: await bus.tail(stream)}, 0.05) == {}
+            assert stream in await bus.names()
         with closing(redis_client.Redis(port=port, username=name, password=password)) as user:
             for command in (
                 ("FLUSHALL",),

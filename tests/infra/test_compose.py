@@ -303,33 +303,27 @@ MAY_WRITE = {
 }
 
 
-def test_each_user_writes_its_own_streams_and_reads_all(guarded):
-    async def body():
-        for user, may in MAY_WRITE.items():
-            async with open_bus(guarded(user), bytes(32)) as bus:
-                for stream in STREAMS:
-                    if stream in may:
+async def test_each_user_writes_its_own_streams_and_reads_all(guarded):
+    for user, may in MAY_WRITE.items():
+        async with open_bus(guarded(user), bytes(32)) as bus:
+            for stream in STREAMS:
+                if stream in may:
+                    await bus.append(stream, b"x")
+                    assert (await bus.read({stream: ""}, 1.0))[stream]
+                else:
+                    with pytest.raises(Denied):
                         await bus.append(stream, b"x")
-                        assert (await bus.read({stream: ""}, 1.0))[stream]
-                    else:
-                        with pytest.raises(Denied):
-                            await bus.append(stream, b"x")
-                    await bus.tail(stream)
-                await bus.names()
-                assert (await bus.facts()).append_only
-
-    asyncio.run(body())
+                await bus.tail(stream)
+            await bus.names()
+            assert (await bus.facts()).append_only
 
 
-def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(guarded):
+async def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(guarded):
     import redis
 
-    async def body():
-        async with open_bus(guarded("reader").replace("reader:", "default:"), bytes(32)) as bus:
-            with pytest.raises(Denied):
-                await bus.names()
-
-    asyncio.run(body())
+    async with open_bus(guarded("reader").replace("reader:", "default:"), bytes(32)) as bus:
+        with pytest.raises(Denied):
+            await bus.names()
     for user in MAY_WRITE:
         with redis.Redis.from_url(guarded(user)) as client:
             for command in (
@@ -347,7 +341,7 @@ def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(guarded)
                     client.execute_command(*command)
 
 
-def test_the_doctor_finds_each_role_as_it_should_be(guarded, folder):
+async def test_the_doctor_finds_each_role_as_it_should_be(guarded, folder):
     runtime, pool = threaded(1)
 
     async def outcomes(role, user):
@@ -359,9 +353,9 @@ def test_the_doctor_finds_each_role_as_it_should_be(guarded, folder):
 
     try:
         for role, user in ((Role("syncer"), "syncer"), (Role("learner", "eu-1"), "learner-eu-1")):
-            found = asyncio.run(outcomes(role, user))
+            found = await outcomes(role, user)
             assert found["bus: must not write for others"] == "ok"
             assert "failure" not in found.values(), found
-        assert asyncio.run(outcomes(Role("learner", "us-1"), "learner-eu-1"))["bus: streams"] == "failure"
+        assert (await outcomes(Role("learner", "us-1"), "learner-eu-1"))["bus: streams"] == "failure"
     finally:
         pool.shutdown()

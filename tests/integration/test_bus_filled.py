@@ -25,9 +25,9 @@ def fill(client: redis_client.Redis) -> str:
     return key
 
 
-def test_a_filled_redis_costs_time_and_nothing_else(folder, tmp_path):
-    async def body(url: str, client: redis_client.Redis) -> None:
-        async with world(folder, SEED, bus=url) as w:
+async def test_a_filled_redis_costs_time_and_nothing_else(folder, tmp_path):
+    with redis_server(tmp_path / "redis", arguments=FULL) as server, redis_client.Redis.from_url(server.url) as client:
+        async with world(folder, SEED, bus=server.url) as w:
             learners = [w.learner(name) for name in ("eu-1", "us-1")]
             async with serving(w.syncer()) as syncer:
                 done = asyncio.Event()
@@ -54,6 +54,3 @@ def test_a_filled_redis_costs_time_and_nothing_else(folder, tmp_path):
             assert await check_log(w) == syncer.tallies.commits
             for agent in learners:
                 balanced(agent)
-
-    with redis_server(tmp_path / "redis", arguments=FULL) as server, redis_client.Redis.from_url(server.url) as client:
-        asyncio.run(body(server.url, client))

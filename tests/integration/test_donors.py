@@ -66,89 +66,74 @@ def written(folder: Path, learner: str, at: float) -> None:
         os.utime(path, (at, at))
 
 
-def test_the_newest_checkpoint_comes_first_whatever_its_learner_is_called(folder):
-    async def body():
-        async with merged(folder, "a", "b", "c") as w:
-            for order in (["b", "a", "c"], ["c", "b", "a"]):
-                for age, name in enumerate(order):
-                    written(folder, name, 1e9 - age)
-                found = await donors(w.log, "newcomer", {"a", "b", "c"})
-                assert [e.key.split("/")[1] for e in found] == order
-            assert [e.key.split("/")[1] for e in await donors(w.log, "b", {"b", "c"})] == ["c"]
-
-    asyncio.run(body())
-
-
-def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder, caplog):
-    async def body():
-        async with merged(folder, "a", "b", "c") as w:
-            for age, name in enumerate("abc"):
+async def test_the_newest_checkpoint_comes_first_whatever_its_learner_is_called(folder):
+    async with merged(folder, "a", "b", "c") as w:
+        for order in (["b", "a", "c"], ["c", "b", "a"]):
+            for age, name in enumerate(order):
                 written(folder, name, 1e9 - age)
-            newcomer = w.learner("newcomer")
-            await newcomer.join()
-            assert newcomer.downlink.merged_lately <= {"a", "b", "c"}
-            newcomer.downlink.merged_lately |= {"a", "b", "c"}
+            found = await donors(w.log, "newcomer", {"a", "b", "c"})
+            assert [e.key.split("/")[1] for e in found] == order
+        assert [e.key.split("/")[1] for e in await donors(w.log, "b", {"b", "c"})] == ["c"]
 
-            def fits(found):
-                if found.header.learner == "a":
-                    raise ZeroDivisionError("a's very own")
 
-            def glance(header):
-                if header.learner == "b":
-                    raise AttributeError("b's very own")
+async def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder, caplog):
+    async with merged(folder, "a", "b", "c") as w:
+        for age, name in enumerate("abc"):
+            written(folder, name, 1e9 - age)
+        newcomer = w.learner("newcomer")
+        await newcomer.join()
+        assert newcomer.downlink.merged_lately <= {"a", "b", "c"}
+        newcomer.downlink.merged_lately |= {"a", "b", "c"}
 
-            found = await newcomer.donor(fits, glance)
-            assert found.header.learner == "c"
-            assert "a's very own" in caplog.text
-            assert "b's very own" in caplog.text
+        def fits(found):
+            if found.header.learner == "a":
+                raise ZeroDivisionError("a's very own")
 
-    asyncio.run(body())
+        def glance(header):
+            if header.learner == "b":
+                raise AttributeError("b's very own")
+
+        found = await newcomer.donor(fits, glance)
+        assert found.header.learner == "c"
+        assert "a's very own" in caplog.text
+        assert "b's very own" in caplog.text
 
 
 @pytest.mark.parametrize("names", [1, 2000], ids=["short header", "long header"])
-def test_one_that_its_header_gives_away_is_not_fetched(names, folder):
-    async def body():
-        async with merged(folder, "a", saver=lambda: Moments(names)) as w:
-            [entry] = checkpoints_in(await w.store.list("learners/"))
-            header = await read_head(w.log, entry.key)
-            assert header.learner == "a"
-            newcomer = w.learner("newcomer")
-            await newcomer.join()
-            before, seen = w.store.traffic.bytes_down, []
-            assert await newcomer.donor(seen.append, lambda header: "of another class") is None
-            fetched = w.store.traffic.bytes_down - before
-            assert seen == []
-            assert fetched < entry.size / 2
-            assert (fetched > HEAD_BYTES) == (names > 1)
-            assert await newcomer.donor(lambda found: None) is not None, "it would have been there"
-
-    asyncio.run(body())
+async def test_one_that_its_header_gives_away_is_not_fetched(names, folder):
+    async with merged(folder, "a", saver=lambda: Moments(names)) as w:
+        [entry] = checkpoints_in(await w.store.list("learners/"))
+        header = await read_head(w.log, entry.key)
+        assert header.learner == "a"
+        newcomer = w.learner("newcomer")
+        await newcomer.join()
+        before, seen = w.store.traffic.bytes_down, []
+        assert await newcomer.donor(seen.append, lambda header: "of another class") is None
+        fetched = w.store.traffic.bytes_down - before
+        assert seen == []
+        assert fetched < entry.size / 2
+        assert (fetched > HEAD_BYTES) == (names > 1)
+        assert await newcomer.donor(lambda found: None) is not None, "it would have been there"
 
 
-def test_a_damaged_header_is_passed_over(folder, caplog):
-    async def body():
-        async with merged(folder, "a") as w:
-            [entry] = checkpoints_in(await w.store.list("learners/"))
-            whole = await w.store.get(entry.key)
-            newcomer = w.learner("newcomer")
-            await newcomer.join()
-            for damaged in (whole[:50], b"", whole[:200], bytes(300), whole[:130] + b"?" + whole[131:]):
-                await w.store.put(entry.key, damaged)
-                assert await newcomer.donor(lambda found: None) is None
-            assert caplog.text.count("is not used") == 5
-
-    asyncio.run(body())
-
-
-def test_a_run_in_flight_whose_learners_wrote_no_checkpoint_has_no_donor(folder):
-    async def body():
-        async with world(folder, LARGE) as w, serving(w.syncer()) as syncer:
-            await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 1)
-            newcomer = w.learner("newcomer")
-            await newcomer.join()
+async def test_a_damaged_header_is_passed_over(folder, caplog):
+    async with merged(folder, "a") as w:
+        [entry] = checkpoints_in(await w.store.list("learners/"))
+        whole = await w.store.get(entry.key)
+        newcomer = w.learner("newcomer")
+        await newcomer.join()
+        for damaged in (whole[:50], b"", whole[:200], bytes(300), whole[:130] + b"?" + whole[131:]):
+            await w.store.put(entry.key, damaged)
             assert await newcomer.donor(lambda found: None) is None
+        assert caplog.text.count("is not used") == 5
 
-    asyncio.run(body())
+
+async def test_a_run_in_flight_whose_learners_wrote_no_checkpoint_has_no_donor(folder):
+    async with world(folder, LARGE) as w, serving(w.syncer()) as syncer:
+        await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 1)
+        newcomer = w.learner("newcomer")
+        await newcomer.join()
+        assert await newcomer.donor(lambda found: None) is None
 
 
 def test_of_ones_own_checkpoints_those_of_later_lives_come_first_whatever_their_steps():

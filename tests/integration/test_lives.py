@@ -66,208 +66,179 @@ class Life:
         await self.task
 
 
-def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its_lives(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()):
-            other = asyncio.ensure_future(train(w.learner("other"), 700, seed=9))
-            draw = random.Random(4)
-            before = 0
-            for life in range(6):
-                one = await Life(w, "l0").start()
-                history = one.agent.history
-                assert one.agent.incarnation == life + 1
-                assert one.boundary.step == history.step == one.saver.batches, "batch and step go on together"
-                assert history.tokens_lost >= before
-                before = history.tokens_lost
-                balanced(one.agent)
-                await one.steps(20 + draw.randrange(40))
-                balanced(one.agent)
-                await one.kill()
-            last = await Life(w, "l0").start()
-            assert last.boundary.step > 60, "checkpoints were used"
-            assert last.agent.history.tokens_lost > 0, "something was lost on the way: the counter is not idle"
-            await last.steps(60)
-            await last.end()
-            balanced(last.agent)
-            assert sum(a.merged for a in last.agent.uplink.accounts) > 0
-            again = await Life(w, "l0").start()
-            assert again.boundary.step == last.boundary.step, "a learner that left on purpose loses nothing"
-            assert again.agent.history.tokens_lost == last.agent.history.tokens_lost
-            await again.kill()
-            await other
-            await check_log(w)
-
-    asyncio.run(body())
-
-
-def test_merged_tokens_of_all_lives_are_those_in_the_log(folder):
-    """The ledger's `merged` is checked against the commits: what earlier lives sent after their checkpoint counts."""
-
-    async def body():
-        async with world(folder) as w, serving(w.syncer()):
-            trained = 0
-            for _ in range(5):
-                one = await Life(w, "l0").start()
-                before = one.boundary.tokens_seen
-                await one.steps(35)
-                trained += one.boundary.tokens_seen - before
-                await one.kill()
-                await asyncio.sleep(0.3)  # a few commits pass before it is back
-            last = await Life(w, "l0").start()
-            before = last.boundary.tokens_seen
-            await last.steps(60)
-            trained += last.boundary.tokens_seen - before
-            heads = lambda: [k.version for k in last.agent.downlink.known]  # noqa: E731
-            await until(lambda: not any(last.agent.uplink.attempts), "everything is settled")
-            merged = [0] * 4
-            for p, head in enumerate(heads()):
-                async for commit in w.log.commits(p, 0):
-                    if commit.version <= head:
-                        merged[p] += sum(i.tokens for i in commit.header.inputs if i.learner == "l0")
-            assert [a.merged for a in last.agent.uplink.accounts] == merged
-            balanced(last.agent)
-            # What was trained, no more; less only by what each life did not live to say.
-            processed = last.boundary.tokens_seen + last.agent.uplink.tokens_lost
-            assert trained - 5 * 1000 <= processed <= trained
-            await last.end()
-
-    asyncio.run(body())
-
-
-def test_local_work_goes_on_where_no_newer_version_replaced_it(folder):
-    async def body():
-        async with world(folder) as w:  # no syncer: nothing is ever merged
+async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its_lives(folder):
+    async with world(folder) as w, serving(w.syncer()):
+        other = asyncio.ensure_future(train(w.learner("other"), 700, seed=9))
+        draw = random.Random(4)
+        before = 0
+        for life in range(6):
             one = await Life(w, "l0").start()
-            await one.steps(30)
-            await one.end()
-            two = await Life(w, "l0").start()
-            for mine, before in zip(two.replica.values, one.replica.values, strict=True):
-                assert np.array_equal(mine, before)
-            assert two.boundary.step == 30
-            # What was said by the life before is said again by this one: no commit has settled it.
-            assert [set(a) for a in two.agent.uplink.attempts] == [{0}] * 4
-            balanced(two.agent)
-            async with serving(w.syncer()) as syncer:
-                await until(lambda: min(k.head for k in syncer.keepers) > 0, "merged after all")
-                await two.steps(20)
-                await two.end()
-            commits = [c async for c in w.log.commits(0, 0)]
-            assert commits[0].header.inputs[0].incarnation == 1, "the update of the first life was merged"
-            balanced(two.agent)
-
-    asyncio.run(body())
-
-
-def test_error_feedback_survives_with_the_update_it_belongs_to(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()) as syncer:
-            one = await Life(w, "l0").start()
-            while min(k.head for k in syncer.keepers) < 2:
-                await one.steps(5)
-            await one.end()
-            two = await Life(w, "l0").start()
-            uplink = two.agent.uplink
-            # Where an upload was under way in the last moment its residual is gone, and nothing is claimed.
-            assert any(uplink.residual_of)
-            for p, key in enumerate(uplink.residual_of):
-                assert bool(key) == (uplink.residuals[p] is not None)
-                if key:
-                    assert key in {i.key for c in [c async for c in w.log.commits(p, 0)] for i in c.header.inputs}
-                    assert uplink.residuals[p].any()
-            await two.kill()
-
-    asyncio.run(body())
-
-
-def test_of_two_processes_of_one_name_the_older_stops(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()):
-            old = await Life(w, "l0").start()
-            await old.steps(10)
-            new = await Life(w, "l0").start()
-            with pytest.raises(BaseExceptionGroup) as caught:
-                for _ in range(100):
-                    await asyncio.gather(old.steps(5), new.steps(5))
-            assert caught.group_contains(Fenced, match="its life 2")
-            assert not new.task.done()
-            await new.steps(10)
-            await new.end()
-            await check_log(w)
-
-    asyncio.run(body())
-
-
-def test_a_twin_is_found_without_the_bus(folder, monkeypatch):
-    monkeypatch.setattr("isthmus.learner.agent.CLAIM_BEATS", 2)
-
-    async def body():
-        async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.5))) as w:
-            old = await Life(w, "l0").start()
-            blob = await w.store.get(claim_key("l0", 1))
-            await w.store.create(claim_key("l0", 2), blob)
-            with pytest.raises(BaseExceptionGroup) as caught:
-                await old.steps(500)
-            assert caught.group_contains(Fenced)
-
-    asyncio.run(body())
-
-
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()):
-            one = await Life(w, "l0").start()
-            while len(one.agent._checkpoints) < 2:
-                await one.steps(5)
+            history = one.agent.history
+            assert one.agent.incarnation == life + 1
+            assert one.boundary.step == history.step == one.saver.batches, "batch and step go on together"
+            assert history.tokens_lost >= before
+            before = history.tokens_lost
+            balanced(one.agent)
+            await one.steps(20 + draw.randrange(40))
+            balanced(one.agent)
             await one.kill()
-            keys = sorted(e.key for e in await w.store.list("learners/l0/") if "checkpoints" in e.key)
-            assert len(keys) == 2, "older ones are deleted"
-            blob = await w.store.get(keys[-1])
-            blob[-1] ^= 1
-            await w.store.put(keys[-1], blob)
-            two = await Life(w, "l0").start()
-            assert two.agent.history.checkpoint.key == keys[0]
-            balanced(two.agent)
-            await two.steps(5)
-            balanced(two.agent)
-            await two.kill()
+        last = await Life(w, "l0").start()
+        assert last.boundary.step > 60, "checkpoints were used"
+        assert last.agent.history.tokens_lost > 0, "something was lost on the way: the counter is not idle"
+        await last.steps(60)
+        await last.end()
+        balanced(last.agent)
+        assert sum(a.merged for a in last.agent.uplink.accounts) > 0
+        again = await Life(w, "l0").start()
+        assert again.boundary.step == last.boundary.step, "a learner that left on purpose loses nothing"
+        assert again.agent.history.tokens_lost == last.agent.history.tokens_lost
+        await again.kill()
+        await other
+        await check_log(w)
 
-    asyncio.run(body())
 
-
-def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()) as syncer:
+async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder):
+    """The ledger's `merged` is checked against the commits: what earlier lives sent after their checkpoint counts."""
+    async with world(folder) as w, serving(w.syncer()):
+        trained = 0
+        for _ in range(5):
             one = await Life(w, "l0").start()
-            while min(k.head for k in syncer.keepers) < 1 or not one.agent._checkpoints:
-                await one.steps(5)
-            newcomer = w.learner("l1")
-            await newcomer.join()
-            found = await newcomer.donor(lambda c: None)
-            assert found.header.learner == "l0"
-            assert await newcomer.donor(lambda c: "another optimizer") is None
-            await one.end()
+            before = one.boundary.tokens_seen
+            await one.steps(35)
+            trained += one.boundary.tokens_seen - before
+            await one.kill()
+            await asyncio.sleep(0.3)  # a few commits pass before it is back
+        last = await Life(w, "l0").start()
+        before = last.boundary.tokens_seen
+        await last.steps(60)
+        trained += last.boundary.tokens_seen - before
+        heads = lambda: [k.version for k in last.agent.downlink.known]  # noqa: E731
+        await until(lambda: not any(last.agent.uplink.attempts), "everything is settled")
+        merged = [0] * 4
+        for p, head in enumerate(heads()):
+            async for commit in w.log.commits(p, 0):
+                if commit.version <= head:
+                    merged[p] += sum(i.tokens for i in commit.header.inputs if i.learner == "l0")
+        assert [a.merged for a in last.agent.uplink.accounts] == merged
+        balanced(last.agent)
+        # What was trained, no more; less only by what each life did not live to say.
+        processed = last.boundary.tokens_seen + last.agent.uplink.tokens_lost
+        assert trained - 5 * 1000 <= processed <= trained
+        await last.end()
 
-    asyncio.run(body())
+
+async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder):
+    async with world(folder) as w:  # no syncer: nothing is ever merged
+        one = await Life(w, "l0").start()
+        await one.steps(30)
+        await one.end()
+        two = await Life(w, "l0").start()
+        for mine, before in zip(two.replica.values, one.replica.values, strict=True):
+            assert np.array_equal(mine, before)
+        assert two.boundary.step == 30
+        # What was said by the life before is said again by this one: no commit has settled it.
+        assert [set(a) for a in two.agent.uplink.attempts] == [{0}] * 4
+        balanced(two.agent)
+        async with serving(w.syncer()) as syncer:
+            await until(lambda: min(k.head for k in syncer.keepers) > 0, "merged after all")
+            await two.steps(20)
+            await two.end()
+        commits = [c async for c in w.log.commits(0, 0)]
+        assert commits[0].header.inputs[0].incarnation == 1, "the update of the first life was merged"
+        balanced(two.agent)
 
 
-def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_for_them(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()) as syncer:
-            steady = asyncio.ensure_future(train(w.learner("steady"), 700, seed=1))
-            await until(lambda: syncer.tallies.commits > 8, "it runs")
-            extra = [await Life(w, f"spot-{i}").start() for i in range(3)]
-            await asyncio.gather(*(life.steps(60) for life in extra))
-            for life in extra:
-                await life.kill()
-            gone = asyncio.get_running_loop().time()
-            await until(lambda: len(syncer._members.expected((), syncer._runtime.now())) == 1, "nobody waits for them")
-            assert asyncio.get_running_loop().time() - gone < 5 * w.run.pace.silence_s
-            commits = syncer.tallies.commits
-            await until(lambda: syncer.tallies.commits > commits + 12, "it goes on alone")
-            await steady
-            newest = (await w.log.newest(0)).header
-            assert newest.waited.expected == ("steady",)
-            assert newest.waited.closed_by == "everyone"
-            await check_log(w)
+async def test_error_feedback_survives_with_the_update_it_belongs_to(folder):
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        one = await Life(w, "l0").start()
+        while min(k.head for k in syncer.keepers) < 2:
+            await one.steps(5)
+        await one.end()
+        two = await Life(w, "l0").start()
+        uplink = two.agent.uplink
+        # Where an upload was under way in the last moment its residual is gone, and nothing is claimed.
+        assert any(uplink.residual_of)
+        for p, key in enumerate(uplink.residual_of):
+            assert bool(key) == (uplink.residuals[p] is not None)
+            if key:
+                assert key in {i.key for c in [c async for c in w.log.commits(p, 0)] for i in c.header.inputs}
+                assert uplink.residuals[p].any()
+        await two.kill()
 
-    asyncio.run(body())
+
+async def test_of_two_processes_of_one_name_the_older_stops(folder):
+    async with world(folder) as w, serving(w.syncer()):
+        old = await Life(w, "l0").start()
+        await old.steps(10)
+        new = await Life(w, "l0").start()
+        with pytest.raises(BaseExceptionGroup) as caught:
+            for _ in range(100):
+                await asyncio.gather(old.steps(5), new.steps(5))
+        assert caught.group_contains(Fenced, match="its life 2")
+        assert not new.task.done()
+        await new.steps(10)
+        await new.end()
+        await check_log(w)
+
+
+async def test_a_twin_is_found_without_the_bus(folder, monkeypatch):
+    monkeypatch.setattr("isthmus.learner.agent.CLAIM_BEATS", 2)
+    async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.5))) as w:
+        old = await Life(w, "l0").start()
+        blob = await w.store.get(claim_key("l0", 1))
+        await w.store.create(claim_key("l0", 2), blob)
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await old.steps(500)
+        assert caught.group_contains(Fenced)
+
+
+async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder):
+    async with world(folder) as w, serving(w.syncer()):
+        one = await Life(w, "l0").start()
+        while len(one.agent._checkpoints) < 2:
+            await one.steps(5)
+        await one.kill()
+        keys = sorted(e.key for e in await w.store.list("learners/l0/") if "checkpoints" in e.key)
+        assert len(keys) == 2, "older ones are deleted"
+        blob = await w.store.get(keys[-1])
+        blob[-1] ^= 1
+        await w.store.put(keys[-1], blob)
+        two = await Life(w, "l0").start()
+        assert two.agent.history.checkpoint.key == keys[0]
+        balanced(two.agent)
+        await two.steps(5)
+        balanced(two.agent)
+        await two.kill()
+
+
+async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(folder):
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        one = await Life(w, "l0").start()
+        while min(k.head for k in syncer.keepers) < 1 or not one.agent._checkpoints:
+            await one.steps(5)
+        newcomer = w.learner("l1")
+        await newcomer.join()
+        found = await newcomer.donor(lambda c: None)
+        assert found.header.learner == "l0"
+        assert await newcomer.donor(lambda c: "another optimizer") is None
+        await one.end()
+
+
+async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_for_them(folder):
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        steady = asyncio.ensure_future(train(w.learner("steady"), 700, seed=1))
+        await until(lambda: syncer.tallies.commits > 8, "it runs")
+        extra = [await Life(w, f"spot-{i}").start() for i in range(3)]
+        await asyncio.gather(*(life.steps(60) for life in extra))
+        for life in extra:
+            await life.kill()
+        gone = asyncio.get_running_loop().time()
+        await until(lambda: len(syncer._members.expected((), syncer._runtime.now())) == 1, "nobody waits for them")
+        assert asyncio.get_running_loop().time() - gone < 5 * w.run.pace.silence_s
+        commits = syncer.tallies.commits
+        await until(lambda: syncer.tallies.commits > commits + 12, "it goes on alone")
+        await steady
+        newest = (await w.log.newest(0)).header
+        assert newest.waited.expected == ("steady",)
+        assert newest.waited.closed_by == "everyone"
+        await check_log(w)

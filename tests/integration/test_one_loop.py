@@ -29,97 +29,84 @@ from tests_helpers import (
 )
 
 
-def test_learners_and_a_syncer_share_one_loop_without_any_thread(folder):
-    async def body():
-        threads = threading.active_count()
-        async with world(folder) as w:
-            learners = [w.learner(f"l{i}") for i in range(3)]
-            async with serving(w.syncer()) as syncer:
+async def test_learners_and_a_syncer_share_one_loop_without_any_thread(folder):
+    threads = threading.active_count()
+    async with world(folder) as w:
+        learners = [w.learner(f"l{i}") for i in range(3)]
+        async with serving(w.syncer()) as syncer:
 
-                def enough():
-                    return syncer.tallies.commits >= 40
+            def enough():
+                return syncer.tallies.commits >= 40
 
-                replicas = await asyncio.gather(*(train(a, 50, seed=i, enough=enough) for i, a in enumerate(learners)))
-            assert threading.active_count() == threads
-            assert await check_log(w) == syncer.tallies.commits
-            for agent, replica in zip(learners, replicas, strict=True):
-                balanced(agent)
-                merged = sum(a.merged for a in agent.uplink.accounts)
-                assert merged > 0
-                assert all(np.isfinite(v).all() for v in replica.values)
-
-    asyncio.run(body())
+            replicas = await asyncio.gather(*(train(a, 50, seed=i, enough=enough) for i, a in enumerate(learners)))
+        assert threading.active_count() == threads
+        assert await check_log(w) == syncer.tallies.commits
+        for agent, replica in zip(learners, replicas, strict=True):
+            balanced(agent)
+            merged = sum(a.merged for a in agent.uplink.accounts)
+            assert merged > 0
+            assert all(np.isfinite(v).all() for v in replica.values)
 
 
 @pytest.mark.parametrize("adopt", ["overwrite", "blend", "carry"])
 @pytest.mark.parametrize("up", ["f32", "bf16", "int8", "int4"])
-def test_every_adoption_and_codec_keeps_the_ledger(folder, adopt, up):
-    async def body():
-        rules = Rules(fragments=3, sync_every=4, codec_up=up, codec_down=up)
-        async with world(folder, seed_of(rules)) as w:
-            learners = [w.learner(f"l{i}", adopt=adopt) for i in range(2)]
-            async with serving(w.syncer()) as syncer:
-                await asyncio.gather(
-                    *(train(a, 50, seed=i, enough=lambda: syncer.tallies.commits >= 6) for i, a in enumerate(learners))
-                )
-            assert await check_log(w) >= 6
-            for agent in learners:
-                balanced(agent)
-
-    asyncio.run(body())
+async def test_every_adoption_and_codec_keeps_the_ledger(folder, adopt, up):
+    rules = Rules(fragments=3, sync_every=4, codec_up=up, codec_down=up)
+    async with world(folder, seed_of(rules)) as w:
+        learners = [w.learner(f"l{i}", adopt=adopt) for i in range(2)]
+        async with serving(w.syncer()) as syncer:
+            await asyncio.gather(
+                *(train(a, 50, seed=i, enough=lambda: syncer.tallies.commits >= 6) for i, a in enumerate(learners))
+            )
+        assert await check_log(w) >= 6
+        for agent in learners:
+            balanced(agent)
 
 
-def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder):
+async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder):
     """A learner that trains nothing sends zeros: the model stays where it is, whatever codec and dtype."""
+    specs = [Spec("half", (300,), "bfloat16", "dense"), Spec("whole", (200,), "float32", "dense")]
+    async with world(folder, seed_of(Rules(fragments=2, sync_every=2), specs=specs)) as w:
+        before = [await fold.initial(w.log, p) for p in range(2)]
+        agent = w.learner("idle")
+        async with serving(w.syncer()) as syncer:
+            await agent.join()
+            from isthmus.learner.boundary import rounded
 
-    async def body():
-        specs = [Spec("half", (300,), "bfloat16", "dense"), Spec("whole", (200,), "float32", "dense")]
-        async with world(folder, seed_of(Rules(fragments=2, sync_every=2), specs=specs)) as w:
-            before = [await fold.initial(w.log, p) for p in range(2)]
-            agent = w.learner("idle")
-            async with serving(w.syncer()) as syncer:
-                await agent.join()
-                from isthmus.learner.boundary import rounded
+            class Still:
+                def __init__(self):
+                    self.values = [None, None]
 
-                class Still:
-                    def __init__(self):
-                        self.values = [None, None]
+                def read(self, fragment, out):
+                    out[:] = self.values[fragment]
 
-                    def read(self, fragment, out):
-                        out[:] = self.values[fragment]
+                def write(self, fragment, values):
+                    self.values[fragment] = rounded(values, w.run.layout.fragments[fragment].tensors)
 
-                    def write(self, fragment, values):
-                        self.values[fragment] = rounded(values, w.run.layout.fragments[fragment].tensors)
-
-                boundary = agent.attach(Still())
-                task = asyncio.ensure_future(agent.run())
-                while min(k.head for k in syncer.keepers) < 3:
-                    boundary.after_step(10)
-                    await asyncio.sleep(0.01)
-                agent.drain()
-                await task
-            assert await check_log(w) > 4
-            for p in range(2):
-                assert np.array_equal((await fold.fold(w.log, p, fold.Publishing(w.log))).carried, before[p])
-
-    asyncio.run(body())
+            boundary = agent.attach(Still())
+            task = asyncio.ensure_future(agent.run())
+            while min(k.head for k in syncer.keepers) < 3:
+                boundary.after_step(10)
+                await asyncio.sleep(0.01)
+            agent.drain()
+            await task
+        assert await check_log(w) > 4
+        for p in range(2):
+            assert np.array_equal((await fold.fold(w.log, p, fold.Publishing(w.log))).carried, before[p])
 
 
-def test_error_feedback_starts_from_the_last_merged_update(folder):
-    async def body():
-        async with world(folder) as w:
-            agent = w.learner("l0")
-            async with serving(w.syncer()) as syncer:
-                await train(agent, 60, enough=lambda: min(k.head for k in syncer.keepers) >= 2)
-            merged = {p: c[-1].header.inputs[-1] for p, c in (await all_commits(w.log)).items()}
-            for p, given in merged.items():
-                header = frame.parse(await w.store.get(given.key), frame.Kind.UPDATE, UpdateHeader)[0]
-                assert header.codec == "int4"
-                # In the account, or on its way in what was sent since.
-                fed_back = [agent.uplink.residuals[p], *agent.uplink.taken[p].values()]
-                assert any(residual is not None and residual.any() for residual in fed_back)
-
-    asyncio.run(body())
+async def test_error_feedback_starts_from_the_last_merged_update(folder):
+    async with world(folder) as w:
+        agent = w.learner("l0")
+        async with serving(w.syncer()) as syncer:
+            await train(agent, 60, enough=lambda: min(k.head for k in syncer.keepers) >= 2)
+        merged = {p: c[-1].header.inputs[-1] for p, c in (await all_commits(w.log)).items()}
+        for p, given in merged.items():
+            header = frame.parse(await w.store.get(given.key), frame.Kind.UPDATE, UpdateHeader)[0]
+            assert header.codec == "int4"
+            # In the account, or on its way in what was sent since.
+            fed_back = [agent.uplink.residuals[p], *agent.uplink.taken[p].values()]
+            assert any(residual is not None and residual.any() for residual in fed_back)
 
 
 class Slow:
@@ -139,109 +126,97 @@ class Slow:
 # --- several syncers, restarts ----------------------------------------------------------------------------------------
 
 
-def test_two_syncers_that_both_hold_everything_do_no_harm(folder):
-    async def body():
-        async with world(folder) as w:
-            w.store._store = Slow(w.store._store)
-            one, two = w.syncer("s1"), w.syncer("s2")
-            deaf(one, two)
-            learners = [w.learner(f"l{i}") for i in range(3)]
-            async with serving(one), serving(two):
+async def test_two_syncers_that_both_hold_everything_do_no_harm(folder):
+    async with world(folder) as w:
+        w.store._store = Slow(w.store._store)
+        one, two = w.syncer("s1"), w.syncer("s2")
+        deaf(one, two)
+        learners = [w.learner(f"l{i}") for i in range(3)]
+        async with serving(one), serving(two):
 
-                def raced():
-                    return one.tallies.commits_lost + two.tallies.commits_lost > 0
+            def raced():
+                return one.tallies.commits_lost + two.tallies.commits_lost > 0
 
-                await asyncio.gather(*(train(a, 120, seed=i, enough=raced) for i, a in enumerate(learners)))
-                await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
-            assert await check_log(w) == one.tallies.commits + two.tallies.commits
-            assert one.tallies.commits_lost + two.tallies.commits_lost > 0, "they never raced: this shows nothing"
-            for agent in learners:
-                balanced(agent)
-
-    asyncio.run(body())
+            await asyncio.gather(*(train(a, 120, seed=i, enough=raced) for i, a in enumerate(learners)))
+            await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
+        assert await check_log(w) == one.tallies.commits + two.tallies.commits
+        assert one.tallies.commits_lost + two.tallies.commits_lost > 0, "they never raced: this shows nothing"
+        for agent in learners:
+            balanced(agent)
 
 
-def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder):
-    async def body():
-        async with world(folder) as w:
-            learners = [w.learner(f"l{i}") for i in range(2)]
-            training = [asyncio.ensure_future(train(a, 300, seed=i)) for i, a in enumerate(learners)]
-            heads = []
-            for life in range(4):
-                syncer = w.syncer(f"s{life}")
-                await syncer.recover()
-                heads.append(sum(k.head for k in syncer.keepers))
-                task = asyncio.ensure_future(syncer.run(asyncio.Event()))
-                await until(lambda s=syncer: s.tallies.commits >= 8, "eight commits of this life")
-                task.cancel()  # like a kill: nothing is finished, nothing is said
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            assert heads == sorted(heads)
-            assert heads[0] == 0 < heads[1]
-            async with serving(w.syncer("last")):
-                await asyncio.gather(*training)
-            await check_log(w)
-            for agent in learners:
-                balanced(agent)
-
-    asyncio.run(body())
-
-
-def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(folder):
-    async def body():
-        async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4))) as w:
-            async with serving(w.syncer()) as syncer:
-                await train(w.learner("l0"), 200, enough=lambda: syncer.keepers[0].head >= 14)
-            log, read = w.log, []
-            inner = log.store.get
-
-            async def get(key):
-                read.append(key)
-                return await inner(key)
-
-            log.store.get = get
-            head = await fold.fold(log, 0, fold.Merging(log))
-            assert head.version > 12
-            commits = sorted(int(k.rsplit("/", 1)[1]) for k in read if k.startswith("commits/"))
-            # The two before and at the snapshot, those after it, and the probe that finds the end.
-            assert commits[-1] == head.version + 1
-            assert len(commits) <= 4 + 3
-            assert len([k for k in read if k.startswith("snapshots/")]) == 1
-
-    asyncio.run(body())
-
-
-def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_what_was_merged_of_it_counts(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()):
-            first = w.learner("l0")
-            await first.join()
-            boundary = first.attach(NumpyReplica(w.run.layout))
-            task = asyncio.ensure_future(first.run())
-            for _ in range(43):
-                boundary.after_step(100)
-                await asyncio.sleep(0.01)
-            reported = 0
-            while reported < 43:
-                await asyncio.sleep(0.02)
-                said = (await w.bus.read({learner_stream("l0"): ""}, 0.1))[learner_stream("l0")]
-                reported = max(getattr(decode(m.body), "step", 0) for m in said)
-            task.cancel()
+async def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder):
+    async with world(folder) as w:
+        learners = [w.learner(f"l{i}") for i in range(2)]
+        training = [asyncio.ensure_future(train(a, 300, seed=i)) for i, a in enumerate(learners)]
+        heads = []
+        for life in range(4):
+            syncer = w.syncer(f"s{life}")
+            await syncer.recover()
+            heads.append(sum(k.head for k in syncer.keepers))
+            task = asyncio.ensure_future(syncer.run(asyncio.Event()))
+            await until(lambda s=syncer: s.tallies.commits >= 8, "eight commits of this life")
+            task.cancel()  # like a kill: nothing is finished, nothing is said
             with pytest.raises(asyncio.CancelledError):
                 await task
-            second = w.learner("l0")
-            await second.join()
-            assert second.incarnation == 2
-            assert (second.history.step, second.history.tokens_lost) == (0, 4300)
-            again = second.attach(NumpyReplica(w.run.layout))
-            assert all(slot.base > 0 for slot in again.slots)
-            balanced(second)
-            for p, commits in (await all_commits(w.log)).items():
-                account = second.uplink.accounts[p]
-                assert account.merged == sum(i.tokens for c in commits for i in c.header.inputs)
-                assert account.lost == 4300 - account.merged
+        assert heads == sorted(heads)
+        assert heads[0] == 0 < heads[1]
+        async with serving(w.syncer("last")):
+            await asyncio.gather(*training)
+        await check_log(w)
+        for agent in learners:
+            balanced(agent)
 
-    asyncio.run(body())
+
+async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(folder):
+    async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4))) as w:
+        async with serving(w.syncer()) as syncer:
+            await train(w.learner("l0"), 200, enough=lambda: syncer.keepers[0].head >= 14)
+        log, read = w.log, []
+        inner = log.store.get
+
+        async def get(key):
+            read.append(key)
+            return await inner(key)
+
+        log.store.get = get
+        head = await fold.fold(log, 0, fold.Merging(log))
+        assert head.version > 12
+        commits = sorted(int(k.rsplit("/", 1)[1]) for k in read if k.startswith("commits/"))
+        # The two before and at the snapshot, those after it, and the probe that finds the end.
+        assert commits[-1] == head.version + 1
+        assert len(commits) <= 4 + 3
+        assert len([k for k in read if k.startswith("snapshots/")]) == 1
+
+
+async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_what_was_merged_of_it_counts(folder):
+    async with world(folder) as w, serving(w.syncer()):
+        first = w.learner("l0")
+        await first.join()
+        boundary = first.attach(NumpyReplica(w.run.layout))
+        task = asyncio.ensure_future(first.run())
+        for _ in range(43):
+            boundary.after_step(100)
+            await asyncio.sleep(0.01)
+        reported = 0
+        while reported < 43:
+            await asyncio.sleep(0.02)
+            said = (await w.bus.read({learner_stream("l0"): ""}, 0.1))[learner_stream("l0")]
+            reported = max(getattr(decode(m.body), "step", 0) for m in said)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        second = w.learner("l0")
+        await second.join()
+        assert second.incarnation == 2
+        assert (second.history.step, second.history.tokens_lost) == (0, 4300)
+        again = second.attach(NumpyReplica(w.run.layout))
+        assert all(slot.base > 0 for slot in again.slots)
+        balanced(second)
+        for p, commits in (await all_commits(w.log)).items():
+            account = second.uplink.accounts[p]
+            assert account.merged == sum(i.tokens for c in commits for i in c.header.inputs)
+            assert account.lost == 4300 - account.merged
 
 
 # --- the world outside ------------------------------------------------------------------------------------------------
@@ -265,147 +240,126 @@ class Faulty:
         return call
 
 
-def test_lost_replies_and_refusals_leave_the_log_whole(folder):
-    async def body():
-        async with world(folder) as w:
-            faulty = Faulty(w.store._store, w.runtime.random, 0.2)
-            w.store._store = faulty
-            w.store.patience = type(w.store.patience)(attempts=3, first_s=0.001, longest_s=0.01)
-            syncers = [w.syncer("s1"), w.syncer("s2")]
-            learners = [w.learner(f"l{i}") for i in range(2)]
+async def test_lost_replies_and_refusals_leave_the_log_whole(folder):
+    async with world(folder) as w:
+        faulty = Faulty(w.store._store, w.runtime.random, 0.2)
+        w.store._store = faulty
+        w.store.patience = type(w.store.patience)(attempts=3, first_s=0.001, longest_s=0.01)
+        syncers = [w.syncer("s1"), w.syncer("s2")]
+        learners = [w.learner(f"l{i}") for i in range(2)]
+        faulty.rate = 0.0
+        async with serving(syncers[0]), serving(syncers[1]):
+            training = [asyncio.ensure_future(train(a, 200, seed=i)) for i, a in enumerate(learners)]
+            await asyncio.sleep(0.5)
+            faulty.rate = 0.2
+            await asyncio.sleep(2.0)
             faulty.rate = 0.0
-            async with serving(syncers[0]), serving(syncers[1]):
-                training = [asyncio.ensure_future(train(a, 200, seed=i)) for i, a in enumerate(learners)]
-                await asyncio.sleep(0.5)
-                faulty.rate = 0.2
-                await asyncio.sleep(2.0)
-                faulty.rate = 0.0
-                await asyncio.gather(*training)
-            assert faulty.faults > 20
-            assert await check_log(w) >= 20
-            for agent in learners:
-                balanced(agent)
-
-    asyncio.run(body())
-
-
-def test_learners_train_on_without_store_and_bus_and_catch_up(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()) as syncer:
-            agent = w.learner("l0")
-            training = asyncio.ensure_future(train(agent, 400))
-            await until(lambda: syncer.tallies.commits > 4, "a first few commits")
-            store, bus = w.store._store, w.bus
-            w.store._store = Faulty(store, w.runtime.random, 1.0)
-            append = bus.append
-
-            async def refuse(*_):
-                raise Unavailable("the bus is away")
-
-            bus.append = refuse
-            step = agent.boundary.step
-            await asyncio.sleep(1.0)
-            assert agent.boundary.step > step + 20, "training was held up"
-            assert "store" in agent._heartbeat().waiting_for
-            assert "bus" in agent._heartbeat().waiting_for
-            commits = syncer.tallies.commits
-            w.store._store, bus.append = store, append
-            await until(lambda: syncer.tallies.commits > commits + 8, "commits after the outage")
-            await training
-            balanced(agent)
-        async with world(folder) as w:
-            await check_log(w)
-
-    asyncio.run(body())
-
-
-def test_a_bus_that_lost_everything_is_told_again(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()) as syncer:
-            learners = [w.learner(f"l{i}") for i in range(2)]
-            training = [asyncio.ensure_future(train(a, 400, seed=i)) for i, a in enumerate(learners)]
-            for _ in range(3):
-                commits = syncer.tallies.commits
-                await until(lambda c=commits: syncer.tallies.commits > c + 6, "commits between losses")
-                for file in folder.glob("bus.sqlite*"):
-                    file.unlink()
-            commits = syncer.tallies.commits
-            await until(lambda: syncer.tallies.commits > commits + 6, "commits after the last loss")
             await asyncio.gather(*training)
-        async with world(folder) as w:
-            await check_log(w)
+        assert faulty.faults > 20
+        assert await check_log(w) >= 20
+        for agent in learners:
+            balanced(agent)
 
-    asyncio.run(body())
+
+async def test_learners_train_on_without_store_and_bus_and_catch_up(folder):
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        agent = w.learner("l0")
+        training = asyncio.ensure_future(train(agent, 400))
+        await until(lambda: syncer.tallies.commits > 4, "a first few commits")
+        store, bus = w.store._store, w.bus
+        w.store._store = Faulty(store, w.runtime.random, 1.0)
+        append = bus.append
+
+        async def refuse(*_):
+            raise Unavailable("the bus is away")
+
+        bus.append = refuse
+        step = agent.boundary.step
+        await asyncio.sleep(1.0)
+        assert agent.boundary.step > step + 20, "training was held up"
+        assert "store" in agent._heartbeat().waiting_for
+        assert "bus" in agent._heartbeat().waiting_for
+        commits = syncer.tallies.commits
+        w.store._store, bus.append = store, append
+        await until(lambda: syncer.tallies.commits > commits + 8, "commits after the outage")
+        await training
+        balanced(agent)
+    async with world(folder) as w:
+        await check_log(w)
+
+
+async def test_a_bus_that_lost_everything_is_told_again(folder):
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        learners = [w.learner(f"l{i}") for i in range(2)]
+        training = [asyncio.ensure_future(train(a, 400, seed=i)) for i, a in enumerate(learners)]
+        for _ in range(3):
+            commits = syncer.tallies.commits
+            await until(lambda c=commits: syncer.tallies.commits > c + 6, "commits between losses")
+            for file in folder.glob("bus.sqlite*"):
+                file.unlink()
+        commits = syncer.tallies.commits
+        await until(lambda: syncer.tallies.commits > commits + 6, "commits after the last loss")
+        await asyncio.gather(*training)
+    async with world(folder) as w:
+        await check_log(w)
 
 
 # --- a damaged log ----------------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder):
-    async def body():
-        async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))) as w:
-            async with serving(w.syncer()) as syncer:
-                await train(w.learner("l0"), 150, enough=lambda: syncer.keepers[0].head >= 8)
-            good = await head(w, 0)
-            version, key = (await w.log.snapshots(0))[0]
-            assert version > 0
-            blob = await w.store.get(key)
-            blob[-1] ^= 1
-            await w.store.put(key, blob)
-            assert (await head(w, 0)).carried.digest() == good.carried.digest()
-
-    asyncio.run(body())
+async def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder):
+    async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))) as w:
+        async with serving(w.syncer()) as syncer:
+            await train(w.learner("l0"), 150, enough=lambda: syncer.keepers[0].head >= 8)
+        good = await head(w, 0)
+        version, key = (await w.log.snapshots(0))[0]
+        assert version > 0
+        blob = await w.store.get(key)
+        blob[-1] ^= 1
+        await w.store.put(key, blob)
+        assert (await head(w, 0)).carried.digest() == good.carried.digest()
 
 
 @pytest.mark.parametrize("what", ["input", "commit", "missing input"])
-def test_damage_in_the_log_names_the_key(folder, what):
-    async def body():
-        async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))) as w:
-            async with serving(w.syncer(), killed=True) as syncer:
-                await train(w.learner("l0"), 60, enough=lambda: syncer.keepers[0].head >= 4)
-            commit = await w.log.commit(0, 2)
-            assert commit is not None
-            key = commit_key(0, 2) if what == "commit" else commit.header.inputs[0].key
-            if what == "missing input":
-                await w.store.delete(key)
-            else:
-                blob = await w.store.get(key)
-                blob[200] ^= 255
-                await w.store.put(key, blob)
-            with pytest.raises(LogCorrupt) as caught:
-                await head(w, 0)
-            assert caught.value.key == key
-
-    asyncio.run(body())
+async def test_damage_in_the_log_names_the_key(folder, what):
+    async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))) as w:
+        async with serving(w.syncer(), killed=True) as syncer:
+            await train(w.learner("l0"), 60, enough=lambda: syncer.keepers[0].head >= 4)
+        commit = await w.log.commit(0, 2)
+        assert commit is not None
+        key = commit_key(0, 2) if what == "commit" else commit.header.inputs[0].key
+        if what == "missing input":
+            await w.store.delete(key)
+        else:
+            blob = await w.store.get(key)
+            blob[200] ^= 255
+            await w.store.put(key, blob)
+        with pytest.raises(LogCorrupt) as caught:
+            await head(w, 0)
+        assert caught.value.key == key
 
 
-def test_a_run_object_that_is_none_is_said_so(folder):
-    async def body():
-        async with world(folder) as w:
-            await w.store.put("run", b"nonsense")
-            with pytest.raises(LogCorrupt, match="not a run object"):
-                await read_run(w.store)
-
-    asyncio.run(body())
+async def test_a_run_object_that_is_none_is_said_so(folder):
+    async with world(folder) as w:
+        await w.store.put("run", b"nonsense")
+        with pytest.raises(LogCorrupt, match="not a run object"):
+            await read_run(w.store)
 
 
-def test_a_commit_survives_the_trip_and_records_what_the_design_lists(folder):
-    async def body():
-        async with world(folder) as w:
-            async with serving(w.syncer()) as syncer:
+async def test_a_commit_survives_the_trip_and_records_what_the_design_lists(folder):
+    async with world(folder) as w:
+        async with serving(w.syncer()) as syncer:
 
-                def enough():
-                    return syncer.keepers[0].head >= 3
+            def enough():
+                return syncer.keepers[0].head >= 3
 
-                await asyncio.gather(*(train(w.learner(f"l{i}"), 40, seed=i, enough=enough) for i in range(2)))
-            commit = (await all_commits(w.log))[0][2].header
-            assert isinstance(commit, CommitHeader)
-            given = commit.inputs[0]
-            assert given.weight == merge.weight(given.tokens, given.steps)
-            assert given.arrived_at > 0
-            assert commit.waited.expected
-            assert commit.writer == "s1"
-            assert commit.dense.merge == "rda"
-            assert commit.embedding.merge == "avg"
-
-    asyncio.run(body())
+            await asyncio.gather(*(train(w.learner(f"l{i}"), 40, seed=i, enough=enough) for i in range(2)))
+        commit = (await all_commits(w.log))[0][2].header
+        assert isinstance(commit, CommitHeader)
+        given = commit.inputs[0]
+        assert given.weight == merge.weight(given.tokens, given.steps)
+        assert given.arrived_at > 0
+        assert commit.waited.expected
+        assert commit.writer == "s1"
+        assert commit.dense.merge == "rda"
+        assert commit.embedding.merge == "avg"

@@ -15,117 +15,103 @@ def writers(commits):
     return {p: [c.header.writer for c in found] for p, found in commits.items()}
 
 
-def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder):
-    async def body():
-        async with world(folder) as w:
-            one, two = w.syncer("east"), w.syncer("west")
-            async with serving(one), serving(two):
-                await until(lambda: one.held and two.held and len(one.held | two.held) == 4, "shared")
-                assert not one.held & two.held
-                mine = {p: "east" if p in one.held else "west" for p in range(4)}
-                learners = [w.learner(f"l{i}") for i in range(2)]
-                enough = lambda: min(k.head for k in one.keepers) >= 4  # noqa: E731
-                await asyncio.gather(*(train(a, 40, seed=i, enough=enough) for i, a in enumerate(learners)))
-                await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
-            assert await check_log(w) == one.tallies.commits + two.tallies.commits
-            assert {p: set(found) for p, found in writers(await all_commits(w.log)).items()} == {
-                p: {name} for p, name in mine.items()
-            }
-            assert one.tallies.commits_lost == two.tallies.commits_lost == 0
-            for agent in learners:
-                balanced(agent)
-
-    asyncio.run(body())
+async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder):
+    async with world(folder) as w:
+        one, two = w.syncer("east"), w.syncer("west")
+        async with serving(one), serving(two):
+            await until(lambda: one.held and two.held and len(one.held | two.held) == 4, "shared")
+            assert not one.held & two.held
+            mine = {p: "east" if p in one.held else "west" for p in range(4)}
+            learners = [w.learner(f"l{i}") for i in range(2)]
+            enough = lambda: min(k.head for k in one.keepers) >= 4  # noqa: E731
+            await asyncio.gather(*(train(a, 40, seed=i, enough=enough) for i, a in enumerate(learners)))
+            await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
+        assert await check_log(w) == one.tallies.commits + two.tallies.commits
+        assert {p: set(found) for p, found in writers(await all_commits(w.log)).items()} == {
+            p: {name} for p, name in mine.items()
+        }
+        assert one.tallies.commits_lost == two.tallies.commits_lost == 0
+        for agent in learners:
+            balanced(agent)
 
 
-def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_lost_when_another_joins(folder):
-    async def body():
-        async with world(folder) as w:
-            one, two = w.syncer("east"), w.syncer("west")
-            await one.recover()
-            dying = asyncio.ensure_future(one.run(asyncio.Event()))
-            async with serving(two):
-                await until(lambda: one.held and two.held, "shared")
-                training = [asyncio.ensure_future(train(w.learner(f"l{i}"), 300, seed=i)) for i in range(2)]
-                await until(lambda: one.tallies.commits > 2 and two.tallies.commits > 2, "both commit")
-                dying.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await dying
-                heads = [k.head for k in two.keepers]
-                await until(lambda: two.held == {0, 1, 2, 3}, "taken over")
-                await until(lambda: all(k.head > h + 1 for k, h in zip(two.keepers, heads, strict=True)), "all go on")
-                third = w.syncer("north")
-                async with serving(third):
-                    await until(lambda: third.tallies.commits > 2, "the newcomer commits")
-                    assert third.held
-                    assert not third.held & two.held
-                await asyncio.gather(*training)
-            await check_log(w)
-
-    asyncio.run(body())
+async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_lost_when_another_joins(folder):
+    async with world(folder) as w:
+        one, two = w.syncer("east"), w.syncer("west")
+        await one.recover()
+        dying = asyncio.ensure_future(one.run(asyncio.Event()))
+        async with serving(two):
+            await until(lambda: one.held and two.held, "shared")
+            training = [asyncio.ensure_future(train(w.learner(f"l{i}"), 300, seed=i)) for i in range(2)]
+            await until(lambda: one.tallies.commits > 2 and two.tallies.commits > 2, "both commit")
+            dying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await dying
+            heads = [k.head for k in two.keepers]
+            await until(lambda: two.held == {0, 1, 2, 3}, "taken over")
+            await until(lambda: all(k.head > h + 1 for k, h in zip(two.keepers, heads, strict=True)), "all go on")
+            third = w.syncer("north")
+            async with serving(third):
+                await until(lambda: third.tallies.commits > 2, "the newcomer commits")
+                assert third.held
+                assert not third.held & two.held
+            await asyncio.gather(*training)
+        await check_log(w)
 
 
-def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_folds_the_winners(folder):
+async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_folds_the_winners(folder):
     """It had closed its round and was about to write the commit when it fell asleep."""
+    async with world(folder) as w:
+        one, two = w.syncer("east"), w.syncer("west")
+        asleep, wake = asyncio.Event(), asyncio.Event()
+        append = one.keepers[0]._log.append
 
-    async def body():
-        async with world(folder) as w:
-            one, two = w.syncer("east"), w.syncer("west")
-            asleep, wake = asyncio.Event(), asyncio.Event()
-            append = one.keepers[0]._log.append
+        async def sleepy(fragment, version, data):
+            if fragment == 0 and not wake.is_set():
+                asleep.set()
+                await wake.wait()
+            return await append(fragment, version, data)
 
-            async def sleepy(fragment, version, data):
-                if fragment == 0 and not wake.is_set():
-                    asleep.set()
-                    await wake.wait()
-                return await append(fragment, version, data)
-
-            one._log.append = sleepy
-            deaf(one, two)
-            async with serving(one):
-                training = [asyncio.ensure_future(train(w.learner(f"l{i}"), 400, seed=i)) for i in range(2)]
-                await asleep.wait()
-                behind = one.keepers[0].head
-                async with serving(two):
-                    await until(lambda: two.keepers[0].head > behind + 4, "the other went on")
-                wake.set()
-                await until(lambda: one.keepers[0].head > two.keepers[0].head, "it goes on after the winner")
-                assert one.tallies.commits_lost > 0
-                await asyncio.gather(*training)
-            await check_log(w)
-            commits = (await all_commits(w.log))[0]
-            assert {"east", "west"} <= {c.header.writer for c in commits}
-
-    asyncio.run(body())
+        one._log.append = sleepy
+        deaf(one, two)
+        async with serving(one):
+            training = [asyncio.ensure_future(train(w.learner(f"l{i}"), 400, seed=i)) for i in range(2)]
+            await asleep.wait()
+            behind = one.keepers[0].head
+            async with serving(two):
+                await until(lambda: two.keepers[0].head > behind + 4, "the other went on")
+            wake.set()
+            await until(lambda: one.keepers[0].head > two.keepers[0].head, "it goes on after the winner")
+            assert one.tallies.commits_lost > 0
+            await asyncio.gather(*training)
+        await check_log(w)
+        commits = (await all_commits(w.log))[0]
+        assert {"east", "west"} <= {c.header.writer for c in commits}
 
 
 @pytest.mark.timeout(120)
-def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(seaweedfs, redis, use):
+async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(seaweedfs, redis, use):
     use(seaweedfs)
+    url = f"s3://b{uuid.uuid4().hex[:10]}/run"
+    async with world(url, seed_of(pace=Pace(heartbeat_s=0.5, silence_s=2.0)), bus=redis.url) as w:
+        one, two = w.syncer("east"), w.syncer("west")
+        deaf(one, two)
+        learners = [w.learner(f"l{i}") for i in range(3)]
+        async with serving(one), serving(two):
 
-    async def body():
-        url = f"s3://b{uuid.uuid4().hex[:10]}/run"
-        async with world(url, seed_of(pace=Pace(heartbeat_s=0.5, silence_s=2.0)), bus=redis.url) as w:
-            one, two = w.syncer("east"), w.syncer("west")
-            deaf(one, two)
-            learners = [w.learner(f"l{i}") for i in range(3)]
-            async with serving(one), serving(two):
+            def raced():
+                both = one.tallies.commits > 5 and two.tallies.commits > 5
+                return both and one.tallies.commits_lost + two.tallies.commits_lost > 5
 
-                def raced():
-                    both = one.tallies.commits > 5 and two.tallies.commits > 5
-                    return both and one.tallies.commits_lost + two.tallies.commits_lost > 5
-
-                await asyncio.gather(*(train(a, 100, seed=i, enough=raced) for i, a in enumerate(learners)))
-                await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
-                states = [[k.state.digest() for k in s.keepers] for s in (one, two)]
-            assert states[0] == states[1]
-            assert await check_log(w) == one.tallies.commits + two.tallies.commits
-            commits = await all_commits(w.log)
-            assert {c.header.writer for found in commits.values() for c in found} == {"east", "west"}
-            for agent in learners:
-                balanced(agent)
-
-    asyncio.run(body())
+            await asyncio.gather(*(train(a, 100, seed=i, enough=raced) for i, a in enumerate(learners)))
+            await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
+            states = [[k.state.digest() for k in s.keepers] for s in (one, two)]
+        assert states[0] == states[1]
+        assert await check_log(w) == one.tallies.commits + two.tallies.commits
+        commits = await all_commits(w.log)
+        assert {c.header.writer for found in commits.values() for c in found} == {"east", "west"}
+        for agent in learners:
+            balanced(agent)
 
 
 # --- a log that one syncer cannot fold --------------------------------------------------------------------------------
@@ -143,76 +129,60 @@ async def damage(w, fragment: int) -> str:
     return key
 
 
-def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_served(folder, caplog):
-    async def body():
-        async with world(folder, FEW) as w:
-            async with serving(w.syncer("east"), killed=True) as syncer:
-                enough = lambda: all(k.head >= 6 for k in syncer.keepers)  # noqa: E731
-                await train(w.learner("l0"), 20, enough=enough)
-            newest = [await w.log.newest(p) for p in range(4)]
-            victim = next(p for p in range(4) if (newest[p].version + p) % 5)  # its newest commit is in no snapshot
-            key = await damage(w, victim)
-            with pytest.raises(LogCorrupt) as caught:
-                await head(w, victim)
-            assert caught.value.readable == (victim, newest[victim].version - 1)
-            async with serving(w.syncer("west")) as hurt:
-                assert key in hurt.keepers[victim].broken
-                assert f"can be read up to version {newest[victim].version - 1}" in hurt.keepers[victim].broken
-                assert key in caplog.text
-                others = [k for p, k in enumerate(hurt.keepers) if p != victim]
-                before = [k.head for k in others]
-                await until(lambda: hurt.held == {0, 1, 2, 3} - {victim}, "it holds the rest")
-                enough = lambda: all(k.head > b + 2 for k, b in zip(others, before, strict=True))  # noqa: E731
-                await train(w.learner("l1"), 20, enough=enough)
-            assert (await w.log.newest(victim)).version == newest[victim].version
-
-    asyncio.run(body())
+async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_served(folder, caplog):
+    async with world(folder, FEW) as w:
+        async with serving(w.syncer("east"), killed=True) as syncer:
+            enough = lambda: all(k.head >= 6 for k in syncer.keepers)  # noqa: E731
+            await train(w.learner("l0"), 20, enough=enough)
+        newest = [await w.log.newest(p) for p in range(4)]
+        victim = next(p for p in range(4) if (newest[p].version + p) % 5)  # its newest commit is in no snapshot
+        key = await damage(w, victim)
+        with pytest.raises(LogCorrupt) as caught:
+            await head(w, victim)
+        assert caught.value.readable == (victim, newest[victim].version - 1)
+        async with serving(w.syncer("west")) as hurt:
+            assert key in hurt.keepers[victim].broken
+            assert f"can be read up to version {newest[victim].version - 1}" in hurt.keepers[victim].broken
+            assert key in caplog.text
+            others = [k for p, k in enumerate(hurt.keepers) if p != victim]
+            before = [k.head for k in others]
+            await until(lambda: hurt.held == {0, 1, 2, 3} - {victim}, "it holds the rest")
+            enough = lambda: all(k.head > b + 2 for k, b in zip(others, before, strict=True))  # noqa: E731
+            await train(w.learner("l1"), 20, enough=enough)
+        assert (await w.log.newest(victim)).version == newest[victim].version
 
 
-def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_had_merged_it(folder):
-    async def body():
-        async with world(folder, FEW) as w:
-            healthy = w.syncer("east")
-            async with serving(healthy):
-                training = asyncio.ensure_future(train(w.learner("l0"), 400))
-                await until(
-                    lambda: healthy.keepers[0].head >= 6 and healthy.keepers[0].head % 5 in (1, 2), "in between"
-                )
-                await damage(w, 0)
-                hurt = w.syncer("west")
-                async with serving(hurt):
-                    # Either it began in between and healed, or the next snapshot was there before it looked.
-                    await until(lambda: not hurt.keepers[0].broken and hurt.keepers[0].head > 11, "healed")
-                await training
-
-    asyncio.run(body())
+async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_had_merged_it(folder):
+    async with world(folder, FEW) as w:
+        healthy = w.syncer("east")
+        async with serving(healthy):
+            training = asyncio.ensure_future(train(w.learner("l0"), 400))
+            await until(lambda: healthy.keepers[0].head >= 6 and healthy.keepers[0].head % 5 in (1, 2), "in between")
+            await damage(w, 0)
+            hurt = w.syncer("west")
+            async with serving(hurt):
+                # Either it began in between and healed, or the next snapshot was there before it looked.
+                await until(lambda: not hurt.keepers[0].broken and hurt.keepers[0].head > 11, "healed")
+            await training
 
 
-def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder):
-    async def body():
-        async with world(folder, FEW) as w:
-            for entry in await w.store.list("snapshots/"):
-                await w.store.delete(entry.key)
-            with pytest.raises(LogCorrupt, match="no snapshot can be believed"):
-                await w.syncer("east").recover()
-
-    asyncio.run(body())
+async def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder):
+    async with world(folder, FEW) as w:
+        for entry in await w.store.list("snapshots/"):
+            await w.store.delete(entry.key)
+        with pytest.raises(LogCorrupt, match="no snapshot can be believed"):
+            await w.syncer("east").recover()
 
 
-def test_bytes_that_are_no_commit_under_the_next_key_stop_that_fragment_alone(folder):
-    async def body():
-        async with world(folder, FEW) as w:
-            syncer = w.syncer("east")
-            async with serving(syncer):
-                training = asyncio.ensure_future(train(w.learner("l0"), 300))
-                await until(lambda: syncer.keepers[0].head >= 2, "it runs")
-                await w.store.create(commit_key(0, syncer.keepers[0].head + 2), b"")
-                await until(lambda: bool(syncer.keepers[0].broken), "noticed")
-                assert "not a commit" in syncer.keepers[0].broken
-                heads = [k.head for k in syncer.keepers[1:]]
-                await until(
-                    lambda: all(k.head > h + 2 for k, h in zip(syncer.keepers[1:], heads, strict=True)), "go on"
-                )
-                await training
-
-    asyncio.run(body())
+async def test_bytes_that_are_no_commit_under_the_next_key_stop_that_fragment_alone(folder):
+    async with world(folder, FEW) as w:
+        syncer = w.syncer("east")
+        async with serving(syncer):
+            training = asyncio.ensure_future(train(w.learner("l0"), 300))
+            await until(lambda: syncer.keepers[0].head >= 2, "it runs")
+            await w.store.create(commit_key(0, syncer.keepers[0].head + 2), b"")
+            await until(lambda: bool(syncer.keepers[0].broken), "noticed")
+            assert "not a commit" in syncer.keepers[0].broken
+            heads = [k.head for k in syncer.keepers[1:]]
+            await until(lambda: all(k.head > h + 2 for k, h in zip(syncer.keepers[1:], heads, strict=True)), "go on")
+            await training

@@ -1,7 +1,5 @@
 """Strangers on the bus and in the store: turned away by name, counted, and the run goes on."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -90,24 +88,21 @@ CASES = {
 
 
 @pytest.mark.parametrize("reason", CASES)
-def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder, reason):
-    async def body():
-        rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
-        async with world(folder, seed_of(rules, QUICK)) as w, serving(w.syncer()) as syncer:
-            await CASES[reason](w)
-            keeper = syncer.keepers[0]
-            await until(lambda: keeper.rounds.rejected_total.get(reason, 0) >= 1, f"rejected as {reason}")
-            await train(w.learner("l0"), 60, enough=lambda: keeper.head >= 2)
-            commits = (await all_commits(w.log))[0]
-            assert commits
-            assert all(i.learner == "l0" for c in commits for i in c.header.inputs)
-            # The rejection is in the log, where status and explain find it.
-            assert commits[-1].header.rejected_total[reason] >= 1
-            assert any(r.learner == "evil" and r.reason == reason for c in commits for r in c.header.rejected)
-        async with world(folder, seed_of(rules, QUICK)) as w:
-            await check_log(w)
-
-    asyncio.run(body())
+async def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder, reason):
+    rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
+    async with world(folder, seed_of(rules, QUICK)) as w, serving(w.syncer()) as syncer:
+        await CASES[reason](w)
+        keeper = syncer.keepers[0]
+        await until(lambda: keeper.rounds.rejected_total.get(reason, 0) >= 1, f"rejected as {reason}")
+        await train(w.learner("l0"), 60, enough=lambda: keeper.head >= 2)
+        commits = (await all_commits(w.log))[0]
+        assert commits
+        assert all(i.learner == "l0" for c in commits for i in c.header.inputs)
+        # The rejection is in the log, where status and explain find it.
+        assert commits[-1].header.rejected_total[reason] >= 1
+        assert any(r.learner == "evil" and r.reason == reason for c in commits for r in c.header.rejected)
+    async with world(folder, seed_of(rules, QUICK)) as w:
+        await check_log(w)
 
 
 def _announce_by_syncer(w):
@@ -166,42 +161,32 @@ def _announce_of(w, **changes):
         (lambda w: _announce_of(w, fragment=99), "wrong-layout"),
     ],
 )
-def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(folder, body_of, reason):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()) as syncer:
-            await w.bus.append(learner_stream("evil"), body_of(w))
-            await until(lambda: syncer.tallies.rejected.get(reason) == 1, f"counted as {reason}")
-
-    asyncio.run(body())
+async def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(folder, body_of, reason):
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        await w.bus.append(learner_stream("evil"), body_of(w))
+        await until(lambda: syncer.tallies.rejected.get(reason) == 1, f"counted as {reason}")
 
 
-def test_an_old_announcement_played_again_is_turned_away(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()) as syncer:
-            await train(w.learner("l0"), 40)
-            said = (await w.bus.read({learner_stream("l0"): ""}, 0.0))[learner_stream("l0")]
-            first = next(s.body for s in said if isinstance(decode(s.body), Announce))
-            keeper = syncer.keepers[decode(first).fragment]
-            before = dict(keeper.rounds.rejected_total)
-            await w.bus.append(learner_stream("l0"), first)
-            await until(
-                lambda: (
-                    sum(keeper.rounds.rejected_total.get(r, 0) - before.get(r, 0) for r in ("stale", "base-merged"))
-                    == 1
-                ),
-                "the replay is counted",
-            )
-        async with world(folder) as w:
-            await check_log(w)
-
-    asyncio.run(body())
+async def test_an_old_announcement_played_again_is_turned_away(folder):
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        await train(w.learner("l0"), 40)
+        said = (await w.bus.read({learner_stream("l0"): ""}, 0.0))[learner_stream("l0")]
+        first = next(s.body for s in said if isinstance(decode(s.body), Announce))
+        keeper = syncer.keepers[decode(first).fragment]
+        before = dict(keeper.rounds.rejected_total)
+        await w.bus.append(learner_stream("l0"), first)
+        await until(
+            lambda: (
+                sum(keeper.rounds.rejected_total.get(r, 0) - before.get(r, 0) for r in ("stale", "base-merged")) == 1
+            ),
+            "the replay is counted",
+        )
+    async with world(folder) as w:
+        await check_log(w)
 
 
-def test_an_absurd_age_never_makes_a_commit_that_nobody_can_read(folder):
-    async def body():
-        async with world(folder) as w, serving(w.syncer()) as syncer:
-            await post(w, "evil", forged(w), due=True, age_s=1e9, step_s=1e9, upload_s=1e9, sync_s=1e9)
-            await until(lambda: syncer.keepers[0].head == 1, "merged all the same: the update itself is good")
-            assert await check_log(w) == 1
-
-    asyncio.run(body())
+async def test_an_absurd_age_never_makes_a_commit_that_nobody_can_read(folder):
+    async with world(folder) as w, serving(w.syncer()) as syncer:
+        await post(w, "evil", forged(w), due=True, age_s=1e9, step_s=1e9, upload_s=1e9, sync_s=1e9)
+        await until(lambda: syncer.keepers[0].head == 1, "merged all the same: the update itself is good")
+        assert await check_log(w) == 1

@@ -1,7 +1,6 @@
 """One message cannot fill the bus: on a real Redis with the settings that are shipped, and what the doctor says of one
 without."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -50,20 +49,17 @@ def test_every_redis_we_ship_has_the_same_bound():
             assert given[name] == written[name]
 
 
-def test_the_longest_message_passes_and_a_larger_value_is_refused(shipped):
-    async def body():
-        async with open_bus(shipped.url, RUN) as bus:
-            await bus.append(STREAM, bytes(LONGEST))
-            await bus.append(STREAM, bytes(VALUE_MAX))
-            for size in (VALUE_MAX + 1, 8 * VALUE_MAX):
-                # The server answers and hangs up; which of the two a client sees first is chance.
-                with pytest.raises(Unavailable):
-                    await bus.append(STREAM, bytes(size))
-            await bus.append(STREAM, b"goes on")
-            said = (await bus.read({STREAM: ""}, 1.0))[STREAM]
-            assert [len(s.body) for s in said] == [LONGEST, VALUE_MAX, len(b"goes on")]
-
-    asyncio.run(body())
+async def test_the_longest_message_passes_and_a_larger_value_is_refused(shipped):
+    async with open_bus(shipped.url, RUN) as bus:
+        await bus.append(STREAM, bytes(LONGEST))
+        await bus.append(STREAM, bytes(VALUE_MAX))
+        for size in (VALUE_MAX + 1, 8 * VALUE_MAX):
+            # The server answers and hangs up; which of the two a client sees first is chance.
+            with pytest.raises(Unavailable):
+                await bus.append(STREAM, bytes(size))
+        await bus.append(STREAM, b"goes on")
+        said = (await bus.read({STREAM: ""}, 1.0))[STREAM]
+        assert [len(s.body) for s in said] == [LONGEST, VALUE_MAX, len(b"goes on")]
 
 
 def test_what_it_does_not_bound_is_a_message_of_many_fields(shipped):
@@ -73,38 +69,34 @@ def test_what_it_does_not_bound_is_a_message_of_many_fields(shipped):
         assert client.xlen("stream") == 1
 
 
-def about_values(url: str) -> tuple[Finding, int]:
+async def about_values(url: str) -> tuple[Finding, int]:
     """Return the doctor's finding about the size of values, and how many messages its stream holds afterwards."""
-
-    async def body() -> tuple[Finding, int]:
-        role = Role("learner", "eu-1")
-        found = {f.check: f async for f in examine_bus(url, RUN, role, single_threaded())}
-        async with open_bus(url, RUN) as bus:
-            said = await bus.read({role.stream: ""}, 0.1)
-        assert found["bus: streams"].outcome == OK
-        assert all(s.body == b"" for s in said[role.stream]), "nothing long is left behind"
-        return found["bus: value size"], len(said[role.stream])
-
-    return asyncio.run(body())
+    role = Role("learner", "eu-1")
+    found = {f.check: f async for f in examine_bus(url, RUN, role, single_threaded())}
+    async with open_bus(url, RUN) as bus:
+        said = await bus.read({role.stream: ""}, 0.1)
+    assert found["bus: streams"].outcome == OK
+    assert all(s.body == b"" for s in said[role.stream]), "nothing long is left behind"
+    return found["bus: value size"], len(said[role.stream])
 
 
-def test_the_doctor_finds_the_bound_by_trying_it(shipped):
-    finding, left = about_values(shipped.url)
+async def test_the_doctor_finds_the_bound_by_trying_it(shipped):
+    finding, left = await about_values(shipped.url)
     assert (finding.outcome, left) == (OK, 1)
     assert finding.said == "values over 1 MiB are refused"
 
 
-def test_the_doctor_says_what_to_set_where_there_is_no_bound(redis):
-    finding, _ = about_values(redis.url)
+async def test_the_doctor_says_what_to_set_where_there_is_no_bound(redis):
+    finding, _ = await about_values(redis.url)
     assert finding.outcome == WARNING
     assert "proto-max-bulk-len 1mb" in finding.advice
 
 
-def test_the_doctor_needs_no_right_that_a_learner_does_not_have(tmp_path):
+async def test_the_doctor_needs_no_right_that_a_learner_does_not_have(tmp_path):
     """The rights that `isthmus access` gives; reading and writing are one permission before Redis 7."""
     line = access.acl_line("learner-eu-1", "sesame", STREAM).replace("%R~", "~").replace("%W~", "~")
     (tmp_path / "users.acl").write_text(f"user default off\n{line}\n")
     arguments = ("--aclfile", str(tmp_path / "users.acl"), "--proto-max-bulk-len", "1mb")
     with redis_server(tmp_path, arguments=arguments) as server:
-        finding, _ = about_values(server.url.replace("redis://", "redis://learner-eu-1:sesame@"))
+        finding, _ = await about_values(server.url.replace("redis://", "redis://learner-eu-1:sesame@"))
     assert finding.outcome == OK

@@ -28,17 +28,13 @@ def total(registry: CollectorRegistry, name: str) -> float:
     return sum(s.value for m in registry.collect() for s in m.samples if s.name == f"isthmus_{name}")
 
 
-def test_what_is_counted_is_what_the_log_says(folder):
-    async def body():
-        async with world(folder) as w:
-            syncer = w.syncer()
-            async with serving(syncer):
-                a, b = w.learner("a"), w.learner("b")
-                await asyncio.gather(train(a, 30), train(b, 30))
-            commits = [c.header for chain in (await all_commits(w.log)).values() for c in chain]
-            return syncer, a, commits
-
-    syncer, learner, commits = asyncio.run(body())
+async def test_what_is_counted_is_what_the_log_says(folder):
+    async with world(folder) as w:
+        syncer = w.syncer()
+        async with serving(syncer):
+            a, b = w.learner("a"), w.learner("b")
+            await asyncio.gather(train(a, 30), train(b, 30))
+        commits = [c.header for chain in (await all_commits(w.log)).values() for c in chain]
     m = syncer.metrics.registry
     assert len(commits) > 4
     assert total(m, "commits_total") == len(commits)
@@ -51,20 +47,17 @@ def test_what_is_counted_is_what_the_log_says(folder):
     assert total(m, "round_seconds_sum") == pytest.approx(sum(c.waited.waited_s for c in commits))
     assert total(m, "fragment_version") == sum(max(c.version for c in commits if c.fragment == p) for p in range(4))
     assert total(m, "bus_request_seconds_count") > 0
-    m = learner.metrics.registry
+    m = a.metrics.registry
     beat_ledger = {p: value(m, "ledger_tokens", part=p) for p in ("merged", "overwritten", "late", "pending")}
     assert sum(beat_ledger.values()) > 0
 
 
-def test_rejections_add_up_to_the_logs(folder):
-    async def body():
-        async with world(folder) as w:
-            syncer = w.syncer()
-            async with serving(syncer):
-                await asyncio.gather(train(w.learner("a"), 40), train(w.learner("b"), 40))
-            return syncer, await all_commits(w.log)
-
-    syncer, commits = asyncio.run(body())
+async def test_rejections_add_up_to_the_logs(folder):
+    async with world(folder) as w:
+        syncer = w.syncer()
+        async with serving(syncer):
+            await asyncio.gather(train(w.learner("a"), 40), train(w.learner("b"), 40))
+        commits = await all_commits(w.log)
     logged = {}
     for chain in commits.values():
         for reason, count in chain[-1].header.rejected_total.items():
@@ -78,16 +71,13 @@ def test_rejections_add_up_to_the_logs(folder):
     assert {r: n for r, n in counted.items() if n} == {r: n for r, n in logged.items() if n}
 
 
-def test_a_syncer_that_only_watches_counts_versions_and_no_rounds(folder):
-    async def body():
-        async with world(folder) as w:
-            async with serving(w.syncer("s1")) as first:
-                await train(w.learner("a"), 20, enough=lambda: first.tallies.commits > 0)
-            late = w.syncer("s2")
-            await late.recover()
-            return late.metrics.registry, first.metrics.registry
-
-    late, first = asyncio.run(body())
+async def test_a_syncer_that_only_watches_counts_versions_and_no_rounds(folder):
+    async with world(folder) as w:
+        async with serving(w.syncer("s1")) as first:
+            await train(w.learner("a"), 20, enough=lambda: first.tallies.commits > 0)
+        late = w.syncer("s2")
+        await late.recover()
+        late, first = late.metrics.registry, first.metrics.registry
     assert total(late, "fragment_version") == total(first, "fragment_version") > 0
     assert total(late, "commits_total") == 0
     assert 0.0 <= value(late, "fragment_commit_age_seconds", fragment="0") < 60.0
@@ -111,31 +101,28 @@ class Away:
         return request
 
 
-def test_the_store_is_counted_and_its_silence_shows(folder):
-    async def body():
-        async with world(folder) as w:
-            away = Away(w.store._store)
-            store = EdgeStore(away, w.runtime, w.store.patience)
-            store.metrics = m = Metrics()
-            await store.put("scratch/x", b"abc")
-            assert bytes(await store.get("scratch/x")) == b"abc"
-            assert store.answered_at is not None
-            answered = store.answered_at
-            away.away = True
-            task = asyncio.ensure_future(store.get("scratch/x"))
-            await until(lambda: store.traffic.retries >= 2, "two failures")
-            assert store.down_s > 0
-            assert store.answered_at == answered
-            away.away = False
-            await task
-            assert store.down_s == 0.0
-            r = m.registry
-            assert value(r, "store_bytes_total", direction="up") == 3
-            assert value(r, "store_bytes_total", direction="down") == 6
-            assert value(r, "store_failures_total", operation="get") >= 2
-            assert value(r, "store_request_seconds_count", operation="put") == 1
-
-    asyncio.run(body())
+async def test_the_store_is_counted_and_its_silence_shows(folder):
+    async with world(folder) as w:
+        away = Away(w.store._store)
+        store = EdgeStore(away, w.runtime, w.store.patience)
+        store.metrics = m = Metrics()
+        await store.put("scratch/x", b"abc")
+        assert bytes(await store.get("scratch/x")) == b"abc"
+        assert store.answered_at is not None
+        answered = store.answered_at
+        away.away = True
+        task = asyncio.ensure_future(store.get("scratch/x"))
+        await until(lambda: store.traffic.retries >= 2, "two failures")
+        assert store.down_s > 0
+        assert store.answered_at == answered
+        away.away = False
+        await task
+        assert store.down_s == 0.0
+        r = m.registry
+        assert value(r, "store_bytes_total", direction="up") == 3
+        assert value(r, "store_bytes_total", direction="down") == 6
+        assert value(r, "store_failures_total", operation="get") >= 2
+        assert value(r, "store_request_seconds_count", operation="put") == 1
 
 
 def test_a_pulse_says_what_is_silent_and_only_the_loop_is_fatal():

@@ -1,7 +1,5 @@
 """Creating a run: whatever may be wrong with it is said before anything is written."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -33,30 +31,30 @@ class Memory:
         return self.objects.create(key, bytes(data), 0.0)
 
 
-def created(seed: Seed):
+async def created(seed: Seed):
     store = Memory()
-    return store, asyncio.run(create_run(store, single_threaded(0), seed))
+    return store, await create_run(store, single_threaded(0), seed)
 
 
-def refused(seed: Seed) -> str:
+async def refused(seed: Seed) -> str:
     store = Memory()
     with pytest.raises(InputError) as error:
-        asyncio.run(create_run(store, single_threaded(0), seed))
+        await create_run(store, single_threaded(0), seed)
     assert not isinstance(error.value, RunMissing)
     assert store.objects.blobs == {}, "something was written before it failed"
     return str(error.value)
 
 
-def test_a_run_of_more_fragments_than_a_small_header_holds_is_created():
-    store, run = created(
+async def test_a_run_of_more_fragments_than_a_small_header_holds_is_created():
+    store, run = await created(
         seed_of(Rules(fragments=2000), Pace(), [Spec(f"t{i}", (4,), "float32", "dense") for i in range(2000)])
     )
     assert len(run.layout.fragments) == len(run.header.snapshots) == 2000
-    assert asyncio.run(read_run(store)).digest == run.digest
+    assert (await read_run(store)).digest == run.digest
 
 
-def test_a_header_names_as_many_snapshots_as_there_may_be_fragments():
-    _, run = created(seed_of())
+async def test_a_header_names_as_many_snapshots_as_there_may_be_fragments():
+    _, run = await created(seed_of())
     widest = {
         "snapshots": tuple(np.random.default_rng(0).bytes(32) for _ in range(FRAGMENTS_MAX)),
         "model": "ü" * 256,
@@ -71,13 +69,13 @@ def test_a_header_names_as_many_snapshots_as_there_may_be_fragments():
     ("name", "message"),
     [("layer\x1b[2J", "cannot be described"), ("x" * 300, "cannot be described")],
 )
-def test_a_tensor_that_no_run_can_name_is_refused_before_anything_is_written(name, message):
+async def test_a_tensor_that_no_run_can_name_is_refused_before_anything_is_written(name, message):
     """Written all the same, nobody could have read the run object again."""
     specs = [Spec("fine", (4,), "float32", "dense"), Spec(name, (4,), "float32", "dense")]
-    assert message in refused(seed_of(specs=specs))
+    assert message in await refused(seed_of(specs=specs))
 
 
-def test_values_that_are_not_finite_are_refused_before_anything_is_written():
+async def test_values_that_are_not_finite_are_refused_before_anything_is_written():
     seed = seed_of()
     seed.values[-1][3] = np.nan
-    assert "'layer6'" in refused(seed)
+    assert "'layer6'" in await refused(seed)

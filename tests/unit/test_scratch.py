@@ -1,6 +1,5 @@
 """Files under construction in a folder: what a SIGKILL cut off goes, what somebody still writes stays."""
 
-import asyncio
 import os
 import threading
 
@@ -30,39 +29,32 @@ def names(folder) -> set[str]:
 
 
 @pytest.mark.parametrize("write", ["put", "create"])
-def test_the_first_write_sweeps_what_was_cut_off_and_nothing_else(write, scratch, tmp_path):
+async def test_the_first_write_sweeps_what_was_cut_off_and_nothing_else(write, scratch, tmp_path):
     store = FileStore(tmp_path, single_threaded(0))
-    asyncio.run(getattr(store, write)("a/b", b"x"))
+    await getattr(store, write)("a/b", b"x")
     assert names(scratch) == {"recent", "fresh"}
     assert (tmp_path / "a" / "b").read_bytes() == b"x"
 
 
-def test_reading_sweeps_nothing(scratch, tmp_path):
+async def test_reading_sweeps_nothing(scratch, tmp_path):
     """A copied folder is for looking at: `isthmus replay` leaves it as it is."""
     (tmp_path / "a").write_bytes(b"x")
-
-    async def read():
-        store = FileStore(tmp_path, single_threaded(0))
-        await store.get("a")
-        return await store.list("")
-
-    assert [entry.key for entry in asyncio.run(read())] == ["a"], "files under construction are not listed"
+    store = FileStore(tmp_path, single_threaded(0))
+    await store.get("a")
+    assert [entry.key for entry in await store.list("")] == ["a"], "files under construction are not listed"
     assert names(scratch) == {"old", "recent", "fresh"}
 
 
-def test_a_store_sweeps_once(scratch, tmp_path):
-    async def write_twice():
-        store = FileStore(tmp_path, single_threaded(0))
-        await store.put("a", b"x")
-        (scratch / "old").write_bytes(b"")
-        os.utime(scratch / "old", (0, 0))
-        await store.put("b", b"y")
-
-    asyncio.run(write_twice())
+async def test_a_store_sweeps_once(scratch, tmp_path):
+    store = FileStore(tmp_path, single_threaded(0))
+    await store.put("a", b"x")
+    (scratch / "old").write_bytes(b"")
+    os.utime(scratch / "old", (0, 0))
+    await store.put("b", b"y")
     assert "old" in names(scratch), "listing a folder at each write is for nothing"
 
 
-def test_sweeping_leaves_the_event_loop(scratch, tmp_path, monkeypatch):
+async def test_sweeping_leaves_the_event_loop(scratch, tmp_path, monkeypatch):
     where = []
     swept = files._sweep
 
@@ -73,13 +65,13 @@ def test_sweeping_leaves_the_event_loop(scratch, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_sweep", sweep)
     runtime, pool = threaded(1)
     with pool:
-        asyncio.run(FileStore(tmp_path, runtime).put("a", b"x"))
+        await FileStore(tmp_path, runtime).put("a", b"x")
     assert where
     assert where[0] is not threading.main_thread()
 
 
 @pytest.mark.parametrize("write", ["put", "create"])
-def test_a_writer_whose_file_was_swept_is_to_try_again(write, tmp_path, monkeypatch):
+async def test_a_writer_whose_file_was_swept_is_to_try_again(write, tmp_path, monkeypatch):
     """It was stopped for an hour in the middle of it (SIGSTOP, a laptop's lid)."""
     made = files._make_folder
 
@@ -91,7 +83,7 @@ def test_a_writer_whose_file_was_swept_is_to_try_again(write, tmp_path, monkeypa
     store = FileStore(tmp_path, single_threaded(0))
     monkeypatch.setattr(files, "_make_folder", stopped)
     with pytest.raises(Unavailable, match="went away"):
-        asyncio.run(getattr(store, write)("a/b", b"x"))
+        await getattr(store, write)("a/b", b"x")
     monkeypatch.undo()
-    asyncio.run(getattr(store, write)("a/b", b"x"))
+    await getattr(store, write)("a/b", b"x")
     assert (tmp_path / "a" / "b").read_bytes() == b"x"
