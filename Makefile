@@ -21,8 +21,8 @@ demo-s3: $(VENV)/servers ## the same through a real S3 server and a real Redis, 
 up: ## train it across containers, with MinIO, Prometheus and Grafana (needs Docker 25 or newer)
 	docker compose up --build $(ARGS)
 
-test: $(VENV)/dev ## run the tests, real servers and killed processes included
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/dev ## run the tests on all cores, real servers and killed processes included (ARGS="-n 0 tests/unit -k codec" …)
+	$(BIN)/python -m pytest -n logical --dist loadgroup $(ARGS)
 
 chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real processes, checked after each (ARGS="--rounds 30 --json …")
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)

@@ -1,7 +1,7 @@
 """Real servers for the tests, started once per session on free loopback ports and stopped at its end."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,24 @@ from isthmus import kernels
 from isthmus.errors import InputError
 from isthmus_services.servers import Server, redis_server, s3_server
 
+TESTS = Path(__file__).parent
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+
+# Tests that start many processes, or share what takes long to make: those of a group run one after the other on one
+# worker (`--dist loadgroup`), so that they disturb each other neither with kills nor by wanting all cores at once.
+GROUPS = {
+    "e2e/test_processes.py": "processes",
+    "chaos/test_chaos.py": "processes",
+    "infra/test_compose.py": "compose",
+    "e2e/test_replay.py": "replay",
+}
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Put each test into its group."""
+    for item in items:
+        if (group := GROUPS.get(item.path.relative_to(TESTS).as_posix())) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -111,7 +111,7 @@ async def serving(syncer: Syncer, *, killed: bool = False) -> AsyncIterator[Sync
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         else:
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 60)
 
 
 async def train(
@@ -129,7 +129,7 @@ async def train(
     boundary = agent.attach(replica)
     task = asyncio.ensure_future(agent.run())
     draw = np.random.default_rng(seed)
-    end = time.monotonic() + 40.0
+    end = time.monotonic() + 120.0
     while (boundary.step < steps or not enough()) and not task.done():
         assert time.monotonic() < end, "never enough"
         for values in replica.values:
@@ -141,7 +141,7 @@ async def train(
     return replica
 
 
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Wait for a condition. Raises `AssertionError` that says what never came."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -4,6 +4,7 @@ Each is a context: started, waited for, and stopped by its own process id at the
 """
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,8 +18,11 @@ from pathlib import Path
 
 from isthmus.errors import InputError
 
-START_S = 30.0
+START_S = 60.0
 STOP_S = 10.0
+PORTS = 10240, 32768
+"""Where servers listen: above what services of a machine use, below what Linux takes for outgoing connections."""
+
 ACCESS_KEY, SECRET_KEY = "isthmus-loopback", "isthmus-loopback-secret"
 
 
@@ -38,15 +42,25 @@ class Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Return ports that were free a moment ago, of those that the kernel gives to nobody of its own accord.
+
+    A connection that somebody opens meanwhile takes none of them, nor while a server on one of them is down.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as s:
+            if port not in found and _bound(s, port):
+                found.append(port)
+    return found
+
+
+def _bound(s: socket.socket, port: int) -> bool:
     try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
+        s.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
 
 
 def redis_binary() -> str:

@@ -123,7 +123,7 @@ def in_flight(folder, tmp_path):
     with open(tmp_path / "s.log", "wb") as log:
         syncer = subprocess.Popen(isthmus_command("syncer", str(folder)), stdout=log, stderr=log)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while not all(veteran.link.versions):
             assert time.monotonic() < end, (tmp_path / "s.log").read_text()
             veteran.steps(1)
@@ -132,10 +132,9 @@ def in_flight(folder, tmp_path):
         yield veteran
     finally:
         syncer.terminate()
-        syncer.wait(30)
+        syncer.wait(60)
 
 
-@pytest.mark.timeout(120)
 def test_a_newcomer_takes_moments_from_the_store_or_warms_up(in_flight, folder):
     newcomer = Trainer(folder, "newcomer", lr=5e-3)
     assert newcomer.link.moments == "peer"
@@ -209,7 +208,7 @@ def test_a_join_that_fails_after_all_leaves_no_thread_behind(folder):
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(RuntimeError, match="cannot go back"):
         isthmus.join(str(folder), model, optimizer, learner="a", data=Unwilling())
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while any(t.name.startswith("isthmus") for t in threading.enumerate()):
         assert time.monotonic() < end, threading.enumerate()
         time.sleep(0.05)

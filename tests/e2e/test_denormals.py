@@ -83,7 +83,6 @@ def made_of(model: nn.Module) -> Seed:
     return Seed(torch_model.specs_of(model), torch_model.values_of(model), {}, rules, pace)
 
 
-@pytest.mark.timeout(60)
 async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes_on_flushing(folder, flushing):
     """Its agent applies published differences to denormal values, each compared with a digest in the log."""
     flushed = []

@@ -66,7 +66,7 @@ def merged(tmp_path_factory):
     with open(place / "s.log", "wb") as log:
         syncer = subprocess.Popen(isthmus_command("syncer", str(place / "run")), stdout=log, stderr=log)
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while not all(veteran.link.versions):
             assert time.monotonic() < end, (place / "s.log").read_text()
             veteran.steps(1)
@@ -74,7 +74,7 @@ def merged(tmp_path_factory):
         veteran.leave()
     finally:
         syncer.terminate()
-        syncer.wait(30)
+        syncer.wait(60)
     return place / "run"
 
 

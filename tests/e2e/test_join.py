@@ -232,7 +232,7 @@ def test_importing_the_library_needs_no_torch():
     code = (
         "import sys; sys.modules['torch'] = None; import isthmus, isthmus.syncer, isthmus.log, isthmus_services.syncer"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 def test_values_go_in_and_out_of_a_module_unchanged():

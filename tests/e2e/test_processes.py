@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,12 @@ EXAMPLE = ROOT / "examples" / "own_loop.py"
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
-def isthmus(*arguments: str, timeout: float = 60, environment=None):
+TOLD_TO_STOP = 128 + signal.SIGTERM
+HANGS_S = 240.0
+"""What has not happened after this long never will: no bound on how fast anything is."""
+
+
+def isthmus(*arguments: str, timeout: float = HANGS_S, environment=None):
     command = [sys.executable, "-m", "isthmus_services.cli", *arguments]
     return subprocess.run(
         command,
@@ -47,12 +52,12 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.all: list[subprocess.Popen] = []
+        self.all: dict[subprocess.Popen, str] = {}
 
     def start(self, name: str, *command: str) -> subprocess.Popen:
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**QUIET, **os.environ})
-        self.all.append(process)
+        self.all[process] = name
         return process
 
     def isthmus(self, name: str, *arguments: str) -> subprocess.Popen:
@@ -60,6 +65,13 @@ class Processes:
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def ends(self, process: subprocess.Popen, code: int = 0) -> None:
+        """Wait for the end of a process. Raises `AssertionError` with what all of them said if it has another code."""
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(HANGS_S)
+        said = "".join(f"--- {name}\n{self.said(name)}" for name in dict.fromkeys(self.all.values()))
+        assert process.returncode == code, f"{self.all[process]} ended with {process.returncode}, not {code}\n{said}"
 
 
 @contextmanager
@@ -102,7 +114,7 @@ def commits_of(run: str):
     return asyncio.run(go())
 
 
-def wait_for(condition, what: str, timeout: float = 60):
+def wait_for(condition, what: str, timeout: float = HANGS_S):
     end = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < end, f"never happened: {what}"
@@ -126,7 +138,7 @@ def heads(run):
     return asyncio.run(go())
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
     run, bus = place
     assert init(run, "--seed", "3", "--create-bucket") == 0
@@ -150,11 +162,11 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
         before = len(commits_of(run))
         second, learners[0] = syncer("s2"), learner(0)
         for process in learners:
-            assert process.wait(150) == 0, p.said("l0") + p.said("l1")
+            p.ends(process)
         assert len(list((tmp_path / "boards" / "l0").iterdir())) == 2, "event files of both lives"
         # Asked to stop, a syncer finishes what is under way.
         second.send_signal(signal.SIGTERM)
-        assert second.wait(30) == 0
+        p.ends(second)
         assert "folded in" in p.said("s2")
     commits = commits_of(run)
     assert judge.continuous(commits)
@@ -172,7 +184,7 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
         assert parts == pytest.approx(ledger["processed"], abs=1.0)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_path):
     use(seaweedfs)
     run = f"s3://b{uuid.uuid4().hex[:10]}/run"
@@ -193,11 +205,11 @@ def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_pat
         with redis_server(tmp_path / "redis", port=port):
             wait_for(lambda: len(commits_of(run)) > before + 24, "commits after Redis came back empty")
             for process in learners:
-                assert process.wait(100) == 0
+                p.ends(process)
     assert judge.continuous(commits_of(run))
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis, use, tmp_path):
     run = f"s3://b{uuid.uuid4().hex[:10]}/run"
     with processes(tmp_path) as p:
@@ -219,11 +231,11 @@ def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis, use, tmp_path)
         with s3_server(tmp_path / "s3", port=port):
             wait_for(lambda: len(commits_of(run)) > before + 24, "commits after the store came back")
             learner.terminate()
-            assert learner.wait(30) == 143, p.said("l0")
+            p.ends(learner, TOLD_TO_STOP)
             assert judge.continuous(commits_of(run))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder, tmp_path):
     run = str(folder)
     assert init(run) == 0
@@ -233,7 +245,7 @@ def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder, tmp_path):
         process = p.isthmus("l0", *arguments)
         wait_for(lambda: heads(run) > 10, "ten commits")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143, p.said("l0")
+        p.ends(process, TOLD_TO_STOP)
         status = isthmus("status", run, "--json", str(tmp_path / "s.json"))
         assert status.returncode == 0
         (row,) = json.loads((tmp_path / "s.json").read_text())["learners"]
@@ -241,12 +253,12 @@ def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder, tmp_path):
         again = p.isthmus("l0", *arguments)
         wait_for(lambda: "for the 2. time" in p.said("l0"), "a second joining")
         again.terminate()
-        assert again.wait(30) == 143
+        p.ends(again, TOLD_TO_STOP)
         # Nothing was lost: everything under way was stored before it left.
         assert "(0 tokens lost)" in p.said("l0").split("for the 2. time")[1]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_example_trains_in_its_own_loop(folder, tmp_path):
     with processes(tmp_path) as p:
         command = (sys.executable, str(EXAMPLE), str(folder), "--steps", "150", "--step-seconds", "0.02", "--learner")
@@ -255,7 +267,7 @@ def test_the_example_trains_in_its_own_loop(folder, tmp_path):
         p.isthmus("s", "syncer", str(folder))
         second = p.start("us-1", *command, "us-1")
         for process in (first, second):
-            assert process.wait(90) == 0, p.said("eu-1") + p.said("us-1")
+            p.ends(process)
         assert "eu-1: 150 steps" in p.said("eu-1")
     commits = commits_of(str(folder))
     assert judge.continuous(commits)
@@ -279,7 +291,6 @@ def train(task):
 """
 
 
-@pytest.mark.timeout(90)
 def test_a_model_and_a_trainer_of_ones_own(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ours.py").write_text(OWN)
@@ -291,7 +302,6 @@ def test_a_model_and_a_trainer_of_ones_own(folder, tmp_path, monkeypatch):
     assert "trained 20 (1, 2) a" in done.stdout
 
 
-@pytest.mark.timeout(90)
 def test_a_syncer_runs_where_torch_cannot_be_imported(folder, tmp_path):
     assert init(str(folder)) == 0
     code = (
@@ -301,7 +311,7 @@ def test_a_syncer_runs_where_torch_cannot_be_imported(folder, tmp_path):
         process = p.start("s", sys.executable, "-c", code, "syncer", str(folder))
         wait_for(lambda: "serves" in p.said("s"), "the syncer serves")
         process.terminate()
-        assert process.wait(30) == 0, p.said("s")
+        p.ends(process)
 
 
 REPORT_KEYS = {
@@ -324,14 +334,14 @@ REPORT_KEYS = {
 }
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("servers", [[], ["--servers"]], ids=["folder", "servers"])
 def test_the_demo_kills_recovers_and_reports(tmp_path, servers):
     out = tmp_path / "demo"
     kills = ("--kill-every", "2", "--kill-syncer-every", "6")
     done = isthmus(
         "demo", "--out", str(out), "--steps", "160", "--learners", "2", *kills, *servers,
-        "--json", str(tmp_path / "copy.json"), timeout=270,
+        "--json", str(tmp_path / "copy.json"), timeout=560,
     )  # fmt: skip
     logs = "".join(f.read_text() for f in (out / "logs").glob("*.log")) if done.returncode else ""
     assert done.returncode == 0, done.stdout + done.stderr + logs

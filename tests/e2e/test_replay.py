@@ -25,7 +25,7 @@ from tests_helpers import all_commits, balanced, seed_of, serving, train, world
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3, grace=0.3)
 
 
-def cli(*arguments, timeout=100, **environment):
+def cli(*arguments, timeout=240, **environment):
     command = [sys.executable, "-m", "isthmus_services.cli", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=os.environ | environment, check=False

@@ -29,7 +29,7 @@ def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(tmp_p
         assert main(["init", run]) == 0
         wait_for(lambda: "s1 serves" in p.said("s"), "it serves the run")
         syncer.send_signal(signal.SIGTERM)
-        assert syncer.wait(30) == 0
+        p.ends(syncer)
         waiting = [m for m in messages(p.said("s")) if "waits for the run" in m]
         assert len(waiting) == 1
         assert waiting[0].startswith(f"s1 waits for the run: no run at {run}: create one with `isthmus init {run}`")
@@ -40,7 +40,7 @@ def test_sigterm_ends_the_waiting(tmp_path):
         syncer = p.isthmus("s", "syncer", str(tmp_path / "run"), "--name", "s1", "--wait")
         wait_for(lambda: "waits for the run" in p.said("s"), "the syncer says that it waits")
         syncer.send_signal(signal.SIGTERM)
-        assert syncer.wait(30) == 0, p.said("s")
+        p.ends(syncer)
         assert messages(p.said("s"))[-1] == "s1 stops: there was no run to serve"
 
 

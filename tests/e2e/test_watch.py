@@ -14,8 +14,6 @@ import termios
 import time
 from contextlib import asynccontextmanager
 
-import pytest
-
 from isthmus.rules import Rules
 from isthmus_services.status import LINES_EVERY_S
 from tests_helpers import QUICK, seed_of, serving, train, world
@@ -41,7 +39,7 @@ def interruptible() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def on_a_terminal(command, until, timeout_s=30.0) -> tuple[str, int]:
+def on_a_terminal(command, until, timeout_s=120.0) -> tuple[str, int]:
     """Run a command on a terminal of its own until it has shown something; interrupt it as Ctrl-C does."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
@@ -66,21 +64,20 @@ def on_a_terminal(command, until, timeout_s=30.0) -> tuple[str, int]:
                 text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
         process.send_signal(signal.SIGINT)
         while process.poll() is None:
-            assert time.monotonic() < end + 10, "it does not end"
+            assert time.monotonic() < end + 60, "it does not end"
             ready, _, _ = select.select([main], [], [], 0.2)
             if ready:
                 try:
                     os.read(main, 1 << 16)
                 except OSError:
                     break
-        return text, process.wait(10)
+        return text, process.wait(60)
     finally:
         process.kill()
         process.wait()
         os.close(main)
 
 
-@pytest.mark.timeout(90)
 async def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folder):
     def enough(text):
         return re.search(
@@ -94,7 +91,6 @@ async def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folde
         assert word in text, word
 
 
-@pytest.mark.timeout(90)
 async def test_a_pipe_gets_a_line_now_and_then(folder):
     async with living(folder):
         process = await asyncio.create_subprocess_exec(
@@ -107,7 +103,7 @@ async def test_a_pipe_gets_a_line_now_and_then(folder):
         )
         assert process.stdout is not None
         try:
-            line = (await asyncio.wait_for(process.stdout.readline(), 30 + LINES_EVERY_S)).decode()
+            line = (await asyncio.wait_for(process.stdout.readline(), 120 + LINES_EVERY_S)).decode()
             assert re.search(r"^\d\d:\d\d:\d\d  \d+ commits, 2 of 2 learners here, [\d,]+ tokens: merged", line)
         finally:
             process.send_signal(signal.SIGINT)

@@ -25,7 +25,7 @@ from isthmus_services.servers import free_ports, redis_binary, s3_server
 
 ROOT = Path(__file__).parents[2]
 OURS = "isthmus:0.1.0"
-HEALTHY_S = 60.0
+HEALTHY_S = 240.0
 
 
 def redis_7() -> str | None:
@@ -131,7 +131,7 @@ class Graph:
         end = time.monotonic() + HEALTHY_S
         while True:
             done = subprocess.run(
-                replica.check, capture_output=True, text=True, timeout=20, env=replica.environment, check=False
+                replica.check, capture_output=True, text=True, timeout=60, env=replica.environment, check=False
             )
             if done.returncode == 0:
                 return
@@ -158,7 +158,7 @@ class Graph:
     def run(self, service: str) -> Replica:
         """Run a service that ends, and assert that it succeeds."""
         replica = self.start(service)
-        assert replica.process.wait(60) == 0, replica.said()
+        assert replica.process.wait(240) == 0, replica.said()
         return replica
 
     def stop(self, replica: Replica) -> int:

@@ -38,7 +38,7 @@ CASES = yaml.safe_load((PROMETHEUS / "alerts.test.yaml").read_text())["tests"]
 
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
 OF_TARGETS = {"job", "instance"}
-START_S = 20.0
+START_S = 60.0
 
 
 def samples() -> dict[str, set[str]]:

@@ -101,7 +101,6 @@ def test_spread_is_over_seeds():
     assert summary(rows)["tiny"]["val_loss"].deviation == 1.0
 
 
-@pytest.mark.timeout(300)
 def test_the_command_reports_draws_and_goes_on_where_it_was(tmp_path, capsys):
     def run():
         cache, report, picture = tmp_path / "cache", tmp_path / "report.json", tmp_path / "picture.png"

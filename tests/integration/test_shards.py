@@ -89,7 +89,6 @@ async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_
         assert {"east", "west"} <= {c.header.writer for c in commits}
 
 
-@pytest.mark.timeout(120)
 async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(seaweedfs, redis, use):
     use(seaweedfs)
     url = f"s3://b{uuid.uuid4().hex[:10]}/run"

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def sim(*arguments: str, expect: int = 0) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
         [sys.executable, "-m", "simulation.run", *arguments],
         capture_output=True,
