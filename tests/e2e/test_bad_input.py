@@ -1,7 +1,9 @@
-"""Wrong flags, missing things, closed doors: one line that says what and where, exit 2 within ten seconds."""
+"""Wrong flags, missing things, closed doors: one line that says what and where, exit 2.
+
+That nobody waits long for it is in unit/test_patience.py: there the clock is a virtual one.
+"""
 
 import json
-import time
 
 import pytest
 
@@ -9,14 +11,11 @@ from e2e.test_processes import isthmus
 from isthmus_services.cli import main
 from isthmus_services.servers import redis_server
 
-TEN_S = 10.0
 CLOSED = "127.0.0.1:9"
 
 
 def refused(*arguments: str, environment=None) -> str:
-    started = time.monotonic()
     done = isthmus(*arguments, environment=environment)
-    took = time.monotonic() - started
     assert done.returncode == 2, done.stdout + done.stderr
     lines = done.stderr.strip().splitlines()
     # Into a pipe a service logs one object per event; the last one says why it ends.
@@ -24,7 +23,6 @@ def refused(*arguments: str, environment=None) -> str:
     errors = [e["message"] for e in events if e["level"] == "CRITICAL"] + [x for x in lines if not x.startswith("{")]
     assert len(errors) == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert took < TEN_S, f"took {took:.1f} s"
     return errors[0]
 
 

@@ -1,0 +1,68 @@
+"""How long an operator waits to be told that store or bus are not there: in virtual time, on no machine's."""
+
+import asyncio
+import random
+
+import pytest
+
+from isthmus.bus import redis as redis_bus
+from isthmus.errors import Unavailable
+from isthmus.run import read_run
+from isthmus.runtime import Runtime, inline
+from isthmus.simulate.clock import Clock
+from isthmus.store import AT_START, RUNNING, EdgeStore, s3
+
+TEN_S = 10.0
+
+
+class Silent:
+    """A store that accepts every request and answers none; `slow_s` is when its client gives up."""
+
+    url = "s3://silent/run"
+
+    def __init__(self, slow_s: float) -> None:
+        self.slow_s, self.asked = slow_s, 0
+
+    async def get(self, key):
+        self.asked += 1
+        await asyncio.sleep(self.slow_s)
+        raise Unavailable("no answer")
+
+
+class Absent(Silent):
+    """A store that is not there."""
+
+    async def get(self, key):
+        self.asked += 1
+        raise Unavailable("connection refused")
+
+
+def told_after(store: Silent, patience) -> float:
+    """Return the seconds until somebody who asks for the run is told that it cannot be read."""
+    clock = Clock()
+    draw = random.Random(0)
+    draw.random = lambda: 1.0  # the longest pause there can be
+    edge = EdgeStore(store, Runtime(clock.time, clock.time, draw, inline, lambda: "0" * 16), patience)
+
+    async def body():
+        began = clock.time()
+        with pytest.raises(Unavailable):
+            await read_run(edge)
+        return clock.time() - began
+
+    return clock.run_until_complete(body())
+
+
+@pytest.mark.parametrize("kind", [Silent, Absent])
+def test_at_start_it_is_said_well_within_ten_seconds(kind):
+    store = kind(s3.CONNECT_TIMEOUT_S + s3.READ_TIMEOUT_S)
+    assert told_after(store, AT_START) < TEN_S - 4.0, "the rest is for starting a process"
+    assert store.asked == AT_START.attempts > 1, "one lost packet is no reason to give up"
+
+
+def test_once_it_has_worked_an_outage_is_ridden_out():
+    assert told_after(Absent(0.0), RUNNING) > TEN_S / 2
+
+
+def test_a_redis_that_does_not_answer_is_given_up_before_that_too():
+    assert redis_bus.CONNECT_TIMEOUT_S + redis_bus.WRITE_TIMEOUT_S <= TEN_S
