@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec
 from isthmus.learner import LearnerAgent
 from isthmus.log import Log
+from isthmus.records.frame import Blob
 from isthmus.rules import Pace, Rules
 from isthmus.run import Run, Seed, create_run
 from isthmus.runtime import Runtime, single_threaded
@@ -50,6 +51,11 @@ class NumpyReplica:
         self.values[fragment][:] = values
 
 
+class _Deaf(Shards):
+    def heard(self, *_: object, **__: object) -> None:
+        """Hear nobody."""
+
+
 @dataclass
 class World:
     """A run and the ways to it, on one event loop without a thread."""
@@ -64,37 +70,51 @@ class World:
         """A log of its own for each caller, as processes have."""
         return Log(self.run, self.store, self.runtime)
 
-    def syncer(self, name: str = "s1", pace: Pace | None = None) -> Syncer:
-        """Return a syncer that is not started."""
-        return Syncer(self.log, self.store, self.bus, self.runtime, name, pace)
+    def through(self, wrap: Callable[[EdgeStore], object]) -> "World":
+        """Return the same world behind a store that is wrapped: slow, faulty, asleep."""
+        store = EdgeStore(wrap(self.store), self.runtime, self.store.patience)  # type: ignore[arg-type]
+        return replace(self, store=store)
+
+    def syncer(self, name: str = "s1", pace: Pace | None = None, *, deaf: bool = False) -> Syncer:
+        """Return a syncer that is not started. A deaf one hears of no other: it believes it holds everything."""
+        fragments = len(self.run.layout.fragments)
+        shards = _Deaf(name, pace or self.run.pace, fragments, self.runtime.now()) if deaf else None
+        return Syncer(self.log, self.store, self.bus, self.runtime, name, pace, shards)
 
     def learner(self, name: str, **options: object) -> LearnerAgent:
         """Return a learner's agent that has not joined."""
         return LearnerAgent(self.log, self.store, self.bus, self.runtime, name, **options)  # type: ignore[arg-type]
 
 
+class Sleepy:
+    """A store whose creates below a prefix fall asleep on the way, until they are woken."""
+
+    def __init__(self, inner: EdgeStore, prefix: str, asleep: asyncio.Event, wake: asyncio.Event) -> None:
+        self.inner, self.prefix, self.asleep, self.wake, self.url = inner, prefix, asleep, wake, inner.url
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """Create it once awake."""
+        if key.startswith(self.prefix) and not self.wake.is_set():
+            self.asleep.set()
+            await self.wake.wait()
+        return await self.inner.create(key, data)
+
+
 @asynccontextmanager
-async def world(url: Path | str, seed: Seed | None = None, bus: str | None = None) -> AsyncIterator[World]:
+async def world(
+    url: Path | str, seed: Seed | None = None, bus: str | None = None, runtime: Runtime | None = None
+) -> AsyncIterator[World]:
     """Create a run in a folder, or in a bucket with a bus of its own, and open it."""
-    runtime = single_threaded(0)
+    runtime = runtime or single_threaded(0)
     async with open_store(str(url), runtime, make=bus is not None) as store:
         run = await create_run(store, runtime, seed or seed_of())
         bus = bus or default_bus(str(url))
         assert bus is not None
         async with open_bus(bus, run.digest) as opened:
             yield World(run, store, opened, runtime)
-
-
-class _Deaf(Shards):
-    def heard(self, *_: object, **__: object) -> None:
-        """Hear nobody."""
-
-
-def deaf(*syncers: Syncer) -> None:
-    """Let syncers never hear of each other: each believes it holds everything, all the time."""
-    for syncer in syncers:
-        s = syncer._shards
-        syncer._shards = _Deaf(s.name, s.pace, s.fragments, s.started_at)
 
 
 @asynccontextmanager
@@ -125,7 +145,7 @@ async def train(
 ) -> NumpyReplica:
     """Join, train so many steps of a toy problem and on until there is enough, finish the uploads, leave."""
     await agent.join()
-    replica = NumpyReplica(agent._run.layout)
+    replica = NumpyReplica(agent.layout)
     boundary = agent.attach(replica)
     task = asyncio.ensure_future(agent.run())
     draw = np.random.default_rng(seed)

@@ -192,7 +192,7 @@ class Racy:
 
 async def test_a_store_that_loses_races_is_found_out(folder):
     async with world(folder) as w:
-        store = EdgeStore(Racy(w.store._store), w.runtime)
+        store = EdgeStore(Racy(w.store), w.runtime)
         found = await findings(store, w.runtime)
         assert "is not atomic" in found["store: conditional PUT"].said
         with pytest.raises(Denied, match="is not atomic"):

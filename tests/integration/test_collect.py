@@ -10,7 +10,7 @@ from isthmus.records import frame
 from isthmus.records.frame import Kind
 from isthmus.records.objects import commit_key, version_in
 from isthmus.rules import Pace, Rules
-from tests_helpers import all_commits, balanced, check_log, deaf, head, seed_of, serving, train, until, world
+from tests_helpers import Sleepy, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
 
 SMALL = seed_of(Rules(fragments=2, sync_every=2), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))
 
@@ -124,18 +124,9 @@ async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goe
     """Its round was closed, its commit about to be written; then others went far ahead and collected behind them."""
     async with world(folder, SMALL) as w:
         await grow(w, 4)
-        sleeper, awake = w.syncer("sleeper"), w.syncer("awake")
-        deaf(sleeper, awake)
         asleep, wake = asyncio.Event(), asyncio.Event()
-        append = sleeper._log.append
-
-        async def sleepy(fragment, version, data):
-            if not wake.is_set():
-                asleep.set()
-                await wake.wait()
-            return await append(fragment, version, data)
-
-        sleeper._log.append = sleepy
+        sleepy = w.through(lambda store: Sleepy(store, "commits/", asleep, wake))
+        sleeper, awake = sleepy.syncer("sleeper", deaf=True), w.syncer("awake", deaf=True)
         async with serving(sleeper):
             training = [asyncio.ensure_future(train(w.learner(f"l{i}"), 500, seed=i)) for i in range(2)]
             await asleep.wait()
@@ -178,13 +169,13 @@ async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot
 async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(folder, monkeypatch):
     async with world(folder, SMALL) as w:
         await grow(w, 8)
-        log, begun = w.log, asyncio.Event()
+        log, begun, overtaken = w.log, asyncio.Event(), asyncio.Event()
         carry = fold.Merging(log)
         step = carry.step
 
         async def slow(carried, commit):
             begun.set()
-            await asyncio.sleep(0.3)
+            await overtaken.wait()
             return await step(carried, commit)
 
         monkeypatch.setattr(carry, "step", slow)
@@ -200,6 +191,7 @@ async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(folder, mon
         await begun.wait()
         await grow(w, 20)
         await gc(w, keep=3)
+        overtaken.set()
         at = await folding
         assert at.version >= 20
         assert at.carried.digest() == (await head(w, 0)).carried.digest()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import Fenced
+from isthmus.learner.history import checkpoints_in
 from isthmus.records.objects import claim_key
 from isthmus.rules import Pace
 from tests_helpers import NumpyReplica, balanced, check_log, seed_of, serving, train, until, world
@@ -195,7 +196,7 @@ async def test_a_twin_is_found_without_the_bus(folder, monkeypatch):
 async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder):
     async with world(folder) as w, serving(w.syncer()):
         one = await Life(w, "l0").start()
-        while len(one.agent._checkpoints) < 2:
+        while len(checkpoints_in(await w.store.list("learners/l0/"))) < 2:
             await one.steps(5)
         await one.kill()
         keys = sorted(e.key for e in await w.store.list("learners/l0/") if "checkpoints" in e.key)
@@ -214,7 +215,7 @@ async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder):
 async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(folder):
     async with world(folder) as w, serving(w.syncer()) as syncer:
         one = await Life(w, "l0").start()
-        while min(k.head for k in syncer.keepers) < 1 or not one.agent._checkpoints:
+        while min(k.head for k in syncer.keepers) < 1 or not checkpoints_in(await w.store.list("learners/")):
             await one.steps(5)
         newcomer = w.learner("l1")
         await newcomer.join()
@@ -226,17 +227,23 @@ async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(f
 
 async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_for_them(folder):
     async with world(folder) as w, serving(w.syncer()) as syncer:
-        steady = asyncio.ensure_future(train(w.learner("steady"), 700, seed=1))
+        away = False
+        steady = asyncio.ensure_future(train(w.learner("steady"), 700, seed=1, enough=lambda: away))
         await until(lambda: syncer.tallies.commits > 8, "it runs")
         extra = [await Life(w, f"spot-{i}").start() for i in range(3)]
         await asyncio.gather(*(life.steps(60) for life in extra))
         for life in extra:
             await life.kill()
-        gone = asyncio.get_running_loop().time()
-        await until(lambda: len(syncer._members.expected((), syncer._runtime.now())) == 1, "nobody waits for them")
-        assert asyncio.get_running_loop().time() - gone < 5 * w.run.pace.silence_s
+
+        async def alone():
+            return (await w.log.newest(0)).header.waited.expected == ("steady",)
+
+        while not await alone():
+            assert not steady.done(), "somebody was waited for to the end"
+            await asyncio.sleep(0.02)
         commits = syncer.tallies.commits
         await until(lambda: syncer.tallies.commits > commits + 12, "it goes on alone")
+        away = True
         await steady
         newest = (await w.log.newest(0)).header
         assert newest.waited.expected == ("steady",)

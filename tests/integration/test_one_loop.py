@@ -14,12 +14,12 @@ from isthmus.records.messages import decode, learner_stream
 from isthmus.records.objects import CommitHeader, UpdateHeader, commit_key
 from isthmus.rules import Pace, Rules
 from isthmus.run import read_run
+from isthmus.store import Patience
 from tests_helpers import (
     NumpyReplica,
     all_commits,
     balanced,
     check_log,
-    deaf,
     head,
     seed_of,
     serving,
@@ -128,9 +128,8 @@ class Slow:
 
 async def test_two_syncers_that_both_hold_everything_do_no_harm(folder):
     async with world(folder) as w:
-        w.store._store = Slow(w.store._store)
-        one, two = w.syncer("s1"), w.syncer("s2")
-        deaf(one, two)
+        w = w.through(Slow)
+        one, two = w.syncer("s1", deaf=True), w.syncer("s2", deaf=True)
         learners = [w.learner(f"l{i}") for i in range(3)]
         async with serving(one), serving(two):
 
@@ -225,8 +224,8 @@ async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_wha
 class Faulty:
     """A store that loses replies and refuses requests, at random, for a while."""
 
-    def __init__(self, inner, random, rate):
-        self.inner, self.random, self.rate, self.url, self.faults = inner, random, rate, inner.url, 0
+    def __init__(self, inner, random):
+        self.inner, self.random, self.rate, self.url, self.faults = inner, random, 0.0, inner.url, 0
 
     def __getattr__(self, name):
         async def call(*args):
@@ -242,47 +241,50 @@ class Faulty:
 
 async def test_lost_replies_and_refusals_leave_the_log_whole(folder):
     async with world(folder) as w:
-        faulty = Faulty(w.store._store, w.runtime.random, 0.2)
-        w.store._store = faulty
-        w.store.patience = type(w.store.patience)(attempts=3, first_s=0.001, longest_s=0.01)
+        faulty = Faulty(w.store, w.runtime.random)
+        w = w.through(lambda _: faulty)
+        w.store.patience = Patience(attempts=3, first_s=0.001, longest_s=0.01)
         syncers = [w.syncer("s1"), w.syncer("s2")]
         learners = [w.learner(f"l{i}") for i in range(2)]
-        faulty.rate = 0.0
         async with serving(syncers[0]), serving(syncers[1]):
             training = [asyncio.ensure_future(train(a, 200, seed=i)) for i, a in enumerate(learners)]
-            await asyncio.sleep(0.5)
+            await until(lambda: sum(s.tallies.commits for s in syncers) > 0, "it runs")
             faulty.rate = 0.2
-            await asyncio.sleep(2.0)
+            await until(lambda: faulty.faults > 100, "a hundred faults")
             faulty.rate = 0.0
             await asyncio.gather(*training)
-        assert faulty.faults > 20
         assert await check_log(w) >= 20
         for agent in learners:
             balanced(agent)
 
 
 async def test_learners_train_on_without_store_and_bus_and_catch_up(folder):
-    async with world(folder) as w, serving(w.syncer()) as syncer:
-        agent = w.learner("l0")
-        training = asyncio.ensure_future(train(agent, 400))
-        await until(lambda: syncer.tallies.commits > 4, "a first few commits")
-        store, bus = w.store._store, w.bus
-        w.store._store = Faulty(store, w.runtime.random, 1.0)
-        append = bus.append
+    async with world(folder) as w:
+        faulty = Faulty(w.store, w.runtime.random)
+        w = w.through(lambda _: faulty)
+        async with serving(w.syncer()) as syncer:
+            agent = w.learner("l0")
+            training = asyncio.ensure_future(train(agent, 400, enough=lambda: caught_up))
+            caught_up = False
+            await until(lambda: syncer.tallies.commits > 4, "a first few commits")
+            bus, append = w.bus, w.bus.append
 
-        async def refuse(*_):
-            raise Unavailable("the bus is away")
+            async def refuse(*_):
+                raise Unavailable("the bus is away")
 
-        bus.append = refuse
-        step = agent.boundary.step
-        await asyncio.sleep(1.0)
-        assert agent.boundary.step > step + 20, "training was held up"
-        assert "store" in agent._heartbeat().waiting_for
-        assert "bus" in agent._heartbeat().waiting_for
-        commits = syncer.tallies.commits
-        w.store._store, bus.append = store, append
-        await until(lambda: syncer.tallies.commits > commits + 8, "commits after the outage")
-        await training
+            faulty.rate, bus.append = 1.0, refuse
+            await until(
+                lambda: "bus" in agent.waiting_for and any("store" in what for what in agent.waiting_for), "it waits"
+            )
+            step, commits = agent.boundary.step, syncer.tallies.commits
+            await until(lambda: agent.boundary.step > step + 100, "training goes on meanwhile")
+            assert "bus" in agent.waiting_for
+            assert any("store" in what for what in agent.waiting_for)
+            assert syncer.tallies.commits == commits
+            faulty.rate, bus.append = 0.0, append
+            await until(lambda: syncer.tallies.commits > commits + 8, "commits after the outage")
+            caught_up = True
+            await training
         balanced(agent)
     async with world(folder) as w:
         await check_log(w)

@@ -6,9 +6,9 @@ import uuid
 import pytest
 
 from isthmus.errors import LogCorrupt
-from isthmus.records.objects import commit_key
+from isthmus.records.objects import commit_key, commits_prefix
 from isthmus.rules import Pace, Rules
-from tests_helpers import all_commits, balanced, check_log, deaf, head, seed_of, serving, train, until, world
+from tests_helpers import Sleepy, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
 
 
 def writers(commits):
@@ -62,18 +62,9 @@ async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_
 async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_folds_the_winners(folder):
     """It had closed its round and was about to write the commit when it fell asleep."""
     async with world(folder) as w:
-        one, two = w.syncer("east"), w.syncer("west")
         asleep, wake = asyncio.Event(), asyncio.Event()
-        append = one.keepers[0]._log.append
-
-        async def sleepy(fragment, version, data):
-            if fragment == 0 and not wake.is_set():
-                asleep.set()
-                await wake.wait()
-            return await append(fragment, version, data)
-
-        one._log.append = sleepy
-        deaf(one, two)
+        sleepy = w.through(lambda store: Sleepy(store, commits_prefix(0), asleep, wake))
+        one, two = sleepy.syncer("east", deaf=True), w.syncer("west", deaf=True)
         async with serving(one):
             training = [asyncio.ensure_future(train(w.learner(f"l{i}"), 400, seed=i)) for i in range(2)]
             await asleep.wait()
@@ -93,8 +84,7 @@ async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_
     use(seaweedfs)
     url = f"s3://b{uuid.uuid4().hex[:10]}/run"
     async with world(url, seed_of(pace=Pace(heartbeat_s=0.5, silence_s=2.0)), bus=redis.url) as w:
-        one, two = w.syncer("east"), w.syncer("west")
-        deaf(one, two)
+        one, two = w.syncer("east", deaf=True), w.syncer("west", deaf=True)
         learners = [w.learner(f"l{i}") for i in range(3)]
         async with serving(one), serving(two):
 

@@ -3,16 +3,16 @@
 import asyncio
 import json
 import logging
-import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from isthmus.errors import InputError, Unavailable
 from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
-from isthmus.store import EdgeStore
+from isthmus.runtime import single_threaded
 from isthmus.vitals import LOOP_S_MAX, PORT_S_MAX, Pulse
 from isthmus_services import logs
 from isthmus_services.board import Board, shown
@@ -103,8 +103,8 @@ class Away:
 
 async def test_the_store_is_counted_and_its_silence_shows(folder):
     async with world(folder) as w:
-        away = Away(w.store._store)
-        store = EdgeStore(away, w.runtime, w.store.patience)
+        away = Away(w.store)
+        store = w.through(lambda _: away).store
         store.metrics = m = Metrics()
         await store.put("scratch/x", b"abc")
         assert bytes(await store.get("scratch/x")) == b"abc"
@@ -140,44 +140,44 @@ def get(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder, monkeypatch):
-    monkeypatch.setattr("isthmus.vitals.LOOP_S_MAX", 0.3)
-    monkeypatch.setattr("isthmus.vitals.PORT_S_MAX", 0.5)
+async def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder):
+    passed_s = 0.0
+    real = single_threaded(0)
+    runtime = replace(real, now=lambda: real.now() + passed_s)
     url = f"127.0.0.1:{free_ports(1)[0]}"
     board = Board("syncer")
 
-    async def body():
-        async with world(folder) as w:
-            assert get(f"http://{url}/livez")[0] == 200, "starting is no reason to be killed"
-            assert get(f"http://{url}/healthz")[0] == 503
-            away = Away(w.store._store)
+    async def ask(path):
+        return await asyncio.to_thread(get, f"http://{url}/{path}")
+
+    with shown(board, url):
+        assert (await ask("livez"))[0] == 200, "starting is no reason to be killed"
+        assert (await ask("healthz"))[0] == 503
+        async with world(folder, runtime=runtime) as w:
+            away = Away(w.store)
+            w = w.through(lambda _: away)
             syncer = w.syncer()
-            syncer._store._store = away
             async with serving(syncer):
                 board.serves(syncer.vitals, syncer.metrics)
-                await syncer._store.list("scratch/")
-                assert (await asyncio.to_thread(get, f"http://{url}/healthz"))[0] == 200
-                status, text = await asyncio.to_thread(get, f"http://{url}/metrics")
+                await w.store.list("scratch/")
+                assert (await ask("healthz"))[0] == 200
+                status, text = await ask("metrics")
                 assert status == 200
                 assert "isthmus_fragments_held" in text
                 away.away = True
-                await asyncio.sleep(0.7)
-                assert (await asyncio.to_thread(get, f"http://{url}/livez"))[0] == 200
-                status, text = await asyncio.to_thread(get, f"http://{url}/healthz")
+                passed_s += PORT_S_MAX + 1.0
+                await until(lambda: syncer.vitals.pulse().alive, "the loop turns once more")
+                assert (await ask("livez"))[0] == 200
+                status, text = await ask("healthz")
                 assert status == 503
                 assert "store silent" in json.loads(text)["trouble"]
                 away.away = False
-                asking = asyncio.get_running_loop().run_in_executor(
-                    None, lambda: (time.sleep(0.5), get(f"http://{url}/livez"))
-                )
-                time.sleep(0.9)  # noqa: ASYNC251  (the loop is stuck: that is the test)
-                _, (status, text) = await asking
+                # Asked from the loop itself, which does nothing else meanwhile: it is stuck.
+                passed_s += LOOP_S_MAX + 1.0
+                status, text = get(f"http://{url}/livez")
                 assert status == 503
                 assert "event loop silent" in text
-
-    with shown(board, url):
-        asyncio.run(body())
-        assert get(f"http://{url}/nothing")[0] == 404
+        assert (await ask("nothing"))[0] == 404
 
 
 @pytest.mark.parametrize("address", ["9464", "host:port", "127.0.0.1:99999", "256.0.0.1:80"])

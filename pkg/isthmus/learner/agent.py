@@ -15,6 +15,7 @@ from isthmus.bus import START, Bus
 from isthmus.bus.timed import TimedBus
 from isthmus.bus.voice import Listener, Speaker
 from isthmus.errors import Denied, Fenced, InputError, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.layout import Layout
 from isthmus.learner.boundary import Adopted, Boundary, Called, Captured, Freeze, Passed, Replica, ToAgent, ToTraining
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, Traffic, pack
 from isthmus.learner.concern import Concern
@@ -116,6 +117,23 @@ class LearnerAgent:
     def incarnation(self) -> int:
         """How often this name has joined the run, this time included; 0 before `join`."""
         return self.uplink.incarnation
+
+    @property
+    def layout(self) -> Layout:
+        """What the model is cut into."""
+        return self._run.layout
+
+    @property
+    def waiting_for(self) -> tuple[str, ...]:
+        """What does not answer just now, as heartbeats say it."""
+        waiting = []
+        if self._edge.down_s:
+            waiting.append(f"store ({self._edge.down_s:.0f} s)")
+        if self._tolerance.refused_s:
+            waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
+        if self._speaker.down_since is not None or self._listener.down_since is not None:
+            waiting.append("bus")
+        return tuple(waiting)
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -513,13 +531,6 @@ class LearnerAgent:
         assert b is not None, "heartbeat before attach"
         for p, account in enumerate(self.uplink.accounts):
             account.local = b.local_tokens(p)
-        waiting = []
-        if self._edge.down_s:
-            waiting.append(f"store ({self._edge.down_s:.0f} s)")
-        if self._tolerance.refused_s:
-            waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
-        if self._speaker.down_since is not None or self._listener.down_since is not None:
-            waiting.append("bus")
         return Heartbeat(
             run=self._run.digest,
             id=self._runtime.new_id(),
@@ -538,7 +549,7 @@ class LearnerAgent:
             checkpoint_bytes=self._checkpoint_bytes,
             tokens_lost=self.uplink.tokens_lost,
             ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
-            waiting_for=", ".join(waiting),
+            waiting_for=", ".join(self.waiting_for),
         )
 
     async def _last_words(self) -> None:

@@ -64,7 +64,7 @@ class EdgeStore:
         self.answered_at: float | None = None
         """When the store last answered, on the runtime's clock."""
         self._store = store
-        self._runtime = runtime
+        self.runtime = runtime
         self._down_since: float | None = None
         self._open: dict[int, float] = {}  # when each request under way was sent
         self._sent = 0
@@ -74,12 +74,12 @@ class EdgeStore:
         """Seconds for which a request has been waited for in vain while no other was answered; 0 where none has."""
         if not self._open:
             return 0.0
-        return max(0.0, self._runtime.now() - max(min(self._open.values()), self.answered_at or 0.0))
+        return max(0.0, self.runtime.now() - max(min(self._open.values()), self.answered_at or 0.0))
 
     @property
     def down_s(self) -> float:
         """Seconds since the store was last reached; 0 while it answers."""
-        return 0.0 if self._down_since is None else self._runtime.now() - self._down_since
+        return 0.0 if self._down_since is None else self.runtime.now() - self._down_since
 
     async def get(self, key: str) -> bytearray:
         """See `Store.get`."""
@@ -141,13 +141,13 @@ class EdgeStore:
     async def _once(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
         self.traffic.requests += 1
         self._sent += 1
-        number, started = self._sent, self._runtime.now()
+        number, started = self._sent, self.runtime.now()
         self._open[number] = started
         try:
             result = await self._in_time(request)
         except Unavailable:
             if self._down_since is None:
-                self._down_since = self._runtime.now()
+                self._down_since = self.runtime.now()
             self.traffic.retries += 1
             if self.metrics is not None:
                 self.metrics.store_failures.labels(operation).inc()
@@ -163,7 +163,7 @@ class EdgeStore:
     def _answered(self, operation: str, started: float) -> None:
         """Note an answer, be it a refusal."""
         self._down_since = None
-        self.answered_at = self._runtime.now()
+        self.answered_at = self.runtime.now()
         if self.metrics is not None:
             self.metrics.store_seconds.labels(operation).observe(self.answered_at - started)
 
@@ -177,4 +177,4 @@ class EdgeStore:
     def _pause(self, attempt: int) -> float:
         """Return the seconds to wait after so many attempts."""
         ceiling = min(self.patience.longest_s, self.patience.first_s * 2.0 ** (attempt - 1))
-        return ceiling * self._runtime.random.random()
+        return ceiling * self.runtime.random.random()

@@ -79,7 +79,14 @@ class Syncer:
     """One syncer process's work, as plain coroutines."""
 
     def __init__(
-        self, log: Log, store: EdgeStore, bus: Bus, runtime: Runtime, name: str, pace: Pace | None = None
+        self,
+        log: Log,
+        store: EdgeStore,
+        bus: Bus,
+        runtime: Runtime,
+        name: str,
+        pace: Pace | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.name = name
         self.pace = (pace or log.run.pace).check()
@@ -97,7 +104,7 @@ class Syncer:
         self._runtime = runtime
         self._run = log.run
         self._members = Members(self.pace, runtime.now())
-        self._shards = Shards(name, self.pace, len(log.run.layout.fragments), runtime.now())
+        self._shards = shards or Shards(name, self.pace, len(log.run.layout.fragments), runtime.now())
         self._speaker = Speaker(bus, SYNCER_STREAM, runtime)
         self._listener = Listener(
             bus,
