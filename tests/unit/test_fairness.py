@@ -55,21 +55,18 @@ def test_the_owners_events_go_first_and_are_never_dropped():
     assert dropped == []
 
 
-def test_waiting_for_an_event_loses_none():
-    async def body():
-        q, _ = queue()
-        got = asyncio.ensure_future(q.get())
-        await asyncio.sleep(0)
-        q.put("a", 1)
-        assert await got == 1
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(q.get(), 0.01)
-        q.put("a", 2)
-        assert await q.get() == 2
-        with pytest.raises(IndexError):
-            q.get_nowait()
-
-    asyncio.run(body())
+async def test_waiting_for_an_event_loses_none():
+    q, _ = queue()
+    got = asyncio.ensure_future(q.get())
+    await asyncio.sleep(0)
+    q.put("a", 1)
+    assert await got == 1
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(q.get(), 0.01)
+    q.put("a", 2)
+    assert await q.get() == 2
+    with pytest.raises(IndexError):
+        q.get_nowait()
 
 
 class Users:
@@ -104,56 +101,47 @@ class Users:
             await asyncio.sleep(0)
 
 
-def test_one_user_holds_at_most_its_share_and_others_pass_it():
-    async def body():
-        u = Users(total=4, each=2)
-        for user in ("a", "a", "a", "a", "b", "c"):
-            u.come(user)
-        await u.settle()
-        assert sorted(u.holding) == ["a", "a", "b", "c"]
-        await u.go("b")
-        assert sorted(u.holding) == ["a", "a", "c"]  # a has its share, however many slots are free
-        await u.go("a")
-        assert sorted(u.holding) == ["a", "a", "c"]
-        for task in u.tasks:
-            task.cancel()
-        await asyncio.gather(*u.tasks, return_exceptions=True)
-        assert u.holding == []
-
-    asyncio.run(body())
+async def test_one_user_holds_at_most_its_share_and_others_pass_it():
+    u = Users(total=4, each=2)
+    for user in ("a", "a", "a", "a", "b", "c"):
+        u.come(user)
+    await u.settle()
+    assert sorted(u.holding) == ["a", "a", "b", "c"]
+    await u.go("b")
+    assert sorted(u.holding) == ["a", "a", "c"]  # a has its share, however many slots are free
+    await u.go("a")
+    assert sorted(u.holding) == ["a", "a", "c"]
+    for task in u.tasks:
+        task.cancel()
+    await asyncio.gather(*u.tasks, return_exceptions=True)
+    assert u.holding == []
 
 
-def test_one_that_was_slow_holds_a_single_slot_until_it_is_quick_again():
-    async def body():
-        u = Users(total=4, each=3)
-        u.slots.judge("slow", slow=True)
-        for _ in range(3):
-            u.come("slow")
-        await u.settle()
-        assert u.holding == ["slow"]
-        u.slots.judge("slow", slow=False)
-        await u.go("slow")
-        assert u.holding == ["slow", "slow"]
-        for task in u.tasks:
-            task.cancel()
-        await asyncio.gather(*u.tasks, return_exceptions=True)
-
-    asyncio.run(body())
+async def test_one_that_was_slow_holds_a_single_slot_until_it_is_quick_again():
+    u = Users(total=4, each=3)
+    u.slots.judge("slow", slow=True)
+    for _ in range(3):
+        u.come("slow")
+    await u.settle()
+    assert u.holding == ["slow"]
+    u.slots.judge("slow", slow=False)
+    await u.go("slow")
+    assert u.holding == ["slow", "slow"]
+    for task in u.tasks:
+        task.cancel()
+    await asyncio.gather(*u.tasks, return_exceptions=True)
 
 
-def test_who_gives_up_waiting_leaves_no_slot_behind():
-    async def body():
-        u = Users(total=1, each=1)
-        u.come("a")
-        await u.settle()
-        u.come("b")
-        await u.settle()
-        u.tasks[1].cancel()
-        await u.settle()
-        await u.go("a")
-        u.come("c")
-        await u.settle()
-        assert u.holding == ["c"]
-        await u.go("c")
-
-    asyncio.run(body())
+async def test_who_gives_up_waiting_leaves_no_slot_behind():
+    u = Users(total=1, each=1)
+    u.come("a")
+    await u.settle()
+    u.come("b")
+    await u.settle()
+    u.tasks[1].cancel()
+    await u.settle()
+    await u.go("a")
+    u.come("c")
+    await u.settle()
+    assert u.holding == ["c"]
+    await u.go("c")

@@ -1,6 +1,5 @@
 """A refusal of what worked before counts as an outage for a while; what never worked is refused at once."""
 
-import asyncio
 import logging
 import random
 
@@ -55,93 +54,89 @@ def tolerant(clock, store):
     return TolerantStore(store, tolerance), tolerance
 
 
-def run(coroutine):
-    return asyncio.run(coroutine)
-
-
-def test_what_never_worked_is_refused_at_once(store, tolerant):
+async def test_what_never_worked_is_refused_at_once(store, tolerant):
     store.refused = {("get", "commits")}
     with pytest.raises(Denied):
-        run(tolerant[0].get("commits/0"))
+        await tolerant[0].get("commits/0")
 
 
-def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(clock, store, tolerant, caplog):
+async def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(clock, store, tolerant, caplog):
     ways, tolerance = tolerant
-    run(ways.get("commits/0"))
+    await ways.get("commits/0")
     store.refused = {("get", "commits")}
     with caplog.at_level(logging.WARNING):
         for _ in range(int(REFUSED_S)):
             with pytest.raises(Unavailable, match="ExpiredToken"):
-                run(ways.get("commits/0"))
+                await ways.get("commits/0")
             clock.now += 1.0
     assert tolerance.refused_s == REFUSED_S
     said = [r.getMessage() for r in caplog.records]
     assert "ends this process in 300 s" in said[0]
     assert 5 <= len(said) <= 12  # now and then, not at each request
     with pytest.raises(Denied):
-        run(ways.get("commits/0"))
+        await ways.get("commits/0")
 
 
-def test_once_it_is_over_it_starts_anew(clock, store, tolerant):
+async def test_once_it_is_over_it_starts_anew(clock, store, tolerant):
     ways, tolerance = tolerant
-    run(ways.get("commits/0"))
+    await ways.get("commits/0")
     for _ in range(3):
         store.refused = {("get", "commits")}
         with pytest.raises(Unavailable):
-            run(ways.get("commits/0"))
+            await ways.get("commits/0")
         clock.now += 0.9 * REFUSED_S
         store.refused = set()
-        run(ways.get("commits/0"))
+        await ways.get("commits/0")
         assert tolerance.refused_s == 0.0
 
 
-def test_that_nothing_is_there_is_an_answer_too(store, tolerant):
+async def test_that_nothing_is_there_is_an_answer_too(store, tolerant):
     ways, _ = tolerant
     with pytest.raises(ObjectMissing):
-        run(ways.get("commits/nothing"))
+        await ways.get("commits/nothing")
     store.refused = {("get", "commits")}
     with pytest.raises(Unavailable):
-        run(ways.get("commits/0"))
+        await ways.get("commits/0")
 
 
-def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(clock, store, tolerant):
+async def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(clock, store, tolerant):
     ways, _ = tolerant
-    run(ways.get("values/0"))
-    run(ways.put("values/0", b""))
+    await ways.get("values/0")
+    await ways.put("values/0", b"")
     store.refused = {("put", "values")}
     with pytest.raises(Unavailable):
-        run(ways.put("values/0", b""))
+        await ways.put("values/0", b"")
     clock.now += REFUSED_S
-    run(ways.get("values/0"))  # that reads go through does not hide that writes do not
+    await ways.get("values/0")  # that reads go through does not hide that writes do not
     with pytest.raises(Denied):
-        run(ways.put("values/0", b""))
+        await ways.put("values/0", b"")
     store.refused = {("get", "learners")}
     with pytest.raises(Denied):
-        run(ways.get("learners/l0"))
+        await ways.get("learners/l0")
 
 
-def test_that_the_run_could_be_read_once_is_known_from_the_start(store, tolerant):
+async def test_that_the_run_could_be_read_once_is_known_from_the_start(store, tolerant):
     store.refused = {("get", "run")}
     with pytest.raises(Unavailable):
-        run(tolerant[0].get("run"))
+        await tolerant[0].get("run")
 
 
-def test_what_has_not_been_asked_for_lately_is_not_known_to_be_refused_still(clock, store, tolerant):
+async def test_what_has_not_been_asked_for_lately_is_not_known_to_be_refused_still(clock, store, tolerant):
     ways, tolerance = tolerant
-    run(ways.put("values/0", b""))
+    await ways.put("values/0", b"")
     store.refused = {("put", "values")}
     with pytest.raises(Unavailable):
-        run(ways.put("values/0", b""))
+        await ways.put("values/0", b"")
     clock.now += 10.0
     assert tolerance.refused_s == 10.0
     clock.now += 10.0
     assert tolerance.refused_s == 0.0
 
 
-def test_a_refusal_of_an_update_says_nothing_of_the_rest(store, tolerant):
+async def test_a_refusal_of_an_update_says_nothing_of_the_rest(store, tolerant):
     ways, tolerance = tolerant
-    run(ways.get("updates/0"))
+    await ways.get("updates/0")
     store.refused = {("get", "updates")}
     with pytest.raises(Denied):
-        run(ways.get("updates/0"))
+        await ways.get("updates/0")
     assert tolerance.refused_s == 0.0
