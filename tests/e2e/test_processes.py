@@ -194,7 +194,7 @@ def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_pat
             port = int(redis.url.rsplit(":", 1)[1])
             bus = redis.url
             p.isthmus("s", "syncer", run, "--bus", bus)
-            arguments = ("--bus", bus, "--steps", "400", "--learner")
+            arguments = ("--bus", bus, "--steps", "100000", "--learner")
             learners = [p.isthmus(f"l{i}", "learner", run, *arguments, f"l{i}", "--shard", f"{i}/2") for i in range(2)]
             wait_for(lambda: heads(run) > 20, "twenty commits")
             redis.kill()
@@ -205,7 +205,9 @@ def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_pat
         with redis_server(tmp_path / "redis", port=port):
             wait_for(lambda: len(commits_of(run)) > before + 24, "commits after Redis came back empty")
             for process in learners:
-                p.ends(process)
+                process.terminate()
+            for process in learners:
+                p.ends(process, TOLD_TO_STOP)
     assert judge.continuous(commits_of(run))
 
 
