@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -12,6 +13,9 @@ from pathlib import Path
 
 from isthmus_services.progress import progress
 from isthmus_services.report import write_json
+
+COLLECT_EVERY = 8
+"""Seeds between two collections of what they leave: thousands of them would fill the memory."""
 
 SHOWN = 3
 """Violating seeds of which the event log is printed; the others are named."""
@@ -62,8 +66,10 @@ def _replay(seed: int, bug: str | None, kind: str | None) -> int:
 
 def _work(bug: str | None, kind: str | None) -> int:
     """Serve seeds from stdin."""
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin):
         o = _simulate(int(line), bug, kind)
+        if number % COLLECT_EVERY == 0:
+            gc.collect()  # a seed is one large cycle, and is made with the collector off
         said = {
             "seed": o.seed,
             "violations": o.violations,
