@@ -286,9 +286,10 @@ def decide(
         until = math.inf
         if number + 1 < len(commits):
             until = commits[number + 1].header.waited.opened_at - h.waited.opened_at
-        merged = () if h.healed is not None else _Story(rounds, members, given, h).tell(until)
+        merged, closed_at = ((), 0.0) if h.healed is not None else _Story(rounds, members, given, h).tell(until)
         decided.append(merged)
-        rounds.committed(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={}), h.waited.waited_s)
+        # Committed as it closed: what lies between the two is in the recorded terms already.
+        rounds.committed(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={}), closed_at)
     return decided
 
 
@@ -308,6 +309,7 @@ class _Story:
         self._header = header
         self._now = 0.0
         self._merged: tuple[Input, ...] | None = None
+        self._closed_at = 0.0
         # What came due was noticed a little late, whatever the loop was busy with; it would be as late now.
         due = {
             ClosedBy.GRACE.value: w.quorum_s - w.boundary_s + w.grace_s,
@@ -316,8 +318,9 @@ class _Story:
         }.get(w.closed_by, w.waited_s)
         self._lag = max(0.0, w.waited_s - due)
 
-    def tell(self, until: float) -> tuple[Input, ...]:
-        """Return who is in once the round closes, or when the next one was opened, `until` seconds after this one."""
+    def tell(self, until: float) -> tuple[tuple[Input, ...], float]:
+        """Return who is in once the round closes, or when the next one was opened, `until` seconds after this one; and
+        when it closed."""
         w = self._header.waited
         self._members.here = _expected_at_first(w)
         self._members.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
@@ -342,7 +345,7 @@ class _Story:
         self._wait(until)
         if self._merged is None and self._rounds.round is not None and self._rounds.round.arrived:
             self._take()
-        return self._merged or ()
+        return self._merged or (), self._closed_at
 
     def _pointer(self, given: Input) -> Pointer:
         return Pointer(
@@ -382,6 +385,7 @@ class _Story:
     def _take(self) -> None:
         assert self._rounds.round is not None, "merging without a round"
         self._merged = tuple(self._given[p.digest] for p in self._rounds.round.arrived.values())
+        self._closed_at = self._now
 
 
 def _expected_at_first(w: Waited) -> set[str]:

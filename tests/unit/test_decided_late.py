@@ -1,0 +1,51 @@
+"""A round that was closed later than due, on a machine that was busy, is decided anew as it was; and so is the next."""
+
+from types import SimpleNamespace
+
+import msgspec
+
+from isthmus import whatif
+from isthmus.log import Commit
+from isthmus.members import Terms
+from isthmus.records.objects import Seen
+from isthmus.rounds import ClosedBy, adaptive_grace
+from isthmus.rules import Pace, Rules
+from log_helpers import RUN, committed, given
+
+LEARNERS = ("a", "b", "c", "d")
+PACE = Pace(quorum=2, heartbeat_s=1.0, silence_s=4.0)
+RULES = Rules(fragments=1, sync_every=4)
+TERMS = Terms(fastest_step_s=0.1, slowest_step_s=0.1, sync_s=0.1, cap_s=0.2)
+AT_QUORUM_S = 0.02
+GRACE_S = adaptive_grace(PACE, RULES.sync_every, TERMS, AT_QUORUM_S).seconds
+
+
+def round_of(version: int, closed_by: ClosedBy, waited_s: float, *seen: tuple[float, str], **changed) -> Commit:
+    """Return the commit of a round that saw these updates arrive, each made on the version before."""
+    header = committed(version, *(given(learner, version - 1, version) for _, learner in seen))
+    waited = msgspec.structs.replace(
+        header.waited,
+        called_by=seen[0][1],
+        closed_by=closed_by.value,
+        expected=LEARNERS,
+        missing=tuple(name for name in LEARNERS if name not in {learner for _, learner in seen}),
+        waited_s=waited_s,
+        hold_s=-1.0,
+        seen=tuple(Seen(at, "in", learner) for at, learner in seen),
+        **changed,
+    )
+    return Commit(msgspec.structs.replace(header, waited=waited), bytes(32))
+
+
+def test_what_one_round_was_late_by_is_not_taken_off_the_grace_of_the_next():
+    nobody = {"boundary_s": 0.0, "quorum_s": 0.0, "grace_s": 0.0, "fastest_step_s": 0.0, "slowest_step_s": 0.0}
+    known = {"boundary_s": 0.0, "quorum_s": AT_QUORUM_S, "grace_s": GRACE_S, "gives_up_s": 2.0}
+    known |= {name: getattr(TERMS, name) for name in ("fastest_step_s", "slowest_step_s", "sync_s", "cap_s")}
+    late = round_of(1, ClosedBy.DEADLINE, 3.0, (0.01, "a"), gives_up_s=1.0, sync_s=0.0, cap_s=0.0, **nobody)
+    in_grace = AT_QUORUM_S + 0.9 * GRACE_S
+    seen = (0.01, "a"), (AT_QUORUM_S, "b"), (in_grace, "c")
+    commits = [late, round_of(2, ClosedBy.GRACE, AT_QUORUM_S + GRACE_S, *seen, **known)]
+    log = SimpleNamespace(run=SimpleNamespace(pace=PACE, rules=RULES, digest=RUN))
+    assert GRACE_S > 0.0
+    told = whatif.decide(log, commits, (), {})
+    assert [[i.learner for i in inputs] for inputs in told] == [["a"], ["a", "b", "c"]]
