@@ -18,7 +18,6 @@ from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.learner import agent as learner_agent
 from isthmus.learner import boundary, downlink, uplink
 from isthmus.learner.boundary import Boundary, Ready
-from isthmus.learner.window import LIMIT_MAX, Window
 from isthmus.log import Log
 from isthmus.members import Members, smooth
 from isthmus.records import frame
@@ -658,17 +657,6 @@ def a_flood_is_looked_into_message_by_message():
         patch.object(FairQueue, "__init__", __init__),
         patch.object(FairQueue, "put", put),
         patch.object(Keeper, "_do", do),
-    ):
-        yield
-
-
-@planted(60, "thin")
-def four_bodies_share_a_thin_uplink():
-    """A11: captures are taken early, and each waits for the others on the wire."""
-    with (
-        patch.object(Window, "room", lambda self, in_hand, now, step_s: in_hand < LIMIT_MAX),
-        patch.object(Window, "full", property(lambda self: False)),
-        patch.object(Boundary, "_too_late", lambda self, slot, now: False),
     ):
         yield
 

@@ -8,6 +8,8 @@ import pytest
 
 from isthmus.codecs import codec, packed_size
 from isthmus.layout import Spec
+from isthmus.learner.boundary import Boundary
+from isthmus.learner.window import LIMIT_MAX, Window
 from isthmus.log import Log
 from isthmus.rules import Pace, Rules
 from isthmus.run import Seed
@@ -68,3 +70,13 @@ def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_numb
     merged, by_fragment = shares(uplink)
     assert merged >= at_least, (merged, by_fragment)
     assert min(by_fragment) >= 0.75 * max(by_fragment), by_fragment
+
+
+@pytest.mark.timeout(300)
+def test_four_bodies_at_once_would_not(monkeypatch):
+    """What the window is for: captures are taken early, and each waits for the others on the wire."""
+    monkeypatch.setattr(Window, "room", lambda self, in_hand, now, step_s: in_hand < LIMIT_MAX)
+    monkeypatch.setattr(Window, "full", property(lambda self: False))
+    monkeypatch.setattr(Boundary, "_too_late", lambda self, slot, now: False)
+    merged, _ = shares(0.6)
+    assert merged < 0.40
