@@ -96,9 +96,9 @@ class Log:
                     after, digest = commit.version, commit.digest
                     yield commit
                 if len(found) > 1:
-                    # What was asked for ahead may lie in the same segment: go on behind it.
+                    # What was asked for ahead may lie in the same segment: go on behind it, one segment at a time.
                     await _drop(ahead)
-                    asked = after
+                    asked, width = after, 1
         finally:
             await _drop(ahead)
 
