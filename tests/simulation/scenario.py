@@ -60,7 +60,7 @@ class Kind(StrEnum):
     HOSTILE = "hostile"
 
 
-SHARES = {Kind.PLAIN: 0.85, Kind.CHOIR: 0.025, Kind.SIEGE: 0.09, Kind.THIN: 0.01, Kind.HOSTILE: 0.025}
+SHARES = {Kind.PLAIN: 0.88, Kind.CHOIR: 0.02, Kind.SIEGE: 0.07, Kind.THIN: 0.01, Kind.HOSTILE: 0.02}
 
 
 class Ailment(StrEnum):
@@ -283,7 +283,7 @@ def _thin(s: Scenario) -> Scenario:
             s.rules, fragments=6, sync_every=6, codec_up="int4", codec_down="int4", error_feedback=True
         ),
         pace=msgspec.structs.replace(s.pace, lead=None, staleness=1, quorum=1, snapshot_every=5),
-        specs=tuple(Spec(f"t{i}", (16384,), "float32", "dense") for i in range(6)),
+        specs=tuple(Spec(f"t{i}", (4096,), "float32", "dense") for i in range(6)),
         handling=0.0,
         store={},
         bus={},
