@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from isthmus.bus import START, Bus, open_bus
+from isthmus.bus import START, Bus, open_bus, sqlite
 from isthmus.bus.base import RETAINED
 from isthmus.bus.voice import Listener, Speaker
 from isthmus.errors import Denied, InputError, Unavailable
@@ -158,6 +158,48 @@ def test_the_tail_is_behind_the_newest_message(place):
         position = await bus.tail("s")
         await bus.append("s", b"new")
         assert (await drain(bus, "s", position))[0] == [b"new"]
+
+    run(place, body)
+
+
+def test_a_position_of_some_time_ago_lies_before_what_was_said_since_and_behind_what_was_said_before(place):
+    """An agent that reads a thousand streams begins a few heartbeats back."""
+
+    async def body(bus):
+        await bus.append("busy", b"old")
+        await bus.append("idle", b"long ago")
+        await asyncio.sleep(1.0)
+        await bus.append("busy", b"new", b"newer")
+        since = await bus.ago(["busy", "idle", "nobody"], 0.5)
+        assert (await drain(bus, "busy", since["busy"]))[0] == [b"new", b"newer"]
+        assert (await drain(bus, "nobody", since["nobody"]))[0] == []
+        # Beyond the end of a stream there is no position: it would look as if the bus had lost its tail.
+        assert (await drain(bus, "idle", since["idle"]))[0] in ([], [b"long ago"])
+        await bus.append("idle", b"again")
+        assert (await drain(bus, "idle", since["idle"]))[0][-1:] == [b"again"]
+        everything = await bus.ago(["busy"], 3600.0)
+        assert (await drain(bus, "busy", everything["busy"]))[0] == [b"old", b"new", b"newer"]
+
+    run(place, body)
+
+
+def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_more(place):
+    async def body(bus):
+        await bus.append("learner/a", b"old")
+        await asyncio.sleep(1.0)
+        await bus.append("learner/a", b"new")
+        listener = Listener(bus, single_threaded(), lambda name: name.startswith("learner/"), back_s=0.5)
+        assert [said.body async for _, said in listener.backlog()] == [b"new"]
+        assert listener.positions.keys() == {"learner/a"}
+        # One it was told to read stays, whether it is there or not.
+        listener.positions["syncer"] = START
+
+        async def nobody():
+            return set()
+
+        bus.names = nobody
+        await listener.find()
+        assert listener.positions.keys() == {"syncer"}
 
     run(place, body)
 
@@ -321,6 +363,17 @@ async def test_a_deleted_sqlite_file_is_made_again(tmp_path):
             file.unlink()
         await bus.append("s", b"after")
         assert [m.body for m in (await reader.read({"s": position}, 1.0))["s"]] == [b"after"]
+
+
+async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "EXPIRE_S", 0.5)
+    async with open_bus(f"sqlite://{tmp_path / 'bus.sqlite'}", bytes(32)) as bus:
+        await bus.append("gone", b"1")
+        await asyncio.sleep(1.0)
+        assert await bus.names() == {"gone"}
+        for _ in range(sqlite.TRIM_EVERY + 1):
+            await bus.append("here", b"2")
+        assert await bus.names() == {"here"}
 
 
 async def test_a_file_that_is_no_database_is_unavailable(tmp_path):

@@ -102,8 +102,8 @@ class RedisBus:
 
     async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
         """See `Bus.ago`. Ids begin with the server's clock in milliseconds."""
-        now_s, _ = await self._guard(self._writer.time())
-        then = f"{max(0, int((now_s - seconds) * 1000))}-0"
+        now_s, now_us = await self._guard(self._writer.time())
+        then = f"{max(0, int((now_s - seconds) * 1e3 + now_us / 1e3))}-0"
         newest = await self._newest([self._prefix + stream for stream in streams])
         # Never beyond the end: there it would look as if the server had lost its tail.
         return {
