@@ -23,9 +23,9 @@ from isthmus.layout import EMBEDDING
 from isthmus.log import Commit, Log
 from isthmus.members import Members, Terms
 from isthmus.merge import State
-from isthmus.records.objects import CommitHeader, Input, Outer, Waited
+from isthmus.records.objects import CommitHeader, Input, Outer, Seen, Waited
 from isthmus.replay import Progress, all_or, earliest
-from isthmus.rounds import Action, ClosedBy, Fetch, Merge, Pointer, Rounds
+from isthmus.rounds import Action, Fetch, Merge, Pointer, Rounds
 from isthmus.rules import MERGES, STALENESS_MAX, Pace
 
 _OUTER = {"merge": "merge", "merge.embeddings": "merge", "outer.lr": "learning_rate", "outer.momentum": "momentum"}
@@ -311,12 +311,8 @@ class _Story:
         self._merged: tuple[Input, ...] | None = None
         self._closed_at = 0.0
         # What came due was noticed a little late, whatever the loop was busy with; it would be as late now.
-        due = {
-            ClosedBy.GRACE.value: w.quorum_s - w.boundary_s + w.grace_s,
-            ClosedBy.DEADLINE.value: max(w.gives_up_s, w.hold_s),
-            ClosedBy.EVERYONE.value: w.hold_s if w.hold_s > 0.0 else w.waited_s,
-        }.get(w.closed_by, w.waited_s)
-        self._lag = max(0.0, w.waited_s - due)
+        due = (w.quorum_s - w.boundary_s + w.grace_s, max(w.gives_up_s, w.hold_s), w.hold_s)
+        self._lag = max((w.waited_s - at for at in due if 0.0 < at <= w.waited_s), default=0.0)
 
     def tell(self, until: float) -> tuple[tuple[Input, ...], float]:
         """Return who is in once the round closes, or when the next one was opened, `until` seconds after this one; and
@@ -330,22 +326,29 @@ class _Story:
             self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
         self._do(actions)
         inputs = iter(self._header.inputs)
-        for seen in w.seen:
+        for number, seen in enumerate(w.seen):
             self._wait(seen.at)
+            # Who comes and goes was looked up when somebody was in or passed, before that decided anything.
+            self._come_and_go(w.seen[number + 1 :], seen.at)
             match seen.what:
                 case "in":
                     self._do(self._rounds.announced(self._pointer(next(inputs)), self._now))
                 case "pass":
                     self._do(self._rounds.passed(seen.learner, self._header.version, self._now))
-                case "here":
-                    self._members.here.add(seen.learner)
-                case "gone":
-                    self._members.here.discard(seen.learner)
+                case _:
+                    self._come_and_go([seen], seen.at)
             self._do(self._rounds.tick(self._now))
         self._wait(until)
         if self._merged is None and self._rounds.round is not None and self._rounds.round.arrived:
             self._take()
         return self._merged or (), self._closed_at
+
+    def _come_and_go(self, trail: Iterable[Seen], at: float) -> None:
+        """Let learners be expected, or not any more, as far as the trail says so of this very moment."""
+        for seen in trail:
+            if seen.at != at or seen.what not in ("here", "gone"):
+                return
+            (self._members.here.add if seen.what == "here" else self._members.here.discard)(seen.learner)
 
     def _pointer(self, given: Input) -> Pointer:
         return Pointer(

@@ -4,12 +4,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from isthmus import merge
+from isthmus import merge, whatif
 from isthmus.bus.voice import UNSAID_MAX
 from isthmus.errors import IsthmusError, RecordInvalid
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import UPLOADS_MAX
-from isthmus.log import Log
+from isthmus.log import Commit, Log
 from isthmus.records import frame
 from isthmus.records.frame import Kind
 from isthmus.records.messages import (
@@ -431,6 +431,14 @@ class Checker:
                     self.violate("replay: " + " / ".join(result.difference.lines()))
         except IsthmusError as error:
             self.violate(f"replay: {error}")
+        for p, commits in enumerate(self.commits):
+            told = whatif.decide(log, [Commit(header, digest) for header, digest in commits], (), {})
+            for (header, _), inputs in zip(commits, told, strict=True):
+                if inputs != header.inputs:
+                    self.violate(
+                        f"round {p}/{header.version}, decided anew from what it saw, merges "
+                        f"{[i.key for i in inputs]} instead of {[i.key for i in header.inputs]}"
+                    )
         for p, commits in enumerate(self.commits):
             for header, digest in commits:
                 found = await log.commit(p, header.version)
