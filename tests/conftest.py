@@ -23,6 +23,7 @@ GROUPS = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Put each test into its group."""
     for item in items:

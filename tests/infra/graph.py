@@ -117,7 +117,9 @@ class Graph:
         kind, *words = test
         if kind == "CMD-SHELL":
             (line,) = words
-            line = self.text(line).replace("redis-cli ", f"{shutil.which('redis-cli')} -p {self.ports['redis']} ")
+            line = self.text(line).replace(
+                "redis-cli ", f"{shutil.which('redis-cli') or 'redis-cli'} -p {self.ports['redis']} "
+            )
             return ["/bin/sh", "-c", line]
         words = [self.text(word) for word in words]
         return [sys.executable if word.endswith("/bin/python") else word for word in words]
