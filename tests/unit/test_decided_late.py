@@ -37,6 +37,12 @@ def round_of(version: int, closed_by: ClosedBy, waited_s: float, *seen: tuple[fl
     return Commit(msgspec.structs.replace(header, waited=waited), bytes(32))
 
 
+def told(*commits: Commit) -> list[list[str]]:
+    """Return who is in each round, decided anew under the pace they were recorded with."""
+    log = SimpleNamespace(run=SimpleNamespace(pace=PACE, rules=RULES, digest=RUN))
+    return [[i.learner for i in inputs] for inputs in whatif.decide(log, commits, (), {})]
+
+
 def test_what_one_round_was_late_by_is_not_taken_off_the_grace_of_the_next():
     nobody = {"boundary_s": 0.0, "quorum_s": 0.0, "grace_s": 0.0, "fastest_step_s": 0.0, "slowest_step_s": 0.0}
     known = {"boundary_s": 0.0, "quorum_s": AT_QUORUM_S, "grace_s": GRACE_S, "gives_up_s": 2.0}
@@ -44,8 +50,14 @@ def test_what_one_round_was_late_by_is_not_taken_off_the_grace_of_the_next():
     late = round_of(1, ClosedBy.DEADLINE, 3.0, (0.01, "a"), gives_up_s=1.0, sync_s=0.0, cap_s=0.0, **nobody)
     in_grace = AT_QUORUM_S + 0.9 * GRACE_S
     seen = (0.01, "a"), (AT_QUORUM_S, "b"), (in_grace, "c")
-    commits = [late, round_of(2, ClosedBy.GRACE, AT_QUORUM_S + GRACE_S, *seen, **known)]
-    log = SimpleNamespace(run=SimpleNamespace(pace=PACE, rules=RULES, digest=RUN))
     assert GRACE_S > 0.0
-    told = whatif.decide(log, commits, (), {})
-    assert [[i.learner for i in inputs] for inputs in told] == [["a"], ["a", "b", "c"]]
+    after = round_of(2, ClosedBy.GRACE, AT_QUORUM_S + GRACE_S, *seen, **known)
+    assert told(late, after) == [["a"], ["a", "b", "c"]]
+
+
+def test_a_round_that_was_to_be_given_up_when_nobody_looked_takes_what_came_until_somebody_did():
+    known = {"boundary_s": 0.0, "quorum_s": 0.44, "grace_s": 0.0, "gives_up_s": 0.38, "fastest_step_s": 0.0}
+    late = round_of(
+        1, ClosedBy.GRACE, 0.44, (0.01, "a"), (0.44, "b"), slowest_step_s=0.0, sync_s=0.0, cap_s=0.0, **known
+    )
+    assert told(late) == [["a", "b"]]
