@@ -174,7 +174,7 @@ class FaultProxy:
             self.counts[fault] += 1
             await client.send(_SERVICE_UNAVAILABLE + (b"" if request.method == "HEAD" else _SLOW_DOWN))
             return False
-        if fault == Fault.DENIED and request.method == "GET" and self._denied in request.path:
+        if fault == Fault.DENIED and request.method == "GET" and self._denied and self._denied in request.path:
             self.counts[fault] += 1
             await client.send(_FORBIDDEN + _ACCESS_DENIED)
             return False
