@@ -135,7 +135,18 @@ class Log:
                     break
                 found.append(commit)
             start += size
-        return found[1:-1]  # of the last one nothing here says that it is whole
+        # Each is vouched for by the one after it; the last one by its own pointer.
+        if len(found) > 1 and await self._pointed_at(fragment, found[-1].version) != found[-1].digest:
+            found.pop()
+        return found[1:]
+
+    async def _pointed_at(self, fragment: int, version: int) -> bytes | None:
+        """Return the digest that the pointer to a packed commit names; None where it is no pointer that can be read."""
+        try:
+            blob = await self.store.get(commit_key(fragment, version))
+            return frame.parse(blob, Kind.PACKED, PackedHeader)[0].digest
+        except (ObjectMissing, RecordInvalid):
+            return None
 
     async def snapshots(self, fragment: int) -> list[tuple[int, str]]:
         """Return (version, key) of the stored snapshots of a fragment, newest first. Lists."""

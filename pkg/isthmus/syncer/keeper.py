@@ -150,7 +150,7 @@ class Keeper:
         self._look = asyncio.Event()
         self._known = 0
         """The newest version that another syncer says is there."""
-        self._behind_since: float | None = None
+        self._behind_since = runtime.now()
 
     @property
     def head(self) -> int:
@@ -159,13 +159,13 @@ class Keeper:
 
     def behind_s(self) -> float:
         """Return for how long others have known a newer version than this syncer could fold, in seconds."""
-        return 0.0 if self._behind_since is None else self._runtime.now() - self._behind_since
+        return 0.0 if self.head >= self._known else self._runtime.now() - self._behind_since
 
     def _learn_of(self, version: int) -> None:
         """Note that a version is said to be in the log."""
-        self._known = max(version, self._known)
-        if self._known > self.head and self._behind_since is None:
+        if self.head >= self._known:
             self._behind_since = self._runtime.now()
+        self._known = max(version, self._known)
 
     @property
     def waiting(self) -> int:
@@ -560,8 +560,6 @@ class Keeper:
         if ours and due and self._tasks is not None and (self._snapshot is None or self._snapshot.done()):
             self._snapshot = self._tasks.create_task(self._write_snapshot(state))
         self.rounds.committed(commit.header, self._runtime.now())
-        if self.head >= self._known:
-            self._behind_since = None
 
     async def _write_snapshot(self, state: State) -> None:
         p = self.fragment.index
