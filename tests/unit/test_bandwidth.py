@@ -84,7 +84,7 @@ def test_a_longer_overlap_hides_latency_and_a_blocking_method_does_not():
 def test_what_passes_besides_the_payload_is_measured_on_the_real_agents():
     found = traffic.measure(Rules(fragments=4, sync_every=4), Pace(), 2)
     # One update up and, per version, its commit and its value down.
-    assert found.learner.requests["put"] == pytest.approx(1.0, abs=0.3)
+    assert found.learner.requests["create"] == pytest.approx(1.0, abs=0.3)
     assert found.learner.requests["get"] == pytest.approx(2.0, abs=0.5)
     assert found.syncer.requests["create"] == pytest.approx(1.0, abs=0.1)
     assert found.syncer.requests["get"] == pytest.approx(2.0, abs=0.5)
