@@ -1,0 +1,210 @@
+"""The log as objects: which commits are believed, how it is walked, and whose a commit is."""
+
+import msgspec
+import pytest
+
+from isthmus import collect
+from isthmus.errors import LogCorrupt, Unavailable
+from isthmus.log import AHEAD_MAX
+from isthmus.records import frame
+from isthmus.records.frame import Kind
+from isthmus.records.objects import CommitHeader, Healed, SegmentHeader, commit_key
+from written import ONE_WAY_S, Written
+
+
+async def walked(w: Written, after: int = 0, digest: bytes | None = None) -> list[int]:
+    return [commit.version async for commit in w.log.commits(0, after, digest)]
+
+
+async def packed(w: Written, keep: int = 1) -> str:
+    """Pack what lies below the oldest snapshot kept; return the key of the segment."""
+    await collect.apply(w.log, await collect.plan(w.log, keep=keep, min_age_s=-1.0))
+    [key] = w.keys("segments/00000/")
+    return key
+
+
+# --- what is believed -------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_follows_another_one_is_another_history():
+    async def body(w):
+        await w.grow(3)
+        w.replace_commit(2, previous=bytes(32))
+        with pytest.raises(LogCorrupt, match="another history") as caught:
+            await walked(w, 0, w.run.digest)
+        assert caught.value.key == commit_key(0, 2)
+        assert caught.value.readable == (0, 1)
+
+    Written().drive(body)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"fragment": 1}, "is commit 1/2"),
+        ({"version": 3}, "is commit 0/3"),
+        ({"run": bytes(32)}, "of run 00000000"),
+        ({"arithmetic": 2}, "written with arithmetic 2"),
+        ({"inputs": ()}, "merges nothing and does not heal"),
+        ({"healed": Healed(source=1, broken_at=2, key="k", why="")}, "merges and heals at once"),
+    ],
+)
+def test_what_stands_under_a_key_is_that_commit_or_none(changed, why):
+    async def body(w):
+        await w.grow(2)
+        w.replace_commit(2, **changed)
+        with pytest.raises(LogCorrupt, match=why):
+            await w.log.commit(0, 2)
+        with pytest.raises(LogCorrupt, match=why):
+            await walked(w)
+
+    Written().drive(body)
+
+
+# --- walking ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_log_is_asked_for_ahead_and_not_for_ever():
+    async def body(w):
+        await w.grow(60)
+        w.store.requests.clear()
+        began = w.clock.time()
+        assert await walked(w, 0, w.run.digest) == list(range(1, 61))
+        # One at a time it would take 61 times to the store and back.
+        assert w.clock.time() - began < 61 / 3 * 2 * ONE_WAY_S
+        asked = [int(key.rsplit("/")[-1]) for key in w.store.of("get", "commits/")]
+        assert sorted(asked) == list(range(1, len(asked) + 1)), "each once"
+        assert len(asked) <= 60 + AHEAD_MAX
+
+    Written().drive(body)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 8, 11])
+def test_packed_commits_come_as_they_were_wherever_the_walk_begins(after):
+    async def body(w):
+        await w.grow(14, snapshot_every=12)
+        before = [commit.digest for commit in w.commits[0]]
+        await packed(w)
+        found = [commit async for commit in w.log.commits(0, after, before[after - 1] if after else w.run.digest)]
+        assert [commit.version for commit in found] == list(range(after + 1, 15))
+        assert [commit.digest for commit in found] == before[after:]
+        assert [commit.packed for commit in found] == [commit.version < 12 for commit in found]
+
+    Written().drive(body)
+
+
+def test_a_segment_is_read_for_all_of_its_commits_at_once():
+    async def body(w):
+        for top in (20, 40):
+            await w.grow(top)
+            w.snapshot()
+            await w.grow(top + 1)
+            await collect.apply(w.log, await collect.plan(w.log, keep=1, min_age_s=-1.0))
+        first, second = w.keys("segments/00000/")
+        w.store.requests.clear()
+        assert await walked(w, 0, w.run.digest) == list(range(1, 42))
+        # Once for all but its last commit, for which nothing in it vouches, and once for that; the second one was asked
+        # for twice at once.
+        assert len(w.store.of("get", first)) == 2
+        assert len(w.store.of("get", second)) == 3
+
+    Written().drive(body)
+
+
+def changed_in(segment: bytearray, number: int, **changed) -> bytearray:
+    """Return a segment in which one commit was replaced by another one that reads well."""
+    header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
+    start = sum(header.sizes[:number])
+    was = bytes(payload[start : start + header.sizes[number]])
+    commit, _ = frame.parse(was, Kind.COMMIT, CommitHeader)
+    other = frame.draft(Kind.COMMIT, msgspec.structs.replace(commit, **changed)).blob
+    assert len(other) == len(was)
+    offset = len(segment) - sum(header.sizes) + start
+    segment[offset : offset + len(was)] = other
+    return segment
+
+
+@pytest.mark.parametrize("number", [4, 10], ids=["in the middle", "the last"])
+def test_a_commit_replaced_in_a_segment_is_noticed_and_the_segment_named(number):
+    """A segment vouches for no commit of its own: the next one does, or the digest beside the commit's own place."""
+
+    async def body(w):
+        await w.grow(14, snapshot_every=12)
+        segment = await packed(w)
+        w.put(segment, changed_in(w.blob(segment), number, written_at=1.0))
+        read = []
+        with pytest.raises(LogCorrupt, match="says") as caught:
+            async for commit in w.log.commits(0, 0, w.run.digest):
+                read.append(commit.version)
+        assert caught.value.key == segment
+        assert read == list(range(1, number + 1)), "whatever is whole before it is read"
+
+    Written().drive(body)
+
+
+def test_a_pointer_into_a_damaged_segment_says_so():
+    async def body(w):
+        await w.grow(14, snapshot_every=12)
+        segment = await packed(w)
+        w.put(segment, changed_in(w.blob(segment), 4, written_at=1.0))
+        assert (await w.log.commit(0, 4)).version == 4
+        with pytest.raises(LogCorrupt, match="says") as caught:
+            await w.log.commit(0, 5)
+        assert caught.value.key == segment
+
+    Written().drive(body)
+
+
+# --- finding places ---------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_looked_for_from_the_newest_snapshot_on():
+    async def body(w):
+        await w.grow(20, snapshot_every=6)
+        w.store.requests.clear()
+        assert (await w.log.newest(0)).version == 20
+        assert w.store.of("get") == [commit_key(0, v) for v in (18, 19, 20, 21)]
+        w.store.requests.clear()
+        assert (await w.log.newest(0, hint=19)).version == 20
+        assert w.store.of("get") == [commit_key(0, v) for v in (19, 20, 21)]
+        assert await w.log.newest(1) is None
+
+    Written().drive(body)
+
+
+@pytest.mark.parametrize(("after_s", "version"), [(-0.5, 0), (0.0, 1), (0.5, 1), (1.0, 2), (4.0, 5), (100.0, 5)])
+def test_what_was_written_at_a_time_is_there_at_that_time(after_s, version):
+    async def body(w):
+        for second in range(5):
+            await w.commit(written_at=1e9 + second)
+        assert await w.log.version_at(0, 1e9 + after_s) == version
+
+    Written().drive(body)
+
+
+# --- appending --------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_whose_reply_was_lost_is_ours_and_another_one_is_not():
+    async def body(w):
+        await w.grow(1)
+        ours = w.blob(commit_key(0, 1))
+        assert await w.log.append(0, 1, ours) is True
+        header, _ = frame.parse(ours, Kind.COMMIT, CommitHeader)
+        other = frame.draft(Kind.COMMIT, msgspec.structs.replace(header, attempt="another")).blob
+        assert await w.log.append(0, 1, other) is False
+        assert w.blob(commit_key(0, 1)) == ours
+
+    Written().drive(body)
+
+
+def test_an_append_goes_on_with_the_same_bytes_until_its_outcome_is_known():
+    async def body(w):
+        header, _ = w.draft(w.upload("a", 0))
+        tries = iter([Unavailable("lost"), Unavailable("lost"), None])
+        w.store.answers = lambda operation, key: next(tries) if operation == "create" else None
+        assert await w.log.append(0, 1, frame.draft(Kind.COMMIT, header).blob) is True
+        assert w.store.of("create") == [commit_key(0, 1)] * 3
+        assert (await w.log.commit(0, 1)).header == header
+
+    Written().drive(body)

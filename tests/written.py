@@ -1,0 +1,222 @@
+"""A run whose log is written by hand: real updates, merged and committed as a syncer does it, a version at a time.
+
+Everything happens in virtual time, on one store that remembers what it was asked for.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus import merge
+from isthmus.codecs import as_bytes, codec, pack, packed_size
+from isthmus.log import Commit, Log
+from isthmus.merge import Accumulator, State
+from isthmus.records import frame
+from isthmus.records.frame import Kind
+from isthmus.records.objects import (
+    CommitHeader,
+    Input,
+    UpdateHeader,
+    commit_key,
+    snapshot_key,
+    update_key,
+    value_key,
+)
+from isthmus.rules import Pace, Rules
+from isthmus.simulate.process import Process
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import World
+from isthmus.updates import open_update
+from log_helpers import committed, given
+from tests_helpers import QUICK, seed_of
+
+ONE_WAY_S = 0.01
+"""What a request takes to the store, and its answer back."""
+
+
+class Asked:
+    """A store that remembers what it was asked for, and can be told to answer otherwise."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.url = inner, inner.url
+        self.requests: list[tuple[str, str]] = []
+        """Operation and key, in order."""
+        self.answers: Callable[[str, str], BaseException | None] = lambda operation, key: None
+        """What a request is answered with instead, or None."""
+
+    def __getattr__(self, operation: str) -> Callable[..., Awaitable[Any]]:
+        async def call(key: str, *args: Any) -> Any:
+            self.requests.append((operation, key))
+            if (error := self.answers(operation, key)) is not None:
+                raise error
+            return await getattr(self.inner, operation)(key, *args)
+
+        return call
+
+    def of(self, operation: str, prefix: str = "") -> list[str]:
+        """Return the keys below a prefix that an operation was asked for."""
+        return [key for asked, key in self.requests if asked == operation and key.startswith(prefix)]
+
+
+@dataclass
+class Written:
+    """A run in the making. `states` and `digests` are what its commits came to, by fragment."""
+
+    rules: Rules = field(default_factory=lambda: Rules(fragments=2, sync_every=4))
+    pace: Pace = QUICK
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.world = World("written")
+        self.process: Process = self.world.process("writer")
+        self.clock = self.world.clock
+        self.runtime = self.process.runtime
+        self.store = Asked(self.world.ports(self.process, Weather(latency_s=ONE_WAY_S)).store)
+        self.states: list[State] = []
+        self.commits: list[list[Commit]] = []
+
+    def drive(self, body: Callable[["Written"], Awaitable[Any]]) -> Any:
+        """Create the run, then do this, in virtual time."""
+
+        async def go() -> Any:
+            self.run = await self.world.create(seed_of(self.rules, self.pace, **self.options))
+            self.log = Log(self.run, self.store, self.runtime)
+            for fragment in self.run.layout.fragments:
+                key = snapshot_key(fragment.index, 0, self.run.header.snapshots[fragment.index])
+                header, payload = frame.parse(self.world.objects.get(key), Kind.SNAPSHOT, merge.SnapshotHeader)
+                self.states.append(merge.restore(header, payload))
+                self.commits.append([])
+            return await body(self)
+
+        try:
+            return self.clock.run_until_complete(go())
+        finally:
+            self.clock.close()
+
+    def update(self, learner: str, base: int, p: int = 0, values: Any = None, **changed: Any) -> bytearray:
+        """Return the bytes of an update: `values` [n] are its outer gradient, by default drawn."""
+        fragment, code = self.run.layout.fragments[p], codec(self.run.rules.codec_up)
+        if values is None:
+            draw = np.random.default_rng([p, base, *learner.encode()])
+            values = draw.normal(scale=0.01, size=fragment.size).astype(np.float32)
+        fields = {
+            "schema": 1,
+            "run": self.run.digest,
+            "fragment": p,
+            "learner": learner,
+            "incarnation": 1,
+            "base": base,
+            "codec": code.name,
+            "steps": 4,
+            "tokens": 400,
+            "step": 4 * (base + 1),
+            "tokens_seen": 400 * (base + 1),
+            "train_s": 1.0,
+        }
+        header = UpdateHeader(**fields | changed)
+        out = frame.draft(Kind.UPDATE, header, packed_size(code, fragment))
+        pack(code, fragment, values, as_bytes(out.payload))
+        return out.blob
+
+    def upload(self, learner: str, base: int, p: int = 0, values: Any = None, **changed: Any) -> str:
+        """Store an update; return its key."""
+        blob = self.update(learner, base, p, values, **changed)
+        key = update_key(p, learner, base, frame.digest(blob))
+        self.put(key, blob)
+        return key
+
+    def put(self, key: str, blob: Any) -> None:
+        """Let an object lie in the store."""
+        self.world.objects.put(key, bytes(blob), self.runtime.wall())
+
+    def blob(self, key: str) -> bytearray:
+        """Return what lies there."""
+        return bytearray(self.world.objects.get(key))
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return what lies below a prefix."""
+        return [entry.key for entry in self.world.objects.list(prefix)]
+
+    def merged(self, key: str, version: int, p: int = 0) -> tuple[Input, Any]:
+        """Return what a commit says of a stored update, and its outer gradient."""
+        blob = self.blob(key)
+        _, _, learner, name = key.split("/")
+        base, digest = int(name.split("-")[0]), frame.digest(blob)
+        found = open_update(blob, digest, self.run, self.run.layout.fragments[p], learner, base)
+        h = found.header
+        about = given(
+            learner,
+            base,
+            version,
+            p=p,
+            key=key,
+            digest=digest,
+            incarnation=h.incarnation,
+            steps=h.steps,
+            tokens=h.tokens,
+            step=h.step,
+            tokens_seen=h.tokens_seen,
+            bytes=len(blob),
+            weight=merge.weight(h.tokens, h.steps),
+        )
+        return about, found.gradient
+
+    def draft(self, *keys: str, p: int = 0, **changed: Any) -> tuple[CommitHeader, merge.Advance]:
+        """Return the next commit of a fragment that merges these updates, and what it comes to; nothing is written."""
+        state, run = self.states[p], self.run
+        version = state.version + 1
+        accumulator = Accumulator(run.layout.fragments[p], merge.outers(run.rules))
+        inputs = []
+        for key in keys:
+            about, gradient = self.merged(key, version, p)
+            accumulator.add(gradient, about.weight)
+            inputs.append(about)
+        result = merge.advance(state, accumulator, codec(run.rules.codec_down), run.digest)
+        outer = merge.outers(run.rules)
+        last = self.commits[p][-1].digest if self.commits[p] else run.digest
+        fields = {
+            "run": run.digest,
+            "previous": last,
+            "dense": outer["dense"],
+            "embedding": outer["embedding"],
+            "codec_down": run.rules.codec_down,
+            "value_key": value_key(p, version, result.value_digest),
+            "value_digest": result.value_digest,
+            "published_digest": result.published_digest,
+            "state_digest": result.state_digest,
+            "written_at": self.runtime.wall(),
+        }
+        return committed(version, *inputs, p=p, **fields | changed), result
+
+    async def commit(self, *keys: str, p: int = 0, **changed: Any) -> Commit:
+        """Merge these updates (by default one of each of two learners) into the next version, and commit it."""
+        base = self.states[p].version
+        header, result = self.draft(*(keys or [self.upload(who, base, p) for who in ("a", "b")]), p=p, **changed)
+        self.put(header.value_key, result.value)
+        body = frame.draft(Kind.COMMIT, header).blob
+        assert await self.log.append(p, header.version, body)
+        self.states[p] = result.state
+        self.commits[p].append(Commit(header, frame.digest(body)))
+        return self.commits[p][-1]
+
+    async def grow(self, versions: int, p: int = 0, snapshot_every: int = 0) -> None:
+        """Commit until there are so many versions, with a snapshot of every so-many-th."""
+        while self.states[p].version < versions:
+            await self.commit(p=p)
+            if snapshot_every and self.states[p].version % snapshot_every == 0:
+                self.snapshot(p)
+
+    def snapshot(self, p: int = 0) -> str:
+        """Store the state as it is now; return the key."""
+        blob = merge.snapshot(self.states[p], p, self.run.digest)
+        key = snapshot_key(p, self.states[p].version, frame.digest(blob))
+        self.put(key, blob)
+        return key
+
+    def replace_commit(self, version: int, /, p: int = 0, **changed: Any) -> None:
+        """Let something else stand under the key of a commit: it, with other fields."""
+        header = msgspec.structs.replace(self.commits[p][version - 1].header, **changed)
+        self.put(commit_key(p, version), frame.draft(Kind.COMMIT, header).blob)
