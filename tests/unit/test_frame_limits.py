@@ -1,0 +1,104 @@
+"""Frames at their limits: what is just allowed, what is not any more, and bits that only look harmless."""
+
+import msgspec
+import pytest
+
+from isthmus.errors import RecordInvalid
+from isthmus.reasons import Reason
+from isthmus.records import frame
+from isthmus.records.frame import HEADER_MAX, PREFIX, Kind
+from isthmus.records.objects import is_versioned, update_key, version_in
+
+
+class Note(msgspec.Struct, frozen=True):
+    """A header as long as its text."""
+
+    text: str
+
+
+def note(length: int, payload: bytes = b"") -> bytearray:
+    """Return a record whose header takes so many bytes."""
+    overhead = len(b"\x81\xa4text\xda??")
+    out = frame.draft(Kind.UPDATE, Note("x" * (length - overhead)), len(payload))
+    out.payload[:] = payload
+    return out.blob
+
+
+def reason_of(blob) -> Reason:
+    with pytest.raises(RecordInvalid) as caught:
+        frame.parse(blob, Kind.UPDATE, Note)
+    return caught.value.reason
+
+
+def test_a_header_may_be_as_long_as_its_limit():
+    longest = HEADER_MAX[Kind.UPDATE]
+    blob = note(longest, b"payload")
+    assert frame.header_size(blob) == longest
+    assert bytes(frame.parse(blob, Kind.UPDATE, Note)[1]) == b"payload"
+    with pytest.raises(ValueError, match="over its limit"):
+        note(longest + 1)
+    assert len(blob) == frame.largest(Kind.UPDATE, 7)
+
+
+def test_a_payload_begins_at_the_next_multiple_of_64_and_at_once_where_the_header_ends_there():
+    assert PREFIX.size == 128
+    assert [frame.payload_offset(n) for n in (0, 1, 63, 64, 65, 128)] == [128, 192, 192, 192, 256, 256]
+    blob = note(64 * 5, b"payload")
+    assert len(blob) == 128 + 64 * 5 + 7
+
+
+@pytest.mark.parametrize("at", [32, 63, 64, 127], ids=lambda at: f"byte {at}")
+def test_what_is_reserved_for_a_signature_is_zero(at):
+    blob = note(300)
+    blob[at] = 1
+    assert reason_of(blob) is Reason.MALFORMED
+
+
+def test_padding_is_zero():
+    blob = note(300, b"payload")
+    assert not blob[128 + 300]
+    blob[128 + 300] = 1
+    assert reason_of(blob) is Reason.MALFORMED
+
+
+def test_a_header_in_which_one_letter_is_another_one_is_noticed():
+    """It would be a sound record of somebody else."""
+    blob = note(300)
+    at = blob.index(b"xxxx")
+    blob[at] = ord("y")
+    assert reason_of(blob) is Reason.MALFORMED
+    with pytest.raises(RecordInvalid, match="CRC"):
+        frame.parse_head(blob, Kind.UPDATE, Note)
+
+
+def test_too_short_and_too_long_are_told_apart():
+    blob = note(300, b"payload")
+    assert reason_of(blob[:-1]) is Reason.TRUNCATED
+    assert reason_of(blob + b"!") is Reason.OVERSIZED
+
+
+def test_a_head_is_whole_or_it_is_none():
+    blob = note(300, b"payload")
+    end = frame.head_end(blob, Kind.UPDATE)
+    assert end == 128 + 300
+    assert len(frame.parse_head(blob[:end], Kind.UPDATE, Note).text) > 200
+    with pytest.raises(RecordInvalid) as caught:
+        frame.parse_head(blob[: end - 1], Kind.UPDATE, Note)
+    assert caught.value.reason is Reason.TRUNCATED
+
+
+@pytest.mark.parametrize("name", ["a\n", "-a", "a" * 64, "a/b", ""])
+def test_a_name_is_a_segment_of_a_key_to_its_last_letter(name):
+    from isthmus.errors import InputError
+    from isthmus.records.fields import require_name
+
+    with pytest.raises(InputError):
+        require_name("learner", name)
+    require_name("learner", "a" * 63)
+
+
+def test_only_keys_that_end_as_ours_do_have_versions():
+    key = update_key(3, "eu-1", 77, bytes(range(32)))
+    assert (is_versioned(key), version_in(key)) == (True, 77)
+    for other in (f"{key}.tmp", key[:-1], key.replace("-", "_"), f"x{key}/more"):
+        assert not is_versioned(other), other
