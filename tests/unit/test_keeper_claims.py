@@ -1,0 +1,175 @@
+"""A syncer and what is claimed on its bus: an update is what it says itself, a base is merged once, whoever restarts."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from isthmus.errors import Denied
+from isthmus.log import Log
+from isthmus.records import frame
+from isthmus.records.messages import Announce, encode, learner_stream
+from isthmus.records.objects import UpdateHeader, commit_key
+from isthmus.rules import Pace, Rules
+from isthmus.simulate.weather import Weather
+from isthmus.store import EdgeStore
+from isthmus.syncer import Syncer
+from written import ONE_WAY_S, Asked, Written
+
+RULES = Rules(fragments=2, sync_every=4)
+PACE = Pace(heartbeat_s=1.0, silence_s=3.0, staleness=3)
+
+
+@asynccontextmanager
+async def syncer(w: Written):
+    """A syncer of this run in virtual time, that has heard for a while that nobody is there; it is killed at the end."""
+    process = w.world.process("syncer", len(w.store.requests))
+    ports = w.world.ports(process, Weather(latency_s=ONE_WAY_S), Weather(latency_s=ONE_WAY_S))
+    wire = Asked(ports.wire)
+    store = EdgeStore(wire, process.runtime)
+    found = Syncer(Log(w.run, store, process.runtime), store, ports.bus, process.runtime, "s1", None)
+    found.wire = wire
+    await found.recover()
+    task = process.start(found.run(asyncio.Event()))
+    await asyncio.sleep(10.0)
+    try:
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def announce(w: Written, key: str, **claimed) -> None:
+    """Say that an update is there, and claim something of it."""
+    _, fragment, learner, name = key.split("/")
+    header, _ = frame.parse(w.blob(key), frame.Kind.UPDATE, UpdateHeader)
+    fields = {
+        "run": w.run.digest,
+        "id": "x",
+        "learner": learner,
+        "incarnation": header.incarnation,
+        "fragment": int(fragment),
+        "base": int(name.split("-")[0]),
+        "key": key,
+        "digest": frame.digest(w.blob(key)),
+        "size": len(w.blob(key)),
+        "steps": header.steps,
+        "tokens": header.tokens,
+        "step": header.step,
+        "tokens_seen": header.tokens_seen,
+        "due": True,
+        "age_s": 0.0,
+        "step_s": 0.1,
+        "upload_s": 0.1,
+        "sync_s": 0.1,
+    }
+    bus = w.world.ports(w.process).bus
+    await bus.append(learner_stream(learner), encode(Announce(**fields | claimed)))
+    await asyncio.sleep(5.0)
+
+
+async def head(w: Written) -> int:
+    newest = await w.log.newest(0)
+    return newest.version if newest else 0
+
+
+def test_a_due_update_is_merged_as_it_was_announced():
+    async def body(w):
+        async with syncer(w):
+            key = w.upload("a", 0)
+            await announce(w, key)
+            [given] = (await w.log.commit(0, 1)).header.inputs
+            assert (given.key, given.tokens, given.steps) == (key, 400, 4)
+
+    Written(RULES, PACE).drive(body)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "reason"),
+    [
+        ({"tokens": 401}, "malformed"),
+        ({"steps": 3}, "malformed"),
+        ({"size": -1}, "oversized"),
+        ({"size": 1}, "truncated"),
+    ],
+)
+def test_an_update_is_merged_for_what_it_says_itself_or_not_at_all(claimed, reason):
+    """Its weight is computed from tokens and steps, and what the bus claims decides which of two updates is taken."""
+
+    async def body(w):
+        async with syncer(w) as serving:
+            key = w.upload("a", 0)
+            size = len(w.blob(key)) + claimed.get("size", 0)
+            await announce(w, key, **claimed | {"size": size})
+            assert serving.keepers[0].rounds.rejected_total == {reason: 1}
+            assert await head(w) == 0
+            await announce(w, w.upload("b", 0))
+            assert [given.learner for given in (await w.log.commit(0, 1)).header.inputs] == ["b"]
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_an_update_that_may_not_be_read_is_its_learners_affair():
+    async def body(w):
+        async with syncer(w) as serving:
+            serving.wire.answers = lambda operation, key: Denied("403") if key.startswith("updates/00000/a/") else None
+            await announce(w, w.upload("a", 0))
+            assert serving.keepers[0].rounds.rejected_total == {"unreadable": 1}
+            await announce(w, w.upload("b", 0))
+            assert await head(w) == 1
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_where_the_syncer_itself_is_refused_no_update_is_to_blame():
+    async def body(w):
+        async with syncer(w) as serving:
+            serving.wire.answers = lambda operation, key: Denied("403") if operation.startswith("get") else None
+            key = w.upload("a", 0)
+            await announce(w, key)
+            assert serving.keepers[0].rounds.rejected_total == {}
+            serving.wire.answers = lambda operation, key: None
+            await announce(w, key)
+            assert await head(w) == 1
+
+    Written(RULES, PACE).drive(body)
+
+
+@pytest.mark.parametrize("versions", [1, 2, 3])
+def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(versions):
+    """Also one merged as long ago as staleness allows: the commits that say so are read whatever snapshot there is."""
+
+    async def body(w):
+        await w.commit(w.upload("a", 0), w.upload("b", 0))
+        while w.states[0].version < versions:
+            await w.commit(w.upload("b", w.states[0].version))
+        w.snapshot()
+        async with syncer(w) as serving:
+            await announce(w, w.upload("a", 0, tokens=900, steps=9))
+            assert serving.keepers[0].rounds.rejected_total == {"base-merged": 1}
+            await announce(w, w.upload("b", versions))
+            assert [given.learner for given in (await w.log.commit(0, versions + 1)).header.inputs] == ["b"]
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_nothing_is_committed_that_could_not_be_read():
+    async def body(w):
+        async with syncer(w):
+            await announce(w, w.upload("a", 0), age_s=1e9, step_s=1e9, upload_s=1e9, sync_s=1e9)
+            assert await head(w) == 1
+            assert commit_key(0, 1) in w.keys("commits/")
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_every_so_many_versions_there_is_a_snapshot_and_fragments_take_turns():
+    async def body(w):
+        async with syncer(w):
+            for base in range(6):
+                for p in (0, 1):
+                    await announce(w, w.upload("a", base, p))
+        stored = {p: [version for version, _ in reversed(await w.log.snapshots(p)) if version] for p in (0, 1)}
+        assert stored == {0: [3, 6], 1: [2, 5]}
+
+    Written(RULES, Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=3)).drive(body)

@@ -1,0 +1,254 @@
+"""More stories of a round: what it is told late, twice, or by one who says too much."""
+
+import pytest
+
+from isthmus.members import Members
+from isthmus.reasons import Reason
+from isthmus.records.objects import LISTED_MAX
+from isthmus.rounds import (
+    AHEAD_MAX,
+    FINAL_EACH,
+    POINTERS_MAX,
+    CallRound,
+    CatchUp,
+    ClosedBy,
+    Fetch,
+    Merge,
+    Phase,
+    Pointer,
+    Rounds,
+)
+from isthmus.rules import Pace
+from log_helpers import committed, digest_of, given, rejected
+
+PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)
+STEP_S = 0.1
+
+
+class Story:
+    """Rounds of one fragment at a syncer that knows these learners, with a clock that is told what time it is."""
+
+    def __init__(self, *learners: str, pace: Pace = PACE, sync_every: int = 12) -> None:
+        self.now = 100.0
+        self.members = Members(pace, 0.0)
+        self.rounds = Rounds(pace, sync_every, self.members)
+        for learner in learners:
+            self.beat(learner)
+
+    def beat(self, learner: str, **durations: float) -> None:
+        self.members.heard(learner, 1, self.now, **{"step_s": STEP_S, "upload_s": 0.02, "sync_s": 0.01} | durations)
+
+    def point(self, learner: str, base: int = 0, *, due: bool = False, tokens: int = 1000, name: str = "") -> Pointer:
+        return Pointer(
+            learner=learner,
+            incarnation=1,
+            base=base,
+            digest=digest_of(name or f"{learner}/{base}"),
+            key="k",
+            size=10,
+            steps=10,
+            tokens=tokens,
+            step=10,
+            tokens_seen=tokens,
+            due=due,
+            boundary_at=self.now - 0.02,
+            heard_at=self.now,
+        )
+
+    def announce(self, learner: str, base: int = 0, **options):
+        """Announce an update; return what is to be done."""
+        return self.rounds.announced(self.point(learner, base, **options), self.now)
+
+    def arrive(self, actions):
+        """Let every fetch asked for succeed; return what came of it."""
+        following = []
+        for action in actions:
+            if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
+                following += self.rounds.arrived(action.pointer, self.now)
+        return following
+
+    def commit(self, *learners: str, **changed):
+        """Take the next commit of the log, which merges what these have sent on the head."""
+        version = self.rounds.head + 1
+        self.rounds.committed(
+            committed(version, *(given(who, version - 1, version) for who in learners), **changed), self.now
+        )
+        return self.rounds.reopen(self.now)
+
+
+def fetched(actions) -> set[tuple[str, int]]:
+    return {(a.pointer.learner, a.pointer.base) for a in actions if isinstance(a, Fetch)}
+
+
+def listed(story: Story) -> list[tuple[str, int, str]]:
+    return [(r.learner, r.base, r.reason) for r in story.rounds.rejections(lambda at: at)]
+
+
+# --- announcements ----------------------------------------------------------------------------------------------------
+
+
+def test_a_base_a_little_ahead_is_kept_and_one_further_ahead_is_made_up():
+    story = Story("a")
+    for base in range(1, AHEAD_MAX + 1):
+        assert story.announce("a", base) == [CatchUp()]
+    assert story.rounds.rejected_total == {}
+    assert story.announce("a", AHEAD_MAX + 1) == [CatchUp()]
+    assert story.rounds.rejected_total == {"unknown-base": 1}
+
+
+def test_pointers_that_wait_are_bounded():
+    story = Story()
+    story.rounds.hold(False, story.now)
+    for i in range(POINTERS_MAX):
+        story.announce(f"l{i}")
+    assert story.rounds.rejected_total == {}
+    story.announce("one-more")
+    assert story.rounds.rejected_total == {"oversized": 1}
+    story.announce("l0", tokens=2000, name="longer")
+    assert story.rounds.rejected_total == {"oversized": 1, "superseded": 1}, "whoever waits may still say more"
+
+
+def test_what_the_log_turned_away_for_good_is_not_fetched_again():
+    story = Story("a", "b")
+    story.rounds.restored(1, [committed(1, given("b", 0, 1), rejected=(rejected("a", 0, Reason.NON_FINITE, 1),))])
+    story.announce("a", 0)
+    assert story.rounds.rejected_total == {"non-finite": 1}
+    story.announce("a", 0, name="another one on the same base")
+    assert ("a", 0) in fetched(story.announce("b", 1, due=True))
+
+
+def test_a_smaller_update_on_a_base_does_not_replace_a_larger_one():
+    story = Story("a", "b")
+    story.announce("a", tokens=2000, name="large")
+    story.announce("a", tokens=1000, name="small")
+    [fetch] = [a for a in story.announce("b", due=True) if isinstance(a, Fetch) and a.pointer.learner == "a"]
+    assert fetch.pointer.tokens == 2000
+    assert story.rounds.rejected_total == {"superseded": 1}
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_repeated_once_a_heartbeat_not_at_every_look_at_the_clock():
+    story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=1.0, silence_s=1000.0), sync_every=10_000)
+    story.arrive(story.announce("a", due=True))
+    called = [i for i in range(1, 40) if CallRound(1) in story.rounds.tick(story.now + i / 10)]
+    assert called == [10, 20, 30]
+
+
+def test_grace_that_is_over_is_due_now():
+    story = Story("a", "b", "c")
+    story.arrive(story.announce("a", due=True))
+    story.arrive(story.announce("c"))
+    assert story.rounds.phase is Phase.GRACE
+    ends = story.rounds.deadline(story.now)
+    for late_s in (0.0, 0.5, 10.0):
+        assert story.rounds.deadline(ends + late_s) == ends + late_s
+    assert story.rounds.tick(ends + 0.5) == [Merge(1, ClosedBy.GRACE)]
+
+
+def test_a_round_whose_last_update_came_after_grace_was_ended_by_grace():
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    assert story.rounds.phase is Phase.GRACE
+    actions = story.announce("b")
+    assert fetched(actions) == {("b", 0)}
+    story.now = story.rounds.deadline(story.now) + 0.05  # nobody looked at the clock meanwhile
+    assert story.arrive(actions) == [Merge(1, ClosedBy.GRACE)]
+
+
+def test_everybody_in_within_grace_ends_the_round_at_once():
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    story.now += 0.01
+    assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
+
+
+def test_how_long_merging_takes_comes_out_of_grace():
+    def granted(close_to_commit_s: float) -> float:
+        story = Story("a", "b", "c", pace=Pace(grace=0.5, heartbeat_s=1.0, silence_s=3.0, overlap=4.0), sync_every=4)
+        for who in "abc":
+            story.beat(who, upload_s=5.0)
+        story.arrive(story.announce("a", due=True))
+        story.rounds.tick(story.rounds.deadline(story.now) + 60.0)
+        story.now += 1.0 + close_to_commit_s
+        closed_at = story.rounds.round.closed_at
+        story.rounds.committed(committed(1, given("a", 0, 1)), closed_at + close_to_commit_s)
+        for who in "abc":
+            story.beat(who, upload_s=5.0)
+        story.arrive(story.announce("a", 1, due=True))
+        return story.rounds.round.grace_s
+
+    assert granted(0.0) - granted(0.1) == pytest.approx(0.5 * 0.1)
+
+
+@pytest.mark.parametrize(("since", "waits"), [(1, True), (2, True), (3, False)])
+def test_whoever_is_in_one_of_the_last_two_commits_is_waited_for_after_a_start(since, waits):
+    story = Story()
+    story.members.gap(story.now)
+    log = [committed(1, given("b", 0, 1), given("a", 0, 1))]
+    log += [committed(v, given("a", v - 1, v)) for v in range(2, since + 1)]
+    story.rounds.restored(since, log)
+    story.beat("a")
+    closed = story.arrive(story.announce("a", since, due=True))
+    assert (closed == []) is waits
+
+
+# --- commits ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_round_had_taken_when_anothers_commit_came_is_taken_up_again():
+    story = Story("a", "b", "c")
+    story.arrive(story.announce("a", due=True))
+    story.arrive(story.announce("b"))
+    story.commit("a")  # of another syncer; b is not in it
+    assert fetched(story.announce("a", 1, due=True)) == {("a", 1), ("b", 0)}
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_base_can_be_merged_as_long_as_it_is_not_stale_and_only_once(staleness):
+    story = Story("a", "b", pace=Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0, staleness=staleness))
+    story.commit("a", "b")
+    for _ in range(staleness):
+        story.announce("a", 0, name="again")
+        assert story.rounds.rejected_total.get("stale") is None
+        story.commit("b")
+    before = story.rounds.rejected_total.get("base-merged", 0)
+    story.announce("a", 0, name="again")
+    assert story.rounds.rejected_total == ({"base-merged": before} if before else {}) | {"stale": 1}
+
+
+# --- what a commit lists ----------------------------------------------------------------------------------------------
+
+
+def test_rejections_for_good_are_listed_before_what_is_only_counted():
+    story = Story()
+    for i in range(LISTED_MAX):
+        story.announce(f"l{i}")
+        story.announce(f"l{i}")  # a duplicate
+    story.rounds.invalid(story.point("z"), Reason.MALFORMED, story.now)
+    found = listed(story)
+    assert found[0] == ("z", 0, "malformed")
+    assert len(found) == LISTED_MAX
+
+
+def test_one_learners_rejections_never_take_the_place_of_anothers():
+    story = Story()
+    for base in range(2 * LISTED_MAX):
+        story.rounds.invalid(story.point("loud", base), Reason.MALFORMED, story.now)
+    story.rounds.invalid(story.point("quiet"), Reason.TRUNCATED, story.now)
+    found = listed(story)
+    assert ("quiet", 0, "truncated") in found
+    assert len([who for who, _, reason in found if (who, reason) == ("loud", "malformed")]) == FINAL_EACH
+    assert story.rounds.rejected_total["malformed"] == 2 * LISTED_MAX, "all are counted"
+
+
+def test_what_a_commit_has_listed_is_not_listed_again():
+    story = Story("a")
+    story.rounds.invalid(story.point("a"), Reason.MALFORMED, story.now)
+    listed_now = story.rounds.rejections(lambda at: at)
+    story.rounds.committed(
+        committed(1, given("b", 0, 1), rejected=listed_now, rejected_total={"malformed": 1}), story.now
+    )
+    assert listed(story) == []
+    assert story.rounds.rejected_total["malformed"] == 1
