@@ -1,0 +1,248 @@
+"""The way down: what is fetched when, how far, and that words which are not true cost one look."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from isthmus.errors import Unavailable
+from isthmus.learner.boundary import Ready
+from isthmus.learner.downlink import PROBE_BEATS, Downlink
+from isthmus.merge import array_digest
+from isthmus.records.objects import commit_key, snapshots_prefix
+from isthmus.rules import Pace, Rules
+from written import ONE_WAY_S, Written
+
+RULES = Rules(fragments=3, sync_every=4)
+PACE = Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=4)
+
+
+@asynccontextmanager
+async def learner(w: Written, fetchers: int = 1):
+    """A learner's way down that has read the log as it is, and fetches whatever it hears of."""
+    settled, told = [], []
+    downlink = Downlink(w.log, w.runtime, w.pace, settle=settled.append, tell=told.append)
+    downlink.settled, downlink.told = settled, told
+    await downlink.begin()
+    w.store.requests.clear()
+    tasks = [asyncio.ensure_future(downlink.fetch()) for _ in range(fetchers)]
+    try:
+        yield downlink
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def versions(downlink) -> list[tuple[int, int]]:
+    """Return fragment and version of what was handed to training."""
+    assert all(isinstance(message, Ready) for message in downlink.told)
+    return [(ready.fragment, ready.version) for ready in downlink.told]
+
+
+def is_published(w: Written, ready: Ready, p: int = 0) -> bool:
+    return array_digest(ready.values) == w.commits[p][ready.version - 1].header.published_digest
+
+
+async def all_grow(w: Written, *heads: int) -> None:
+    for p, head in enumerate(heads):
+        await w.grow(head, p, snapshot_every=4)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_a_version_that_was_said_is_fetched_and_handed_on():
+    async def body(w):
+        async with learner(w) as downlink:
+            await w.commit()
+            downlink.want(0, 1)
+            await asyncio.sleep(1.0)
+            [ready] = downlink.told
+            assert (ready.fragment, ready.version) == (0, 1)
+            assert is_published(w, ready)
+            assert [commit.version for commit in downlink.settled] == [1]
+
+    Written(RULES, PACE).drive(body)
+
+
+@pytest.mark.parametrize("said", [1, 7, 10**9])
+def test_a_version_that_does_not_exist_costs_one_look(said):
+    async def body(w):
+        async with learner(w) as downlink:
+            downlink.want(0, said)
+            await asyncio.sleep(600.0)
+            assert len(w.store.requests) <= 4, "one look at the log, by way of a snapshot where much is missing"
+            await w.commit()
+            downlink.want(0, 1)
+            await asyncio.sleep(1.0)
+            assert versions(downlink)[-1] == (0, 1), "and the next true word is believed"
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_words_of_other_fragments_and_older_versions_cost_nothing():
+    async def body(w):
+        await w.grow(2)
+        async with learner(w) as downlink:
+            downlink.want(99, 1)
+            downlink.want(0, 2)
+            await asyncio.sleep(10.0)
+            assert w.store.requests == []
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_a_commit_nobody_told_of_is_found_after_a_while_of_silence():
+    async def body(w):
+        async with learner(w) as downlink:
+            probing = asyncio.ensure_future(downlink.probe())
+            await w.commit()
+            w.store.requests.clear()
+            await asyncio.sleep(0.9 * PROBE_BEATS * PACE.heartbeat_s)
+            assert w.store.requests == []
+            await asyncio.sleep(PROBE_BEATS * PACE.heartbeat_s)
+            probing.cancel()
+            assert versions(downlink) == [(0, 1)]
+
+    Written(RULES, PACE).drive(body)
+
+
+# --- in which order ---------------------------------------------------------------------------------------------------
+
+
+def test_whoever_is_furthest_behind_is_fetched_first_whatever_its_number():
+    async def body(w):
+        async with learner(w) as downlink:
+            await all_grow(w, 1, 3, 2)
+            for p, head in enumerate((1, 3, 2)):
+                downlink.want(p, head)
+            await asyncio.sleep(10.0)
+            assert versions(downlink) == [(1, 3), (2, 2), (0, 1)]
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_of_several_equally_far_behind_it_is_whoever_was_brought_longest_ago():
+    async def body(w):
+        async with learner(w) as downlink:
+            for p in (2, 0, 1):
+                await w.commit(p=p)
+                downlink.want(p, 1)
+                await asyncio.sleep(1.0)
+            downlink.told.clear()
+            await all_grow(w, 2, 2, 2)
+            for p in range(3):
+                downlink.want(p, 2)
+            await asyncio.sleep(10.0)
+            assert versions(downlink) == [(2, 2), (0, 2), (1, 2)]
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_a_fragment_that_cannot_be_fetched_does_not_stop_the_others():
+    async def body(w):
+        async with learner(w, fetchers=2) as downlink:
+            await all_grow(w, 2, 1, 1)
+            w.store.answers = lambda operation, key: Unavailable("away") if key == commit_key(0, 1) else None
+            for p, head in enumerate((2, 1, 1)):
+                downlink.want(p, head)
+            await asyncio.sleep(20.0)
+            assert sorted(versions(downlink)) == [(1, 1), (2, 1)]
+            w.store.answers = lambda operation, key: None
+            await asyncio.sleep(20.0)
+            assert versions(downlink)[-1] == (0, 2)
+
+    Written(RULES, PACE).drive(body)
+
+
+# --- by differences or from a snapshot --------------------------------------------------------------------------------
+
+
+def test_a_version_or_two_behind_differences_are_fetched_and_no_snapshot():
+    async def body(w):
+        await w.grow(4, snapshot_every=4)
+        async with learner(w) as downlink:
+            await w.grow(6)
+            downlink.want(0, 6)
+            await asyncio.sleep(5.0)
+            assert versions(downlink) == [(0, 6)]
+            assert w.store.of("list") == w.store.of("get_range") == []
+            assert len(w.store.of("get", "values/")) == 2
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_far_behind_a_snapshot_is_read_and_every_commit_on_the_way_is_settled_all_the_same():
+    async def body(w):
+        async with learner(w) as downlink:
+            await w.grow(42, snapshot_every=4)
+            downlink.want(0, 42)
+            await asyncio.sleep(60.0)
+            assert is_published(w, downlink.told[-1])
+            assert [commit.version for commit in downlink.settled] == list(range(1, 43))
+            assert len(w.store.of("get_range", snapshots_prefix(0))) == 1
+            assert len(w.store.of("get", "values/")) == 2
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_what_is_brought_is_the_version_that_was_asked_for_also_where_the_log_runs_ahead():
+    """On a thin link the log may move as fast as it is read: a fragment that chases its end hands nothing on."""
+
+    async def body(w):
+        async with learner(w) as downlink:
+            await w.grow(60, snapshot_every=4)
+            downlink.want(0, 42)
+            await asyncio.sleep(60.0)
+            assert versions(downlink) == [(0, 42)]
+            assert is_published(w, downlink.told[-1])
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_how_long_a_version_takes_is_measured_where_only_one_was_missing():
+    async def body(w):
+        async with learner(w) as downlink:
+            await w.commit()
+            downlink.want(0, 1)
+            await asyncio.sleep(1.0)
+            once = downlink.sync_s
+            assert 2 * 2 * ONE_WAY_S <= once < 0.5, "a commit and a value, there and back"
+            await w.grow(4)
+            downlink.want(0, 4)
+            await asyncio.sleep(1.0)
+            assert downlink.sync_s == once
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_a_learner_that_begins_reads_the_newest_values_and_who_was_merged_lately():
+    async def body(w):
+        await w.grow(3)
+        await w.commit(w.upload("c", 3))
+        async with learner(w) as downlink:
+            assert [known.version for known in downlink.known] == [4, 0, 0]
+            assert np.array_equal(downlink.known[0].values, w.states[0].published)
+            assert downlink.merged_lately == {"c"}
+            await w.commit(p=1)
+            await downlink.reach([4, 1, 0])
+            assert [known.version for known in downlink.known] == [4, 1, 0]
+            assert not w.store.of("list", snapshots_prefix(0))
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_nothing_is_fetched_twice_by_several_fetchers():
+    async def body(w):
+        async with learner(w, fetchers=4) as downlink:
+            await all_grow(w, 2, 2, 2)
+            for p in range(3):
+                downlink.want(p, 2)
+            await asyncio.sleep(10.0)
+            assert sorted(versions(downlink)) == [(0, 2), (1, 2), (2, 2)]
+            values = w.store.of("get", "values/")
+            assert len(values) == len(set(values)) == 6
+
+    Written(RULES, PACE).drive(body)

@@ -1,0 +1,308 @@
+"""The way up: what an update holds, what becomes of it, and what its codec dropped is never lost or sent twice."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from isthmus.errors import Unavailable
+from isthmus.kernels import F32
+from isthmus.learner.boundary import BaseMerged, Captured, UploadDone, UploadFailed
+from isthmus.learner.uplink import Attempt, Uplink
+from isthmus.log import Commit
+from isthmus.reasons import Reason
+from isthmus.records.objects import Input, Rejection
+from isthmus.rules import Pace, Rules
+from log_helpers import committed, digest_of, given
+from written import Written
+
+PACE = Pace(heartbeat_s=1.0, silence_s=3.0, staleness=1)
+PLAIN = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
+LOSSY = Rules(fragments=4, sync_every=4)
+
+
+class Learner:
+    """One learner's uplink, and what it says: to the bus, and to the training side."""
+
+    def __init__(self, w: Written) -> None:
+        self.w = w
+        self.said: list[Attempt] = []
+        self.told: list[object] = []
+        self.uplink = Uplink(w.run, w.store, w.runtime, "a", w.pace, announce=self.said.append, tell=self.told.append)
+        self.uplink.incarnation = 1
+
+    def capture(self, base: int, change: F32, p: int = 0, tokens: int = 100, step: int = 1) -> Captured:
+        """Return a capture of which `change` [n] is what training has taken off the base."""
+        return Captured(
+            p, base, np.zeros_like(change), -change, 1, tokens, step, tokens, True, self.w.runtime.now(), 1.0
+        )
+
+    async def send(self, *captured: Captured) -> None:
+        """Upload, to the end."""
+        async with asyncio.TaskGroup() as tasks:
+            for one in captured:
+                self.uplink.take(one, tasks, lambda: None)
+
+    def sent(self, base: int, p: int = 0) -> F32:
+        """Return the outer gradient that was stored."""
+        return self.w.merged(self.uplink.attempts[p][base].key, base + 1, p)[1]
+
+    def input(self, base: int, version: int, p: int = 0) -> Input:
+        """Return how a commit names the update on a base."""
+        attempt = self.uplink.attempts[p][base]
+        return given("a", base, version, p=p, digest=attempt.digest, tokens=attempt.header.tokens)
+
+    def settle(self, version: int, *inputs: Input, p: int = 0, **changed) -> None:
+        """Read the next commit, of others too."""
+        header = committed(version, *(inputs or [given("b", version - 1, version, p=p)]), p=p, **changed)
+        self.uplink.settle(Commit(header, bytes(32)))
+
+
+def draw(w: Written, seed: int, p: int = 0) -> F32:
+    return np.random.default_rng(seed).normal(size=w.run.layout.fragments[p].size).astype(np.float32)
+
+
+def close(a: F32, b: F32) -> bool:
+    return bool(np.allclose(a, b, rtol=0.0, atol=1e-5))
+
+
+# --- what an update holds ---------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_what_training_took_off_its_base():
+    async def body(w):
+        learner, change = Learner(w), np.ones(w.run.layout.fragments[0].size, np.float32)
+        await learner.send(learner.capture(0, change))
+        assert np.array_equal(learner.sent(0), change)
+        [said] = learner.said
+        assert (said.header.base, said.header.tokens, said.due) == (0, 100, True)
+        assert learner.told == [UploadDone(0)]
+
+    Written(PLAIN, PACE).drive(body)
+
+
+def test_updates_are_created_and_never_written_over_anything():
+    async def body(w):
+        learner = Learner(w)
+        for base in range(3):
+            await learner.send(learner.capture(base, draw(w, base)))
+        assert len(w.store.of("create", "updates/")) == 3
+        assert w.store.of("put") == []
+
+    Written(PLAIN, PACE).drive(body)
+
+
+# --- error feedback ---------------------------------------------------------------------------------------------------
+
+
+def test_what_the_codec_dropped_of_a_merged_update_is_in_the_next_one():
+    async def body(w):
+        learner, first, second = Learner(w), draw(w, 1), draw(w, 2)
+        await learner.send(learner.capture(0, first))
+        sent = learner.sent(0)
+        learner.settle(1, learner.input(0, 1))
+        left = learner.uplink.residuals[0]
+        assert close(left, first - sent)
+        assert left.any()
+        await learner.send(learner.capture(1, second))
+        sent = learner.sent(1)
+        assert learner.uplink.residuals[0] is None, "it is on its way, and in no other update"
+        learner.settle(2, learner.input(1, 2))
+        assert close(learner.uplink.residuals[0], second + left - sent)
+
+    Written(LOSSY, PACE).drive(body)
+
+
+def test_two_updates_of_a_learner_in_one_round_carry_each_residual_once():
+    async def body(w):
+        learner, changes = Learner(w), [draw(w, seed) for seed in range(3)]
+        await learner.send(learner.capture(0, changes[0]))
+        total = learner.sent(0)
+        learner.settle(1, learner.input(0, 1))
+        # The next one comes late: it and the one after it are merged together.
+        await learner.send(learner.capture(1, changes[1]))
+        await learner.send(learner.capture(2, changes[2]))
+        total = total + learner.sent(1) + learner.sent(2)
+        learner.settle(2)
+        learner.settle(3, learner.input(1, 3), learner.input(2, 3))
+        assert close(total + learner.uplink.residuals[0], sum(changes))
+
+    Written(LOSSY, PACE).drive(body)
+
+
+def test_an_update_merged_at_the_last_moment_leaves_what_its_codec_dropped():
+    async def body(w):
+        learner, change = Learner(w), draw(w, 1)
+        await learner.send(learner.capture(0, change))
+        sent, late = learner.sent(0), learner.input(0, 2)
+        learner.settle(1)
+        learner.settle(2, late)
+        assert close(learner.uplink.residuals[0], change - sent)
+
+    Written(LOSSY, PACE).drive(body)
+
+
+def test_what_an_update_carried_comes_back_once_it_can_be_merged_no_more():
+    async def body(w):
+        learner = Learner(w)
+        await learner.send(learner.capture(0, draw(w, 1)))
+        learner.settle(1, learner.input(0, 1))
+        left = learner.uplink.residuals[0].copy()
+        await learner.send(learner.capture(1, draw(w, 2)))
+        learner.settle(2)
+        assert learner.uplink.residuals[0] is None, "it may yet be merged, one version late"
+        learner.settle(3)
+        assert np.array_equal(learner.uplink.residuals[0], left)
+
+    Written(LOSSY, PACE).drive(body)
+
+
+@pytest.mark.parametrize(("life", "kept"), [(1, True), (2, False)])
+def test_what_another_life_of_ours_left_over_is_not_known_so_feedback_starts_anew(life, kept):
+    """A twin's update was merged: what it held was to be fed back until now, and what it dropped only it knows."""
+
+    async def body(w):
+        learner = Learner(w)
+        learner.uplink.residuals[0] = draw(w, 1)
+        learner.uplink.residual_of[0] = "an update of the life before"
+        learner.settle(1, given("a", 0, 1, "of a twin", incarnation=life))
+        assert (learner.uplink.residuals[0] is not None) is kept
+        assert (learner.uplink.residual_of[0] != "") is kept
+
+    Written(LOSSY, PACE).drive(body)
+
+
+# --- settling ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_base_is_open_for_as_many_versions_as_staleness_says(staleness):
+    async def body(w):
+        learner = Learner(w)
+        await learner.send(learner.capture(0, draw(w, 1)))
+        account = learner.uplink.accounts[0]
+        for version in range(1, staleness + 1):
+            learner.settle(version)
+            assert account.sent == {0: 100}
+            assert account.late == 0
+        learner.settle(staleness + 1)
+        assert (account.sent, account.late) == ({}, 100)
+        assert learner.uplink.attempts[0] == {}
+
+    Written(PLAIN, Pace(heartbeat_s=1.0, silence_s=3.0, staleness=staleness)).drive(body)
+
+
+def test_a_merged_update_settles_its_base_and_rejects_what_was_sent_on_older_ones():
+    async def body(w):
+        learner = Learner(w)
+        for base, tokens in ((0, 30), (1, 70)):
+            await learner.send(learner.capture(base, draw(w, base), tokens=tokens))
+        learner.told.clear()
+        learner.settle(1)
+        learner.settle(2, learner.input(1, 2))
+        account = learner.uplink.accounts[0]
+        assert (account.merged, account.rejected, account.sent) == (70, 30, {})
+        assert learner.told == [BaseMerged(0, 1)]
+
+    Written(PLAIN, Pace(heartbeat_s=1.0, silence_s=3.0, staleness=2)).drive(body)
+
+
+def test_a_rejection_of_a_shorter_update_leaves_the_longer_one_on_its_base_open():
+    def refusal(digest: bytes) -> Rejection:
+        return Rejection(learner="a", base=0, reason=Reason.NON_FINITE, digest=digest, count=1, at=0.0)
+
+    async def body(w):
+        learner = Learner(w)
+        await learner.send(learner.capture(0, draw(w, 1), tokens=100))
+        short = learner.uplink.attempts[0][0].digest
+        await learner.send(learner.capture(0, draw(w, 2), tokens=200))
+        learner.settle(1, given("b", 0, 1), rejected=(refusal(short), refusal(digest_of("a stranger's"))))
+        assert learner.uplink.accounts[0].sent == {0: 200}
+        learner.settle(2, given("b", 1, 2), rejected=(refusal(learner.uplink.attempts[0][0].digest),))
+        assert (learner.uplink.accounts[0].sent, learner.uplink.accounts[0].rejected) == ({}, 200)
+
+    Written(PLAIN, Pace(heartbeat_s=1.0, silence_s=3.0, staleness=2)).drive(body)
+
+
+# --- saying it again --------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_answered_with_what_was_sent_for_it_unless_it_was_said_just_now():
+    async def body(w):
+        learner = Learner(w)
+        for base in (0, 1):
+            await learner.send(learner.capture(base, draw(w, base)))
+        learner.said.clear()
+        learner.uplink.called(0, 1)
+        assert learner.said == [], "they crossed"
+        await asyncio.sleep(0.3)
+        learner.uplink.called(0, 1)
+        learner.uplink.called(0, 3)
+        assert [attempt.header.base for attempt in learner.said] == [0]
+
+    Written(PLAIN, PACE).drive(body)
+
+
+def test_of_each_fragment_the_newest_unsettled_update_is_said_again():
+    async def body(w):
+        learner = Learner(w)
+        await learner.send(*(learner.capture(base, draw(w, base)) for base in (0, 1)))
+        await learner.send(learner.capture(0, draw(w, 5, 1), p=1))
+        learner.said.clear()
+        await asyncio.sleep(2.0)
+        learner.uplink.repeat()
+        assert [(a.header.fragment, a.header.base) for a in learner.said] == [(0, 1), (1, 0)]
+        learner.uplink.repeat()
+        assert len(learner.said) == 2, "not before another heartbeat"
+
+    Written(PLAIN, PACE).drive(body)
+
+
+# --- the wire ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_upload_that_fails_leaves_the_first_one_as_what_was_sent():
+    async def body(w):
+        learner = Learner(w)
+        await learner.send(learner.capture(0, draw(w, 1), tokens=100, step=1))
+        learner.told.clear()
+        w.store.answers = lambda operation, key: Unavailable("away") if operation == "create" else None
+        await learner.send(learner.capture(0, draw(w, 2), tokens=300, step=3))
+        assert learner.told == [UploadFailed(0, 0, 1, 100)]
+        assert learner.uplink.accounts[0].sent == {0: 100}
+        assert learner.uplink.attempts[0][0].header.tokens == 100
+
+    Written(PLAIN, PACE).drive(body)
+
+
+def test_a_first_upload_that_fails_leaves_nothing_sent():
+    async def body(w):
+        learner = Learner(w)
+        w.store.answers = lambda operation, key: Unavailable("away") if operation == "create" else None
+        await learner.send(learner.capture(0, draw(w, 2), tokens=300, step=3))
+        assert learner.told == [UploadFailed(0, 0, None, 0)]
+        assert (learner.uplink.accounts[0].sent, learner.said) == ({}, [])
+
+    Written(PLAIN, PACE).drive(body)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_no_more_bodies_are_on_the_wire_than_the_window_says_and_each_gets_its_turn(limit):
+    async def body(w):
+        learner, under_way, most = Learner(w), set(), []
+        create = w.store.inner.create
+
+        async def slow(key, data):
+            under_way.add(key)
+            most.append(len(under_way))
+            await asyncio.sleep(1.0)
+            under_way.discard(key)
+            return await create(key, data)
+
+        w.store.inner.create = slow
+        learner.uplink.window.limit = limit
+        await learner.send(*(learner.capture(0, draw(w, p, p), p=p) for p in range(4)))
+        assert max(most) == limit
+        assert sorted(a.header.fragment for a in learner.said) == [0, 1, 2, 3]
+
+    Written(PLAIN, PACE).drive(body)
