@@ -1,0 +1,300 @@
+"""Speaking and listening on a bus that comes and goes: what is kept, what is dropped, and where reading begins again."""
+
+import asyncio
+
+import pytest
+
+from isthmus.bus import START, Said, open_bus
+from isthmus.bus.redis import RedisBus
+from isthmus.bus.voice import AT_ONCE, NAMES_EVERY_S, UNSAID_MAX, Listener, Speaker
+from isthmus.errors import Unavailable
+from isthmus.records.messages import Leave, decode
+from isthmus.simulate.world import World
+
+
+def word(number: int) -> Leave:
+    return Leave(run=bytes(32), id=f"{number}", learner="l", incarnation=1, step=number, done=False)
+
+
+def drive(body):
+    """Do this with a world of its own, in virtual time."""
+    world = World("voice")
+
+    async def go():
+        return await body(world)
+
+    try:
+        return world.clock.run_until_complete(go())
+    finally:
+        world.clock.close()
+
+
+class Wire:
+    """A bus that takes its time, is away when told so, and keeps what was said."""
+
+    url = "wire://"
+
+    def __init__(self, takes_s: float = 0.0) -> None:
+        self.takes_s, self.away, self.said, self.requests = takes_s, False, [], 0
+
+    async def append(self, stream, *bodies):
+        self.requests += 1
+        await asyncio.sleep(self.takes_s)
+        if self.away:
+            raise Unavailable("away")
+        self.said += [decode(body).step for body in bodies]
+
+
+# --- speaking ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_said_while_something_is_sent_is_sent_next():
+    async def body(world):
+        wire = Wire(takes_s=1.0)
+        speaker = Speaker(wire, "s", world.process("p").runtime)
+        running = asyncio.ensure_future(speaker.run())
+        speaker.say(word(0))
+        await asyncio.sleep(0.5)
+        speaker.say(word(1))
+        await asyncio.sleep(3.0)
+        assert wire.said == [0, 1]
+        speaker.say(word(2))
+        await asyncio.sleep(3.0)
+        assert (wire.said, wire.requests) == ([0, 1, 2], 3)
+        running.cancel()
+
+    drive(body)
+
+
+def test_while_the_bus_is_away_the_newest_words_are_kept_and_come_in_order():
+    async def body(world):
+        wire = Wire(takes_s=0.01)
+        wire.away = True
+        speaker = Speaker(wire, "s", world.process("p").runtime)
+        running = asyncio.ensure_future(speaker.run())
+        for number in range(UNSAID_MAX + 100):
+            speaker.say(word(number))
+            if number % 50 == 0:
+                await asyncio.sleep(0.5)
+        assert speaker.down_since is not None
+        wire.away = False
+        await asyncio.sleep(10.0)
+        assert wire.said == list(range(100, UNSAID_MAX + 100))
+        assert speaker.down_since is None
+        running.cancel()
+
+    drive(body)
+
+
+def test_the_last_word_before_an_outage_is_sent_after_it_also_where_nothing_follows():
+    async def body(world):
+        wire = Wire()
+        wire.away = True
+        speaker = Speaker(wire, "s", world.process("p").runtime)
+        running = asyncio.ensure_future(speaker.run())
+        speaker.say(word(0))
+        await asyncio.sleep(60.0)
+        wire.away = False
+        await asyncio.sleep(5.0)
+        assert wire.said == [0]
+        running.cancel()
+
+    drive(body)
+
+
+def test_what_was_dropped_while_it_was_being_sent_takes_no_newer_word_along():
+    async def body(world):
+        wire = Wire(takes_s=1.0)
+        speaker = Speaker(wire, "s", world.process("p").runtime)
+        for number in range(UNSAID_MAX):
+            speaker.say(word(number))
+        flushing = asyncio.ensure_future(speaker.flush())
+        await asyncio.sleep(0.5)
+        for number in range(UNSAID_MAX, UNSAID_MAX + AT_ONCE // 2):
+            speaker.say(word(number))
+        await flushing
+        assert wire.said == list(range(UNSAID_MAX + AT_ONCE // 2)), "nothing is lost, nothing said twice"
+
+    drive(body)
+
+
+# --- listening --------------------------------------------------------------------------------------------------------
+
+
+class Names:
+    """A bus of these streams, each with one message; counts what it is asked for."""
+
+    url = "names://"
+
+    def __init__(self, *streams: str) -> None:
+        self.streams, self.away, self.reads, self.looks = set(streams), False, 0, 0
+
+    async def names(self):
+        self.looks += 1
+        if self.away:
+            raise Unavailable("away")
+        return set(self.streams)
+
+    async def ago(self, streams, seconds):
+        return dict.fromkeys(streams, f"{seconds:g} s ago")
+
+    async def read(self, positions, timeout_s):
+        self.reads += 1
+        if self.away:
+            raise Unavailable("away")
+        found = {
+            stream: [Said("1", b""), Said("2", stream.encode()), Said("3", b"last")]
+            for stream in sorted(self.streams)
+            if positions.get(stream) not in (None, "3")
+        }
+        if not found:
+            await asyncio.sleep(timeout_s)
+        return found
+
+
+def wanted(name: str) -> bool:
+    return name.startswith("learner/")
+
+
+def test_streams_come_and_go_and_those_named_from_the_start_stay():
+    async def body(world):
+        bus = Names("learner/a", "learner/b", "other")
+        listener = Listener(bus, world.process("p").runtime, wanted, back_s=7.0)
+        listener.positions["syncer"] = "5"
+        await listener.find()
+        assert listener.positions == {"syncer": "5", "learner/a": "7 s ago", "learner/b": "7 s ago"}
+        bus.streams = {"learner/b", "learner/c"}
+        await listener.find()
+        assert set(listener.positions) == {"syncer", "learner/b", "learner/c"}
+        bus.streams |= {"syncer"}
+        listener = Listener(bus, world.process("q").runtime, None)
+        listener.positions["syncer"] = "5"
+        await listener.find()
+        assert listener.positions == {"syncer": "5"}
+        assert bus.looks == 2
+
+    drive(body)
+
+
+def test_each_message_is_heard_once_and_nobodys_are_passed_over():
+    async def body(world):
+        bus = Names("learner/a", "learner/b")
+        listener = Listener(bus, world.process("p").runtime, wanted)
+        heard = [(stream, said.body) async for stream, said in listener.backlog()]
+        assert heard == [(s, b) for s in ("learner/a", "learner/b") for b in (s.encode(), b"last")]
+        assert set(listener.positions.values()) == {"3"}
+        assert bus.reads == 2
+
+    drive(body)
+
+
+def test_after_an_outage_it_is_said_once_that_there_was_a_gap_before_anything_that_came_after():
+    async def body(world):
+        bus, heard = Names("learner/a"), []
+        listener = Listener(bus, world.process("p").runtime, wanted)
+
+        async def listen():
+            async for stream, _ in listener.live(lambda: heard.append("gap")):
+                heard.append(stream)
+
+        listening = asyncio.ensure_future(listen())
+        await asyncio.sleep(5.0)
+        assert heard == ["learner/a"] * 2
+        assert listener.down_since is None
+        bus.away = True
+        await asyncio.sleep(30.0)
+        assert listener.down_since is not None
+        answered_at = listener.answered_at
+        bus.away = False
+        bus.streams.add("learner/b")
+        await asyncio.sleep(5.0)
+        assert heard == ["learner/a"] * 2 + ["gap"] + ["learner/b"] * 2
+        assert listener.down_since is None
+        assert listener.answered_at > answered_at + 20.0
+        listening.cancel()
+
+    drive(body)
+
+
+def test_new_streams_are_looked_for_now_and_then_and_not_at_every_read():
+    async def body(world):
+        bus = Names("learner/a")
+        listener = Listener(bus, world.process("p").runtime, wanted, every_s=100.0)
+
+        async def listen():
+            async for _ in listener.live(lambda: None):
+                pass
+
+        listening = asyncio.ensure_future(listen())
+        await asyncio.sleep(50.0)
+        assert 50 / NAMES_EVERY_S - 5 <= bus.looks <= 50 / NAMES_EVERY_S + 1
+        listening.cancel()
+
+    drive(body)
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where_it_was_emptied(tmp_path):
+    async with open_bus(f"sqlite://{tmp_path / 'bus.sqlite'}", b"r" * 32) as bus:
+        await bus.append("s", b"0", b"1", b"2")
+        assert await bus.tail("s") == "3"
+        assert [said.body for said in (await bus.read({"s": "1"}, 0.0))["s"]] == [b"1", b"2"]
+        assert await bus.read({"s": "3"}, 0.0) == {}
+        # Positions beyond the end: the file was deleted, and numbers are given again.
+        assert [said.body for said in (await bus.read({"s": "4"}, 0.0))["s"]] == [b"0", b"1", b"2"]
+        assert (await bus.read({"s": "4"}, 0.0))["s"][0].position == "1"
+
+
+@pytest.mark.parametrize(
+    ("newest", "position", "again"),
+    [
+        ("1700000000000-9", "1700000000000-10", True),
+        ("1700000000000-10", "1700000000000-9", False),
+        ("999999999999-0", "1700000000000-0", True),
+        ("1700000000000-10", "1700000000000-10", False),
+    ],
+)
+async def test_ids_of_messages_are_numbers(newest, position, again):
+    """A server that lost its tail is noticed by a position behind its newest message: ten comes after nine."""
+
+    class Redis:
+        """Holds one message; as a pipeline, too."""
+
+        def pipeline(self, transaction):
+            return self
+
+        def xrevrange(self, key, count):
+            pass
+
+        async def execute(self):
+            return [[(newest.encode(), {b"m": b"x"})]]
+
+        async def xread(self, streams, count, block):
+            [(key, after)] = streams.items()
+            behind = tuple(map(int, newest.split("-"))) > tuple(map(int, after.split("-")))
+            return [[key.encode(), [(newest.encode(), {b"m": b"x"})]]] if behind else []
+
+    found = await RedisBus(Redis(), Redis(), "run", "redis://here").read({"s": position}, 0.0)
+    assert bool(found) is (again or newest != position)
+
+
+async def test_on_redis_what_was_said_before_is_before_the_end_however_far_back_is_asked_for():
+    class Redis:
+        def pipeline(self, transaction):
+            self.asked = []
+            return self
+
+        def xrevrange(self, key, count):
+            self.asked.append(key)
+
+        async def execute(self):
+            newest = {"isthmus:run:a": b"1700000000000-3", "isthmus:run:b": b"1600000000000-3"}
+            return [[(newest[key], {})] if key in newest else [] for key in self.asked]
+
+        async def time(self):
+            return 1700000010, 0
+
+    found = await RedisBus(Redis(), Redis(), "run", "redis://here").ago(["a", "b", "none"], 60.0)
+    assert found == {"a": "1699999950000-0", "b": "1600000000000-3", "none": START}

@@ -1,0 +1,132 @@
+"""Which refusals are ridden out for which others' sake: by kind of request, on the store and on the bus."""
+
+import asyncio
+import logging
+
+import pytest
+
+from isthmus.errors import Denied, Unavailable
+from isthmus.simulate.world import World
+from isthmus.tolerance import LATELY_S, REMIND_S, Tolerance, TolerantBus, TolerantStore
+
+
+class Gate:
+    """A store and a bus that say yes, or refuse some operations."""
+
+    url = "gate://"
+
+    def __init__(self) -> None:
+        self.refuses: set[str] = set()
+
+    def __getattr__(self, operation):
+        async def call(*_):
+            if operation in self.refuses:
+                raise Denied("403")
+            return b""
+
+        return call
+
+
+def drive(body):
+    """Do this with a gate, the tolerant ways to it and their tolerance, in virtual time."""
+    world = World("refusals")
+
+    async def go():
+        gate, tolerance = Gate(), Tolerance(world.process("p").runtime)
+        return await body(gate, TolerantStore(gate, tolerance), TolerantBus(gate, tolerance), tolerance)
+
+    try:
+        return world.clock.run_until_complete(go())
+    finally:
+        world.clock.close()
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda store: store.put("commits/1", b""),
+        lambda store: store.create("commits/1", b""),
+        lambda store: store.list("commits/"),
+        lambda store: store.delete("commits/1"),
+        lambda store: store.get("values/1"),
+    ],
+    ids=["put", "create", "list", "delete", "another folder"],
+)
+def test_one_kind_of_request_does_not_vouch_for_another(request_of):
+    async def body(gate, store, bus, tolerance):
+        await store.get("commits/1")
+        gate.refuses = {"put", "create", "list", "delete", "get"}
+        with pytest.raises(Denied):
+            await request_of(store)
+        gate.refuses = set()
+        await request_of(store)
+        gate.refuses = {"put", "create", "list", "delete", "get"}
+        with pytest.raises(Unavailable):
+            await request_of(store)
+
+    drive(body)
+
+
+def test_a_range_of_an_object_is_as_good_as_all_of_it():
+    async def body(gate, store, bus, tolerance):
+        await store.get_range("snapshots/1", 0, 8)
+        gate.refuses = {"get"}
+        with pytest.raises(Unavailable):
+            await store.get("snapshots/2")
+
+    drive(body)
+
+
+def test_of_several_refusals_the_longest_counts():
+    async def body(gate, store, bus, tolerance):
+        await store.get("values/1")
+        await store.put("values/1", b"")
+        gate.refuses = {"put"}
+        with pytest.raises(Unavailable):
+            await store.put("values/1", b"")
+        await asyncio.sleep(0.5 * LATELY_S)
+        gate.refuses = {"put", "get"}
+        with pytest.raises(Unavailable):
+            await store.get("values/1")
+        await asyncio.sleep(0.25 * LATELY_S)
+        assert tolerance.refused_s == pytest.approx(0.75 * LATELY_S)
+
+    drive(body)
+
+
+def test_it_is_said_now_and_then_and_when_it_has_passed(caplog):
+    async def body(gate, store, bus, tolerance):
+        await store.get("commits/1")
+        gate.refuses = {"get"}
+        for _ in range(round(2.5 * REMIND_S)):
+            with pytest.raises(Unavailable):
+                await store.get("commits/1")
+            await asyncio.sleep(1.0)
+        gate.refuses = set()
+        await store.get("commits/1")
+        await store.get("commits/1")
+
+    with caplog.at_level(logging.WARNING):
+        drive(body)
+    said = [record.getMessage() for record in caplog.records]
+    assert len([text for text in said if "ends this process in" in text]) == 3
+    assert [text for text in said if "no longer" in text] == ["no longer refused (read commits/)"]
+
+
+def test_on_a_bus_saying_hearing_and_finding_streams_are_three_things():
+    async def body(gate, store, bus, tolerance):
+        await bus.append("s", b"x")
+        gate.refuses = {"append", "tail", "names"}
+        with pytest.raises(Unavailable):
+            await bus.append("s", b"x")
+        with pytest.raises(Denied):
+            await bus.tail("s")
+        gate.refuses = set()
+        await bus.read({}, 0.0)
+        gate.refuses = {"tail", "names"}
+        with pytest.raises(Unavailable):
+            await bus.tail("s")
+        with pytest.raises(Denied):
+            await bus.names()
+
+    drive(body)

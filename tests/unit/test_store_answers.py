@@ -1,0 +1,330 @@
+"""What a store's answers mean: S3's codes, bodies that end early, how often and how long is tried again."""
+
+import asyncio
+import os
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
+
+from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.runtime import single_threaded
+from isthmus.simulate.world import World
+from isthmus.store import EdgeStore, Patience
+from isthmus.store.atomic import why_not_create_only
+from isthmus.store.files import FileStore
+from isthmus.store.s3 import S3Store
+
+
+class Body:
+    """The body of an answer, in pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+    async def iter_chunks(self, _size):
+        for piece in self.pieces:
+            yield piece
+
+
+class Client:
+    """An S3 client that answers as it is told, and keeps what it was asked."""
+
+    class meta:
+        endpoint_url = "http://here"
+
+    def __init__(self, answer) -> None:
+        self.answer, self.asked = answer, []
+
+    async def _request(self, **asked):
+        self.asked.append(asked)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    put_object = get_object = delete_object = _request
+
+
+def code(name: str, status: int = 400) -> ClientError:
+    return ClientError({"Error": {"Code": name, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Any")
+
+
+def bucket(answer) -> S3Store:
+    client = answer if isinstance(answer, Client) else Client(answer)
+    return S3Store(client, "bucket", "prefix/", "s3://bucket/prefix", single_threaded())
+
+
+def content(*pieces: bytes, length: int | None = None):
+    return {"ContentLength": sum(map(len, pieces)) if length is None else length, "Body": Body(*pieces)}
+
+
+# --- S3 ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["PreconditionFailed", "412"])
+async def test_a_failed_condition_is_an_answer(name):
+    assert await bucket(code(name, 412)).create("k", b"x") is False
+
+
+@pytest.mark.parametrize("name", ["ConditionalRequestConflict", "OperationAborted", "409", "SlowDown", "InternalError"])
+async def test_a_conflict_is_no_answer_nobody_has_won_yet(name):
+    with pytest.raises(Unavailable):
+        await bucket(code(name, 409)).create("k", b"x")
+
+
+async def test_a_create_says_that_it_is_one():
+    client = Client({})
+    store = bucket(client)
+    assert await store.create("k", b"x") is True
+    await store.put("k", b"x")
+    assert [asked.get("IfNoneMatch") for asked in client.asked] == ["*", None]
+    assert {asked["Key"] for asked in client.asked} == {"prefix/k"}
+    assert all(asked["ContentMD5"] for asked in client.asked)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (code("NoSuchKey", 404), ObjectMissing),
+        (code("404", 404), ObjectMissing),
+        (code("AccessDenied", 403), Denied),
+        (code("SomethingNew", 403), Denied),
+        (code("InvalidObjectState", 403), Denied),
+        (code("ServiceUnavailable", 503), Unavailable),
+        (EndpointConnectionError(endpoint_url="http://here"), Unavailable),
+        (ConnectionResetError(), Unavailable),
+    ],
+)
+async def test_every_refusal_has_its_meaning(error, raised):
+    with pytest.raises(raised):
+        await bucket(error).get("k")
+
+
+async def test_a_range_ends_before_its_stop():
+    client = Client(content(b"3456"))
+    store = bucket(client)
+    assert await store.get_range("k", 3, 7) == b"3456"
+    assert client.asked[0]["Range"] == "bytes=3-6"
+    assert await store.get_range("k", 7, 7) == b""
+    assert len(client.asked) == 1
+
+
+@pytest.mark.parametrize("length", [5, 7], ids=["more than it announced", "less than it announced"])
+async def test_a_body_of_another_length_than_announced_did_not_come(length):
+    with pytest.raises(Unavailable, match=r"k (sent more|ended after)"):
+        await bucket(content(b"abc", b"def", length=length)).get("k")
+    assert await bucket(content(b"abc", b"def")).get("k") == b"abcdef"
+
+
+# --- trying again -----------------------------------------------------------------------------------------------------
+
+
+class Away:
+    """A store that is away for so many requests."""
+
+    url = "away://"
+
+    def __init__(self, failures: float, answer=b"", takes_s: float = 0.0) -> None:
+        self.failures, self.answer, self.takes_s, self.tries = failures, answer, takes_s, 0
+
+    async def get(self, key):
+        self.tries += 1
+        if self.takes_s:
+            await asyncio.sleep(self.takes_s)
+        if self.tries <= self.failures:
+            raise Unavailable("away")
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def drive(away: Away, patience: Patience, body):
+    """Do this with an edge before a store, in virtual time; return what it returns and how long it took."""
+    world = World("edge")
+    edge = EdgeStore(away, world.process("p").runtime, patience)
+
+    async def go():
+        return await body(edge), world.clock.time()
+
+    try:
+        return world.clock.run_until_complete(go())
+    finally:
+        world.clock.close()
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 5])
+def test_a_request_is_tried_as_often_as_patience_says(attempts):
+    async def body(edge):
+        with pytest.raises(Unavailable):
+            await edge.get("k")
+
+    away = Away(99)
+    drive(away, Patience(attempts=attempts), body)
+    assert away.tries == attempts
+    away = Away(attempts - 1)
+    drive(away, Patience(attempts=attempts), lambda edge: edge.get("k"))
+    assert away.tries == attempts
+
+
+def test_pauses_grow_to_the_longest_and_no_further():
+    async def body(edge):
+        with pytest.raises(Unavailable):
+            await edge.get("k")
+
+    patience = Patience(attempts=400, first_s=0.5, longest_s=2.0)
+    _, took_s = drive(Away(999), patience, body)
+    # With full jitter a pause is half of its ceiling on average.
+    assert 0.7 * 400 < took_s < 1.3 * 400
+    _, took_s = drive(Away(999), Patience(attempts=3, first_s=0.5, longest_s=1e9), body)
+    assert took_s <= 0.5 + 1.0
+
+
+def test_a_request_that_takes_too_long_counts_as_not_answered():
+    async def body(edge):
+        with pytest.raises(Unavailable, match=r"no answer within 2\.5 s"):
+            await edge.get("k")
+
+    away = Away(0, takes_s=60.0)
+    _, took_s = drive(away, Patience(attempts=2, first_s=0.1, longest_s=0.1, request_s=2.5), body)
+    assert away.tries == 2
+    assert 5.0 <= took_s < 5.2
+
+
+@pytest.mark.parametrize("answer", [b"", ObjectMissing("k"), Denied("403")], ids=["bytes", "missing", "denied"])
+def test_any_answer_ends_an_outage(answer):
+    async def body(edge):
+        with pytest.raises(Unavailable):
+            await edge.get("k")
+        await asyncio.sleep(100.0)
+        assert edge.down_s >= 100.0
+        try:
+            await edge.get("k")
+        except (ObjectMissing, Denied):
+            pass
+        assert edge.down_s == 0.0
+        assert edge.answered_at is not None
+
+    drive(Away(1, answer), Patience(attempts=1), body)
+
+
+def test_an_outage_is_as_long_as_nothing_was_answered():
+    async def body(edge):
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await edge.get("k")
+            await asyncio.sleep(100.0)
+        assert edge.down_s == pytest.approx(300.0)
+
+    drive(Away(99), Patience(attempts=1), body)
+
+
+def test_a_request_nobody_answers_hangs_since_it_was_sent_or_since_the_last_answer():
+    async def body(edge):
+        hung = asyncio.ensure_future(edge.get("k"))
+        await asyncio.sleep(30.0)
+        assert edge.hung_s == pytest.approx(30.0)
+        later = asyncio.ensure_future(edge.get("k"))
+        await asyncio.sleep(10.0)
+        assert edge.hung_s == pytest.approx(40.0), "since the first of them"
+        away.takes_s = 0.0
+        await edge.get("k")
+        await asyncio.sleep(5.0)
+        assert edge.hung_s == pytest.approx(5.0), "another one was answered meanwhile"
+        for task in (hung, later):
+            task.cancel()
+        await asyncio.gather(hung, later, return_exceptions=True)
+        assert edge.hung_s == 0.0
+
+    away = Away(0, takes_s=1e6)
+    drive(away, Patience(attempts=1), body)
+
+
+# --- create-only ------------------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """A store in which a create looks first and writes later; `between` is called in between."""
+
+    url = "memory://"
+
+    def __init__(self, between) -> None:
+        self.blobs, self.between = {}, between
+
+    async def get(self, key):
+        if key not in self.blobs:
+            raise ObjectMissing(key)
+        return bytearray(self.blobs[key])
+
+    async def create(self, key, data):
+        there = key in self.blobs
+        await self.between()
+        if there:
+            return False
+        self.blobs[key] = bytes(data)
+        return True
+
+    async def delete(self, key):
+        self.blobs.pop(key, None)
+
+
+@pytest.mark.parametrize("racers", [2, 3])
+async def test_a_store_that_looks_first_and_writes_later_is_found_out_by_a_race(racers):
+    async def at_once():
+        return None
+
+    for between, found in ((at_once, ""), (lambda: asyncio.sleep(0), f"{racers} of {racers} concurrent")):
+        store = Memory(between)
+        why = await why_not_create_only(store, single_threaded(0), racers=racers)
+        assert why.startswith(found)
+        assert bool(why) is bool(found)
+        assert store.blobs == {}, "nothing is left behind"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+async def test_files_are_created_once_replaced_whole_and_listed_in_order(tmp_path):
+    store = FileStore(tmp_path, single_threaded())
+    for key in ("b/2", "b/10", "a/1", "bb/1"):
+        assert await store.create(key, b"first") is True
+    assert await store.create("a/1", b"second") is False
+    assert await store.get("a/1") == b"first"
+    await store.put("a/1", b"third!")
+    assert await store.get("a/1") == b"third!"
+    assert await store.get_range("a/1", 1, 3) == b"hi"
+    assert await store.get_range("a/1", 4, 99) == b"d!"
+    assert await store.get_range("a/1", 9, 12) == b""
+    assert [e.key for e in await store.list("")] == ["a/1", "b/10", "b/2", "bb/1"]
+    assert [e.key for e in await store.list("b/")] == ["b/10", "b/2"]
+    assert not any((tmp_path / ".scratch").iterdir()), "nothing is left under construction"
+
+
+async def test_a_file_is_on_disk_before_its_name_is(tmp_path, monkeypatch):
+    """Or a power cut would leave a commit of zeros: under its key for good."""
+    done = []
+
+    def told(name):
+        real = getattr(os, name)
+
+        def call(*arguments):
+            done.append(name)
+            return real(*arguments)
+
+        return call
+
+    for name in ("fsync", "link", "replace"):
+        monkeypatch.setattr(os, name, told(name))
+
+    store = FileStore(tmp_path, single_threaded())
+    await store.create("a/1", b"x")
+    done.clear()
+    await store.create("a/2", b"x")
+    assert done == ["fsync", "link", "fsync"], "the bytes, the name, the folder that holds the name"
+    done.clear()
+    await store.put("a/2", b"y")
+    assert done == ["fsync", "replace", "fsync"]
