@@ -7,7 +7,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test chaos sim recovery lint types clean
+.PHONY: help demo demo-s3 up test mutants chaos sim recovery lint types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ up: ## train it across containers, with MinIO, Prometheus and Grafana (needs Doc
 
 test: $(VENV)/dev ## run the tests on all cores, real servers and killed processes included (ARGS="-n 0 tests/unit -k codec" …)
 	$(BIN)/python -m pytest -n logical --dist loadgroup $(ARGS)
+
+mutants: $(VENV)/dev ## mistakes put into the library one at a time, each of which a test must notice (ARGS="--only log/ --workers 4 --json …")
+	PYTHONPATH=tests $(BIN)/python -m mutants.run $(ARGS)
 
 chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real processes, checked after each (ARGS="--rounds 30 --json …")
 	PYTHONPATH=tests $(BIN)/python -m chaos.run $(ARGS)

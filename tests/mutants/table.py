@@ -1,0 +1,1067 @@
+"""Small, realistic mistakes in the core of the library, and the tests that notice each: an operator, a missing check, a
+wrong order, something forgotten. The planted bugs of the simulator (`simulation/bugs.py`) break promises; these break
+lines.
+
+A row gives a name, the text as it is in the module, and what a slip of the hand would make of it. That text must be
+found exactly once: whoever changes a line also changes its mutants. Where nobody could notice, `argued` says why.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One mistake in one module."""
+
+    name: str
+    file: str
+    """Below pkg/isthmus."""
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    """Files or tests that should notice, below the root."""
+    equivalent: str = ""
+    """Why nothing that can be seen changes; empty where a test has to notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A mutant before it is known where it belongs."""
+
+    name: str
+    before: str
+    after: str
+    why: str = ""
+
+
+def row(name: str, before: str, after: str) -> Row:
+    """Return a mistake that has to be noticed."""
+    return Row(name, before, after)
+
+
+def argued(name: str, before: str, after: str, why: str) -> Row:
+    """Return a mistake that cannot be noticed, and why."""
+    return Row(name, before, after, why)
+
+
+def of(file: str, tests: str, *rows: Row) -> list[Mutant]:
+    """Return the mutants of a module that the same tests (separated by blanks) look at."""
+    home = file.removesuffix(".py")
+    return [Mutant(f"{home}/{r.name}", file, r.before, r.after, tuple(tests.split()), r.why) for r in rows]
+
+
+def faults(mutant: Mutant, package: Path, root: Path) -> Iterator[str]:
+    """Yield why a mutant does not fit the library as it is."""
+    path = package / "isthmus" / mutant.file
+    if not path.is_file():
+        yield f"there is no {path}"
+        return
+    source = path.read_text()
+    if (count := source.count(mutant.before)) != 1:
+        yield f"its text is in {mutant.file} {count} times, not once: {mutant.before!r}"
+        return
+    if mutant.before == mutant.after:
+        yield "it changes nothing"
+    try:
+        compile(source.replace(mutant.before, mutant.after), mutant.file, "exec")
+    except SyntaxError as error:
+        yield f"it leaves no Python: {error}"
+    for test in mutant.tests:
+        if not (root / test.split("::")[0]).is_file():
+            yield f"there is no {test}"
+
+
+MUTANTS = [
+    # --- the log ------------------------------------------------------------------------------------------------------
+    *of(
+        "log.py",
+        "tests/unit/test_log_chain.py",
+        row(
+            "another-history-is-walked",
+            "if digest is not None and commit.header.previous != digest:",
+            "if False:",
+        ),
+        row(
+            "a-segment-vouches-for-itself",
+            "                if commit.header.previous != found[-1].digest:\n                    break\n",
+            "",
+        ),
+        row("the-last-in-a-segment-is-believed", "return found[1:-1]", "return found[1:]"),
+        row("what-follows-a-segment-is-passed-over", "asked, width = after, 1", "width = 1"),
+        row("several-read-the-same-segment", "asked, width = after, 1", "asked = after"),
+        row("all-of-the-log-is-asked-for-at-once", "width = min(AHEAD_MAX, 2 * width)", "width = 2 * width"),
+        row("nothing-is-asked-for-ahead", "width = min(AHEAD_MAX, 2 * width)", "width = 1"),
+        argued(
+            "what-was-read-already-comes-again",
+            "                    if commit.version <= after:\n                        continue",
+            "                    if False:\n                        continue",
+            "requests ahead are dropped whenever a segment brought more than one commit, and what a segment brings "
+            "begins behind the commit that was asked for: nothing comes twice",
+        ),
+        row("the-end-is-looked-for-from-the-oldest", "version = snapshots[0][0]", "version = snapshots[-1][0]"),
+        row(
+            "written-at-is-exclusive",
+            "if commit.header.written_at <= time else",
+            "if commit.header.written_at < time else",
+        ),
+        row("a-lost-reply-is-a-lost-round", "return found.digest == ours", "return False"),
+        row("whatever-is-there-is-ours", "return found.digest == ours", "return True"),
+        row(
+            "one-try-to-append",
+            "            except Unavailable:\n                found = None\n",
+            "            except Unavailable:\n                return False\n",
+        ),
+        row(
+            "a-commit-of-another-fragment",
+            "found, wanted = (header.run, header.fragment, header.version), (self.run.digest, fragment, version)",
+            "found, wanted = (header.run, header.version), (self.run.digest, version)",
+        ),
+        row("any-arithmetic", "if header.arithmetic != ARITHMETIC:", "if header.arithmetic < ARITHMETIC:"),
+        row(
+            "a-commit-of-nothing",
+            "if bool(header.inputs) == (header.healed is not None):",
+            "if bool(header.inputs) and header.healed is not None:",
+        ),
+        row("a-segment-is-taken-on-trust", "if found != at.digest:", "if False:"),
+    ),
+    *of(
+        "fold.py",
+        "tests/unit/test_fold_walk.py",
+        row("the-snapshot-asked-for-is-passed-over", "version > at_most:", "version >= at_most:"),
+        row("one-version-too-far", "if at.version == until:", "if until is not None and at.version > until:"),
+        row("a-version-short-is-good-enough", "if until is not None and at.version < until:", "if False:"),
+        row("one-commit-too-few-is-kept", "max(1, version - keep + 1)", "max(1, version - keep + 2)"),
+        row("the-oldest-commits-are-kept", "(*at.last, commit)[-keep:])", "(*at.last, commit)[:keep])"),
+        row(
+            "any-state-is-believed",
+            "        if found != wanted:\n            by =",
+            "        if False:\n            by =",
+        ),
+        row("inputs-may-come-to-anything", "if result.state_digest != commit.header.state_digest:", "if False:"),
+        row(
+            "everybody-weighs-the-same",
+            "accumulator.add, update.gradient, given.weight)",
+            "accumulator.add, update.gradient, 1.0)",
+        ),
+        row(
+            "a-refused-input-is-an-outage",
+            "    except Denied as error:\n        raise LogCorrupt(given.key,",
+            "    except Denied as error:\n        raise error\n        raise LogCorrupt(given.key,",
+        ),
+        row(
+            "any-version-0-will-do",
+            "if commit is None and key != snapshot_key(fragment, 0, self.log.run.header.snapshots[fragment]):",
+            "if False:",
+        ),
+        row(
+            "a-difference-fits-any-version",
+            "if merge.array_digest(out) != header.published_digest:",
+            "if False:",
+        ),
+        row(
+            "the-first-healing-is-gone-on-from",
+            "            found = commit, last\n",
+            "            found = commit, last\n            break\n",
+        ),
+        argued(
+            "a-snapshot-of-anything",
+            '    if found != wanted:\n        raise LogCorrupt(key, f"is of fragment',
+            '    if False:\n        raise LogCorrupt(key, f"is of fragment',
+            "what a snapshot is of is checked twice: its state (or published value) must have the digest that the "
+            "commit of this fragment and version recorded, and version 0 is the object that the run names by digest",
+        ),
+    ),
+    *of(
+        "heal.py",
+        "tests/unit/test_fold_walk.py",
+        row(
+            "a-new-history-is-begun",
+            "previous=newest.digest if newest else log.run.digest",
+            "previous=log.run.digest",
+        ),
+        row(
+            "totals-begin-anew",
+            "rejected_total=dict(newest.header.rejected_total) if newest else {}",
+            "rejected_total={}",
+        ),
+        row(
+            "broken-one-version-earlier",
+            "wrong.readable[1] + 1 if wrong.readable",
+            "wrong.readable[1] if wrong.readable",
+        ),
+        row("a-version-is-given-away", "until=error.readable[1]))", "until=error.readable[1] - 1))"),
+        row(
+            "no-snapshot-behind-it", "    await log.store.put(snapshot_key(p, version, frame.digest(blob)), blob)\n", ""
+        ),
+        row(
+            "whoever-was-first-is-written-over",
+            "    if not await log.append(p, version, body):\n        return None\n",
+            "    await log.append(p, version, body)\n",
+        ),
+    ),
+    # --- arithmetic ---------------------------------------------------------------------------------------------------
+    *of(
+        "merge.py",
+        "tests/unit/test_rounding.py tests/unit/test_fold_walk.py tests/unit/test_merge.py",
+        row(
+            "what-the-codec-drops-is-never-carried",
+            "kernels.subtract(master, state.published, difference)",
+            "kernels.subtract(master, state.master, difference)",
+        ),
+        row(
+            "cancelling-is-not-relative-to-weights",
+            "if norm / self._weights >= CANCELLED_BELOW:",
+            "if norm >= CANCELLED_BELOW:",
+        ),
+        row("whole-tensors-cancel-sooner", "CANCELLED_BELOW = 1e-3", "CANCELLED_BELOW = 1e-2"),
+        row("quantity-without-quality", "return tokens * (tokens / steps)", "return float(tokens)"),
+        row("weights-are-absolute", "        weight /= self._unit\n", ""),
+        row("lengths-are-not-weighted", "self._norms[i] += weight * norm", "self._norms[i] += norm"),
+        row(
+            "embeddings-are-merged-like-all-else",
+            'if self.outer[t.spec.role].merge == "rda":\n                norm = kernels.norm(piece)',
+            'if self.outer["dense"].merge == "rda":\n                norm = kernels.norm(piece)',
+        ),
+        row(
+            "a-state-is-named-without-its-momentum",
+            "for array in (self.published, self.master, self.momentum):",
+            "for array in (self.published, self.master):",
+        ),
+        row(
+            "a-state-is-named-without-its-version",
+            'h = hashlib.sha256(self.version.to_bytes(8, "little"))',
+            "h = hashlib.sha256()",
+        ),
+        row(
+            "snapshots-come-back-in-another-order",
+            "State(header.version, arrays[0], arrays[1], arrays[2])",
+            "State(header.version, arrays[0], arrays[2], arrays[1])",
+        ),
+        row(
+            "momentum-survives-a-healing",
+            "published.copy(), np.zeros_like(published))",
+            "published.copy(), published.copy())",
+        ),
+        row(
+            "only-the-master-has-to-be-finite",
+            "for array in (published, master, momentum)),",
+            "for array in (master, momentum)),",
+        ),
+        argued(
+            "the-momentum-may-be-infinite",
+            "for array in (published, master, momentum)),",
+            "for array in (published, master)),",
+            "the new master has the new momentum in it, times a rate above 0: where that is infinite or NaN, so is the "
+            "master (with momentum 0 it is 0 · ∞, a NaN)",
+        ),
+        argued(
+            "version-0-is-one-array-twice",
+            "return State(0, values, values.copy(), np.zeros_like(values))",
+            "return State(0, values, values, np.zeros_like(values))",
+            "arrays of a state are never written to (test_state_is_never_written_to), so two of them may be one",
+        ),
+    ),
+    *of(
+        "kernels.py",
+        "tests/unit/test_rounding.py tests/unit/test_merge.py tests/unit/test_codecs.py",
+        row(
+            "lanes-are-folded-one-by-one",
+            "((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))",
+            "s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7",
+        ),
+        row("sums-are-not-folded-by-block", "_NORM_BLOCK = 4096", "_NORM_BLOCK = 8192"),
+        row(
+            "products-are-rounded-too",
+            "np.float64(total[i]) + coefficient * np.float64(x[i]))",
+            "np.float64(total[i]) + np.float64(np.float32(coefficient * np.float64(x[i]))))",
+        ),
+        row("momentum-without-nesterov", "rate * (gradient + mu * b)", "rate * b"),
+        row(
+            "bfloat16-rounds-half-up",
+            "high = np.uint32(np.uint32(b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))",
+            "high = np.uint32(np.uint32(b + np.uint32(0x8000)) >> np.uint32(16))",
+        ),
+        row("scales-of-the-largest-not-the-longest", "magnitude = abs(x[i])", "magnitude = x[i]"),
+        row("a-scale-may-be-denormal", "if scale < np.float32(1.1754944e-38):", "if scale <= np.float32(0.0):"),
+        row(
+            "four-bits-begin-at-seven",
+            "np.uint8((low + 8) | ((high + 8) << 4))",
+            "np.uint8((low + 7) | ((high + 7) << 4))",
+        ),
+        argued(
+            "a-level-may-be-out-of-range",
+            "q = min(max(x[i] * inverse, np.float32(-127.0)), np.float32(127.0))",
+            "q = x[i] * inverse",
+            "rounded to bfloat16 a scale is at most 2⁻⁹ too small, so no level is beyond 127.25, which rounds to 127",
+        ),
+        argued(
+            "a-short-block-counts-backwards",
+            "range(min(half, max(n - start - half, 0)))",
+            "range(min(half, n - start - half))",
+            "a range of a negative number is as empty as one of 0",
+        ),
+    ),
+    *of(
+        "codecs/__init__.py",
+        "tests/unit/test_rounding.py tests/unit/test_codecs.py",
+        row(
+            "tensors-are-packed-without-padding",
+            "code.encode(x[t.start : t.stop], out[at : at + code.size(t.size)])\n        at += _piece(code, t.size)",
+            "code.encode(x[t.start : t.stop], out[at : at + code.size(t.size)])\n        at += code.size(t.size)",
+        ),
+        row("pieces-are-aligned-to-two-bytes", "_ALIGN = 4", "_ALIGN = 2"),
+        row(
+            "any-number-of-bytes",
+            "if data.size != packed_size(code, fragment):",
+            "if data.size < packed_size(code, fragment):",
+        ),
+    ),
+    *of(
+        "codecs/base.py",
+        "tests/unit/test_rounding.py tests/unit/test_codecs.py",
+        row("a-block-more-where-none-is-begun", "return -(-n // BLOCK)", "return n // BLOCK + 1"),
+    ),
+    *of(
+        "codecs/int8.py",
+        "tests/unit/test_rounding.py tests/unit/test_codecs.py",
+        row("scales-of-one-byte", "return 2 * blocks(n) + n", "return blocks(n) + n"),
+    ),
+    # --- records ------------------------------------------------------------------------------------------------------
+    *of(
+        "records/frame.py",
+        "tests/unit/test_frame_limits.py tests/unit/test_records.py",
+        row("headers-are-not-checked", "if zlib.crc32(raw) != PREFIX.unpack_from(view)[5]:", "if False:"),
+        row("padding-may-hold-anything", "if any(view[PREFIX.size + header_size : start]):", "if False:"),
+        row(
+            "too-long-is-too-short",
+            "reason = Reason.TRUNCATED if len(blob) < start + payload_size",
+            "reason = Reason.TRUNCATED if len(blob) > start + payload_size",
+        ),
+        row(
+            "the-longest-header-is-too-long",
+            "if header_size > HEADER_MAX[kind]:",
+            "if header_size >= HEADER_MAX[kind]:",
+        ),
+        row("no-header-is-too-long", "if header_size > HEADER_MAX[kind]:", "if False:"),
+        row(
+            "an-empty-line-before-the-payload",
+            "return -(-(PREFIX.size + header_size) // ALIGN) * ALIGN",
+            "return ((PREFIX.size + header_size) // ALIGN + 1) * ALIGN",
+        ),
+        row(
+            "signatures-are-ignored",
+            "or author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:",
+            "or author != UNSIGNED_AUTHOR:",
+        ),
+        row("half-a-head-is-read", "if len(blob) < PREFIX.size + header_size:", "if len(blob) < header_size:"),
+    ),
+    *of(
+        "records/objects.py",
+        "tests/unit/test_frame_limits.py",
+        row("whatever-begins-like-a-key", "_VERSIONED.fullmatch(key)", "_VERSIONED.match(key)"),
+    ),
+    *of(
+        "records/fields.py",
+        "tests/unit/test_frame_limits.py tests/unit/test_records.py",
+        row("a-name-may-end-a-line", '._-]{0,62}\\Z"', '._-]{0,62}$"'),
+    ),
+    # --- rounds -------------------------------------------------------------------------------------------------------
+    *of(
+        "rounds.py",
+        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
+        row(
+            "a-base-just-ahead-is-made-up",
+            "if pointer.base > self.head + AHEAD_MAX:",
+            "if pointer.base >= self.head + AHEAD_MAX:",
+        ),
+        row(
+            "fewer-tokens-replace-more",
+            "known is not None and known.rank > pointer.rank:",
+            "known is not None and known.rank < pointer.rank:",
+        ),
+        row(
+            "pointers-without-end",
+            "elif reason is None and known is None and len(self._waiting) >= POINTERS_MAX:",
+            "elif False:",
+        ),
+        row(
+            "staleness-is-exclusive",
+            "if pointer.base < self.head - self._pace.staleness:",
+            "if pointer.base <= self.head - self._pace.staleness:",
+        ),
+        row("what-was-refused-is-fetched-again", "if pointer.digest in self._refused:", "if False:"),
+        row(
+            "late-work-makes-a-quorum",
+            "if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:",
+            "if self.phase is Phase.OPEN and len(r.arrived) >= r.quorum:",
+        ),
+        row(
+            "a-call-at-every-look",
+            "            r.called_at = now\n            return [CallRound",
+            "            return [CallRound",
+        ),
+        row(
+            "what-is-overdue-is-not-due",
+            "return max(now, min(times))",
+            "return min((at for at in times if at > now), default=None)",
+        ),
+        row(
+            "grace-never-ended-a-round",
+            "over = self.phase is Phase.GRACE and last > self._grace_ends(r)",
+            "over = False",
+        ),
+        row(
+            "what-was-left-over-is-forgotten",
+            "leftover = list(self.round.arrived.values()) if self.round else []",
+            "leftover: list[Pointer] = []",
+        ),
+        row(
+            "one-commit-is-remembered",
+            "{given.learner for given in commit.inputs}][-2:]",
+            "{given.learner for given in commit.inputs}][-1:]",
+        ),
+        row("anybody-takes-anybodys-place", "(not final or p[0] == pointer.learner)]", "True]"),
+        row(
+            "duplicates-come-first",
+            "order.append((place[2] not in FINAL, turns[place[0]], place))",
+            "order.append((False, turns[place[0]], place))",
+        ),
+        row(
+            "merging-takes-no-time",
+            "return replace(terms, sync_s=terms.sync_s + self._close_to_commit_s)",
+            "return terms",
+        ),
+        row("one-heard-is-everybody", "return ends if len(r.fresh) > 1 else", "return ends if len(r.fresh) > 0 else"),
+        row(
+            "anything-there-is-accepted", "return self._waiting.get(place) is pointer", "return place in self._waiting"
+        ),
+        row(
+            "slack-without-the-way-down",
+            "slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)",
+            "slack = overlap * terms.fastest_step_s - quorum_s",
+        ),
+        row(
+            "a-pass-for-any-round",
+            "if self.round is not None and version == self.head + 1 and learner",
+            "if self.round is not None and learner",
+        ),
+        argued(
+            "merged-bases-are-forgotten-a-version-early",
+            "oldest = commit.version - self._pace.staleness - 1",
+            "oldest = commit.version - self._pace.staleness",
+            "the one base that is forgotten earlier is stale from this commit on, and staleness is judged first",
+        ),
+    ),
+    *of(
+        "members.py",
+        "tests/unit/test_members_heard.py tests/unit/test_members.py",
+        row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),
+        row(
+            "a-gap-makes-everybody-silent",
+            "        self._deaf_before = now\n        self.hold_until",
+            "        self.hold_until",
+        ),
+        row(
+            "a-late-word-brings-back-who-left",
+            "if self._left.get(learner, -1) >= incarnation:",
+            "if self._left.get(learner, -1) > incarnation:",
+        ),
+        row(
+            "a-new-life-has-the-old-ones-durations",
+            "if member is None or member.incarnation < incarnation:",
+            "if member is None:",
+        ),
+        row("silence-begins-at-l", "if m.heard_at >= silent_before}", "if m.heard_at > silent_before}"),
+        row("its-word-counts-more-than-what-was-measured", "m.answer_s or m.upload_s", "m.upload_s or m.answer_s"),
+        row("an-old-farewell-counts", "if member is None or member.incarnation <= incarnation:", "if True:"),
+        row(
+            "its-own-farewell-does-not-count",
+            "if member is None or member.incarnation <= incarnation:",
+            "if member is None or member.incarnation < incarnation:",
+        ),
+        row("those-that-left-are-kept-for-ever", "while len(self._left) > LEFT_MAX:", "while False:"),
+        row("the-cap-is-of-all-that-are-expected", "for m in late), default=0.0)", "for m in found), default=0.0)"),
+        row("nobody-the-log-knows-is-left-out", "if name in here or name in self._left:", "if name in here:"),
+    ),
+    # --- what learners send -------------------------------------------------------------------------------------------
+    *of(
+        "updates.py",
+        "tests/unit/test_update_opened.py",
+        row("any-base", "if header.base != base:", "if header.base > base:"),
+        row("any-author", "if header.learner != learner:", "if False:"),
+        row("any-run", "if header.run != run.digest:", "if False:"),
+        row(
+            "any-fragment",
+            "if (header.fragment, header.codec) != (fragment.index, run.rules.codec_up):",
+            "if header.codec != run.rules.codec_up:",
+        ),
+        row("any-digest", "if frame.digest(blob) != digest:", "if False:"),
+        row("nan-is-a-number", "if not all_finite(gradient):", "if False:"),
+        row("any-length", "if norm(gradient) > GRADIENT_NORM_MAX:", "if False:"),
+    ),
+    *of(
+        "syncer/keeper.py",
+        "tests/unit/test_keeper_claims.py",
+        row(
+            "what-was-announced-is-not-compared",
+            "if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):",
+            "if False:",
+        ),
+        row(
+            "steps-are-not-compared",
+            "if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):",
+            "if update.header.tokens != pointer.tokens:",
+        ),
+        row("a-larger-object-is-not-noticed", "pointer.key, 0, pointer.size + 1)", "pointer.key, 0, pointer.size)"),
+        row(
+            "a-refused-update-ends-the-syncer",
+            "                reason = Reason.UNREADABLE\n",
+            "                raise\n",
+        ),
+        row("a-refused-syncer-blames-its-learners", "if not await self._is_refused():", "if True:"),
+        row("two-commits-are-all-that-is-known", "self._keep = max(2, pace.staleness + 1)", "self._keep = 2"),
+        row(
+            "all-fragments-write-snapshots-at-once",
+            "due = (commit.version + self.fragment.index) % self._pace.snapshot_every == 0",
+            "due = commit.version % self._pace.snapshot_every == 0",
+        ),
+        row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
+    ),
+    *of(
+        "learner/history.py",
+        "tests/integration/test_donors.py",
+        row(
+            "checkpoints-go-by-step-whatever-life", '(int(e.key.split("/")[2]), version_in(e.key))', "version_in(e.key)"
+        ),
+        row(
+            "the-oldest-donor-first",
+            "key=lambda e: e.modified, reverse=True)[:DONORS_MAX]",
+            "key=lambda e: e.modified)[:DONORS_MAX]",
+        ),
+        row("anybody-is-a-donor", "if name != learner and name in among", "if name != learner"),
+    ),
+    *of(
+        "moments.py",
+        "tests/integration/test_donors.py",
+        row("the-samplers-state-moves-on", "copy.deepcopy(self._data.state_dict())", "self._data.state_dict()"),
+    ),
+    *of(
+        "learner/uplink.py",
+        "tests/unit/test_uplink_settles.py",
+        row(
+            "an-update-with-the-wrong-sign",
+            "kernels.subtract(rounded(captured.base_values, fragment.tensors), captured.values, gradient)",
+            "kernels.subtract(captured.values, rounded(captured.base_values, fragment.tensors), gradient)",
+        ),
+        row("updates-are-written-over", "await self._store.create(key, blob)", "await self._store.put(key, blob)"),
+        row("nothing-is-fed-back", "            kernels.add(gradient, residual, gradient)\n", "            pass\n"),
+        row(
+            "what-is-on-its-way-is-sent-again",
+            "self.taken[p][base], self.residuals[p] = self.residuals[p], None",
+            "self.taken[p][base] = self.residuals[p]",
+        ),
+        row(
+            "an-unknown-residual-is-kept",
+            '            self.residuals[p], self.residual_of[p] = None, ""\n',
+            "            pass\n",
+        ),
+        row(
+            "any-unknown-residual-is-dropped",
+            "elif merged.incarnation != self.incarnation and p not in self._own_feedback:",
+            "else:",
+        ),
+        row(
+            "a-base-expires-a-version-early",
+            "for base in [b for b in self.accounts[p].sent if version - b > self._pace.staleness]:",
+            "for base in [b for b in self.accounts[p].sent if version - b >= self._pace.staleness]:",
+        ),
+        row(
+            "what-was-packed-expires-a-version-early",
+            "for base in [b for b in self._packed[p] if version - b > self._pace.staleness]:",
+            "for base in [b for b in self._packed[p] if version - b >= self._pace.staleness]:",
+        ),
+        row(
+            "what-was-carried-comes-back-too-early",
+            "self._put_back(p, version - self._pace.staleness)",
+            "self._put_back(p, version - self._pace.staleness + 1)",
+        ),
+        row(
+            "any-rejection-on-a-base-closes-it",
+            "and turned.reason in FINAL and turned.digest == attempt.digest:",
+            "and turned.reason in FINAL:",
+        ),
+        row(
+            "a-call-is-answered-with-the-next-one",
+            "sent = self.attempts[fragment].get(version - 1)",
+            "sent = self.attempts[fragment].get(version)",
+        ),
+        row(
+            "a-call-is-answered-whenever",
+            "if sent is not None and self._runtime.now() - sent.said_at > self._pace.heartbeat_s / 4:",
+            "if sent is not None:",
+        ),
+        row("the-oldest-is-said-again", "newest = attempts[max(attempts)]", "newest = attempts[min(attempts)]"),
+        row(
+            "a-failure-forgets-the-update-before-it",
+            "account.unsend(base, earlier.header.tokens if earlier else None)",
+            "account.unsend(base, None)",
+        ),
+        row("one-turn-for-all-that-wait", "        while self.window.full:\n", "        if self.window.full:\n"),
+        row("nobody-says-that-the-wire-is-free", "            self._freed.set()\n", ""),
+        row("older-bases-stay-open", "for base in [b for b in account.sent if b < given.base]:", "for base in []:"),
+    ),
+    *of(
+        "learner/boundary.py",
+        "tests/unit/test_boundary_uploads.py tests/unit/test_boundary.py",
+        row(
+            "a-failed-upload-takes-local-work-along",
+            "                        slot.sent_values = None if sent_step is None else slot.prior_values\n",
+            "",
+        ),
+        row(
+            "a-failure-on-a-base-that-is-gone",
+            "                    if slot.base == base:\n                        # Taken again",
+            "                    if True:\n                        # Taken again",
+        ),
+        row(
+            "too-far-behind-a-version-early",
+            "if behind > self._staleness or slot.merged",
+            "if behind >= self._staleness or slot.merged",
+        ),
+        row(
+            "a-merged-base-is-answered",
+            "if behind > self._staleness or slot.merged or",
+            "if behind > self._staleness or",
+        ),
+        row(
+            "an-evaluation-is-a-step",
+            "self.step_s = statistics.median(self._durations)",
+            "self.step_s = statistics.fmean(self._durations)",
+        ),
+        row("whoever-was-sent-last-goes-first", "_, _, p = min(wanting)", "_, _, p = max(wanting)"),
+        row(
+            "the-newest-is-replaced-first",
+            "return min(ready)[1] if ready else None",
+            "return max(ready)[1] if ready else None",
+        ),
+        row("rounds-to-come-lie-in-the-past", "(last - version) * self._round_s", "(version - last) * self._round_s"),
+        row(
+            "an-upload-takes-no-time",
+            "return now + self._window.upload_s + LATE_STEPS * self.step_s > closes_at",
+            "return now + LATE_STEPS * self.step_s > closes_at",
+        ),
+        row(
+            "rounding-is-local-work",
+            "since = rounded(slot.values, self._layout.fragments[fragment].tensors)",
+            "since = slot.values",
+        ),
+        row(
+            "what-was-sent-is-kept-twice",
+            "slot.origin_step, slot.origin_tokens = slot.sent_step, slot.sent_tokens",
+            "pass",
+        ),
+        row(
+            "local-work-is-replaced-unsent",
+            "slot.ready.version - slot.base <= self._staleness",
+            "slot.ready.version - slot.base < self._staleness",
+        ),
+    ),
+    *of(
+        "learner/window.py",
+        "tests/unit/test_upload_window.py",
+        row("one-more-whenever", "(in_hand == self.limit and self.free_at <= now + step_s)", "(in_hand == self.limit)"),
+        row(
+            "never-one-more",
+            "return in_hand < self.limit or (in_hand == self.limit and self.free_at <= now + step_s)",
+            "return in_hand < self.limit",
+        ),
+        row("a-failure-is-a-measurement", "if stored and now > began_at:", "if now > began_at:"),
+        row("only-those-that-were-there-count", "max(beside, len(self._under_way) + 1))", "beside)"),
+        row(
+            "too-much-is-tried-again-and-again",
+            "self._patience = min(TRIES_MAX, 2 * self._patience)",
+            "self._patience = min(TRIES_MAX, self._patience)",
+        ),
+        row(
+            "too-much-is-hardly-tried-again",
+            "self._patience = min(TRIES_MAX, 2 * self._patience)",
+            "self._patience = 2 * self._patience",
+        ),
+        row("queues-make-it-grow", "if queued > QUEUED_HIGH and", "if queued < QUEUED_LOW and"),
+        row("it-never-grows", "            self.limit += 1\n", ""),
+        row("free-when-the-last-is-through", "self.free_at = min(at + size", "self.free_at = max(at + size"),
+    ),
+    *of(
+        "learner/downlink.py",
+        "tests/unit/test_downlink_order.py",
+        row(
+            "a-false-word-is-looked-into-for-ever",
+            "            known.wanted = known.version  # said, but not in the log\n",
+            "            pass\n",
+        ),
+        row("whoever-is-least-behind-goes-first", "p = max(behind, key=", "p = min(behind, key="),
+        row(
+            "whoever-was-brought-last-goes-first",
+            "known.wanted - known.version, -known.brought_at",
+            "known.wanted - known.version, known.brought_at",
+        ),
+        row("to-the-end-of-the-log", "await self._leap(p, wanted)", "await self._leap(p, None)"),
+        row("always-from-a-snapshot", "if behind * difference > from_snapshot:", "if behind * difference > 0:"),
+        row("never-from-a-snapshot", "if behind * difference > from_snapshot:", "if False:"),
+        row(
+            "silence-is-not-looked-into",
+            "                            self.want(p, known.version + 1)\n",
+            "                            pass\n",
+        ),
+        row(
+            "what-is-leapt-over-settles-nothing",
+            "                break\n            self._settle(commit)\n",
+            "                break\n",
+        ),
+        row("two-fetch-the-same", "if k.wanted > k.version and not k.fetching]", "if k.wanted > k.version]"),
+        row("a-long-way-is-how-long-one-takes", "if behind == 1:", "if behind >= 1:"),
+    ),
+    # --- garbage ------------------------------------------------------------------------------------------------------
+    *of(
+        "collect.py",
+        "tests/unit/test_collect_plan.py",
+        row(
+            "a-young-snapshot-is-no-start",
+            "    start = min([start, *(version_in(e.key) for e in snapshots if e.modified > before)])\n",
+            "",
+        ),
+        row("snapshots-go-last", 'key=lambda kind: kind != "snapshots")', 'key=lambda kind: kind == "snapshots")'),
+        row("all-kinds-at-once", "for phase in (kinds[:1], kinds[1:]):", "for phase in (kinds,):"),
+        row("a-commit-too-young-is-packed", "if version < young]", "if version <= young]"),
+        row(
+            "the-oldest-base-that-counts-goes",
+            "version_in(e.key) < head - STALENESS_MAX or",
+            "version_in(e.key) <= head - STALENESS_MAX or",
+        ),
+        row(
+            "values-above-the-head-go",
+            "if version_in(e.key) <= head and version_in(e.key) != start",
+            "if version_in(e.key) != start",
+        ),
+        row(
+            "the-snapshot-to-start-from-goes",
+            "(e for e in snapshots if version_in(e.key) < start)",
+            "(e for e in snapshots if version_in(e.key) <= start)",
+        ),
+        row("one-version-fewer-is-kept", "at_most=max(0, head - keep))", "at_most=max(0, head - keep + 1))"),
+        row(
+            "what-unpacked-commits-merged-goes",
+            "floor = start if packed_to == start - 1 > 0 else packed_to",
+            "floor = start",
+        ),
+        row("one-checkpoint-is-kept", "held[CHECKPOINTS_KEPT:]", "held[CHECKPOINTS_KEPT - 1 :]"),
+        row(
+            "damage-is-packed",
+            "if following is None or frame.digest(blob) != following.header.previous:",
+            "if following is None:",
+        ),
+        row("pointers-do-not-move-on", "        offset += len(blob)\n", ""),
+        row(
+            "packing-begins-at-the-top",
+            "[version for version in reversed(plain) if version < young]",
+            "[version for version in plain if version < young]",
+        ),
+    ),
+    # --- the world outside --------------------------------------------------------------------------------------------
+    *of(
+        "store/s3.py",
+        "tests/unit/test_store_answers.py",
+        row(
+            "a-conflict-means-exists",
+            '_EXISTS = {"PreconditionFailed", "412"}',
+            '_EXISTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}',
+        ),
+        row("ranges-include-their-stop", "bytes={start}-{stop - 1}", "bytes={start}-{stop}"),
+        row("half-a-body-is-a-body", "if at != size:", "if at > size:"),
+        row("an-unknown-refusal-is-an-outage", "if code in _DENIED or status in (401, 403):", "if code in _DENIED:"),
+        row("creating-is-putting", '                IfNoneMatch="*",\n', ""),
+    ),
+    *of(
+        "store/edge.py",
+        "tests/unit/test_store_answers.py",
+        row(
+            "one-try-more",
+            "stop_after_attempt(self.patience.attempts - 1)",
+            "stop_after_attempt(self.patience.attempts)",
+        ),
+        row("pauses-without-end", "ceiling = min(self.patience.longest_s,", "ceiling = max(self.patience.longest_s,"),
+        row(
+            "no-such-object-is-no-answer",
+            "        except (ObjectMissing, Denied):\n            self._answered(operation, started)\n            raise\n",
+            "        except (ObjectMissing, Denied):\n            raise\n",
+        ),
+        row(
+            "hung-since-the-last-one-was-sent",
+            "max(min(self._open.values()), self.answered_at or 0.0)",
+            "max(max(self._open.values()), self.answered_at or 0.0)",
+        ),
+        row(
+            "hung-whatever-was-answered",
+            "max(min(self._open.values()), self.answered_at or 0.0)",
+            "min(self._open.values())",
+        ),
+        row(
+            "down-since-the-last-try",
+            "            if self._down_since is None:\n                self._down_since",
+            "            if True:\n                self._down_since",
+        ),
+    ),
+    *of(
+        "store/atomic.py",
+        "tests/unit/test_store_answers.py",
+        row("two-winners-are-one-too-few", "if len(winners) > 1:", "if len(winners) > 2:"),
+        row("what-was-tried-is-left-there", "        raise\n    await store.delete(key)\n", "        raise\n"),
+    ),
+    *of(
+        "store/files.py",
+        "tests/unit/test_store_answers.py",
+        row(
+            "creating-is-replacing",
+            "return await self._run(key, self._write, data, os.link)",
+            "return await self._run(key, self._write, data, os.replace)",
+        ),
+        row("bytes-are-on-disk-some-time", "                os.fsync(file.fileno())\n", ""),
+        row(
+            "names-are-on-disk-some-time",
+            "            _sync_folder(path.parent)\n            return True",
+            "            return True",
+        ),
+        row("ranges-begin-at-the-beginning", "            file.seek(start)\n", ""),
+        row(
+            "in-the-order-of-the-folder",
+            "return sorted(Entry(str(p.relative_to(self.root)), s.st_size, s.st_mtime) for p, s in _walk(path))",
+            "return [Entry(str(p.relative_to(self.root)), s.st_size, s.st_mtime) for p, s in _walk(path)]",
+        ),
+    ),
+    *of(
+        "bus/redis.py",
+        "tests/unit/test_bus_listening.py",
+        row(
+            "ids-are-text",
+            "if newest is None or _order(newest) < _order(after[key]):",
+            "if newest is None or newest < after[key]:",
+        ),
+        row(
+            "back-beyond-the-end", "START if at is None else min(at, then, key=_order)", "START if at is None else then"
+        ),
+        row(
+            "back-means-to-the-end",
+            "START if at is None else min(at, then, key=_order)",
+            "START if at is None else max(at, then, key=_order)",
+        ),
+    ),
+    *of(
+        "bus/sqlite.py",
+        "tests/unit/test_bus_listening.py",
+        row("the-last-message-is-read-again", "AND id > ? ORDER BY id LIMIT ?", "AND id >= ? ORDER BY id LIMIT ?"),
+        row(
+            "an-emptied-file-is-not-noticed",
+            "                start = 0  # the bus lost what we had read\n",
+            "                pass\n",
+        ),
+        row("numbers-begin-at-zero", "for i, body in enumerate(bodies, 1)]", "for i, body in enumerate(bodies)]"),
+    ),
+    *of(
+        "bus/voice.py",
+        "tests/unit/test_bus_listening.py",
+        row(
+            "what-was-dropped-takes-another-along",
+            "if self._unsaid and self._unsaid[0] is message:",
+            "if self._unsaid:",
+        ),
+        argued(
+            "a-word-in-between-is-not-sent",
+            "            self._wake.clear()\n            try:\n                await self.flush()\n            except",
+            "            try:\n                await self.flush()\n                self._wake.clear()\n            except",
+            "flush ends only where nothing is left to be said, and nobody else runs between that and forgetting the word",
+        ),
+        row(
+            "nobody-hears-of-the-gap",
+            "                self.down_since = None\n                gap()\n",
+            "                self.down_since = None\n",
+        ),
+        row(
+            "what-came-after-comes-before-the-gap",
+            "            if self.down_since is not None:\n                self.down_since = None\n                gap()\n            for pair in self._advance(found):\n                yield pair\n",
+            "            for pair in self._advance(found):\n                yield pair\n            if self.down_since is not None:\n                self.down_since = None\n                gap()\n",
+        ),
+        row("streams-that-are-gone-are-read-on", "            self.positions.pop(name, None)\n", "            pass\n"),
+        row(
+            "positions-are-of-the-first",
+            "self.positions[stream] = messages[-1].position",
+            "self.positions[stream] = messages[0].position",
+        ),
+        row("nobodys-words-are-heard", "for message in messages if message.body]", "for message in messages]"),
+        row(
+            "what-was-refused-is-gone",
+            "            except Unavailable:\n                self._wake.set()\n",
+            "            except Unavailable:\n",
+        ),
+    ),
+    *of(
+        "tolerance.py",
+        "tests/unit/test_refusals.py tests/unit/test_tolerance.py",
+        row(
+            "what-never-worked-is-ridden-out",
+            "if kind not in self._worked or now - since >= self._limit_s:",
+            "if now - since >= self._limit_s:",
+        ),
+        row(
+            "refusals-are-ridden-out-for-ever",
+            "if kind not in self._worked or now - since >= self._limit_s:",
+            "if kind not in self._worked:",
+        ),
+        row(
+            "the-clock-of-a-refusal-never-stops",
+            "if self._since.pop(kind, None) is not None:",
+            "if self._since.get(kind) is not None:",
+        ),
+        row("each-refusal-begins-anew", "since = self._since.setdefault(kind, now)", "since = self._since[kind] = now"),
+        row(
+            "nothing-there-is-no-answer",
+            "        except ObjectMissing:\n            self._good(kind)\n            raise\n",
+            "        except ObjectMissing:\n            raise\n",
+        ),
+        row("all-folders-are-one", "return f\"{what} {key.split('/', maxsplit=1)[0]}/\"", "return what"),
+        row("creating-is-another-writing", '_kind("create", key)', '_kind("read", key)'),
+        row(
+            "what-was-refused-long-ago-still-is",
+            "lately = [since for kind, since in self._since.items() if now - self._last[kind] <= LATELY_S]",
+            "lately = list(self._since.values())",
+        ),
+        row(
+            "an-update-is-ridden-out",
+            "        if key.startswith(UPDATES):\n            return await self._store.get(key)\n",
+            "",
+        ),
+        row("it-is-said-every-time", "                self._said_at = now\n", ""),
+        row(
+            "the-shortest-refusal-counts",
+            "return now - min(lately, default=now)",
+            "return now - max(lately, default=now)",
+        ),
+    ),
+    *of(
+        "syncer/fairness.py",
+        "tests/unit/test_fair_shares.py tests/unit/test_fairness.py",
+        row(
+            "the-same-author-again-and-again",
+            "        del self._waiting[author]\n        if queue:\n            self._waiting[author] = queue  # behind all others\n",
+            "        if not queue:\n            del self._waiting[author]\n",
+        ),
+        row(
+            "the-newest-is-dropped",
+            "            queue.popleft()\n            self._size -= 1\n            self._dropped(author)",
+            "            queue.pop()\n            self._size -= 1\n            self._dropped(author)",
+        ),
+        row(
+            "what-was-dropped-still-counts",
+            "            self._size -= 1\n            self._dropped(author)",
+            "            self._dropped(author)",
+        ),
+        row(
+            "a-crowd-is-not-heard",
+            "min(self._each, max(1, self._total // len(self._waiting)))",
+            "min(self._each, self._total // len(self._waiting))",
+        ),
+        row("a-crowd-may-fill-everything", "min(self._each, max(1, self._total // len(self._waiting)))", "self._each"),
+        row(
+            "own-events-in-turn",
+            "        if self._own:\n            return self._own.popleft()\n        if not self._waiting:\n",
+            "        if self._own and not self._waiting:\n            return self._own.popleft()\n        if not self._waiting:\n",
+        ),
+        row("the-slow-have-their-share", "(1 if user in self._slow else self._each)", "self._each"),
+        row(
+            "a-slot-of-a-cancelled-one-is-lost",
+            "                    self._give_back(user)\n                else:",
+            "                    pass\n                else:",
+        ),
+        row("those-passed-over-only", "        passed_over.extend(self._waiting)\n", ""),
+        row(
+            "a-free-slot-is-not-handed-on",
+            "            del self._held[user]\n        self._serve()\n",
+            "            del self._held[user]\n",
+        ),
+        row(
+            "the-first-that-must-wait-stops-all",
+            "                passed_over.append((user, turn))\n",
+            "                passed_over.append((user, turn))\n                break\n",
+        ),
+        row("the-slow-are-remembered-for-ever", "            self._slow.clear()\n", "            pass\n"),
+    ),
+    # --- readers ------------------------------------------------------------------------------------------------------
+    *of(
+        "whatif.py",
+        "tests/unit/test_whatif_decides.py tests/unit/test_decided_late.py",
+        row(
+            "late-here-is-late-for-the-next-round",
+            "rejected_total={}), closed_at)",
+            "rejected_total={}), h.waited.waited_s)",
+        ),
+        row(
+            "the-loop-is-never-busy",
+            "self._lag = max((w.waited_s - at for at in due if 0.0 < at <= w.waited_s), default=0.0)",
+            "self._lag = 0.0",
+        ),
+        row(
+            "what-misses-its-round-is-forgotten",
+            "given |= {i.digest: i for i in h.inputs}",
+            "given = {i.digest: i for i in h.inputs}",
+        ),
+        row(
+            "merged-there-is-merged-here",
+            "rounds.committed(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})",
+            "rounds.committed(msgspec.structs.replace(h, rejected=(), rejected_total={})",
+        ),
+        row("who-fell-silent-was-never-there", "            expected.add(seen.learner)\n", "            pass\n"),
+        row(
+            "rounds-open-at-the-boundary",
+            "self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s",
+            "self._rounds.round.gives_up_at = w.gives_up_s",
+        ),
+        row(
+            "a-healing-has-a-round",
+            "merged, closed_at = ((), 0.0) if h.healed is not None else _Story(",
+            "merged, closed_at = _Story(",
+        ),
+    ),
+    *of(
+        "explain.py",
+        "tests/unit/test_explain.py",
+        row(
+            "everything-is-a-version-later",
+            "{version - 1 - i.base} version(s) late",
+            "{version - i.base} version(s) late",
+        ),
+    ),
+    *of(
+        "trace.py",
+        "tests/unit/test_trace.py",
+        row(
+            "versions-point-to-the-training-before",
+            "trained.setdefault((h.fragment, i.base), []).append(training)",
+            "trained.setdefault((h.fragment, h.version), []).append(training)",
+        ),
+    ),
+    *of(
+        "model/planner.py",
+        "tests/unit/test_plan_figures.py",
+        row(
+            "a-month-is-a-day",
+            "stored / 1e9 * prices.storage_gb_month / 30.0",
+            "stored / 1e9 * prices.storage_gb_month",
+        ),
+        row(
+            "bytes-are-bits",
+            "learners * wire.up * 8.0 * rounds_day / DAY_S / 1e9",
+            "learners * wire.up * rounds_day / DAY_S / 1e9",
+        ),
+    ),
+]

@@ -1,0 +1,16 @@
+"""The table of mutants fits the library as it is: every change has exactly one place, and leaves a module that compiles."""
+
+from pathlib import Path
+
+from mutants.table import MUTANTS, faults
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_mutant_fits_the_library_as_it_is():
+    assert [f"{mutant.name}: {why}" for mutant in MUTANTS for why in faults(mutant, ROOT / "pkg", ROOT)] == []
+
+
+def test_every_mutant_has_a_name_of_its_own():
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(names) == len(set(names))
