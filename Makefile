@@ -22,7 +22,7 @@ up: ## train it across containers, with MinIO, Prometheus and Grafana (needs Doc
 	docker compose up --build $(ARGS)
 
 test: $(VENV)/dev ## run the tests on all cores, real servers and killed processes included (ARGS="-n 0 tests/unit -k codec" …)
-	$(BIN)/python -m pytest -n logical --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n logical $(ARGS)
 
 mutants: $(VENV)/dev ## mistakes put into the library one at a time, each of which a test must notice (ARGS="--only log/ --workers 4 --json …")
 	PYTHONPATH=tests $(BIN)/python -m mutants.run $(ARGS)

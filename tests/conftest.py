@@ -1,20 +1,21 @@
 """Real servers for the tests, started once per session on free loopback ports and stopped at its end."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from isthmus import kernels
 from isthmus.errors import InputError
 from isthmus_services.servers import Server, redis_server, s3_server
 
-TESTS = Path(__file__).parent
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
 # Tests that start many processes, or share what takes long to make: those of a group run one after the other on one
-# worker (`--dist loadgroup`), so that they disturb each other neither with kills nor by wanting all cores at once.
+# worker, so that they disturb each other neither with kills nor by wanting all cores at once.
 GROUPS = {
     "e2e/test_processes.py": "processes",
     "chaos/test_chaos.py": "processes",
@@ -23,12 +24,16 @@ GROUPS = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Put each test into its group."""
-    for item in items:
-        if (group := GROUPS.get(item.path.relative_to(TESTS).as_posix())) is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+class Grouped(LoadScopeScheduling):
+    """What is in no group goes to whichever worker is free. (xdist's own groups are lost on pytest 9.2.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return GROUPS.get(nodeid.partition("::")[0].removeprefix("tests/"), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped:
+    """Share the tests out by group."""
+    return Grouped(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

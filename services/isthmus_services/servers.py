@@ -107,10 +107,11 @@ def s3_server(
     """Run a SeaweedFS with its S3 gateway, for these access and secret keys; its data lives in the folder."""
     data = folder / "seaweedfs"
     data.mkdir(parents=True, exist_ok=True)
-    ports = free_ports(14)
+    flags = ["s3.port", "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "filer.port", "filer.port.grpc"]
+    flags += ["master.port", "master.port.grpc", "volume.port", "volume.port.grpc"]
+    flags += ["admin.port", "admin.port.grpc", "webdav.port"]
+    ports = free_ports(len(flags))
     s3 = port or ports[0]
-    flags = ["s3.port", "s3.port.grpc", "s3.port.iceberg", "filer.port", "filer.port.grpc", "master.port"]
-    flags += ["master.port.grpc", "volume.port", "volume.port.grpc", "admin.port", "admin.port.grpc", "webdav.port"]
     known = subprocess.run([weed_binary(), "mini", "-h"], capture_output=True, text=True, check=False)
     offered = known.stdout + known.stderr
     numbers = dict(zip(flags, [s3, *ports[1:]], strict=False))
