@@ -88,7 +88,11 @@ MUTANTS = [
             "                if commit.header.previous != found[-1].digest:\n                    break\n",
             "",
         ),
-        row("the-last-in-a-segment-is-believed", "return found[1:-1]", "return found[1:]"),
+        row(
+            "the-last-in-a-segment-is-believed",
+            "if len(found) > 1 and await self._pointed_at(fragment, found[-1].version) != found[-1].digest:",
+            "if False:",
+        ),
         row("what-follows-a-segment-is-passed-over", "asked, width = after, 1", "width = 1"),
         row("several-read-the-same-segment", "asked, width = after, 1", "asked = after"),
         row("all-of-the-log-is-asked-for-at-once", "width = min(AHEAD_MAX, 2 * width)", "width = 2 * width"),

@@ -402,8 +402,8 @@ def _forecast(
         up_gb_day=(rounds_day * wire.up + DAY_S * saving) / 1e9,
         down_gb_day=rounds_day * wire.down / 1e9,
         requests_day={
-            name: count * rounds_day + (DAY_S / checkpoint_s if name == "put" else 0.0)
-            for name, count in wire.cost.requests.items()
+            name: wire.cost.requests.get(name, 0.0) * rounds_day + (DAY_S / checkpoint_s if name == "put" else 0.0)
+            for name in traffic.OPERATIONS
         },
         memory_gib=params * LEARNER_BYTES / GIB,
         fits=fits,
