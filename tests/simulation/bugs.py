@@ -661,21 +661,6 @@ def a_flood_is_looked_into_message_by_message():
         yield
 
 
-@planted(60, "thin")
-def the_lowest_version_is_fetched_first():
-    """A12: fragments with high numbers wait for ever behind the others, and a leap chases the end of the log."""
-
-    async def leap(self, p, until):
-        await original(self, p, None)
-
-    original = downlink.Downlink._leap
-    with (
-        patch.object(downlink.Downlink, "_need", lambda self, p: (-self.known[p].version, 0.0)),
-        patch.object(downlink.Downlink, "_leap", leap),
-    ):
-        yield
-
-
 @planted(40)
 def two_updates_carry_the_same_feedback():
     """A18: what was dropped from the last merged update goes out with every one that is open."""
