@@ -368,11 +368,13 @@ class _Story:
         )
 
     def _wait(self, until: float) -> None:
+        again_s = INSTANT_S
         while self._merged is None:
             deadline = self._rounds.deadline(self._now)
             if deadline is None or deadline + self._lag >= until - INSTANT_S:
                 break
-            self._now = max(deadline, math.nextafter(self._now, math.inf))
+            # What is overdue is looked at again a moment later, each time twice as late: it must come to an end.
+            self._now, again_s = (deadline, INSTANT_S) if deadline > self._now else (self._now + again_s, 2 * again_s)
             self._do(self._rounds.tick(self._now))
         if math.isfinite(until):
             self._now = max(self._now, until)
