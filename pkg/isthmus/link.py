@@ -16,13 +16,15 @@ import math
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
 from isthmus.bus import default_bus, open_bus
-from isthmus.errors import InputError, RunMissing, Unavailable, first_cause
+from isthmus.errors import InputError, IsthmusError, RunMissing, Unavailable, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import Boundary, LearnerAgent, Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver, Stateful
+from isthmus.learner.given import loss_of, tokens_of
+from isthmus.learner.summary import Summary
 from isthmus.log import Log
 from isthmus.metrics import LearnerMetrics
 from isthmus.records.fields import require_name
@@ -63,6 +65,7 @@ class Link:
     def __init__(self, shell: "_Shell", moments: str, warmup: int) -> None:
         self._shell = shell
         self._closed = False
+        self._said_nonfinite = False
         self._warmup = warmup
         self._first_step = shell.agent.history.step
         self.moments = moments
@@ -114,24 +117,31 @@ class Link:
         return self._shell.agent.incarnation
 
     @property
+    def summary(self) -> Summary:
+        """What the stay came to: steps, versions, where the work went; `str` of it is one line. Whole after `close`."""
+        return self._shell.agent.summary()
+
+    @property
     def _boundary(self) -> Boundary:
         boundary = self._shell.agent.boundary
         assert boundary is not None, "a link exists only once it has joined"
         return boundary
 
-    def step(self, tokens: int, *, loss: float | None = None) -> None:
+    def step(self, tokens: SupportsInt, *, loss: SupportsFloat | None = None) -> None:
         """Report one optimizer step over this many tokens; call it right after `optimizer.step()`.
 
         Copies a few fragments out of the model and into it, and now and then what a checkpoint holds. A store or bus
-        that is away does not hold it up. `loss` is shown by `status` and nothing else.
+        that is away does not hold it up. `loss` is shown by `status`; while it is not finite no checkpoint is written,
+        for none could be gone on from. Both may be numbers of Python or NumPy, or tensors of one element; a tensor on
+        a GPU is waited for.
 
-        Raises `InputError` for a token count below one, and whatever ended the agent for good: `Denied` (credentials
-        were revoked) or `Fenced` (this name was started again elsewhere), for example.
+        Raises `InputError` for a token count that is no whole number of at least one and for a loss that is no number,
+        and whatever ended the agent for good: `Denied` (credentials were revoked) or `Fenced` (this name was started
+        again elsewhere), for example.
         """
-        if tokens < 1:
-            raise InputError(f"a step has at least one token, not {tokens}")
+        tokens, loss = tokens_of(tokens), loss_of(loss)
         if self._closed:
-            raise InputError("the link is closed")
+            raise InputError("the link is closed: join again under the same name to go on")
         self._shell.check()
         with self.metrics.hold_seconds.time():
             self._boundary.after_step(tokens, loss)
@@ -144,8 +154,16 @@ class Link:
         self.metrics.tokens.inc(tokens)
         if loss is not None and math.isfinite(loss):
             self.metrics.loss.set(loss)
+            self._said_nonfinite = False
         elif loss is not None:
             self.metrics.losses_nonfinite.inc()
+            if not self._said_nonfinite:
+                self._said_nonfinite = True
+                logger.warning(
+                    "%s: the loss of step %d is %s: training goes on; differences that are not finite are not sent, "
+                    "and no checkpoint is written until it is a number again",
+                    self._shell.agent.name, self.steps_done, loss,
+                )  # fmt: skip
         if self._shell.feeder is not None:
             values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
             self._shell.feeder.note(self.steps_done, values)
@@ -158,13 +176,16 @@ class Link:
         self._boundary.let_go()
 
     def close(self, *, done: bool = True) -> None:
-        """Announce what is under way, write a last checkpoint and leave the run.
+        """Announce what is under way, write a last checkpoint and leave the run; then sum up on the log.
 
-        `done` says that this learner has trained all its steps. Call it between two steps, as `step`.
+        `done` says that this learner has trained all its steps. Call it between two steps, as `step`. A learner of
+        whose work nothing was ever merged leaves with a warning.
         """
         if not self._closed:
             self._closed = True
             self._shell.close(done)
+            found = self.summary
+            logger.log(logging.WARNING if found.never_merged else logging.INFO, "%s", found)
 
     def __enter__(self) -> "Link":
         return self
@@ -194,7 +215,8 @@ def join(
     Args:
         run: where the run lives: `s3://bucket/prefix` or a folder.
         model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
-            float16). Frozen parameters must hold the run's values; buffers stay local.
+            float16). Frozen parameters must hold the run's values; buffers stay local. What `torch.compile`,
+            `DataParallel` or a `DistributedDataParallel` of one process have wrapped is unwrapped.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
         bus: `redis://host:port`; by default the embedded bus beside a run in a folder.
         learner: this learner's name, unique in the run; the same name goes on where it stopped.
@@ -213,11 +235,12 @@ def join(
     Raises:
         RunMissing: no run there and `create` is not given.
         LayoutMismatch: the model is not the run's; the message names the first difference.
-        InputError: a bad name, URL or setting.
+        InputError: a bad name, URL or setting; a model that is sharded, or that several processes share.
         Unavailable, Denied: store or bus cannot be reached or used.
     """
     from isthmus import moments, torch_model
 
+    model = torch_model.unwrapped(model)
     torch_model.check_optimizer(model, optimizer)
     if not checkpoint_s > 0 or warmup_steps < 0:
         raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
@@ -335,7 +358,10 @@ class _Shell:
         self._attached.set()
 
     def check(self) -> None:
-        """Raise what ended the agent, if anything did."""
+        """Raise what ended the agent, if anything did. What is raised on purpose says all in its message; only
+        of what nobody expected is the way through the agent's thread worth seeing."""
+        if isinstance(self._failure, IsthmusError):
+            raise self._failure.with_traceback(None) from None
         if self._failure is not None:
             raise self._failure
 

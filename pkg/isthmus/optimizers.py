@@ -52,7 +52,7 @@ def class_of(optimizer: torch.optim.Optimizer) -> str:
 
 def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
     """Return the names of the optimizer's parameters, by group."""
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in torch_model.named(model)}
     return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
 
 

@@ -5,8 +5,9 @@ same values everywhere. Buffers stay local and are not looked at: running statis
 """
 
 import hashlib
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,51 @@ from isthmus.layout import DENSE, EMBEDDING, Layout, Spec
 from isthmus.reasons import Reason
 from isthmus.records.tree import Leaf, LeafSpec
 
+logger = logging.getLogger(__name__)
+
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+"""Under these names modules hold what they wrap: `torch.compile`, and checkpointing of activations."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module whose parameters are merged: what `torch.compile` and data parallelism have wrapped.
+
+    Raises `InputError` where several processes, or shards, make up one model: a learner is one process.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel) and (size := model.process_group.size()) > 1:
+            raise InputError(
+                f"the model is shared by {size} processes (DistributedDataParallel): a learner is one process as yet; "
+                "join from each with a model and a learner name of its own, without DistributedDataParallel: "
+                "isthmus.join(run, model.module, optimizer, learner=f'{name}-{rank}')"
+            )
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, _WRAPPERS[0], None), nn.Module):
+            model = inner
+        else:
+            break
+    for name, p in model.named_parameters():
+        if hasattr(p, "device_mesh") or hasattr(p, "_local_shards"):
+            raise InputError(
+                f"parameter {name} is sharded ({type(p).__name__}): a learner holds its whole model as yet; join "
+                "on one device, before fully_shard(model)"
+            )
+    return model
+
+
+def named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a module's parameters under the names they have without wrappers: the same for every learner of a run."""
+    for name, p in model.named_parameters():
+        yield ".".join(part for part in name.split(".") if part not in _WRAPPERS), p
+
 
 def specs_of(model: nn.Module) -> list[Spec]:
     """Return the trainable parameters, in the module's own order; tied ones appear once, under their first name."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     return [
         Spec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), EMBEDDING if id(p) in embeddings else DENSE)
-        for name, p in model.named_parameters()
+        for name, p in named(model)
         if p.requires_grad
     ]
 
@@ -37,7 +76,7 @@ def values_of(model: nn.Module) -> list[F32]:
 
 def frozen_of(model: nn.Module) -> dict[str, bytes]:
     """Return the SHA-256 of each frozen parameter's values (as float32)."""
-    return {name: hashlib.sha256(_flat(p).data).digest() for name, p in model.named_parameters() if not p.requires_grad}
+    return {name: hashlib.sha256(_flat(p).data).digest() for name, p in named(model) if not p.requires_grad}
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -50,15 +89,24 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                     f"parameter group {number} of the optimizer holds a tensor of shape {tuple(p.shape)} that is not a "
                     "parameter of the model: join the module that owns it"
                 )
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    left = [name for name, p in named(model) if p.requires_grad and id(p) not in trained]
+    if left:
+        logger.warning(
+            "the optimizer does not train %d of the model's trainable parameters (%s%s): they are merged all the same, "
+            "and change nothing; requires_grad_(False) keeps them out of the run",
+            len(left), ", ".join(left[:3]), ", …" if len(left) > 3 else "",
+        )  # fmt: skip
 
 
 class TorchReplica:
     """Reads and writes a module's parameters, fragment by fragment, on any device and in any of the dtypes."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        named = dict(model.named_parameters())
+        parameters = dict(named(model))
         self._places: list[list[tuple[Any, slice]]] = [
-            [(named[t.spec.name], slice(t.start, t.stop)) for t in fragment.tensors] for fragment in layout.fragments
+            [(parameters[t.spec.name], slice(t.start, t.stop)) for t in fragment.tensors]
+            for fragment in layout.fragments
         ]
 
     def read(self, fragment: int, out: F32) -> None:
@@ -155,7 +203,7 @@ def load(model: nn.Module, layout: Layout, values: Iterable[F32]) -> None:
 
 def load_named(model: nn.Module, specs: Sequence[Spec], values: Sequence[F32]) -> None:
     """Write values into the trainable parameters of these names. Raises `LayoutMismatch`, naming the first misfit."""
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = {name: p for name, p in named(model) if p.requires_grad}
     given = {spec.name: (spec, flat) for spec, flat in zip(specs, values, strict=True)}
     for name in sorted(parameters.keys() | given.keys()):
         if name not in given or name not in parameters:

@@ -1,7 +1,8 @@
 """The `isthmus` command: one parser, one place where errors become exit codes.
 
-0 done · 1 the check failed · 2 bad usage or input (one line on stderr that says what and where) · 130 interrupted ·
-143 a learner that was told to stop (SIGTERM) before it had done its steps
+0 done · 1 the check failed · 2 bad usage or input (one line on stderr that says what and where) · 3 a learner that has
+done its steps, and nothing of them was ever merged · 130 interrupted · 143 a learner that was told to stop (SIGTERM)
+before it had done its steps
 """
 
 import argparse

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("isthmus.services.learner")
 
+NEVER_MERGED = 3
+"""Exit code of a learner that has done its steps, and of whose work no commit holds anything."""
+
 
 def run(settings: commands.Learner) -> int:
     """Train."""
@@ -86,7 +89,7 @@ def _train(settings: commands.Learner, name: str, board: Board) -> int:
     if stop and not (links and links[-1].steps_done >= settings.steps):
         # Not 0: for whoever keeps it running, 0 means that there is nothing left to do.
         return 128 + stop[-1]
-    return 0
+    return NEVER_MERGED if links and links[-1].summary.never_merged else 0
 
 
 def _model(made: Run) -> "torch.nn.Module":

@@ -17,11 +17,12 @@ from isthmus.bus.voice import Listener, Speaker
 from isthmus.errors import Denied, Fenced, InputError, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.layout import Layout
 from isthmus.learner.boundary import Adopted, Boundary, Called, Captured, Freeze, Passed, Replica, ToAgent, ToTraining
-from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, Traffic, pack
-from isthmus.learner.concern import Concern
+from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, Traffic, pack, why_useless
+from isthmus.learner.concern import Concern, Trouble
 from isthmus.learner.downlink import FETCHERS, Downlink
 from isthmus.learner.history import History, donors, read_checkpoint, read_head, read_history
 from isthmus.learner.ledger import PARTS, weigh
+from isthmus.learner.summary import Summary
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
 from isthmus.metrics import LearnerMetrics
@@ -51,6 +52,9 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_BEATS = 0.1
 """Heartbeats between two reports of new steps."""
+
+MISSED_BEATS = 1.5
+"""Heartbeats after which silence is what a learner leaves under, if it leaves then."""
 
 CLAIM_BEATS = 10
 """Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
@@ -98,12 +102,13 @@ class LearnerAgent:
         self._checkpoint_s = checkpoint_s
         self._checkpoints: list[str] = []
         self._checkpointing = 0
+        self._checkpoints_useless = False
         self._checkpoint_bytes = 0
         self._saver: Saver | None = None
         self._speaker = Speaker(bus, learner_stream(name), runtime)
         self._listener = Listener(bus, runtime, None)
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
-        self._stored_at = runtime.now()
+        self._stored_at = self._began_at = runtime.now()
         self._beaten: Heartbeat | None = None
         self._wake = asyncio.Event()
         self._look = asyncio.Event()
@@ -195,7 +200,7 @@ class LearnerAgent:
         glance: Callable[[CheckpointHeader], str | None],
     ) -> Checkpoint | None:
         header = await read_head(self._log, entry.key)
-        why = "its loss is not finite" if header.loss is None else await self._runtime.offload(glance, header)
+        why = await self._runtime.offload(glance, header)
         if why is None:
             found = await read_checkpoint(self._log, entry.key, entry.size)
             if found is None:
@@ -359,6 +364,18 @@ class LearnerAgent:
     async def _checkpoint(self, frozen: Frozen, traffic: Sequence[Traffic], tokens_lost: int) -> None:
         take = self._saver.take if self._saver else lambda _: None
         try:
+            useless = await self._runtime.offload(why_useless, frozen)
+            if useless is not None:
+                self.metrics.checkpoints_failed.inc()
+                if not self._checkpoints_useless:
+                    logger.warning(
+                        "no checkpoint of step %d, nor of those after it until it is over: %s", frozen.step, useless
+                    )
+            elif self._checkpoints_useless:
+                logger.warning("checkpoints are written again, from step %d on", frozen.step)
+            self._checkpoints_useless = useless is not None
+            if useless is not None:
+                return
             blob = await self._runtime.offload(
                 pack, self._run, self.name, self.incarnation, tokens_lost, self._runtime.wall(), frozen,
                 traffic, take,
@@ -443,7 +460,7 @@ class LearnerAgent:
             self.uplink.repeat()
             await asyncio.sleep(self.pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
 
-    def _troubles(self) -> list[tuple[float, str, str]]:
+    def _troubles(self) -> list[Trouble]:
         """Return what keeps this learner's work from being merged: for how long, what, and what to do."""
         now = self._runtime.now()
         deaf_or_mute = [since for since in (self._listener.down_since, self._speaker.down_since) if since is not None]
@@ -456,7 +473,26 @@ class LearnerAgent:
         else:
             start = f"start one: isthmus syncer {self._edge.url} --bus {self._bus.url}"
             found.append((now - self._syncer_heard_at, "no syncer is heard", start))
-        return found
+        dry = self.uplink.unmerged.trouble(now, self._step, self._run.rules.sync_every)
+        return [*found, dry] if dry else found
+
+    @property
+    def _step(self) -> int:
+        return self.boundary.step if self.boundary else self.history.step
+
+    def summary(self) -> Summary:
+        """Return what the stay came to so far. From another thread only once the agent has ended."""
+        beat, quiet_s = self._heartbeat(), MISSED_BEATS * self.pace.heartbeat_s
+        return Summary(
+            learner=self.name,
+            run=self._run.url,
+            steps=beat.step - self.history.step,
+            steps_done=beat.step,
+            seconds=self._runtime.now() - self._began_at,
+            versions=beat.versions,
+            ledger=beat.ledger,
+            trouble=self._concern.said or next((what for for_s, what, _ in self._troubles() if for_s > quiet_s), ""),
+        )
 
     def scalars(self) -> tuple[int, Mapping[str, float]] | None:
         """Return the step and what the last heartbeat said, for a sink; None before the first."""

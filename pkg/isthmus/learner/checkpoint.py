@@ -102,6 +102,16 @@ class Checkpoint:
 _NOTHING = np.empty(0, np.float32)
 
 
+def why_useless(frozen: Frozen) -> str | None:
+    """Return why nobody could go on from this, its own learner or a peer; None where it can be stored. Off the loop."""
+    if frozen.loss is not None and not np.isfinite(frozen.loss):
+        return f"the loss is {frozen.loss}"
+    for p, point in enumerate(frozen.points):
+        if not kernels.all_finite(point.values):
+            return f"fragment {p} holds a NaN or an infinity"
+    return None
+
+
 def pack(
     run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: Frozen,
     traffic: Sequence[Traffic], take: tree.Take,
@@ -142,7 +152,7 @@ def pack(
         step=frozen.step,
         tokens_seen=frozen.tokens_seen,
         tokens_lost=tokens_lost,
-        loss=frozen.loss if frozen.loss is not None and np.isfinite(frozen.loss) else None,
+        loss=frozen.loss,
         taken_at=taken_at,
         fragments=tuple(fragments),
         arrays=tuple(leaf.spec for leaf in leaves),

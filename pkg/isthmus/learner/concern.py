@@ -6,6 +6,9 @@ waits for and what to do about it.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -14,6 +17,70 @@ PATIENCE_S = 10.0
 
 REMIND_S = 60.0
 REMIND_S_MAX = 3600.0
+
+DRY_PERIODS = 4
+"""Periods of `sync_every` steps without a merge that are worth a word: the first round and a late answer take two."""
+
+Trouble = tuple[float, str, str]
+"""Seconds it has lasted, what it is, what to do about it."""
+
+_ITS_BYTES = "the syncer cannot use what it finds in the store: see its log, and the store's policies"
+_STRANGE = "this program is not what the run was made for: see the syncer's log"
+_TOO_SLOW = "it answers too late: see upload_s in `isthmus status`, or raise sync_every or staleness"
+_NOT_A_NUMBER = "lower the learning rate or clip gradients, and start again from a checkpoint of before"
+
+REMEDIES: dict[str, str] = {
+    Reason.MALFORMED: _STRANGE,
+    Reason.OVERSIZED: _STRANGE,
+    Reason.WRONG_RUN: _STRANGE,
+    Reason.WRONG_LAYOUT: _STRANGE,
+    Reason.WRONG_AUTHOR: _STRANGE,
+    Reason.TRUNCATED: _ITS_BYTES,
+    Reason.DIGEST_MISMATCH: _ITS_BYTES,
+    Reason.MISSING: _ITS_BYTES,
+    Reason.UNREADABLE: _ITS_BYTES,
+    Reason.NON_FINITE: _NOT_A_NUMBER,
+    Reason.OVERFLOW: _NOT_A_NUMBER,
+    Reason.STALE: _TOO_SLOW,
+    Reason.BASE_MERGED: _TOO_SLOW,
+    Reason.SUPERSEDED: _TOO_SLOW,
+    Reason.OVERTAKEN: _TOO_SLOW,
+    Reason.DUPLICATE: _TOO_SLOW,
+    Reason.UNKNOWN_BASE: "it is ahead of the log: see whether store and bus are of the same run",
+}
+"""What its owner can do about a learner whose every update is turned away for a reason."""
+
+
+@dataclass(slots=True)
+class Unmerged:
+    """What became of a learner's updates since one of them was last merged."""
+
+    at: float
+    """When that was; at first, when the learner joined."""
+    step: int
+    """Its step up to which its work was merged; at first, the one it joined at."""
+    announced: int = 0
+    turned_away: str = ""
+    """The newest reason."""
+
+    def trouble(self, now: float, step: int, sync_every: int) -> Trouble | None:
+        """Return what to say of a learner that stands behind this step; None where nothing is due yet."""
+        steps = step - self.step
+        if steps < DRY_PERIODS * sync_every:
+            return None
+        if self.turned_away:
+            return (
+                now - self.at,
+                f"every update is turned away: {self.turned_away}",
+                REMEDIES.get(self.turned_away, _STRANGE),
+            )
+        if not self.announced:
+            return now - self.at, "no update was sent", "no upload ends: see the uplink, and raise sync_every"
+        return (
+            now - self.at,
+            "no update is merged",
+            "`isthmus status` says whom rounds wait for, and who comes too late",
+        )
 
 
 class Concern:
@@ -24,21 +91,22 @@ class Concern:
         self._patience_s = max(PATIENCE_S, 2.0 * silence_s)
         self._say_at = 0.0
         self._pause_s = REMIND_S
-        self._said = ""
+        self.said = ""
+        """What it is in now, or empty: what was worth a word and is not over."""
 
-    def look(self, now: float, troubles: Sequence[tuple[float, str, str]]) -> None:
-        """Say what there is to say. `troubles`: seconds it has lasted, what it is, what to do; the root cause first."""
+    def look(self, now: float, troubles: Sequence[Trouble]) -> None:
+        """Say what there is to say; the root cause comes first among `troubles`."""
         lasting = [(for_s, what, remedy) for for_s, what, remedy in troubles if for_s >= self._patience_s]
         if not lasting:
-            if self._said:
-                logger.warning("%s: %s: over", self._learner, self._said)
-            self._said, self._pause_s = "", REMIND_S
+            if self.said:
+                logger.warning("%s: %s: over", self._learner, self.said)
+            self.said, self._pause_s = "", REMIND_S
             return
         for_s, what, remedy = lasting[0]
-        if what == self._said and now < self._say_at:
+        if what == self.said and now < self._say_at:
             return
-        self._pause_s = min(REMIND_S_MAX, 2.0 * self._pause_s) if what == self._said else REMIND_S
-        self._said, self._say_at = what, now + self._pause_s
+        self._pause_s = min(REMIND_S_MAX, 2.0 * self._pause_s) if what == self.said else REMIND_S
+        self.said, self._say_at = what, now + self._pause_s
         logger.warning(
             "%s: %s (for %.0f s): training goes on, but nothing of it is merged meanwhile; %s",
             self._learner, what, for_s, remedy,

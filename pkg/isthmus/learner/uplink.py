@@ -14,12 +14,13 @@ from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed, rounded
 from isthmus.learner.checkpoint import Point, Traffic
+from isthmus.learner.concern import Unmerged
 from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
 from isthmus.learner.window import Window
 from isthmus.log import Commit
 from isthmus.members import smooth
-from isthmus.reasons import FINAL
+from isthmus.reasons import FINAL, Reason
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, Input, Sent, UpdateHeader, update_key
 from isthmus.rules import Pace
@@ -86,6 +87,7 @@ class Uplink:
         self.settled_to = [0] * len(run.layout.fragments)
         """Newest commit these accounts know of, by fragment."""
         self.draining = False
+        self.unmerged = Unmerged(runtime.now(), 0)
         self._run = run
         self._store = store
         self._runtime = runtime
@@ -115,6 +117,7 @@ class Uplink:
         Updates they stored after the checkpoint are said again too: what no commit has settled may still be merged.
         """
         now = self._runtime.now()
+        self.unmerged = Unmerged(now, history.step)
         self.tokens_lost = history.tokens_lost
         c = history.checkpoint
         if c is not None:
@@ -267,8 +270,11 @@ class Uplink:
                 self._close(p, base, "rejected")
             self._feed_back(p, given)
             self._close(p, given.base, "merged", given.tokens)
+            self.unmerged = Unmerged(self._runtime.now(), max(self.unmerged.step, given.step))
             self._tell(BaseMerged(p, given.base))
         for turned in commit.header.rejected:
+            if turned.learner == self._name:
+                self.unmerged.turned_away = turned.reason
             attempt = attempts.get(turned.base) if turned.learner == self._name else None
             # A longer update on the base may be on its way to be merged.
             if attempt is not None and turned.reason in FINAL and turned.digest == attempt.digest:
@@ -350,7 +356,13 @@ class Uplink:
         )
         if blob is None:
             about = {"fragment": p, "version": captured.base}
-            logger.warning("fragment %d: the difference to version %d is not finite", p, captured.base, extra=about)
+            if self.unmerged.turned_away != Reason.NON_FINITE:  # once; the agent reminds
+                logger.warning(
+                    "fragment %d: the difference to version %d is not finite: it is not sent, and its tokens count as "
+                    "rejected; so will be whatever else is not, until a merge",
+                    p, captured.base, extra=about,
+                )  # fmt: skip
+            self.unmerged.turned_away = Reason.NON_FINITE
             account.settle(captured.base, "rejected")
             self._tell(UploadDone(p))
             return
@@ -424,6 +436,7 @@ class Uplink:
 
     def _announce(self, attempt: Attempt) -> None:
         attempt.said_at = self._runtime.now()
+        self.unmerged.announced += 1
         self._say(attempt)
 
 

@@ -1,0 +1,55 @@
+"""What a learner's stay in a run came to, in one line: said when it leaves, and there for whoever wants to show it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.learner.ledger import PARTS
+from isthmus.records.messages import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One learner, up to now."""
+
+    learner: str
+    run: str
+    """Where the run is."""
+    steps: int
+    """Optimizer steps of this life."""
+    steps_done: int
+    """Of all lives."""
+    seconds: float
+    """How long this life has lasted."""
+    versions: Sequence[int]
+    """Of each fragment of the model."""
+    ledger: Tally
+    """Where the tokens of all lives went; `processed` is their sum."""
+    trouble: str
+    """What keeps its work from being merged just now, or empty."""
+
+    @property
+    def never_merged(self) -> bool:
+        """Whether it has trained, and no commit that it knows of holds anything of it."""
+        return self.ledger.processed > 0 and not self.ledger.merged
+
+    def __str__(self) -> str:
+        """Return steps, versions, where the work went and where the model is."""
+        low, high = min(self.versions, default=0), max(self.versions, default=0)
+        versions = f"version {low}" if low == high else f"versions {low} to {high}"
+        known = f", {self.steps_done:,} over all its lives" if self.steps_done != self.steps else ""
+        line = f"{self.learner}: {self.steps:,} steps in {_lasted(self.seconds)}{known}; its model is at {versions}"
+        if self.never_merged:
+            why = f": {self.trouble}" if self.trouble else ""
+            return (
+                f"{line}; NOTHING OF IT WAS MERGED{why}. What it learnt is not in the run "
+                f"(`isthmus status {self.run}` shows who is)"
+            )
+        parts = [(part, getattr(self.ledger, part) / max(self.ledger.processed, 1.0)) for part in PARTS]
+        shares = ", ".join(f"{share:.0%} {part}" for part, share in parts if part == "merged" or share >= 0.005)
+        return f"{line}; of its {self.ledger.processed:,.0f} tokens {shares}; the model: isthmus export {self.run}"
+
+
+def _lasted(seconds: float) -> str:
+    if seconds < 120.0:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 7200.0 else f"{seconds / 3600.0:.1f} h"

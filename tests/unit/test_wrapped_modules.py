@@ -1,0 +1,114 @@
+"""Modules that something has wrapped: the run gets the names that every learner has, or the caller a line to write."""
+
+import logging
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from isthmus import torch_model
+from isthmus.errors import InputError
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, from torch.compile
+
+
+def net() -> nn.Module:
+    """Two layers."""
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+
+
+def names(model: nn.Module) -> list[str]:
+    return [spec.name for spec in torch_model.specs_of(model)]
+
+
+def inner_compiled() -> nn.Module:
+    model = net()
+    model[0] = torch.compile(model[0])
+    return model
+
+
+WRAPPED = {
+    "compiled": lambda: torch.compile(net()),
+    "data parallel": lambda: nn.DataParallel(net()),
+    "both": lambda: torch.compile(nn.DataParallel(net())),
+    "a compiled part": inner_compiled,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
+def test_names_are_those_of_the_module_itself(wrap):
+    model = torch_model.unwrapped(wrap())
+    assert names(model) == names(net())
+
+
+def test_what_is_written_is_seen_through_the_wrapper():
+    inner = net()
+    wrapped = torch.compile(inner)
+    model = torch_model.unwrapped(wrapped)
+    with torch.no_grad():
+        next(model.parameters()).fill_(7.0)
+    assert next(wrapped.parameters())[0, 0] == 7.0
+
+
+@pytest.fixture
+def process_group():
+    """One process that is a group."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_data_parallel_of_one_process_is_unwrapped(process_group):
+    model = nn.parallel.DistributedDataParallel(net())
+    assert names(torch_model.unwrapped(model)) == names(net())
+
+
+RANK = """
+import sys, torch
+from torch import nn
+from isthmus import torch_model
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+try:
+    torch_model.unwrapped(nn.parallel.DistributedDataParallel(nn.Linear(4, 2)))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_data_parallel_of_several_processes_is_refused_with_what_to_write(tmp_path):
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, tmp_path / "meet", str(rank)], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for said in [rank.communicate()[0] for rank in ranks]:
+        assert said.startswith("InputError the model is shared by 2 processes (DistributedDataParallel)")
+        assert "isthmus.join(run, model.module, optimizer, learner=" in said
+
+
+def test_a_sharded_model_is_refused(process_group):
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    with pytest.raises(InputError, match=r"0\.weight is sharded"):
+        torch_model.unwrapped(model)
+
+
+def test_an_optimizer_over_a_part_of_the_model_is_told(caplog):
+    model = net()
+    torch_model.check_optimizer(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        torch_model.check_optimizer(model, torch.optim.SGD(model[0].parameters(), lr=1.0))
+    assert "does not train 2 of the model's trainable parameters (2.weight, 2.bias)" in caplog.text
+    model[2].requires_grad_(False)
+    caplog.clear()
+    torch_model.check_optimizer(model, torch.optim.SGD(model[0].parameters(), lr=1.0))
+    assert not caplog.records
