@@ -14,11 +14,14 @@ from isthmus_services.servers import Server, redis_server, s3_server
 
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
+WAITING = 1.5
+"""Workers per core: many tests wait for processes more than they compute."""
+
 # Tests that start many processes, or share what takes long to make: those of a group run one after the other on one
 # worker, so that they disturb each other neither with kills nor by wanting all cores at once.
 GROUPS = {
     "e2e/test_processes.py": "processes",
-    "chaos/test_chaos.py": "processes",
+    "chaos/test_chaos.py": "chaos",
     "infra/test_compose.py": "compose",
     "e2e/test_replay.py": "replay",
 }
@@ -29,6 +32,11 @@ class Grouped(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return GROUPS.get(nodeid.partition("::")[0].removeprefix("tests/"), nodeid)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many workers `-n auto` and `-n logical` are."""
+    return max(2, round(WAITING * len(os.sched_getaffinity(0))))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped:

@@ -1,5 +1,6 @@
 """Who is there, and how fast: learners as a syncer hears them, on the syncer's own clock. Pure, no I/O."""
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ FORGET_SILENCES = 100
 
 LEFT_MAX = 1024
 """Learners remembered as having left on purpose."""
+
+SLOWER_MAX = 16.0
+"""Of the median's step: as slow a step is believed. A round that misses its quorum waits H steps of the slowest, and
+one learner could say that its steps take for ever."""
 
 SMOOTHING = 0.2
 """Weight of a new measurement in the moving averages of durations."""
@@ -113,9 +118,10 @@ class Members:
         """Return what is known of these learners' speeds."""
         found = [self._members[name] for name in expected if name in self._members]
         late = [self._members[name] for name in missing if name in self._members]
-        slowest = max((m.step_s for m in found), default=0.0)
+        steps = [m.step_s for m in found if m.step_s > 0.0]
+        slowest = min(max(steps), SLOWER_MAX * statistics.median_low(steps)) if steps else 0.0
         return Terms(
-            fastest_step_s=min((m.step_s for m in found if m.step_s > 0.0), default=0.0),
+            fastest_step_s=min(steps, default=0.0),
             slowest_step_s=slowest,
             sync_s=max((m.sync_s for m in found), default=0.0),
             cap_s=slowest + max((m.answer_s or m.upload_s for m in late), default=0.0),

@@ -487,7 +487,9 @@ class Rounds:
         return set().union(*self._recent)
 
     def _expected(self, now: float) -> set[str]:
-        return self._members.expected(self._known(), now)
+        # Beside who is here: whose update is on its way to us. Who has left can be waited for no longer than that, and
+        # no later round would take what it left behind.
+        return self._members.expected(self._known(), now) | {learner for learner, _ in self._fetching}
 
     @property
     def _may_open(self) -> bool:

@@ -340,9 +340,9 @@ REPORT_KEYS = {
 @pytest.mark.parametrize("servers", [[], ["--servers"]], ids=["folder", "servers"])
 def test_the_demo_kills_recovers_and_reports(tmp_path, servers):
     out = tmp_path / "demo"
-    kills = ("--kill-every", "2", "--kill-syncer-every", "6")
+    kills = ("--kill-every", "3", "--kill-syncer-every", "8")
     done = isthmus(
-        "demo", "--out", str(out), "--steps", "160", "--learners", "2", *kills, *servers,
+        "demo", "--out", str(out), "--steps", "128", "--learners", "2", *kills, *servers,
         "--json", str(tmp_path / "copy.json"), timeout=560,
     )  # fmt: skip
     logs = "".join(f.read_text() for f in (out / "logs").glob("*.log")) if done.returncode else ""
@@ -354,7 +354,7 @@ def test_the_demo_kills_recovers_and_reports(tmp_path, servers):
     assert report["kills_by_kind"]["learner"] >= 1
     assert report["kills_by_kind"]["syncer"] >= 1
     assert report["recoveries"] == report["kills"]
-    assert report["tokens_total"] == 2 * 160 * 256 + report["tokens_lost"]
+    assert report["tokens_total"] == 2 * 128 * 256 + report["tokens_lost"]
     assert report["held_out_bytes"] >= 64 << 10
     assert sum(report["commits_per_fragment"]) == report["commits"] > 50
     assert 0.3 < report["participation"] <= 1.0

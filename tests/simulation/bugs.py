@@ -12,7 +12,7 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
-from isthmus import collect, fold, merge, rounds
+from isthmus import collect, fold, members, merge, rounds
 from isthmus.codecs.int4 import Int4
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.learner import agent as learner_agent
@@ -386,6 +386,13 @@ def wait_as_long_as_anybody_says():
         return Grace(terms.cap_s, pace.overlap)
 
     with patch.object(rounds, "adaptive_grace", grace):
+        yield
+
+
+@planted(60, "hostile")
+def steps_take_as_long_as_anybody_says():
+    """A round that misses its quorum waits for H steps of 30 years, while who says that never answers."""
+    with patch.object(members, "SLOWER_MAX", 1e12):
         yield
 
 

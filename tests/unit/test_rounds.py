@@ -472,3 +472,32 @@ def test_a_fragment_taken_over_opens_what_waited_and_one_left_opens_nothing():
     story.commit("a")
     assert story.rounds.phase is Phase.CLOSED
     assert story.announce("a", base=1, due=True) == []
+
+
+def test_what_one_that_has_left_announced_is_waited_for_while_it_is_fetched():
+    story = Story("a", "b")
+    theirs = story.announce("b", due=True)
+    story.members.left("b", 1)
+    both = theirs + story.announce("a")
+    own = [action for action in both if isinstance(action, Fetch) and action.pointer.learner == "a"]
+    assert story.arrive(own) == [], "b's is on its way"
+    assert story.arrive([a for a in theirs if isinstance(a, Fetch)]) == [Merge(1, ClosedBy.EVERYONE)]
+
+
+def test_what_one_that_has_left_announced_holds_nobody_up_once_it_cannot_be_fetched():
+    story = Story("a", "b")
+    theirs = story.announce("b", due=True)
+    story.members.left("b", 1)
+    assert story.arrive(story.announce("a")) == []
+    (fetch,) = [action for action in theirs if isinstance(action, Fetch)]
+    story.rounds.unreachable(fetch.pointer)
+    assert story.rounds.tick(story.now) == [Merge(1, ClosedBy.EVERYONE)]
+
+
+def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace():
+    story = Story("a", "b")
+    story.announce("b", due=True)
+    story.members.left("b", 1)
+    assert story.arrive(story.announce("a")) == []
+    story.now = story.rounds.deadline(story.now)
+    assert story.rounds.tick(story.now) == [Merge(1, ClosedBy.GRACE)]

@@ -42,13 +42,10 @@ REMEDIES: dict[str, str] = {
     Reason.NON_FINITE: _NOT_A_NUMBER,
     Reason.OVERFLOW: _NOT_A_NUMBER,
     Reason.STALE: _TOO_SLOW,
-    Reason.BASE_MERGED: _TOO_SLOW,
-    Reason.SUPERSEDED: _TOO_SLOW,
-    Reason.OVERTAKEN: _TOO_SLOW,
-    Reason.DUPLICATE: _TOO_SLOW,
     Reason.UNKNOWN_BASE: "it is ahead of the log: see whether store and bus are of the same run",
 }
-"""What its owner can do about a learner whose every update is turned away for a reason."""
+"""What its owner can do about a learner whose every update is turned away for a reason. Where another update of its
+own took the place of one, that says nothing of the learner: such reasons are not here."""
 
 
 @dataclass(slots=True)
@@ -72,7 +69,7 @@ class Unmerged:
             return (
                 now - self.at,
                 f"every update is turned away: {self.turned_away}",
-                REMEDIES.get(self.turned_away, _STRANGE),
+                REMEDIES[self.turned_away],
             )
         if not self.announced:
             return now - self.at, "no update was sent", "no upload ends: see the uplink, and raise sync_every"

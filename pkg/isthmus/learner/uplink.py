@@ -14,7 +14,7 @@ from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed, rounded
 from isthmus.learner.checkpoint import Point, Traffic
-from isthmus.learner.concern import Unmerged
+from isthmus.learner.concern import REMEDIES, Unmerged
 from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
 from isthmus.learner.window import Window
@@ -273,7 +273,7 @@ class Uplink:
             self.unmerged = Unmerged(self._runtime.now(), max(self.unmerged.step, given.step))
             self._tell(BaseMerged(p, given.base))
         for turned in commit.header.rejected:
-            if turned.learner == self._name:
+            if turned.learner == self._name and turned.reason in REMEDIES:
                 self.unmerged.turned_away = turned.reason
             attempt = attempts.get(turned.base) if turned.learner == self._name else None
             # A longer update on the base may be on its way to be merged.

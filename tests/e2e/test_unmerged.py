@@ -1,0 +1,97 @@
+"""A learner that nobody merges: said while it trains, at its end, and in the exit code of the command."""
+
+import logging
+import os
+import subprocess
+import sys
+import traceback
+
+import pytest
+import torch
+from torch import nn
+
+import isthmus
+from isthmus.errors import Fenced, InputError, LayoutMismatch
+from isthmus.rules import Rules
+
+RULES = Rules(fragments=2, sync_every=4)
+
+
+def isthmus_(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "isthmus_services.cli", *arguments]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ISTHMUS_")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def join(folder, model, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return isthmus.join(str(folder), model, optimizer, learner=options.pop("learner", "a"), create=RULES, **options)
+
+
+def test_the_command_ends_with_a_code_of_its_own_and_says_why(folder):
+    done = isthmus_("init", str(folder))
+    assert done.returncode == 0, done.stderr
+    done = isthmus_("learner", str(folder), "--learner", "l0", "--steps", "12", "--log-format", "text")
+    assert done.returncode == 3, done.stdout + done.stderr
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert "l0: 12 steps in" in last
+    assert "NOTHING OF IT WAS MERGED" in last
+    assert str(folder) in last
+
+
+def test_a_loop_is_told_at_its_end(folder, caplog):
+    with caplog.at_level(logging.INFO), join(folder, nn.Linear(4, 2)) as link:
+        for _ in range(6):
+            link.step(tokens=torch.tensor(32), loss=torch.tensor(0.5))
+    (found,) = [record for record in caplog.records if "6 steps" in record.getMessage()]
+    assert found.levelno == logging.WARNING
+    assert link.summary.never_merged
+    assert link.summary.ledger.processed == 6 * 32
+
+
+def test_a_loss_that_is_no_number_is_told_once_and_leaves_no_checkpoint(folder, caplog):
+    model = nn.Linear(4, 2)
+    with join(folder, model, checkpoint_s=0.05) as link:
+        link.step(tokens=1, loss=0.5)
+        for _ in range(3):
+            link.step(tokens=1, loss=float("nan"))
+        assert sum("the loss of step 2 is nan" in record.getMessage() for record in caplog.records) == 1
+        with torch.no_grad():
+            model.weight[0, 0] = float("nan")
+        link.step(tokens=1, loss=0.4)
+    assert "no checkpoint of step" in caplog.text
+    assert not [key for key in folder.rglob("*") if "000005-" in key.name], "of the last step, which peers would refuse"
+
+
+def test_errors_come_from_join_and_step_in_one_line_of_their_own(folder):
+    def lines_of(error: Exception) -> str:
+        return "".join(traceback.format_exception(error))
+
+    with pytest.raises(InputError) as caught:
+        join(folder, nn.Linear(4, 2).double())
+    said = lines_of(caught.value)
+    assert "asyncio" not in said
+    assert "RunMissing" not in said
+    with join(folder, nn.Linear(4, 2)):
+        with pytest.raises(LayoutMismatch) as other:
+            join(folder, nn.Linear(4, 3), learner="b")
+        assert "asyncio" not in lines_of(other.value)
+
+
+def test_who_was_taken_over_is_told_by_step_in_one_line(folder):
+    with join(folder, nn.Linear(4, 2)) as old, join(folder, nn.Linear(4, 2)), pytest.raises(Fenced) as caught:
+        while True:
+            old.step(tokens=1)
+    said = "".join(traceback.format_exception(caught.value))
+    assert "asyncio" not in said
+    assert "ExceptionGroup" not in said
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_learners_of_one_run_need_not_be_wrapped_alike(folder):
+    plain, compiled = nn.Sequential(nn.Linear(4, 2)), torch.compile(nn.Sequential(nn.Linear(4, 2)))
+    with join(folder, compiled) as a, join(folder, nn.DataParallel(plain), learner="b") as b:
+        assert [t.spec.name for f in a.run.layout.fragments for t in f.tensors] == ["0.weight", "0.bias"]
+        assert a.run.digest == b.run.digest
+    for p, q in zip(plain.parameters(), compiled.parameters(), strict=True):
+        assert torch.equal(p, q)

@@ -1,0 +1,47 @@
+"""A learner's last line: steps, versions, where the work went, where the model is; and what cannot be missed."""
+
+from dataclasses import replace
+
+from msgspec.structs import replace as replaced
+
+from isthmus.learner.summary import Summary
+from isthmus.records.messages import Tally
+
+LEDGER = Tally(processed=1000.0, merged=800.0, overwritten=150.0, late=0.0, pending=50.0, rejected=0.0, lost=0.0)
+NOTHING = Tally(processed=1000.0, merged=0.0, overwritten=0.0, late=0.0, pending=1000.0, rejected=0.0, lost=0.0)
+FOUND = Summary(
+    learner="eu-1",
+    run="s3://b/run",
+    steps=600,
+    steps_done=600,
+    seconds=90.0,
+    versions=(12, 14),
+    ledger=LEDGER,
+    trouble="",
+)
+
+
+def test_it_is_one_line_of_what_came_of_the_stay():
+    assert str(FOUND) == (
+        "eu-1: 600 steps in 90 s; its model is at versions 12 to 14; of its 1,000 tokens 80% merged, 15% overwritten, "
+        "5% pending; the model: isthmus export s3://b/run"
+    )
+    assert not FOUND.never_merged
+
+
+def test_earlier_lives_and_longer_stays_are_told_too():
+    said = str(replace(FOUND, steps_done=4600, seconds=8000.0, versions=(3, 3)))
+    assert "600 steps in 2.2 h, 4,600 over all its lives; its model is at version 3" in said
+    assert "in 50 min" in str(replace(FOUND, seconds=3000.0))
+
+
+def test_work_of_which_nothing_was_merged_cannot_be_missed():
+    found = replace(FOUND, ledger=NOTHING, trouble="no syncer is heard")
+    assert found.never_merged
+    assert "NOTHING OF IT WAS MERGED: no syncer is heard. What it learnt is not in the run" in str(found)
+    assert "isthmus status s3://b/run" in str(found)
+
+
+def test_who_has_trained_nothing_has_lost_nothing():
+    idle = replace(FOUND, steps=0, steps_done=0, ledger=replaced(NOTHING, processed=0.0, pending=0.0))
+    assert not idle.never_merged
