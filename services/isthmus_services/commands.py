@@ -86,6 +86,9 @@ class Status(InRun, OnBus, Reported):
         bool, setting("every learner's ledger by fragment, as of its newest checkpoint", flag_only=True)
     ] = False
     watch: Annotated[bool, setting("a live view, until interrupted", flag_only=True)] = False
+    check: Annotated[
+        bool, setting("exit with 1 unless every learner that is heard is merged, or all are done", flag_only=True)
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from rich.console import Console, Group
 from rich.live import Live as Display
 from rich.text import Text
 
+from isthmus.health import health
 from isthmus.learner.history import checkpoints_in
 from isthmus.records.objects import LEARNERS
 from isthmus.run import Run
@@ -29,22 +30,25 @@ def run(settings: commands.Status) -> int:
         asyncio.run(_watch(settings, console))
         return 0
 
-    async def go() -> tuple[Status, Run, dict[str, Ledger]]:
+    async def go() -> tuple[Status, Run, str, dict[str, Ledger]]:
         bus = options.bus_of(settings, settings.run)
         async with open_ports(settings.run, bus, bus_must_answer=False) as ports:
             made = ports.log.run
             listen_s = LISTEN_BEATS * made.pace.heartbeat_s
             status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
             listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
-            return status, made, await read_ledgers(ports.log, listed)
+            return status, made, ports.bus.url, await read_ledgers(ports.log, listed)
 
-    status, made, ledgers = asyncio.run(go())
+    status, made, bus, ledgers = asyncio.run(go())
+    found = health(status, made.url, bus)
+    console.print(Text(found.said, style="" if found.ok else "yellow"))
     console.print(title(made), highlight=False)
     console.print(view.tables(status, console.width))
     for learner, ledger in sorted(ledgers.items()):
         console.print(view.ledger(learner, ledger))
-    write_json(status.as_json() | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)
-    return 0
+    report = status.as_json() | {"health": {"ok": found.ok, "said": found.said}}
+    write_json(report | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)
+    return 1 if settings.check and not found.ok else 0
 
 
 def title(made: Run) -> str:
@@ -68,7 +72,7 @@ async def _watch(settings: commands.Status, console: Console) -> None:
             # Before there was time to hear anybody, everybody would look silent.
             await asyncio.wait([following], timeout=LISTEN_BEATS * ports.log.run.pace.heartbeat_s)
             if console.is_terminal:
-                await _display(live, title(ports.log.run), console, following)
+                await _display(live, ports.log.run, ports.bus.url, console, following)
             else:
                 await _lines(live, following)
         finally:
@@ -76,11 +80,15 @@ async def _watch(settings: commands.Status, console: Console) -> None:
             await asyncio.gather(following, return_exceptions=True)
 
 
-async def _display(live: Live, head: str, console: Console, following: "asyncio.Future[None]") -> None:
+async def _display(live: Live, made: Run, bus: str, console: Console, following: "asyncio.Future[None]") -> None:
     with Display(console=console, screen=True, auto_refresh=False) as display:
         while not following.done():
             status = live.status()
-            lines = [Text(head), Text(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}")]
+            lines = [
+                Text(health(status, made.url, bus).said),
+                Text(title(made)),
+                Text(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}"),
+            ]
             display.update(Group(*lines, view.tables(status, console.width)), refresh=True)
             await asyncio.wait([following], timeout=REFRESH_S)
     following.result()

@@ -51,7 +51,7 @@ def _simulate(seed: int, bug: str | None, kind: str | None):
 
     if bug is None:
         return simulate(seed, kind)
-    with BUGS[bug][0]():
+    with BUGS[bug].bug():
         return simulate(seed, kind)
 
 

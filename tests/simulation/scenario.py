@@ -265,6 +265,9 @@ def _hostile(s: Scenario) -> Scenario:
     quick = replace(_quick(s, d), kind=Kind.HOSTILE, hostile=d.choice(list(Hostility)), planned=())
     if quick.hostile is Hostility.FLOODS:
         quick = replace(quick, handling=min(quick.handling, 1.0))  # a machine ten times as slow is flooded by less
+    if quick.hostile is Hostility.FORGES and d.random() < 0.5:
+        # Everybody is needed, and one of them says whatever it likes.
+        quick = replace(quick, pace=msgspec.structs.replace(quick.pace, quorum=quick.learners + 1))
     return replace(quick, vigil_s=quick.goes_on_s + 5.0)
 
 

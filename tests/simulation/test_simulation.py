@@ -57,7 +57,7 @@ def test_scenarios_differ():
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(BUGS))
 def test_a_planted_bug_is_caught(name):
-    bug, within, kind = BUGS[name]
-    with bug():
-        caught = any(simulate(seed, kind).violations for seed in range(within))
-    assert caught, f"{name}: not caught in {within} seeds of kind {kind}"
+    planted = BUGS[name]
+    with planted.bug():
+        caught = any(simulate(seed, planted.kind).violations for seed in planted.seeds)
+    assert caught, f"{name}: not caught in {planted.within} seeds of kind {planted.kind}"

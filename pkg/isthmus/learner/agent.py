@@ -138,6 +138,8 @@ class LearnerAgent:
             waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
         if self._speaker.down_since is not None or self._listener.down_since is not None:
             waiting.append("bus")
+        if self._concern.said and not waiting:
+            waiting.append(f"a merge ({self._concern.said})")
         return tuple(waiting)
 
     # --- joining ------------------------------------------------------------------------------------------------------
