@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from isthmus.layout import Spec
+from isthmus.members import SLOWER_MAX
 from isthmus.rules import ADOPTIONS, Pace, Rules
 from isthmus.simulate.process import MEASURED, Costs
 from isthmus.simulate.weather import Fault
@@ -162,9 +163,12 @@ class Scenario:
 
         A syncer that has lost the store notices at its first timeout, and is left out by its peers after one more
         silence; silent learners are given up after L; then two rounds pass, and what was begun is fetched again.
+        Where a round needs somebody who forges, it waits for as long as that is believed.
         """
         silence_s = SILENT_BEATS / BEATS * self.pace.heartbeat_s
         round_s = (self.rules.sync_every + 2) * max(self.step_s)
+        if self.hostile is Hostility.FORGES and self.pace.quorum > self.learners:
+            round_s *= SLOWER_MAX
         return STORE_TIMEOUT_S + 2.0 * silence_s + self.pace.silence_s + 2.0 * round_s + MARGIN_S
 
     @property
