@@ -174,8 +174,9 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
     assert {c.header.writer for c in commits} == {"s1", "s2"}
     assert any(i.learner == "l0" and i.incarnation == 2 for c in commits for i in c.header.inputs)
     assert max(i.step for c in commits for i in c.header.inputs) > 140
-    status = isthmus("status", run, "--bus", bus, "--json", str(tmp_path / "status.json"))
-    assert status.returncode == 0, status.stderr
+    status = isthmus("status", run, "--bus", bus, "--check", "--json", str(tmp_path / "status.json"))
+    assert status.returncode == 0, status.stdout + status.stderr
+    assert status.stdout.startswith("nobody trains: 2 of 2 learners are done")
     found = json.loads((tmp_path / "status.json").read_text())
     assert {row["learner"]: row["state"] for row in found["learners"]} == {"l0": "done", "l1": "done"}
     for row in found["learners"]:
@@ -199,9 +200,9 @@ def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_pat
             wait_for(lambda: heads(run) > 20, "twenty commits")
             redis.kill()
         before = len(commits_of(run))
-        away = isthmus("status", run, "--bus", bus)
-        assert away.returncode == 0
-        assert "the bus cannot be reached" in away.stdout
+        away = isthmus("status", run, "--bus", bus, "--check")
+        assert away.returncode == 1
+        assert away.stdout.startswith("the bus cannot be reached")
         with redis_server(tmp_path / "redis", port=port):
             wait_for(lambda: len(commits_of(run)) > before + 24, "commits after Redis came back empty")
             for process in learners:

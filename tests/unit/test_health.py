@@ -1,0 +1,128 @@
+"""The first line of `status`: who merges, who does not and why, and whether there is anything to see to."""
+
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from isthmus.bus import Said
+from isthmus.health import health
+from isthmus.hearing import Hearing
+from isthmus.records.messages import SYNCER_STREAM, Alive, Heartbeat, Leave, Tally, encode, learner_stream
+from isthmus.status import Status
+
+RUN = bytes(range(32))
+NOW = time.mktime((2026, 11, 22, 12, 10, 0, 0, 0, -1))
+COMMITTED_AT = NOW - 336.0
+"""12:04:24 that day."""
+
+LEDGER = Tally(processed=10.0, merged=10.0, overwritten=0.0, late=0.0, pending=0.0, rejected=0.0, lost=0.0)
+
+
+def beat(learner: str, waiting_for: str = "") -> Heartbeat:
+    return Heartbeat(
+        run=RUN, id="h", learner=learner, incarnation=1, step=3, steps_target=0, tokens_seen=30, loss=None, step_s=0.1,
+        upload_s=0.1, sync_s=0.1, versions=(1,), bytes_up=1, bytes_down=1, tokens_lost=0, ledger=LEDGER,
+        waiting_for=waiting_for,
+    )  # fmt: skip
+
+
+def alive(**other: object) -> Alive:
+    return msgspec.structs.replace(
+        Alive(
+            run=RUN, id="v", syncer="s", commits=0, heads=(1,), rejected={}, waiting_for="", lag_ms=0.0, held=1,
+            fold_s=0.0, broken=(), stopping=False,
+        ),
+        **other,
+    )  # fmt: skip
+
+
+def left(learner: str, done: bool) -> Leave:
+    return Leave(run=RUN, id="l", learner=learner, incarnation=1, step=3, done=done)
+
+
+def of(*messages, silent=(), bus_error="", committed=True):
+    hearing = Hearing(RUN)
+    for at, said in [(None, silent), (1.0, messages)]:
+        for message in said:
+            stream = SYNCER_STREAM if isinstance(message, Alive) else learner_stream(message.learner)
+            hearing.take(stream, Said("1-0", encode(message)), at)
+    head = SimpleNamespace(header=SimpleNamespace(written_at=COMMITTED_AT)) if committed else None
+    return health(Status(hearing, [head], bus_error, 0.0, NOW), "s3://b/run", "redis://h")
+
+
+def test_all_merge():
+    found = of(beat("a"), beat("b"), alive())
+    assert (found.ok, found.said) == (True, "2 of 2 learners merge")
+
+
+def test_no_syncer_says_since_when_and_what_to_type():
+    found = of(beat("a"), beat("b"), silent=[alive()])
+    assert not found.ok
+    assert found.said == (
+        "0 of 2 learners merge; no syncer is heard; the last commit is of 12:04:24; start one with: isthmus syncer "
+        "s3://b/run --bus redis://h"
+    )
+
+
+def test_who_is_not_merged_is_named_with_the_reason_it_gives():
+    why = "a merge (every update is turned away: stale)"
+    found = of(beat("a"), beat("b", why), beat("c", "store (12 s)"), alive())
+    assert not found.ok
+    assert found.said == (
+        "1 of 3 learners merge; b: waits for a merge (every update is turned away: stale); c: waits for store (12 s)"
+    )
+
+
+def test_of_many_only_a_few_are_named():
+    found = of(*(beat(f"l{i}", "bus") for i in range(9)), alive())
+    assert found.said.startswith("0 of 9 learners merge; l0: waits for bus; l1")
+    assert found.said.endswith("l2: waits for bus; so do 6 more")
+
+
+def test_who_fell_silent_is_named_and_ends_no_check_as_long_as_others_merge():
+    found = of(beat("a"), alive(), silent=[beat("spot-1")])
+    assert (found.ok, found.said) == (True, "1 of 2 learners merge; nothing is heard of spot-1")
+    assert not of(alive(), silent=[beat("spot-1")]).ok
+
+
+def test_a_bus_that_is_away_is_all_that_can_be_said():
+    found = of(bus_error="the bus cannot be reached: refused")
+    assert not found.ok
+    assert found.said.startswith("the bus cannot be reached: refused: who is there is not known; the last commit is of")
+    assert "redis://h" in found.said
+
+
+@pytest.mark.parametrize(
+    ("syncer", "said"),
+    [
+        (alive(able=False), "none of 1 syncers can serve"),
+        (alive(broken=(0,)), "fragment 0 cannot be folded: isthmus heal"),
+    ],
+)
+def test_a_syncer_that_is_there_and_does_not_serve_is_told(syncer, said):
+    found = of(beat("a"), syncer)
+    assert not found.ok
+    assert said in found.said
+
+
+@pytest.mark.parametrize(
+    ("learners", "ok", "said"),
+    [
+        ([left("a", True), left("b", True)], True, "nobody trains: 2 of 2 learners are done; the last commit"),
+        ([left("a", True), left("b", False)], False, "1 of 2 learners are done, 1 stopped before"),
+        ([], False, "nobody trains: no learner was ever heard"),
+    ],
+)
+def test_a_run_that_nobody_trains_is_done_or_was_left(learners, ok, said):
+    found = of(*learners, alive())
+    assert found.ok is ok
+    assert said in found.said
+
+
+def test_what_was_committed_on_another_day_has_its_date():
+    head = SimpleNamespace(header=SimpleNamespace(written_at=NOW - 2 * 86400.0))
+    found = health(Status(Hearing(RUN), [head], "", 0.0, NOW), "r", "b")
+    assert "the last commit is of 2026-11-20 12:10" in found.said
+    assert "nothing was ever committed" in of(alive(), committed=False).said
