@@ -1,0 +1,70 @@
+"""Every block of docs/your-loop.md does what the page says: it is run, and its learner trained and left in order."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import isthmus
+from isthmus.rules import Rules
+
+PAGE = (Path(__file__).parents[2] / "docs" / "your-loop.md").read_text()
+BLOCKS = dict(enumerate(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
+BATCHES = 24
+
+
+class Sampler:
+    """Batches with a place that can be kept."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> "Sampler":
+        return self
+
+    def __next__(self) -> torch.Tensor:
+        if self.next == BATCHES:
+            raise StopIteration
+        self.next += 1
+        return torch.randint(0, 5, (2, 4), generator=torch.Generator().manual_seed(self.next))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch.float()).pow(2).mean()
+
+
+def test_the_page_has_blocks():
+    assert len(BLOCKS) >= 10
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("number", BLOCKS)
+def test_a_block_runs_as_written(folder, number):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    links = []
+
+    def join(joined: nn.Module, with_: torch.optim.Optimizer, **options):
+        link = isthmus.join(str(folder), joined, with_, learner="a", create=Rules(fragments=2, sync_every=4), **options)
+        links.append(link)
+        return link
+
+    before = [p.detach().clone() for p in model.parameters()]
+    given = {
+        "torch": torch, "join": join, "model": model, "optimizer": optimizer, "loader": Sampler(),
+        "sampler": Sampler(), "loss_of": loss_of, "extra": nn.Linear(4, 1), "model_device": "cpu",
+    }  # fmt: skip
+    exec(compile(BLOCKS[number], f"docs/your-loop.md, block {number}", "exec"), given)
+    (link,) = links
+    assert link.steps_done == (BATCHES // 4 if "% 4 == 0" in BLOCKS[number] else BATCHES)
+    assert link.tokens_seen == BATCHES * 8
+    assert any(not torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
