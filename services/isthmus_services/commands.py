@@ -6,7 +6,7 @@ from typing import Annotated
 
 from isthmus.codecs import CODECS
 from isthmus.lab.experiments import EXPERIMENTS
-from isthmus.model.goodput import Cluster
+from isthmus.model.goodput import REJOINS, Cluster
 from isthmus.model.planner import Island
 from isthmus.rules import ADOPTIONS
 from isthmus_services.options import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
@@ -210,9 +210,12 @@ class ClusterOfChips:
     mtbi_years: Annotated[float, setting("years between two interruptions of one chip (1)", metavar="YEARS", gt=0)] = (
         _CLUSTER.mtbi_years
     )
-    slice_chips: Annotated[int, setting("chips that are lost and come back together (64)", metavar="N", ge=1)] = (
-        _CLUSTER.slice_chips
-    )
+    slice_chips: Annotated[
+        int | None,
+        setting(
+            "chips that are lost and come back together (64; below 16,384 chips 8, below 16 one)", metavar="N", ge=1
+        ),
+    ] = None
     repair_hours: Annotated[float, setting("mean hours until a slice is back (4)", metavar="H", ge=0)] = (
         _CLUSTER.repair_hours
     )
@@ -227,6 +230,13 @@ class ClusterOfChips:
     restart_s: Annotated[
         float | None, setting("stall of a job that starts again (fitted to the published 27 %)", metavar="S", ge=0)
     ] = None
+    rejoin: Annotated[
+        str,
+        setting(
+            "a slice that is back waits for the restarting job's next restart, gets one at once, or what costs less",
+            choices=REJOINS,
+        ),
+    ] = _CLUSTER.rejoin
     interrupted: Annotated[
         str,
         setting(
@@ -287,7 +297,9 @@ class Goodput(ClusterOfChips, Seeded, Reported):
     ] = None
     learners: Annotated[
         list[int] | None,
-        setting("learners of the decoupled mode (1, 2, 4, 8, 16)", metavar="M", flag_only=True),
+        setting(
+            "learners of the decoupled mode (1, 2, 4, 8, 16: those that have a slice)", metavar="M", flag_only=True
+        ),
     ] = None
     failures: Annotated[int, setting("failures in each of 20 repetitions of a cell (4000)", metavar="N", ge=1)] = 4000
     check: Annotated[

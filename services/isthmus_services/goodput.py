@@ -53,15 +53,18 @@ def run(arguments: commands.Goodput) -> int:
     if arguments.plot:
         options.need("matplotlib", "demo")
     cluster = arguments.cluster()
-    cells = _cells(arguments.chips or CHIPS, arguments.learners or LEARNERS)
-    for cell in cells:
-        model.exact(cluster, *cell)  # all that could be wrong with one is said before the first is simulated
+    sizes = dict.fromkeys(arguments.chips or CHIPS)
+    clusters = {n: _sized(cluster, arguments, n) for n in sizes}
+    cells = [cell for n in sizes for cell in _cells(n, _learners(arguments, n, clusters[n].slice_chips))]
+    for mode, chips, learners in cells:
+        # All that could be wrong with one is said before the first is simulated.
+        model.exact(clusters[chips], mode, chips, learners)
     predicted, moved = predictions(cluster), sensitivity(cluster) if arguments.sensitivity else []
     rows: list[Row] = []
     with progress(f"goodput: {len(cells)} cells") as say:
         for n, (mode, chips, learners) in enumerate(cells):
             found = failures.simulate(
-                cluster,
+                clusters[chips],
                 mode,
                 chips,
                 learners,
@@ -69,17 +72,24 @@ def run(arguments: commands.Goodput) -> int:
                 failures=arguments.failures,
                 progress=lambda done, n=n: say((n + done) / len(cells)),  # type: ignore[misc]
             )
-            rows.append(_row(cluster, mode, chips, learners, found))
+            rows.append(_row(clusters[chips], mode, chips, learners, found))
     reconfigure_s, restart_s = model.stalls(cluster)
     console = stdout()
-    console.print(_table(rows))
+    _show(rows)
+    for size in dict.fromkeys(of.slice_chips for of in clusters.values()):
+        of_size = [n for n, of in clusters.items() if of.slice_chips == size]
+        source = "given" if arguments.slice_chips else f"assumed for {_span(of_size)}; --slice-chips says otherwise"
+        console.print(
+            f"lost together: {f'slices of {size} chips' if size > 1 else 'nothing but a chip'}, {source}",
+            highlight=False,
+        )
     fitted = {"reconfigure_s": arguments.reconfigure_s is None, "restart_s": arguments.restart_s is None}
-    for what, seconds, name, mode in (
+    for stall, seconds, name, mode in (
         ("reconfiguration", reconfigure_s, "reconfigure_s", ELASTIC),
         ("restart", restart_s, "restart_s", RESTART),
     ):
         source = f"fitted to the published {model.PUBLISHED[mode]:.0%} of {mode} training at 1.2 million chips"
-        console.print(f"a {what} stalls {seconds:.1f} s: {source if fitted[name] else 'given'}", highlight=False)
+        console.print(f"a {stall} stalls {seconds:.1f} s: {source if fitted[name] else 'given'}", highlight=False)
     report: Row = {
         "cluster": {name: None if value == float("inf") else value for name, value in vars(cluster).items()},
         "stalls": {"reconfigure_s": reconfigure_s, "restart_s": restart_s, "fitted": fitted},
@@ -130,9 +140,27 @@ async def _check(run_url: str, json: str | None) -> int:
     return 0
 
 
-def _cells(chips: Sequence[int], learners: Sequence[int]) -> list[tuple[str, int, int]]:
-    modes = [(RESTART, 1), (ELASTIC, 1), *((DECOUPLED, m) for m in dict.fromkeys(learners))]
-    return [(mode, n, m) for n in dict.fromkeys(chips) for mode, m in modes]
+def _sized(cluster: Cluster, arguments: commands.Goodput, chips: int) -> Cluster:
+    """Return the cluster with slices that fit so many chips, unless their size is given; stalls stay as they are."""
+    if arguments.slice_chips:
+        return cluster
+    size = model.slice_of(chips, max(arguments.learners or [1]))
+    if size == cluster.slice_chips:
+        return cluster
+    reconfigure_s, restart_s = model.stalls(cluster)
+    return replace(cluster, slice_chips=size, reconfigure_s=reconfigure_s, restart_s=restart_s)
+
+
+def _learners(arguments: commands.Goodput, chips: int, slice_chips: int) -> Sequence[int]:
+    return arguments.learners or [m for m in LEARNERS if m == 1 or m * slice_chips <= chips]
+
+
+def _cells(chips: int, learners: Sequence[int]) -> list[tuple[str, int, int]]:
+    return [(RESTART, chips, 1), (ELASTIC, chips, 1), *((DECOUPLED, chips, m) for m in dict.fromkeys(learners))]
+
+
+def _span(chips: Sequence[int]) -> str:
+    return f"{min(chips):,} chips" if len(chips) == 1 else f"{min(chips):,} to {max(chips):,} chips"
 
 
 def _row(cluster: Cluster, mode: str, chips: int, learners: int, found: failures.Estimate) -> Row:
@@ -143,6 +171,7 @@ def _row(cluster: Cluster, mode: str, chips: int, learners: int, found: failures
         **vars(found.shares),
         "goodput_ci": list(found.goodput_ci),
         "goodput_exact": model.exact(cluster, mode, chips, learners).goodput,
+        "slice_chips": cluster.slice_chips,
         "failures": found.failures,
     }
 
@@ -211,28 +240,39 @@ def _variant(name: str, value: object, cluster: Cluster) -> Row:
 # --- shown ------------------------------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table(title="where allocated chips' time goes", title_justify="left")
-    table.add_column("chips", justify="right")
-    table.add_column("mode")
-    for title in ("goodput", "95 %", "exact", "uptime", "waiting", "of it repairs", "reconfiguring", "lost"):
-        table.add_column(title, justify="right")
+def _show(rows: Sequence[Row]) -> None:
+    """Print two tables that fit 80 columns each: what comes of the chips' time, and where the rest of it goes."""
+    console = stdout()
+    played = ("goodput", "95 %", "exact", "uptime")
+    spent = ("waiting", "repairing", "reconfiguring", "lost")
+    first = _table("where allocated chips' time goes: simulated, 95 % interval, exact", played)
+    second = _table("the rest of it; repairing is a part of waiting", spent)
     last = None
     for row in rows:
         if last not in (None, row["chips"]):
-            table.add_section()
+            first.add_section()
+            second.add_section()
         last = row["chips"]
-        mode = row["mode"] if row["mode"] != DECOUPLED else f"decoupled, M = {row['learners']}"
+        who = (f"{row['chips']:,}", _mode(row))
         half = (row["goodput_ci"][1] - row["goodput_ci"][0]) / 2
-        shares = (row[k] for k in ("uptime", "waiting", "repairing", "reconfiguring", "lost"))
-        table.add_row(
-            f"{row['chips']:,}",
-            mode,
-            f"{row['goodput']:.1%}",
-            f"± {half:.2%}",
-            f"{row['goodput_exact']:.1%}",
-            *(f"{share:.2%}" for share in shares),
+        first.add_row(
+            *who, f"{row['goodput']:.1%}", f"± {half:.2%}", f"{row['goodput_exact']:.1%}", f"{row['uptime']:.2%}"
         )
+        second.add_row(*who, *(f"{row[share]:.2%}" for share in spent))
+    console.print(first)
+    console.print(second)
+
+
+def _mode(row: Row) -> str:
+    return row["mode"] if row["mode"] != DECOUPLED else f"decoupled, M = {row['learners']}"
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("chips", justify="right")
+    table.add_column("mode")
+    for name in columns:
+        table.add_column(name, justify="right")
     return table
 
 
@@ -241,9 +281,8 @@ def _predictions(rows: Sequence[Row]) -> Table:
     for title in ("mode", "chips", "what", "published", "predicted", "error"):
         table.add_column(title, justify="left" if title in ("mode", "what") else "right")
     for row in rows:
-        mode = row["mode"] if row["mode"] != DECOUPLED else f"decoupled, M = {row['learners']}"
         table.add_row(
-            mode, f"{row['chips']:,}", row["what"], f"{row['published']:.0%}", f"{row['predicted']:.2%}",
+            _mode(row), f"{row['chips']:,}", row["what"], f"{row['published']:.0%}", f"{row['predicted']:.2%}",
             f"{row['error']:+.2%}",
         )  # fmt: skip
     return table

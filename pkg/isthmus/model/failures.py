@@ -114,7 +114,7 @@ class _Played:
                 continue
             if back and back[0][0] <= now:
                 self._here += heapq.heappop(back)[1]
-                fails, counts = False, not a.restarts
+                fails, counts = False, a.rejoins or not a.restarts
             else:
                 fails, counts = self._strike(now, self._draw.random() * rate), True
             if math.isinf(ready) or (stands and counts and self._cluster.interrupted == "again"):

@@ -36,6 +36,11 @@ SHAPE_MIN = 0.2
 
 EXPONENT_MAX = 700.0
 
+REJOINS = ("cheaper", "next", "once")
+
+SLICE_CHIPS = ((16_384, 64), (16, 8), (0, 1))
+"""From so many chips on so many are lost together: a cube of a large machine, a server of eight, one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
@@ -55,6 +60,9 @@ class Cluster:
     """Stall of a learner that shrinks or grows; None: fitted to the published goodput of elastic data parallel."""
     restart_s: float | None = None
     """Stall of a job that starts again from its checkpoint; None: fitted to the published one of data parallel."""
+    rejoin: str = "cheaper"
+    """What a restarting job does with a slice that is back: lets it wait for the `next` restart, restarts at `once`, or
+    whichever is `cheaper` (see `Slices.rejoins`)."""
     interrupted: str = "absorb"
     """What an interruption of a reconfiguration does: `absorb` (it is taken into the one under way) or `again`."""
     step_s: float = 1.0
@@ -103,6 +111,8 @@ class Cluster:
             raise InputError(f"behind is a share below 1, not {self.behind:g}: at 1 the slowest learner stands still")
         if self.interrupted not in ("absorb", "again"):
             raise InputError(f"interrupted {self.interrupted!r}: choose absorb or again")
+        if self.rejoin not in REJOINS:
+            raise InputError(f"rejoin {self.rejoin!r}: choose one of {', '.join(REJOINS)}")
         return self
 
 
@@ -141,6 +151,15 @@ class Slices:
     maintenance_rate: float
     stall_s: float
     restarts: bool
+    rejoins: bool
+    """Whether a restarting job restarts for a slice that is back. It stops all N slices for a stall, and otherwise one
+    would wait 1 / Λ for the next failure: among millions of chips that is seconds away, in a small cluster days."""
+
+
+def slice_of(chips: int, learners: int = 1) -> int:
+    """Return how many chips are lost together where nobody says: as usual, but a slice for every learner at least."""
+    usual = next((size for least, size in SLICE_CHIPS if chips >= least), 1)
+    return max(1, min(usual, chips // max(1, learners)))
 
 
 def stalls(cluster: Cluster) -> tuple[float, float]:
@@ -194,6 +213,8 @@ def slices_of(cluster: Cluster, mode: str, chips: int, learners: int) -> Slices:
     rack_slices = max(1, min(slices, cluster.rack_chips // cluster.slice_chips))
     reconfigure_s, restart_s = stalls(cluster)
     year = 1.0 / YEAR_S
+    failing = slices * cluster.slice_chips * year / cluster.mtbi_years
+    sooner = cluster.rejoin == "cheaper" and slices * restart_s * failing < 1.0
     return Slices(
         slices=slices,
         slice_rate=cluster.slice_chips * year / cluster.mtbi_years,
@@ -203,6 +224,7 @@ def slices_of(cluster: Cluster, mode: str, chips: int, learners: int) -> Slices:
         maintenance_rate=slices / (cluster.maintenance_days * 86400.0),
         stall_s=restart_s if mode == RESTART else reconfigure_s,
         restarts=mode == RESTART,
+        rejoins=mode == RESTART and (cluster.rejoin == "once" or sooner),
     )
 
 
@@ -255,7 +277,8 @@ def exact(cluster: Cluster, mode: str, chips: int, learners: int) -> Shares:
     queue are Poisson (Mirasol, 1963). A learner then trains for an exponential time of rate Λ and stands still for s:
     1 / (1 + Λs) of the time where interruptions on the way are absorbed, exp(−Λs) where they begin it again.
     A learner's failures fall on the slices that are there, in the mean: the limit of many slices per learner. What
-    waits for a quorum is binomial over learners.
+    waits for a quorum is binomial over learners. What comes back to a job that restarts stands idle until its next
+    restart, 1 / Λ away: one slice in the mean, which is nothing among thousands and a sixty-fourth of 64.
     """
     if mode != DECOUPLED:
         learners = 1
@@ -271,8 +294,8 @@ def exact(cluster: Cluster, mode: str, chips: int, learners: int) -> Shares:
     planned = a.maintenance_rate * here
     # A rack comes back slice by slice.
     back = here * (a.slices * a.slice_rate + a.rack_rate * a.rack_slices + a.maintenance_rate) + a.region_rate
-    # What comes back to a job that restarts waits for its next restart.
-    rate = failing + planned + (0.0 if a.restarts else back)
+    # What comes back to a job that restarts may wait for its next restart.
+    rate = failing + planned + (0.0 if a.restarts and not a.rejoins else back)
     if rate <= 0.0:
         trains = 1.0
     elif cluster.interrupted == "absorb":
@@ -284,11 +307,11 @@ def exact(cluster: Cluster, mode: str, chips: int, learners: int) -> Shares:
     if failing <= 0.0:
         kept = 1.0
     elif a.restarts:
-        interval = young(cluster.checkpoint_s, between_s)
+        interval = young(cluster.checkpoint_s, 1.0 / failing)
         whole = fits(between_s, interval + cluster.checkpoint_s, rate) / between_s
         share = interval / (interval + cluster.checkpoint_s) if interval else 1.0
         checkpointing = whole * (1.0 - share)
-        kept = failing / rate * whole * share + planned / rate * (1.0 - checkpointing)
+        kept = failing / rate * whole * share + (1.0 - failing / rate) * (1.0 - checkpointing)
     else:
         kept = 1.0 - failing / rate * (1.0 - fits(between_s, cluster.step_s, rate) / between_s)
     steady = 1.0 / longest(round(a.slices * here), cluster.speed_deviation)
@@ -298,18 +321,32 @@ def exact(cluster: Cluster, mode: str, chips: int, learners: int) -> Shares:
         # Nobody waits for what is over before the lead is used up.
         going = 1.0 - (1.0 - going) * max(0.0, 1.0 - cluster.lead * cluster.step_s / a.stall_s)
     used = here * stands * trains
+    idle = used * _idle(a, here, rate) if a.restarts and not a.rejoins else 0.0
+    used -= idle
     rushing = 1.0 if cluster.lead is None else paced(cluster, speeds(cluster, learners))
     goodput = used * kept * steady * going * rushing
     spent = used * kept * (1.0 - steady * going * rushing)
     return Shares(
         goodput=goodput,
-        waiting=spent + 1.0 - here * stands,
+        waiting=spent + idle + 1.0 - here * stands,
         repairing=1.0 - here * stands,
         reconfiguring=here * stands * (1.0 - trains) + used * checkpointing,
         lost=used * (1.0 - kept - checkpointing),
         uptime=quorum,
         participation=participation(cluster, learners) if mode == DECOUPLED else 1.0,
     )
+
+
+def _idle(a: Slices, here: float, rate: float) -> float:
+    """Return the share of a restarting job's training slices that are back and wait for its next restart.
+
+    Slices come back at the rate at which they are struck, and each waits 1 / Λ, wherever another one trains meanwhile.
+    """
+    if rate <= 0.0:
+        return 0.0
+    back = a.slices * a.slice_rate + a.rack_rate * a.rack_slices + a.maintenance_rate
+    another = 1.0 - (1.0 - here) ** (a.slices - 1)
+    return min(1.0, another * back / (rate * a.slices))
 
 
 def _joint(cluster: Cluster, learners: int, trains: float) -> tuple[float, float]:
