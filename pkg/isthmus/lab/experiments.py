@@ -72,6 +72,11 @@ SYNCHRONOUS: dict[str, object] = {
 
 PARALLEL: dict[str, object] = {"method": "data-parallel"}
 
+LONG_ROUNDS: dict[str, object] = {
+    "rules_outer_lr": outer_for("rda", 96)[0],
+    "rules_outer_momentum": outer_for("rda", 96)[1],
+}
+
 AVG: dict[str, object] = {"rules_merge": "avg", "rules_outer_lr": outer_for("avg", Rules().sync_every)[0]}
 
 
@@ -191,6 +196,23 @@ def _regions(steps: int) -> list[Setting]:
     return found
 
 
+LOADS = (0.35, 0.5, 0.69, 0.85)
+"""Shares of a link that fragments take at H = 12."""
+
+
+def _links(steps: int) -> list[Setting]:
+    # A period of 12 steps of a second moves 4.125 bits of each of 100 million parameters, up and down.
+    found = []
+    for load in (0.0, *LOADS):
+        gbit = 1e8 * 4.125 / 12 / 1e9 / load if load else None
+        wires = Wires(latency_s=0.06, spread=0.3, gbit_s=gbit, parameters=1e8)
+        for h in (12, 24):
+            at = base(steps, learners=8, noise=0.05, wires=wires, rules_sync_every=h, rules_fragments=h)
+            what = f"{load:.0%} at H = 12" if load else "ample"
+            found.append(named(at, f"{what}: H = {h}"))
+    return found
+
+
 def _experts(steps: int) -> list[Setting]:
     found = []
     for count in (4, 16):
@@ -236,6 +258,51 @@ def _gap(steps: int) -> list[Setting]:
         named(large, "eight times the batch: M = 8, data parallel", **PARALLEL),
         named(large, "eight times the batch: M = 8, defaults"),
     ]
+
+
+COMPARED: Mapping[str, Mapping[str, object]] = {
+    "thin links": {
+        "learners": 8,
+        "noise": 0.05,
+        "wires": Wires(latency_s=0.06, spread=0.3, gbit_s=0.1, parameters=1e8),
+        "rules_sync_every": 24,
+        "rules_fragments": 24,
+    },
+    "failing often": {
+        "learners": 4,
+        "noise": 0.05,
+        "wires": Wires(latency_s=0.06, spread=0.3, gbit_s=1.0, parameters=1e8),
+        "failures": Failures(every_s=200.0, repair_s=20.0, checkpoint_s=10.0),
+    },
+    "fast links, calm": {
+        "learners": 2,
+        "noise": 0.05,
+        "wires": Wires(latency_s=0.005, spread=0.3, gbit_s=100.0, parameters=1e8),
+    },
+}
+"""Three places to train in; what they mean to decoupled training. Nobody failed in the first and the last."""
+
+IN_ONE_PLACE = Wires(latency_s=0.0, spread=0.0)
+
+CURVE = (0.125, 0.25, 0.5, 1.0)
+"""Shares of the steps after which undisturbed data parallel is judged: that says what a loss is worth."""
+
+
+def _compare(steps: int) -> list[Setting]:
+    found = []
+    for place, what in COMPARED.items():
+        there = base(steps, until=TIME, **what)
+        found += [
+            named(there, f"{place}: decoupled"),
+            named(there, f"{place}: data parallel in one place", wires=IN_ONE_PLACE, **PARALLEL),
+            named(there, f"{place}: data parallel across the links", **PARALLEL),
+        ]
+    for m in (2, 4, 8, 16):
+        for share in CURVE:
+            alone = base(max(1, round(share * steps)), learners=m, wires=IN_ONE_PLACE, **PARALLEL)
+            found.append(named(alone, f"undisturbed data parallel: M = {m}, {alone.steps} steps"))
+    found.append(named(base(steps, rules_sync_every=96, **LONG_ROUNDS), "decoupled, equal tokens: M = 4, H = 96"))
+    return found
 
 
 EXPERIMENTS = {
@@ -299,6 +366,26 @@ EXPERIMENTS = {
             _regions,
             beside={"goodput": "goodput", "kept": "share of tokens merged"},
             quick=("50 Mbit/s: data parallel", "50 Mbit/s: int4 up, int4 down", "1000 Mbit/s: int4 up, int4 down"),
+        ),
+        Experiment(
+            "links",
+            "Eight learners behind links of which fragments take 35 to 85 % at H = 12, and half of that at H = 24",
+            "none",
+            _links,
+            beside={"kept": "share of tokens merged"},
+            quick=("ample: H = 12", "35% at H = 12: H = 12", "69% at H = 12: H = 12", "69% at H = 12: H = 24"),
+        ),
+        Experiment(
+            "compare",
+            "Decoupled, data parallel in one place and across the links, in three settings, at equal wall time",
+            "parity at equal tokens at large scale",
+            _compare,
+            beside={"goodput": "goodput", "tokens": "tokens processed"},
+            quick=tuple(
+                f"{place}: {method}"
+                for place in COMPARED
+                for method in ("decoupled", "data parallel in one place", "data parallel across the links")
+            ),
         ),
         Experiment(
             "experts",

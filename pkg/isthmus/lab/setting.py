@@ -7,7 +7,7 @@ import msgspec
 
 from isthmus.rules import Pace, Rules
 
-VERSION = 4
+VERSION = 5
 """Raised whenever the same setting and seed would give other numbers: rows kept by an earlier one are made again."""
 
 WINDOW = 128
@@ -54,7 +54,7 @@ class Wires(msgspec.Struct, frozen=True, kw_only=True):
     gbit_s: float | None = None
     """Bandwidth of each learner, up and down each; None: bodies take no time."""
     parameters: float | None = None
-    """Parameters of the model this one stands for: bytes on the wires are scaled by the ratio."""
+    """Parameters of the model this one stands for: payloads on the wires are scaled by the ratio."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):

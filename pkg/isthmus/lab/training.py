@@ -2,18 +2,20 @@
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from isthmus import moments, torch_model
 from isthmus.codecs import codec, packed_size
 from isthmus.lab import trainee
-from isthmus.lab.setting import Row, Setting
+from isthmus.lab.setting import WINDOW, Failures, Row, Setting
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.checkpoint import Checkpoint
@@ -54,40 +56,92 @@ def all_reduce_s(setting: Setting, parameters: float) -> float:
     return size * 8.0 / (w.gbit_s * 1e9) + 2.0 * w.latency_s
 
 
+@dataclass
+class _Saved:
+    """A checkpoint of the data-parallel job, and what was trained since."""
+
+    number: int = 0
+    parts: tuple[dict[str, Any], dict[str, Any]] | None = None
+    since_s: float = 0.0
+    """The job's time since then …"""
+    trained_s: float = 0.0
+    """… and the learners' computing in it, which a failure takes back."""
+
+
 def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
-    """One model, one optimizer, the learners' batches side by side in every step; each step waits for the slowest."""
+    """One model, one optimizer, the learners' batches side by side in every step; each step waits for the slowest.
+
+    Where learners fail, the failure of any of them stops all; they go on at the last checkpoint.
+    """
     model = trainee.build(setting.shape, seed)
     optimizer = trainee.optimizer(setting, model)
     parameters = sum(p.numel() for p in model.parameters())
     draw = random.Random(f"{seed}/data-parallel")
     durations = _durations(setting)
-    wall = waited = 0.0
+    wall = trained = down = 0.0
     reduce_s = all_reduce_s(setting, parameters)
-    for number in range(setting.steps):
+    f = setting.failures
+    limit_s = setting.steps * min(durations) if setting.until == "time" else math.inf
+    life_s = draw.expovariate(setting.learners / f.every_s) if f else math.inf
+    saved = _Saved()
+    number = steps = 0
+    if f:
+        saved.parts = _kept(model, optimizer)
+    # By the clock a step is taken that is expected to be through in time.
+    while wall + max(durations) + reduce_s <= limit_s if math.isfinite(limit_s) else number < setting.steps:
         parts = [
             trainee.windows(trainee.shard(m, setting.learners), setting.batch, seed, m, number)
             for m in range(setting.learners)
         ]
-        trainee.train_on(model, optimizer, torch.cat(parts), trainee.rate(setting, number / setting.steps))
+        done = wall / limit_s if math.isfinite(limit_s) else number / setting.steps
+        trainee.train_on(model, optimizer, torch.cat(parts), trainee.rate(setting, done))
         took = [s * max(0.2, 1.0 + setting.noise * draw.gauss(0.0, 1.0)) for s in durations]
-        wall += max(took) + reduce_s
-        waited += sum(max(took) + reduce_s - t for t in took)
-        progress((number + 1) / setting.steps)
+        step_s = max(took) + reduce_s
+        wall += step_s
+        trained += sum(took)
+        saved.since_s += step_s
+        saved.trained_s += sum(took)
+        life_s -= step_s
+        number += 1
+        steps += 1
+        if f and life_s <= 0.0:
+            assert saved.parts is not None, "a job that fails has a checkpoint from its beginning"
+            model.load_state_dict(saved.parts[0])
+            optimizer.load_state_dict(copy.deepcopy(saved.parts[1]))
+            number, trained = saved.number, trained - saved.trained_s
+            saved.since_s = saved.trained_s = 0.0
+            repair_s = _repair_s(f, draw)
+            down += repair_s
+            wall += repair_s
+            life_s = draw.expovariate(setting.learners / f.every_s)
+        elif f and saved.since_s >= f.checkpoint_s:
+            saved = _Saved(number, _kept(model, optimizer))
+        progress(min(1.0, wall / limit_s if math.isfinite(limit_s) else number / setting.steps))
+    if math.isfinite(limit_s):
+        wall = limit_s
     return Row(
         setting=setting.name,
         learners=setting.learners,
         H=1,
         K=setting.learners,
         seed=seed,
-        tokens=setting.budget,
+        tokens=steps * setting.learners * setting.batch * WINDOW,
         val_loss=trainee.val_loss(model),
-        goodput=1.0 - waited / (setting.learners * wall),
-        uptime=1.0,
+        goodput=trained / (setting.learners * wall),
+        uptime=1.0 - down / wall,
         participation=1.0,
         up_bits_per_param=16.0,
         down_bits_per_param=16.0,
         wall_virtual_s=wall,
     )
+
+
+def _kept(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    return copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+
+
+def _repair_s(failures: Failures, draw: random.Random) -> float:
+    return draw.weibullvariate(failures.repair_s / math.gamma(1.0 + 1.0 / WEIBULL_SHAPE), WEIBULL_SHAPE)
 
 
 def _durations(setting: Setting, count: int | None = None) -> list[float]:
@@ -185,7 +239,7 @@ class _Lab:
         w = self.setting.wires
         scale = w.parameters / self._run.layout.size if w.parameters else 1.0
         speed = math.inf if w.gbit_s is None else w.gbit_s * 1e9 / 8.0
-        return Weather(w.latency_s, w.spread, up_bytes_s=speed, down_bytes_s=speed, bytes_scale=scale, timeout_s=60.0)
+        return Weather(w.latency_s, w.spread, up_bytes_s=speed, down_bytes_s=speed, payload_scale=scale, timeout_s=60.0)
 
     def _serve(self, stopping: asyncio.Event) -> "asyncio.Task[None]":
         process = self.world.process("syncer")
@@ -205,8 +259,7 @@ class _Lab:
             failed = await self._live(seat, lambda: self.done() >= 1.0, life_s)
             if not failed or f is None:
                 break
-            mean = f.repair_s / math.gamma(1.0 + 1.0 / WEIBULL_SHAPE)
-            repair = self._draw.weibullvariate(mean, WEIBULL_SHAPE)
+            repair = _repair_s(f, self._draw)
             since = clock.time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(repair):

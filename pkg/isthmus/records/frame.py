@@ -150,6 +150,11 @@ def header_size(blob: Blob) -> int:
     return int(PREFIX.unpack_from(blob)[3])
 
 
+def payload_start(blob: Blob) -> int:
+    """Return where these bytes say that their payload starts, 0 where they say nothing; nothing is checked."""
+    return payload_offset(header_size(blob)) if len(blob) >= PREFIX.size and bytes(blob[:8]) == MAGIC else 0
+
+
 def digest(blob: Blob) -> bytes:
     """Return the SHA-256 [32 bytes] of the whole object."""
     return hashlib.sha256(blob).digest()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, PortError, Unavailable
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, payload_start
 from isthmus.simulate.process import EPOCH, Process
 from isthmus.simulate.weather import UNHEARD, Fault, Weather, Wire
 from isthmus.store.base import Entry
@@ -82,14 +82,14 @@ class SimulatedStore:
     async def put(self, key: str, data: Blob) -> None:
         """See `Store.put`."""
         body = bytes(data)
-        await self._request("put", key, lambda: self._objects.put(key, body, self._wall()), up=len(body), writes=True)
+        await self._request("put", key, lambda: self._objects.put(key, body, self._wall()), up=body, writes=True)
         self.bytes_up += len(body)
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`."""
         body = bytes(data)
         done = await self._request(
-            "create", key, lambda: self._objects.create(key, body, self._wall()), up=len(body), writes=True
+            "create", key, lambda: self._objects.create(key, body, self._wall()), up=body, writes=True
         )
         self.bytes_up += len(body)
         return done
@@ -110,7 +110,7 @@ class SimulatedStore:
         await self._request("delete", key, lambda: self._objects.delete(key), writes=True)
 
     async def _read(self, key: str, effect: Callable[[], bytes]) -> bytearray:
-        body = bytearray(await self._request("get", key, effect, sized=len))
+        body = bytearray(await self._request("get", key, effect, carries=True))
         self.bytes_down += len(body)
         if body and self.weather.strikes(self._process.random, f"body of {key}", Fault.CORRUPTED) is Fault.CORRUPTED:
             at = self._process.random.randrange(len(body))
@@ -126,11 +126,11 @@ class SimulatedStore:
         key: str,
         effect: Callable[[], T],
         *,
-        up: int = 0,
-        sized: Callable[[Any], int] = lambda _: 0,
+        up: bytes = b"",
+        carries: bool = False,
         writes: bool = False,
     ) -> T:
-        """Send a request and wait for what comes back, if anything does."""
+        """Send a request and wait for what comes back, if anything does. What it `carries` comes down the wire."""
         weather, draw, clock = self.weather, self._process.random, self._clock
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, *((Fault.LANDS_LATE,) if writes else ()), Fault.SLOW)
         self._process.spend(self._process.costs.request_s)
@@ -160,8 +160,8 @@ class SimulatedStore:
             if fault in (Fault.LOST_REPLY, Fault.LANDS_LATE):
                 return
             down = 0.0
-            if failure is None:
-                down = self._down.through(clock.time(), weather.bytes_scale * sized(result), weather.down_bytes_s)
+            if failure is None and carries:
+                down = self._down.through(clock.time(), _on_wire(result, weather), weather.down_bytes_s)
 
             def reply() -> None:
                 if answer.done():
@@ -174,9 +174,7 @@ class SimulatedStore:
             clock.call_later(down + slow + weather.delay(draw), reply, context=clock.world.context)
 
         late = draw.uniform(0.0, weather.late_s) + weather.timeout_s if fault is Fault.LANDS_LATE else 0.0
-        there = (
-            self._up.through(clock.time(), weather.bytes_scale * up, weather.up_bytes_s) + weather.delay(draw) + late
-        )
+        there = self._up.through(clock.time(), _on_wire(up, weather), weather.up_bytes_s) + weather.delay(draw) + late
         clock.call_later(there, land, context=clock.world.context)
         try:
             if fault not in (Fault.LOST_REPLY, Fault.LANDS_LATE):
@@ -185,3 +183,9 @@ class SimulatedStore:
             raise Unavailable(f"{self.url}: no answer")
         finally:
             answer.cancel()
+
+
+def _on_wire(body: Any, weather: Weather) -> float:
+    """Return the bytes that a body stands for: a larger model has larger payloads, and the same headers."""
+    head = min(len(body), payload_start(body))
+    return head + weather.payload_scale * (len(body) - head)

@@ -50,8 +50,9 @@ class Weather:
     """Standard deviation of the latency's logarithm."""
     up_bytes_s: float = math.inf
     down_bytes_s: float = math.inf
-    bytes_scale: float = 1.0
-    """Bytes on this wire per byte of the simulated objects: a small model may stand for a large one."""
+    payload_scale: float = 1.0
+    """Bytes on this wire per byte of the objects' payloads: a small model may stand for a large one, whose headers and
+    commits are no larger."""
     timeout_s: float = 5.0
     """After this long without an answer a request counts as not answered."""
     late_s: float = 60.0
