@@ -357,9 +357,12 @@ class Plan(Reported):
         setting("TOML: a [[learner]] table for each kind, params, store_region", metavar="FILE", flag_only=True),
     ] = None
     learners: Annotated[int, setting("without a file: learners, all alike (8)", metavar="M", ge=1, flag_only=True)] = 8
-    step_seconds: Annotated[float, setting("seconds of an optimizer step (1)", metavar="S", gt=0, flag_only=True)] = (
-        _ISLAND.step_s
-    )
+    step_seconds: Annotated[
+        float | None, setting("seconds of an optimizer step (1, and it is said)", metavar="S", gt=0, flag_only=True)
+    ] = None
+    gpus: Annotated[
+        int | None, setting("GPUs of all learners together (8 each, and it is said)", metavar="N", ge=1, flag_only=True)
+    ] = None
     up: Annotated[float, setting("Gbit/s to the store (1)", metavar="GBIT", gt=0)] = _ISLAND.up_gbit_s
     down: Annotated[float, setting("Gbit/s from the store (1)", metavar="GBIT", gt=0)] = _ISLAND.down_gbit_s
     latency: Annotated[float, setting("seconds to the store, one way (0.05)", metavar="S", ge=0)] = _ISLAND.latency_s
@@ -371,7 +374,30 @@ class Plan(Reported):
         _ISLAND.restart_s
     )
     store_region: Annotated[str | None, setting("where the store and the syncer are", metavar="REGION")] = None
-    prices: Annotated[str | None, setting("TOML of prices (those of S3, see docs/paper.md)", metavar="FILE")] = None
+    compare: Annotated[
+        bool,
+        setting(
+            "beside data parallel in one place and across the links: tokens learnt per day and dollar", flag_only=True
+        ),
+    ] = False
+    step_tokens: Annotated[
+        float | None,
+        setting("tokens in a learner's step, for --compare (1e6, and it is said)", metavar="N", gt=0, flag_only=True),
+    ] = None
+    prices: Annotated[
+        str | None, setting("TOML of prices that differ from ours (S3's, see docs/paper.md)", metavar="FILE")
+    ] = None
+    gpu_hour: Annotated[float | None, setting("dollars for an hour of one GPU (2.5)", metavar="USD", ge=0)] = None
+    cpu: Annotated[
+        str | None, setting("the syncer's class of CPU in the table of speeds (xeon-2023)", metavar="CLASS")
+    ] = None
+    speeds: Annotated[
+        str | None, setting("TOML of measured speeds instead, as --measure writes it", metavar="FILE")
+    ] = None
+    measure: Annotated[
+        str | None,
+        setting("time the syncer's arithmetic here, write it there, plan nothing", metavar="FILE", flag_only=True),
+    ] = None
     fragments: Annotated[int | None, setting("do not choose P", metavar="P", ge=1, flag_only=True)] = None
     sync_every: Annotated[int | None, setting("do not choose H", metavar="H", ge=1, flag_only=True)] = None
     codec: Annotated[

@@ -1,16 +1,26 @@
 """The planner: settings with reasons, forecasts, cost and warnings, from a file or from flags."""
 
+import itertools
 import json
 import math
+import re
+import shlex
+import tomllib
+from dataclasses import replace
 
+import msgspec
 import pytest
 
+from isthmus.codecs import CODECS
 from isthmus.lab.experiments import base
 from isthmus.lab.setting import Shape, Wires
 from isthmus.lab.training import train
-from isthmus.model.planner import CHECKPOINT_SHARE, HEADROOM, Fixed, Island, Prices, plan
+from isthmus.model import speeds as modelled
+from isthmus.model import traffic
+from isthmus.model.planner import CHECKPOINT_SHARE, HEADROOM, PERIODS, Fixed, Island, Plan, Prices, plan
 from isthmus.model.speeds import Speeds
-from isthmus.rules import LONG, Rules
+from isthmus.rules import LONG, Pace, Rules
+from isthmus_services import options, report
 from isthmus_services.cli import main
 
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02)
@@ -50,7 +60,7 @@ def planned(params: float, *islands: Island, **more):
 
 
 def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one():
-    wide = planned(1e8, Island(name="a", count=4))
+    wide = planned(1e8, Island(name="a", count=4, latency_s=0.02))
     thin = planned(1e8, Island(name="a", count=4, up_gbit_s=0.02, down_gbit_s=0.02))
     assert wide.rules.sync_every == 12
     assert thin.rules.sync_every > LONG
@@ -64,7 +74,7 @@ def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one():
         assert found.pace.check() is found.pace
         assert found.rules.fragments <= found.rules.sync_every
         assert {c.name for c in found.choices} == {
-            "sync_every", "fragments", "codec", "codec_down", "outer_lr", "checkpoint", "overlap", "quorum",
+            "sync_every", "fragments", "codec", "codec_down", "outer_lr", "checkpoint", "overlap", "quorum", "syncers",
         }  # fmt: skip
         assert all(c.reason for c in found.choices)
     assert thin.forecasts[0].back_s > wide.forecasts[0].back_s
@@ -83,7 +93,8 @@ def test_what_is_fixed_is_not_chosen_and_a_link_that_cannot_carry_it_is_named():
 
 def test_fragments_that_are_given_leave_the_period_to_be_chosen():
     found = planned(2.9e9, Island(name="a", count=2, up_gbit_s=10.0, down_gbit_s=10.0), fixed=Fixed(fragments=24))
-    assert (found.rules.fragments, found.rules.sync_every) == (24, 24)
+    assert found.rules.fragments == 24
+    assert found.rules.sync_every >= 24
 
 
 def test_checkpoints_are_counted_and_leave_the_uplink_to_the_fragments():
@@ -131,6 +142,161 @@ def test_the_work_merged_is_about_what_real_learners_merge(latency_s):
     shape = Shape(width=32, layers=2, heads=2)
     row = train(base(240, learners=4, shape=shape, noise=0.1, wires=Wires(latency_s=latency_s, spread=0.5)), 0)
     assert found.forecasts[0].kept == pytest.approx(row.kept, abs=0.1)
+
+
+GRID = list(
+    itertools.product(
+        (1e6, 1e8, 2.9e9, 7e10), (1, 2, 8, 64), (0.02, 0.2, 1.0, 10.0), (0.005, 0.05, 0.5), (0.3, 1.0, 10.0), (0.0, 2.5)
+    )
+)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_plan_never_warns_of_what_it_chose(part, monkeypatch):
+    """Over sizes, links, distances and steps: what is warned of is what was given."""
+    monkeypatch.setattr(traffic, "measure", cached_traffic)
+    about_what_was_given = ("5 GB per request", "nobody to merge with", "for this model whatever is chosen")
+    for params, count, gbit, latency_s, step_s, gpu_hour in GRID[part::8]:
+        island = Island(name="a", count=count, up_gbit_s=gbit, down_gbit_s=gbit, latency_s=latency_s, step_s=step_s)
+        prices = replace(PRICES, gpu_hour=gpu_hour)
+        found = plan(params, [island], prices, speeds=speeds)
+        for warning in found.warnings:
+            assert any(words in warning for words in about_what_was_given), (warning, island)
+            assert "sync_every" not in warning
+        f = found.forecasts[0]
+        said = any("whatever is chosen" in w for w in found.warnings)
+        assert said or (f.fits and f.in_model == pytest.approx(f.utilization * f.goodput * f.kept))
+        assert found.rules.check() is found.rules
+        assert found.pace.check() is found.pace
+
+
+CACHED: dict[tuple[object, ...], traffic.Traffic] = {}
+
+
+def cached_traffic(rules: Rules, pace: Pace, learners: int) -> traffic.Traffic:
+    key = rules, learners
+    if key not in CACHED:
+        CACHED[key] = MEASURE(rules, pace, learners)
+    return CACHED[key]
+
+
+MEASURE = traffic.measure
+
+
+def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set():
+    found = planned(7e10, Island(name="attic", count=2, up_gbit_s=0.01, down_gbit_s=0.01))
+    assert found.rules.sync_every == max(PERIODS)
+    assert any("too thin for this model whatever is chosen" in w for w in found.warnings)
+    far = planned(1e6, Island(name="moon", count=2, latency_s=9.0, step_s=0.01))
+    assert any(w.startswith("moon: a new version is") and "whatever is chosen" in w for w in far.warnings)
+    assert far.forecasts[0].in_model < 0.5
+
+
+def test_a_chosen_period_is_no_worse_than_any_other(monkeypatch):
+    """Fixing any other period never learns more, or more per dollar where dollars count."""
+    monkeypatch.setattr(traffic, "measure", cached_traffic)
+    island = Island(name="a", count=8, latency_s=0.05)
+    for gpu_hour in (0.0, 2.5):
+        prices = replace(PRICES, gpu_hour=gpu_hour)
+
+        def value(found: Plan) -> float:
+            return found.learnt / (found.day["usd"] if gpu_hour else 1.0)  # noqa: B023
+
+        best = plan(2.9e9, [island], prices, speeds=speeds)
+        others = [
+            plan(2.9e9, [island], prices, speeds=speeds, fixed=Fixed(sync_every=h, fragments=best.rules.fragments))
+            for h in PERIODS
+            if h >= best.rules.fragments
+        ]
+        assert all(value(best) >= value(o) * (1 - 1e-9) for o in others if o.forecasts[0].fits)
+    assert best.forecasts[0].kept > 0.8
+
+
+def test_farther_learners_and_slower_syncers_get_longer_periods():
+    near, far = (planned(1e8, Island(name="a", count=8, latency_s=s)).rules.sync_every for s in (0.01, 0.8))
+    assert near < far
+    slow = plan(1e9, [Island(name="a", count=8)], PRICES, speeds=lambda _: Speeds(add_s=4e-8, round_s=4e-7))
+    assert slow.rules.sync_every > planned(1e9, Island(name="a", count=8)).rules.sync_every
+
+
+def test_the_init_line_is_what_the_real_parser_takes(capsys, monkeypatch):
+    taken = []
+    monkeypatch.setattr("isthmus_services.init.run", lambda settings: taken.append(settings) or 0)
+    for words in (
+        ["--params", "2.9e9"],
+        ["--params", "1e8", "--latency", "0.8"],
+        ["--params", "1e7", "--codec", "int8"],
+    ):
+        assert main(["plan", *words]) == 0
+        line = capsys.readouterr().out.strip().splitlines()[-1]
+        assert line.startswith("isthmus init s3://BUCKET/RUN --model PACKAGE.MODULE:FUNCTION ")
+        assert main(shlex.split(line)[1:]) == 0
+        rules = options.rules_of(taken[-1])
+        assert rules == Rules.suited(sync_every=rules.sync_every, fragments=rules.fragments, codec_up=rules.codec_up), (
+            "outer rate and momentum are those that suit"
+        )
+        assert options.pace_of(taken[-1], Pace()).overlap >= 2.0
+        if "--codec" in words:
+            assert rules.codec_up == "int8"
+
+
+def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys):
+    assert main(["plan", "--params", "2.9e9", "--latency", "0.5"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("checkpoint", "overlap", "sync_every", "fragments", "quorum", "syncers"):
+        assert re.search(rf"│ {name} +│ \d+ +│", shown), name
+    assert "1 s a step (--step-seconds)" in shown
+    assert "8 GPUs a learner (--gpus)" in shown
+    assert "$2.5 for an hour of a GPU (--gpu-hour)" in shown
+    words = ["--params", "2.9e9", "--step-seconds", "1", "--gpus", "64", "--gpu-hour", "3"]
+    assert main(["plan", *words]) == 0
+    assert "assumed" not in capsys.readouterr().out
+
+
+def test_no_cell_is_cut_at_80_columns(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(report, "PIPE_WIDTH", 80)
+    cluster = tmp_path / "c.toml"
+    cluster.write_text(CLUSTER.replace("us spot", "a name as long as somebody may well give to a learner"))
+    for words in (["--params", "2.9e9", "--learners", "8", "--mtbf-hours", "100"], ["--islands", str(cluster)]):
+        for more in ([], ["--compare"]):
+            assert main(["plan", *words, *more]) == 0
+            lines = capsys.readouterr().out.splitlines()
+            assert not any("…" in line for line in lines)
+            assert all(len(line) <= 80 for line in lines[:-1]), "but for the line to copy"
+    shown = "\n".join(lines)
+    assert "requests" in shown or "learnt per dollar" in shown
+
+
+def test_speeds_come_from_the_table_or_a_file_and_are_named(capsys, tmp_path, monkeypatch):
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("timed without being asked")
+
+    monkeypatch.setattr(modelled, "measure", never)
+    assert main(["plan", "--params", "1e8"]) == 0
+    assert "syncer arithmetic: table, class xeon-2023: measured" in capsys.readouterr().out
+    assert main(["plan", "--params", "1e8", "--cpu", "slow"]) == 0
+    assert "table, class slow: not measured" in capsys.readouterr().out
+    monkeypatch.undo()
+    own, said = tmp_path / "own.toml", tmp_path / "r.json"
+    assert main(["plan", "--measure", str(own)]) == 0
+    assert f"isthmus plan --speeds {own} uses it" in capsys.readouterr().out
+    assert main(["plan", "--params", "1e8", "--speeds", str(own), "--json", str(said)]) == 0
+    assert f"syncer arithmetic: {own}: fastest of" in capsys.readouterr().out
+    written = tomllib.loads(own.read_text())
+    report_ = json.loads(said.read_text())
+    per_round = 8 * written["add_s"]["int4"] + written["round_s"]["int4"]
+    assert report_["syncer"]["merge_s"] == pytest.approx(1e8 / report_["rules"]["fragments"] * per_round)
+
+
+def test_the_table_has_every_codec_and_its_figures_are_believable():
+    default, classes = modelled.classes()
+    assert classes[default].how.startswith("measured")
+    for found in classes.values():
+        modelled.table(msgspec.to_builtins(found), "the table")
+        fast = classes[default]
+        for name in CODECS:
+            assert 0.5 <= found.add_s[name] / fast.add_s[name] <= 4.0
+            assert 1e-10 < found.round_s[name] < 1e-6
 
 
 def test_what_is_known_to_hurt_is_said():
@@ -184,6 +350,25 @@ def test_the_command_counts_a_module(capsys):
         (["--params", "1e9", "--islands", "FILE"], "a = ", "c.toml: "),
         (["--params", "1e9", "--prices", "FILE"], "put = 1", "unknown put"),
         (["--params", "1e9", "--islands", "/nowhere.toml"], None, "/nowhere.toml: No such file"),
+        (["--params", "1e30"], None, "1e+30 parameters cannot be: at least 1, at most 1e+14"),
+        (
+            ["--params", "1e9", "--latency", "50"],
+            None,
+            "latency_s 50 cannot be (at most 10): it is in seconds, one way",
+        ),
+        (["--params", "1e9", "--step-seconds", "1e6"], None, "step_s 1e+06 cannot be (at most 86400)"),
+        (["--params", "1e9", "--up", "1e9"], None, "up_gbit_s 1e+09 cannot be (at most 100000): it is in Gbit/s"),
+        (["--params", "1e9", "--mtbf-hours", "1e-6"], None, "mtbf_hours 1e-06 cannot be (at least 0.001)"),
+        (["--params", "1e9", "--gpus", "9"], None, "--gpus 9: not so many alike for each of 8 learners"),
+        (["--params", "1e9", "--cpu", "abacus"], None, "--cpu abacus: choose one of xeon-2023, slow"),
+        (["--params", "1e9", "--speeds", "FILE"], "cpu = 'x'", "isthmus plan --measure FILE writes such a file"),
+        (["--params", "1e9", "--speeds", "FILE", "--cpu", "slow"], "", "leave one out"),
+        (["--params", "1e9", "--compare", "--step-tokens", "0.5"], None, "a step has at least one token"),
+        (
+            ["--params", "1e9", "--islands", "FILE"],
+            "[[learner]]\nname = 'a'\nlatency_s = 20",
+            "learner a: latency_s 20",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_clear_line(words, file, said, capsys, tmp_path):

@@ -1,7 +1,8 @@
 """Plans a run: what a model and a set of learners would come to, and the settings to choose, each with its reason.
 
 Everything is counted from the same parts the library is made of: bits of its codecs, bytes and requests measured by
-`traffic`, the syncer's arithmetic timed on this machine. What the lab supports (docs/experiments.md) decides the rest.
+`traffic`, the syncer's arithmetic from a table or a measurement (`speeds`). What a period, and work that versions on
+their way overwrite, cost in loss is the lab's (`learning`). P and H are those that learn most per dollar.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from isthmus.errors import InputError
-from isthmus.model import traffic
+from isthmus.model import learning, traffic
 from isthmus.model.speeds import Speeds
 from isthmus.rules import Pace, Rules, overdrive
 
@@ -24,16 +25,24 @@ CHECKPOINT_SHARE = 0.15
 CHECKPOINT_S = 60.0
 """… and how often they are taken where that allows it."""
 
-HEADROOM = 0.5
-"""Share of a link that fragments may take. What waits for the link comes late and is sent again: in the lab a load of
-69 % leaves 24 % of the work merged where 35 % leaves 77 %. Checkpoints, joins and other people's traffic want some too.
-"""
+HEADROOM = 0.7
+"""Share of a link that fragments may take. In the lab's `links` even 85 % cost less than a period twice as long;
+checkpoints, joins and other people's traffic want the rest."""
 
-PERIODS = (12, 24, 48, 96, 192, 384, 768)
-"""Steps between two syncs of a fragment that are tried, the shortest first."""
+PERIODS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+"""Steps between two syncs of a fragment that are tried."""
 
 FRAGMENT_BYTES = 64 << 20
 """Payload of an update up to which a model is cut into few fragments: a request that fails is repeated whole."""
+
+FINE = (1, 2, 4)
+"""Times as many fragments are tried too: smaller ones are sooner there and back …"""
+
+FRAGMENTS_USUAL = 96
+"""… up to so many: each needs a tensor of its own."""
+
+KEPT_LEAST = 0.5
+"""Share of the work merged below which a plan says that links or distances do not suit the model."""
 
 CHECKPOINT_BYTES = 20.0
 """Of a checkpoint object, per parameter: values, moments, residuals."""
@@ -79,10 +88,12 @@ class Island:
     """Mean time between two failures of one learner."""
     restart_s: float = 60.0
     """From a failure to the first step afterwards."""
+    gpus: int = 8
+    """Of one learner."""
 
     def check(self) -> "Island":
-        """Return self. Raises `InputError` that names learner and parameter."""
-        positive = ("count", "step_s", "up_gbit_s", "down_gbit_s", "mtbf_hours")
+        """Return self. Raises `InputError` that names learner and parameter, and what was probably meant."""
+        positive = ("count", "step_s", "up_gbit_s", "down_gbit_s", "mtbf_hours", "gpus")
         for name, value in vars(self).items():
             if isinstance(value, str):
                 continue
@@ -90,7 +101,27 @@ class Island:
             if math.isnan(value) or endless or (value <= 0 if name in positive else value < 0):
                 bound = "finite and more than 0" if name in positive else "finite and at least 0"
                 raise InputError(f"learner {self.name}: {name} must be {bound}, not {value:g}")
+            low, high, hint = BELIEVED.get(name, (-math.inf, math.inf, ""))
+            if not low <= value <= high and not math.isinf(value):
+                side = f"at most {high:g}" if value > high else f"at least {low:g}"
+                raise InputError(f"learner {self.name}: {name} {value:g} cannot be ({side}): {hint}")
         return self
+
+
+BELIEVED: Mapping[str, tuple[float, float, str]] = {
+    "latency_s": (0.0, 10.0, "it is in seconds, one way; 50 ms are 0.05"),
+    "step_s": (1e-4, 86400.0, "it is in seconds; 300 ms are 0.3"),
+    "up_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
+    "down_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
+    "mtbf_hours": (1e-3, 1e7, "it is in hours, of one learner; leave it out where nothing fails"),
+    "restart_s": (0.0, 30 * 86400.0, "it is in seconds"),
+    "count": (1, 100_000, "learners, not chips; a learner has many"),
+    "gpus": (1, 10_000_000, "of one learner"),
+}
+"""Between what a number is believed, and what is said of one that is not."""
+
+PARAMS_MAX = 1e14
+"""A hundred times the largest models there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +133,10 @@ class Prices:
     storage_gb_month: float
     egress_gb: float
     """From the store to another region."""
+    gpu_hour: float = 0.0
+    """Of one GPU; 0: they are there anyway, and what they learn is all that counts."""
+    core_hour: float = 0.0
+    """Of the syncer."""
 
     def check(self) -> "Prices":
         """Return self. Raises `InputError`."""
@@ -136,6 +171,10 @@ class Forecast:
     """Share of its tokens that a commit will hold; the rest is overwritten by versions on their way."""
     goodput: float
     """Share of the time that goes into work that failures do not take back, restarts included."""
+    lost_s: float
+    """What a failure takes back: what no update holds yet."""
+    in_model: float
+    """Share of all its time whose work a commit holds: utilisation, goodput and work merged together."""
     up_load: float
     """Share of its uplink that is used, checkpoints included …"""
     down_load: float
@@ -169,6 +208,10 @@ class Plan:
     syncer: dict[str, float]
     day: dict[str, float]
     warnings: list[str]
+    worth: learning.Worth
+    """What a processed token is worth at these settings."""
+    learnt: float
+    """Steps a second that count, all learners' together, loss paid."""
 
 
 # --- planned ----------------------------------------------------------------------------------------------------------
@@ -191,41 +234,44 @@ def plan(
     store_region: str = "",
     fixed: Fixed = Fixed(),
     speeds: Callable[[Rules], Speeds],
+    tensors: int | None = None,
 ) -> Plan:
-    """Return a plan. What is `fixed` is not chosen.
+    """Return a plan. What is `fixed` is not chosen; a model of so many `tensors` has at most as many fragments.
 
-    `speeds` says how fast a syncer does its arithmetic under these rules (`speeds.measure` does it here and now).
+    `speeds` says how fast a syncer does its arithmetic under these rules (see `speeds.Table`).
 
     Raises `InputError` for input that cannot be.
     """
-    if not (math.isfinite(params) and params >= 1):
-        raise InputError(f"a model has at least one parameter, not {params:g}")
+    if not (math.isfinite(params) and 1 <= params <= PARAMS_MAX):
+        raise InputError(
+            f"{params:g} parameters cannot be: at least 1, at most {PARAMS_MAX:g}; 2.9 billion are written 2.9e9"
+        )
     if not islands:
         raise InputError("a plan needs learners: give --learners or a file with [[learner]] tables")
     for island in islands:
         island.check()
     learners = sum(island.count for island in islands)
-    rules, reasons = _choose(params, islands, fixed)
-    took = speeds(rules)
+    measured: dict[Rules, traffic.Traffic] = {}
+    found: list[_Tried] = []
+    for rules in _candidates(params, fixed, tensors):
+        small = _small(rules)
+        if small not in measured:
+            measured[small] = traffic.measure(small, Pace(), min(learners, 8))
+        found.append(_try(params, islands, prices, store_region, rules, measured[small], speeds(rules)))
+    best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
+    checkpoint_s = best.checkpoint_s
+    reasons = _reasons(params, fixed, best, found)
     whole = params * CHECKPOINT_BYTES
-    slowest = min(island.up_gbit_s for island in islands)
-    checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
     reasons.append(
         Choice(
             name="checkpoint",
-            value=checkpoint_s,
+            value=int(checkpoint_s),
             reason=f"seconds between two: {whole / 1e9:.3g} GB each, at most {CHECKPOINT_SHARE:.0%} of every uplink",
         )
     )
-    costs = traffic.measure(_small(rules), Pace(), min(learners, 8))
-    wire = _wire(params, rules, costs.learner)
-    arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
-    # What a store refuses is not sent.
-    saved_s = checkpoint_s if whole <= PUT_MAX else math.inf
-    forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s) for island in islands]
-    backs = sorted(f.back_s / f.island.step_s for f in forecasts for _ in range(f.island.count))
-    overlap = float(max(2, math.ceil(backs[len(backs) // 2])))
-    pace = Pace(overlap=overlap)
+    backs = sorted(f.back_s / f.island.step_s for f in best.forecasts for _ in range(f.island.count))
+    overlap = max(2, math.ceil(min(backs[len(backs) // 2], OVERLAP_MAX)))
+    pace = Pace(overlap=float(overlap)).check()
     reasons += [
         Choice(
             name="overlap",
@@ -237,26 +283,130 @@ def plan(
             value=1,
             reason="no learner can hold up the others; grace waits for those who come within the overlap anyway",
         ),
+        Choice(
+            name="syncers",
+            value=max(1, math.ceil(best.syncer["cores"] / SYNCER_CORES)),
+            reason=f"merging takes {best.syncer['cores']:.1f} cores; several syncers share the fragments",
+        ),
     ]
-    rounds_day = rules.fragments * DAY_S / _period(islands, rules)
-    syncer = _syncer(params, rules, pace, learners, wire, costs.syncer, arithmetic_s, rounds_day)
     return Plan(
         params=params,
-        rules=rules,
+        rules=best.rules,
         pace=pace,
         choices=reasons,
+        forecasts=best.forecasts,
+        syncer=best.syncer,
+        day=best.day,
+        warnings=_warn(params, fixed, best, found, learners),
+        worth=best.worth,
+        learnt=best.learnt,
+    )
+
+
+OVERLAP_MAX = 1024
+SYNCER_CORES = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tried:
+    """What one choice of P and H comes to."""
+
+    rules: Rules
+    wire: _Wire
+    forecasts: list[Forecast]
+    syncer: dict[str, float]
+    day: dict[str, float]
+    worth: learning.Worth
+    checkpoint_s: float
+    learnt: float
+    load: float
+    """Share of a link that fragments take, of the learner that has least left …"""
+    busiest: Island
+    """… which is this one."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every link carries it."""
+        return self.load <= HEADROOM
+
+    @property
+    def per_usd(self) -> float:
+        """Steps that count, per dollar; where GPUs cost nothing, steps that count."""
+        return self.learnt * DAY_S / self.day["usd"] if self.day["gpu_usd"] else self.learnt
+
+    @property
+    def kept(self) -> float:
+        """Share of all learners' work that is merged."""
+        many = sum(f.island.count for f in self.forecasts)
+        return sum(f.kept * f.island.count for f in self.forecasts) / many
+
+
+def _candidates(params: float, fixed: Fixed, tensors: int | None) -> list[Rules]:
+    """Return the rules to try: P and H where they are not fixed."""
+    base = Rules()
+    up, down = fixed.codec or base.codec_up, fixed.codec_down or base.codec_down
+    periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
+    if not periods:
+        raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
+    found = []
+    for h in periods:
+        if fixed.fragments and fixed.fragments > h:
+            raise InputError(
+                f"{fixed.fragments} fragments within {h} steps: at most one leaves per step, so let H be at least P"
+            )
+        least = min(h, _fragments(params, up, h), tensors or h)
+        most = max(least, min(h, FRAGMENTS_USUAL, tensors or h))
+        counts = [fixed.fragments] if fixed.fragments else sorted({min(most, least * times) for times in FINE})
+        found += [Rules.suited(codec_up=up, codec_down=down, sync_every=h, fragments=p).check() for p in counts]
+    return found
+
+
+def _try(
+    params: float,
+    islands: Sequence[Island],
+    prices: Prices,
+    store_region: str,
+    rules: Rules,
+    costs: traffic.Traffic,
+    took: Speeds,
+) -> _Tried:
+    learners = sum(island.count for island in islands)
+    whole = params * CHECKPOINT_BYTES
+    slowest = min(island.up_gbit_s for island in islands)
+    checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
+    wire = _wire(params, rules, costs.learner)
+    arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
+    # What a store refuses is not sent.
+    saved_s = checkpoint_s if whole <= PUT_MAX else math.inf
+    forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s) for island in islands]
+    rounds_day = rules.fragments * DAY_S / _period(islands, rules)
+    syncer = _syncer(params, rules, Pace(), learners, wire, costs.syncer, arithmetic_s, rounds_day)
+    day = _day(params, rules, forecasts, costs.syncer, rounds_day, prices, store_region, wire)
+    day["gpu_usd"] = 24.0 * prices.gpu_hour * sum(i.gpus * i.count for i in islands)
+    day["syncer_usd"] = 24.0 * prices.core_hour * max(1.0, syncer["cores"])
+    day["usd"] += day["gpu_usd"] + day["syncer_usd"]
+    kept = sum(f.kept * f.island.count for f in forecasts) / learners
+    worth = learning.lab().worth(learners, rules.sync_every, kept)
+    steps = sum(f.utilization * f.goodput * f.island.count / f.island.step_s for f in forecasts)
+    load, busiest = max(((max(_loads(i, islands, rules, wire)), i) for i in islands), key=lambda pair: pair[0])
+    return _Tried(
+        rules=rules,
+        wire=wire,
         forecasts=forecasts,
         syncer=syncer,
-        day=_day(params, rules, forecasts, costs.syncer, rounds_day, prices, store_region, wire),
-        warnings=_warn(params, rules, forecasts, syncer, learners),
+        day=day,
+        worth=worth,
+        checkpoint_s=checkpoint_s,
+        learnt=steps * worth.long,
+        load=load,
+        busiest=busiest,
     )
 
 
 def _small(rules: Rules) -> Rules:
     """Return rules whose traffic is measured in a moment: what passes per round hardly depends on P and H."""
-    return msgspec.structs.replace(
-        rules, fragments=min(rules.fragments, 12), sync_every=min(rules.sync_every, 12)
-    ).check()
+    p = min(rules.fragments, 12)
+    return msgspec.structs.replace(rules, fragments=p, sync_every=12, outer_lr=0.4, outer_momentum=0.8).check()
 
 
 def _period(islands: Sequence[Island], rules: Rules) -> float:
@@ -273,27 +423,8 @@ def _wire(params: float, rules: Rules, cost: traffic.Cost) -> _Wire:
     )
 
 
-def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rules, list[Choice]]:
-    """Return rules that every link can carry with the shortest period, and why these."""
-    base = Rules()
-    up, down = fixed.codec or base.codec_up, fixed.codec_down or base.codec_down
-    periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
-    if not periods:
-        raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
-    nothing = traffic.Cost(requests={}, up_bytes=0.0, down_bytes=0.0, messages=0.0)
-    rules = base
-    for h in periods:
-        fragments = fixed.fragments or _fragments(params, up, h)
-        if fragments > h:
-            raise InputError(
-                f"{fragments} fragments within {h} steps: at most one leaves per step, so let H be at least P"
-            )
-        rules = Rules.suited(codec_up=up, codec_down=down, sync_every=h, fragments=fragments).check()
-        wire = _wire(params, rules, nothing)
-        if all(max(_loads(island, islands, rules, wire)) <= HEADROOM for island in islands):
-            break
-    wire = _wire(params, rules, nothing)
-    load, slowest = max(((max(_loads(i, islands, rules, wire)), i) for i in islands), key=lambda pair: pair[0])
+def _reasons(params: float, fixed: Fixed, best: _Tried, tried: Sequence[_Tried]) -> list[Choice]:
+    rules = best.rules
 
     def bits(name: str) -> str:
         return f"{traffic.bits(name, params, rules.fragments):.1f} bits per parameter"
@@ -301,36 +432,27 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
     def why(name: str, reason: str) -> str:
         return "as you asked" if getattr(fixed, name) else reason
 
-    return rules, [
-        Choice(
-            name="sync_every",
-            value=rules.sync_every,
-            reason=why(
-                "sync_every",
-                f"the shortest period that every link carries: {slowest.name} uses {load:.0%} of its link (at most "
-                f"{HEADROOM:.0%})"
-                if load <= HEADROOM
-                else f"even so {slowest.name} needs {load:.0%} of its link, more than {HEADROOM:.0%}",
-            ),
-        ),
+    return [
+        Choice(name="sync_every", value=rules.sync_every, reason=why("sync_every", _why_period(best, tried))),
         Choice(
             name="fragments",
             value=rules.fragments,
             reason=why(
-                "fragments", f"updates of {wire.up / 1e6:.3g} MB, at most one per step, spread evenly over the period"
+                "fragments",
+                f"updates of {best.wire.up / 1e6:.3g} MB, at most one per step, spread evenly over the period",
             ),
         ),
         Choice(
             name="codec",
             value=rules.codec_up,
-            reason=why("codec", f"{bits(up)} with error feedback; the lab sees no loss against 32"),
+            reason=why("codec", f"{bits(rules.codec_up)} with error feedback; the lab sees no loss against 32"),
         ),
         Choice(
             name="codec_down",
             value=rules.codec_down,
             reason=why(
                 "codec_down",
-                f"{bits(down)}; what it drops stays with the syncer and follows with the next version",
+                f"{bits(rules.codec_down)}; what it drops stays with the syncer and follows with the next version",
             ),
         ),
         Choice(
@@ -339,6 +461,23 @@ def _choose(params: float, islands: Sequence[Island], fixed: Fixed) -> tuple[Rul
             reason=f"with momentum {rules.outer_momentum:g}, what suits rounds of {rules.sync_every} steps in the lab",
         ),
     ]
+
+
+def _why_period(best: _Tried, tried: Sequence[_Tried]) -> str:
+    """Say why this period, beside the nearest ones that were tried."""
+    if not best.fits:
+        return f"even so {best.busiest.name} needs {best.load:.0%} of its link, more than {HEADROOM:.0%}"
+    if not best.learnt:
+        return "nothing comes back within any period"
+    at = f"{best.kept:.0%} of the work merged, {best.load:.0%} of a link ({HEADROOM:.0%} at most)"
+    others = []
+    periods = sorted({t.rules.sync_every for t in tried})
+    here = periods.index(best.rules.sync_every)
+    for h in (*periods[max(0, here - 1) : here], *periods[here + 1 : here + 2]):
+        other = max((t for t in tried if t.rules.sync_every == h), key=lambda t: (t.fits, t.per_usd))
+        share = f"learns {other.per_usd / best.per_usd:.1%} as much" if other.fits else f"needs {other.load:.0%}"
+        others.append(f"{h} {share}")
+    return f"learns most per dollar: {at}; {', '.join(others)}" if others else at
 
 
 def _fragments(params: float, up: str, period: int) -> int:
@@ -385,6 +524,7 @@ def _forecast(
     kept = max(0.0, 1.0 - back_s / _period(islands, rules)) * carried
     # Between two boundaries a few fragments are copied out and in, at memory speed.
     hold_s = 2.0 * 4.0 * params / rules.sync_every / COPY_BYTES_S
+    step_share = island.step_s / (island.step_s + hold_s)
     mtbf_s = island.mtbf_hours * 3600.0
     # What no update holds: on average half a period of every fragment.
     lost_s = rules.sync_every / 2.0 * island.step_s
@@ -394,9 +534,11 @@ def _forecast(
         island=island,
         sent_s=sent_s,
         back_s=back_s,
-        utilization=island.step_s / (island.step_s + hold_s),
+        utilization=step_share,
         kept=kept,
         goodput=goodput,
+        lost_s=lost_s,
+        in_model=step_share * goodput * kept,
         up_load=up_load + saving * 8.0 / (island.up_gbit_s * 1e9),
         down_load=down_load,
         up_gb_day=(rounds_day * wire.up + DAY_S * saving) / 1e9,
@@ -472,23 +614,30 @@ def _day(
     return found
 
 
-def _warn(
-    params: float, rules: Rules, forecasts: Sequence[Forecast], syncer: Mapping[str, float], learners: int
-) -> list[str]:
+def _warn(params: float, fixed: Fixed, best: _Tried, tried: Sequence[_Tried], learners: int) -> list[str]:
+    """Return what is wrong with what was given: never with what was chosen."""
+    forecasts, rules = best.forecasts, best.rules
     found = []
     if learners == 1:
         found.append("one learner has nobody to merge with: a plain training loop does the same")
     fastest = min(f.island.step_s for f in forecasts)
-    for f in forecasts:
+    for n, f in enumerate(forecasts):
         name = f.island.name
+        most = max(t.forecasts[n].kept for t in tried)
         if not f.fits:
             way, load = max(("up", f.up_load), ("down", f.down_load), key=lambda pair: pair[1])
             what = "cannot carry its fragments" if load > 1.0 else "is so busy that fragments queue"
-            found.append(f"{name}: its link {way} {what}: {load:.0%} of it would be used; a longer sync_every helps")
-        if f.kept < 0.7 and f.fits:
+            help_ = "a longer sync_every helps" if fixed.sync_every else "too thin for this model whatever is chosen"
+            found.append(f"{name}: its link {way} {what}: {load:.0%} of it would be used; {help_}")
+        elif f.kept < 0.7 if fixed.sync_every else most < KEPT_LEAST:
+            help_ = (
+                "let sync_every be longer, or its store nearer"
+                if fixed.sync_every
+                else "too far, or too thin a link, for this model whatever is chosen"
+            )
             found.append(
                 f"{name}: a new version is {f.back_s:.1f} s away, {f.back_s / f.island.step_s:.1f} steps: "
-                f"{1 - f.kept:.0%} of its work is overwritten; let sync_every be longer, or its store nearer"
+                f"{1 - f.kept:.0%} of its work is overwritten; {help_}"
             )
         if f.island.step_s > 2.0 * fastest:
             found.append(
@@ -502,7 +651,5 @@ def _warn(
             f"a checkpoint has about {params * CHECKPOINT_BYTES / 1e9:.0f} GB: stores that take 5 GB per request "
             "refuse it, and learners then go on without checkpoints"
         )
-    if syncer["cores"] > 4.0:
-        found.append(f"merging needs {syncer['cores']:.1f} cores: run several syncers, they share the fragments")
     said = overdrive(rules)
     return [*found, said] if said else found
