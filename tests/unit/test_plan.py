@@ -16,7 +16,6 @@ from isthmus.lab.experiments import base
 from isthmus.lab.setting import Shape, Wires
 from isthmus.lab.training import train
 from isthmus.model import speeds as modelled
-from isthmus.model import traffic
 from isthmus.model.planner import CHECKPOINT_SHARE, HEADROOM, PERIODS, Fixed, Island, Plan, Prices, plan
 from isthmus.model.speeds import Speeds
 from isthmus.rules import LONG, Pace, Rules
@@ -152,9 +151,8 @@ GRID = list(
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_a_plan_never_warns_of_what_it_chose(part, monkeypatch):
+def test_a_plan_never_warns_of_what_it_chose(part):
     """Over sizes, links, distances and steps: what is warned of is what was given."""
-    monkeypatch.setattr(traffic, "measure", cached_traffic)
     about_what_was_given = ("5 GB per request", "nobody to merge with", "for this model whatever is chosen")
     for params, count, gbit, latency_s, step_s, gpu_hour in GRID[part::8]:
         island = Island(name="a", count=count, up_gbit_s=gbit, down_gbit_s=gbit, latency_s=latency_s, step_s=step_s)
@@ -170,19 +168,6 @@ def test_a_plan_never_warns_of_what_it_chose(part, monkeypatch):
         assert found.pace.check() is found.pace
 
 
-CACHED: dict[tuple[object, ...], traffic.Traffic] = {}
-
-
-def cached_traffic(rules: Rules, pace: Pace, learners: int) -> traffic.Traffic:
-    key = rules, learners
-    if key not in CACHED:
-        CACHED[key] = MEASURE(rules, pace, learners)
-    return CACHED[key]
-
-
-MEASURE = traffic.measure
-
-
 def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set():
     found = planned(7e10, Island(name="attic", count=2, up_gbit_s=0.01, down_gbit_s=0.01))
     assert found.rules.sync_every == max(PERIODS)
@@ -192,9 +177,8 @@ def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set(
     assert far.forecasts[0].in_model < 0.5
 
 
-def test_a_chosen_period_is_no_worse_than_any_other(monkeypatch):
+def test_a_chosen_period_is_no_worse_than_any_other():
     """Fixing any other period never learns more, or more per dollar where dollars count."""
-    monkeypatch.setattr(traffic, "measure", cached_traffic)
     island = Island(name="a", count=8, latency_s=0.05)
     for gpu_hour in (0.0, 2.5):
         prices = replace(PRICES, gpu_hour=gpu_hour)

@@ -272,7 +272,7 @@ COMPARED: Mapping[str, Mapping[str, object]] = {
         "learners": 4,
         "noise": 0.05,
         "wires": Wires(latency_s=0.06, spread=0.3, gbit_s=1.0, parameters=2e7),
-        "failures": Failures(every_s=200.0, repair_s=20.0, checkpoint_s=30.0),
+        "failures": Failures(every_s=100.0, repair_s=10.0, checkpoint_s=20.0),
     },
     "fast links, calm": {
         "learners": 2,
@@ -282,7 +282,7 @@ COMPARED: Mapping[str, Mapping[str, object]] = {
 }
 """Three places to train in."""
 
-IN_MEMORY_S = 10.0
+IN_MEMORY_S = 5.0
 """Between two checkpoints of the data-parallel job, which cost it nothing."""
 
 IN_ONE_PLACE = Wires(latency_s=0.0, spread=0.0)

@@ -27,6 +27,12 @@ BUCKETS = 128
 FORWARD = 1.0 / 3.0
 """Share of a step in which no gradient is ready yet."""
 
+PARAMS_MAX = 1e14
+"""A hundred times the largest models there are."""
+
+LATENCY_MAX_S = 10.0
+"""One way; more is most likely a number of milliseconds."""
+
 FASTEST = 1e9
 """Gbit/s beyond which no link is looked for."""
 
@@ -74,6 +80,13 @@ class Link:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{name} must not be negative, but is {value:g}")
+        if self.params > PARAMS_MAX:
+            raise InputError(f"{self.params:g} parameters cannot be: at most {PARAMS_MAX:g}; 2.9 billion are 2.9e9")
+        if self.latency_s > LATENCY_MAX_S:
+            raise InputError(
+                f"latency_s {self.latency_s:g} cannot be (at most {LATENCY_MAX_S:g}): it is in seconds, one way; "
+                "50 ms are 0.05"
+            )
         if self.sync_every < self.fragments:
             raise InputError(
                 f"{self.fragments} fragments within {self.sync_every} steps: at most one leaves per step; "

@@ -8,11 +8,13 @@ their way overwrite, cost in loss is the lab's (`learning`). P and H are those t
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
 from isthmus.errors import InputError
 from isthmus.model import learning, traffic
+from isthmus.model.bandwidth import LATENCY_MAX_S, PARAMS_MAX
 from isthmus.model.speeds import Speeds
 from isthmus.rules import Pace, Rules, overdrive
 
@@ -109,7 +111,7 @@ class Island:
 
 
 BELIEVED: Mapping[str, tuple[float, float, str]] = {
-    "latency_s": (0.0, 10.0, "it is in seconds, one way; 50 ms are 0.05"),
+    "latency_s": (0.0, LATENCY_MAX_S, "it is in seconds, one way; 50 ms are 0.05"),
     "step_s": (1e-4, 86400.0, "it is in seconds; 300 ms are 0.3"),
     "up_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
     "down_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
@@ -119,9 +121,6 @@ BELIEVED: Mapping[str, tuple[float, float, str]] = {
     "gpus": (1, 10_000_000, "of one learner"),
 }
 """Between what a number is believed, and what is said of one that is not."""
-
-PARAMS_MAX = 1e14
-"""A hundred times the largest models there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,13 +250,10 @@ def plan(
     for island in islands:
         island.check()
     learners = sum(island.count for island in islands)
-    measured: dict[Rules, traffic.Traffic] = {}
-    found: list[_Tried] = []
-    for rules in _candidates(params, fixed, tensors):
-        small = _small(rules)
-        if small not in measured:
-            measured[small] = traffic.measure(small, Pace(), min(learners, 8))
-        found.append(_try(params, islands, prices, store_region, rules, measured[small], speeds(rules)))
+    found = [
+        _try(params, islands, prices, store_region, rules, _costs(_small(rules), min(learners, 8)), speeds(rules))
+        for rules in _candidates(params, fixed, tensors)
+    ]
     best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
     checkpoint_s = best.checkpoint_s
     reasons = _reasons(params, fixed, best, found)
@@ -401,6 +397,11 @@ def _try(
         load=load,
         busiest=busiest,
     )
+
+
+@lru_cache(maxsize=64)
+def _costs(rules: Rules, learners: int) -> traffic.Traffic:
+    return traffic.measure(rules, Pace(), learners)
 
 
 def _small(rules: Rules) -> Rules:

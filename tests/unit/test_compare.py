@@ -1,0 +1,244 @@
+"""Decoupled training beside data parallel: by hand, against the lab's rows at equal wall time, and as a command.
+
+The lab's `compare` ran three settings for as long as 600 steps of a second take, each in three ways. What a loss is worth
+is read from undisturbed data parallel with as many learners, of the same experiment; what the model says is computed from
+the settings alone and from rows of other experiments (`lab.toml`).
+"""
+
+import itertools
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from isthmus.errors import InputError
+from isthmus.lab.experiments import COMPARED, IN_MEMORY_S
+from isthmus.lab.setting import WINDOW, Wires
+from isthmus.model.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
+from isthmus.model.learning import lab
+from isthmus.model.planner import DAY_S, Fixed, Island, Plan, Prices, plan
+from isthmus.model.speeds import Speeds
+from isthmus_services.cli import main
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02, gpu_hour=2.0)
+
+
+USUAL = Job()
+
+
+def planned(params: float, *islands: Island, **fixed: int) -> Plan:
+    return plan(params, islands, PRICES, fixed=Fixed(**fixed), speeds=lambda _: Speeds(add_s=2e-9, round_s=3e-8))
+
+
+def compared(params: float, *islands: Island, tokens: float = 1000.0, job: Job = USUAL, **fixed: int) -> Comparison:
+    return compare(planned(params, *islands, **fixed), islands, PRICES, tokens, job)
+
+
+def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_hand():
+    found = compared(1e8, Island(name="a", count=4, gpus=2, up_gbit_s=2.0, down_gbit_s=5.0, latency_s=0.0))
+    one, across, ours = found.ways
+    assert [w.name for w in found.ways] == [ONE_PLACE, ACROSS, DECOUPLED]
+    assert one.processed == one.learnt == pytest.approx(4 * 1000 * DAY_S)
+    assert one.usd == pytest.approx(24 * 2.0 * 8)
+    # A ring moves 1.5 times 16 bits of 1e8 parameters over 2 Gbit/s: 1.2 s, of which the forward third is not waited for.
+    assert across.step_s == pytest.approx(1.2 + (1 / 3 + 2 / 3 / 128), rel=0.01)
+    assert across.learnt == pytest.approx(one.learnt / across.step_s)
+    assert ours.learnt == pytest.approx(ours.processed * ours.worth)
+    assert ours.usd > one.usd
+    assert found.least < ours.learnt < found.most
+
+
+def test_any_failure_stops_a_job_and_its_own_alone_a_learner():
+    calm, failing = (compared(1e8, Island(name="a", count=8, mtbf_hours=h), sync_every=12) for h in (math.inf, 1.0))
+    assert calm.way(ONE_PLACE).goodput == 1.0
+    # Eight times an hour all stand still for a minute: 1 / (1 + 480 / 3600), and a little for checkpoints.
+    assert failing.way(ONE_PLACE).goodput == pytest.approx(1 / (1 + 480 / 3600), rel=0.06)
+    assert failing.way(DECOUPLED).goodput == pytest.approx(calm.way(DECOUPLED).goodput / (1 + 66 / 3600), rel=1e-6)
+    assert failing.way(ACROSS).goodput == failing.way(ONE_PLACE).goodput
+
+
+def test_a_job_that_checkpoints_by_the_clock_loses_half_of_the_time_between():
+    rate = 1 / 1000
+    found = held(rate, 0.0, Job(checkpoint_s=0.0, every_s=20.0))
+    assert found == pytest.approx(1 - 10 / 1000, abs=2e-4)
+    assert held(rate, 100.0, Job(checkpoint_s=0.0, every_s=0.0)) == pytest.approx(1 / 1.1)
+    assert held(0.0, 100.0, Job()) == 1.0
+
+
+@pytest.mark.parametrize(("count", "params"), [(2, 1e8), (8, 1e9)])
+def test_where_it_begins_to_pay_both_are_alike(count, params):
+    island = Island(name="a", count=count, mtbf_hours=50.0)
+    found = compared(params, island)
+    period = planned(params, island).rules
+    assert found.mtbf_hours is not None
+    assert 0 < found.mtbf_hours < found.mtbf_hours_at_parity
+    fixed = {"sync_every": period.sync_every, "fragments": period.fragments}
+    at = compared(params, replace(island, mtbf_hours=found.mtbf_hours), **fixed)
+    assert at.way(DECOUPLED).learnt == pytest.approx(at.way(ONE_PLACE).learnt, rel=0.01)
+    sooner = compared(params, replace(island, mtbf_hours=found.mtbf_hours / 2), **fixed)
+    assert sooner.way(DECOUPLED).learnt > sooner.way(ONE_PLACE).learnt
+    # With the links' other users as they are, data parallel across links of that speed learns as much.
+    fast = replace(island, up_gbit_s=found.gbit_s, down_gbit_s=found.gbit_s)
+    assert compared(params, fast, **fixed).way(ACROSS).learnt == pytest.approx(found.way(DECOUPLED).learnt, rel=0.01)
+
+
+def test_links_so_far_that_no_speed_helps_are_never_fast_enough_for_data_parallel():
+    found = compared(1e8, Island(name="a", count=2, latency_s=0.5))
+    assert found.gbit_s == math.inf
+    assert found.way(ACROSS).learnt < 0.6 * found.way(ONE_PLACE).learnt
+
+
+def test_a_step_without_tokens_is_refused():
+    with pytest.raises(InputError, match="at least one token"):
+        compared(1e8, Island(name="a", count=2), tokens=math.nan)
+
+
+# --- against the lab --------------------------------------------------------------------------------------------------
+
+
+WALL_S = 600.0
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, float]]:
+    return {
+        name: {what: of["mean"] for what, of in spread.items()}
+        for name, spread in json.loads((RESULTS / "compare.json").read_text())["summary"].items()
+    }
+
+
+def learnt(rows: dict[str, dict[str, float]], learners: int, loss: float) -> float:
+    """Return the steps of undisturbed data parallel that end at a loss, by the curve of this very experiment."""
+    curve = [
+        (steps, rows[f"undisturbed data parallel: M = {learners}, {steps} steps"]["val_loss"])
+        for steps in (75, 150, 300, 600)
+    ]
+    for (a, high), (b, low) in itertools.pairwise(curve):
+        if loss >= low or b == 600:
+            return math.exp(math.log(a) + (high - loss) / (high - low) * math.log(b / a))
+    raise AssertionError("there is a last pair")
+
+
+def predicted(place: str) -> dict[str, float]:
+    """Return the steps' worth that each way learns in the lab's 600 s, by the model alone."""
+    what = COMPARED[place]
+    wires, learners, failures = what["wires"], what["learners"], what.get("failures")
+    assert isinstance(wires, Wires)
+    assert wires.parameters is not None
+    assert wires.gbit_s is not None
+    # A step waits for the slowest of its learners, whose steps vary by 5 %; a decoupled learner does not.
+    quantile = statistics.NormalDist().inv_cdf((learners - 0.375) / (learners + 0.25))
+    restart_s = mtbf_hours = math.inf
+    if failures is not None:
+        # A machine again, and its checkpoint (20 bytes per parameter) and the model's state down the link.
+        restart_s, mtbf_hours = failures.repair_s, failures.every_s / 3600.0
+    fetch_s = wires.parameters * 4.0 * 8.0 / (wires.gbit_s * 1e9)
+    island = Island(
+        name=place, count=learners, up_gbit_s=wires.gbit_s, down_gbit_s=wires.gbit_s, latency_s=wires.latency_s,
+        mtbf_hours=mtbf_hours, restart_s=0.0 if failures is None else restart_s,
+    )  # fmt: skip
+    joining = replace(island, restart_s=island.restart_s + (6.0 * fetch_s if failures else 0.0))
+    fixed = {"sync_every": what.get("rules_sync_every", 12), "fragments": what.get("rules_fragments", 12)}
+    job = Job(checkpoint_s=0.0, every_s=IN_MEMORY_S, overlapped=False)
+    tokens = float(WINDOW)
+    theirs = compared(wires.parameters, replace(island, step_s=1.0 + 0.05 * quantile), tokens=tokens, job=job, **fixed)
+    ours = compared(wires.parameters, joining, tokens=tokens, job=job, **fixed)
+
+    def steps(way: Way, worth: float, wall_s: float) -> float:
+        return way.processed * worth / (learners * tokens) * wall_s / DAY_S
+
+    found = planned(wires.parameters, joining, **fixed)
+    return {
+        ONE_PLACE: steps(theirs.way(ONE_PLACE), 1.0, WALL_S),
+        ACROSS: steps(theirs.way(ACROSS), 1.0, WALL_S),
+        # The run begins with the model's way down, and its first period has nothing to merge with.
+        DECOUPLED: steps(ours.way(DECOUPLED), found.worth.short, WALL_S - fetch_s),
+    }
+
+
+@pytest.mark.parametrize("place", COMPARED)
+def test_what_it_says_of_equal_wall_time_is_what_the_lab_measured(place, rows):
+    learners = int(COMPARED[place]["learners"])
+    model = predicted(place)
+    for way, said in model.items():
+        measured = learnt(rows, learners, rows[f"{place}: {way}"]["val_loss"])
+        print(place, way, round(said / WALL_S, 3), round(measured / WALL_S, 3))
+        assert said / WALL_S == pytest.approx(measured / WALL_S, abs=0.1), way
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_it_rests_on_and_where_it_pays(tmp_path, capsys):
+    said = tmp_path / "r.json"
+    words = ["--params", "2.9e9", "--learners", "8", "--gpus", "64", "--mtbf-hours", "100", "--compare"]
+    assert main(["plan", *words, "--json", str(said)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "a day of 64 GPUs in 8 learners, 2.9e+09 parameters",
+        "rests on: a lab model of 0.26 million parameters",
+        "parity (1) is what was published at large scale",
+        "it pays where a learner fails more often than every",
+        "it pays below",
+        "1e+06 tokens in a learner's step (--step-tokens)",
+        "isthmus init s3://BUCKET/RUN",
+    ):
+        assert part in shown, part
+    report = json.loads(said.read_text())
+    one, across, ours = report["compare"]["ways"]
+    assert ours["learnt"] == pytest.approx(ours["processed"] * report["worth"]["long"])
+    assert across["learnt"] < ours["learnt"] < one["learnt"]
+    assert report["init"].startswith("isthmus init")
+
+
+def test_beyond_what_the_lab_measured_it_says_so(capsys):
+    assert main(["plan", "--params", "1e9", "--learners", "64", "--compare", "--sync-every", "256"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "M = 64 is beyond the 16 that were measured" in shown
+    assert "H = 256 is beyond the 96 that were measured" in shown
+
+
+# --- what a token is worth --------------------------------------------------------------------------------------------
+
+
+def test_the_labs_rows_are_those_of_its_results():
+    found = lab()
+    for row in (*found.data_parallel, *found.decoupled, *found.overwritten, *found.long):
+        if not row.experiment:
+            said = (RESULTS.parent / "experiments.md").read_text()
+            assert f"{row.loss:.3f}" in said, row
+            continue
+        of = json.loads((RESULTS / f"{row.experiment}.json").read_text())["summary"][row.setting]
+        assert row.loss == pytest.approx(of["val_loss"]["mean"], abs=6e-5), row
+        if row not in found.data_parallel:
+            assert row.kept == pytest.approx(of["kept"]["mean"], abs=6e-5), row
+
+
+def test_a_row_is_worth_what_it_was_measured_at():
+    found = lab()
+    for row in found.decoupled:
+        measured = math.exp(-found.paid(row))
+        assert found.worth(row.learners, row.sync_every, row.kept).short == pytest.approx(measured, rel=0.12), row
+    for row in found.overwritten:
+        measured = math.exp(-found.paid(row))
+        assert found.worth(row.learners, row.sync_every, row.kept).short == pytest.approx(measured, rel=0.15), row
+    for row in found.data_parallel:
+        assert found.paid(row) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_more_learners_longer_periods_and_less_merged_are_worth_less():
+    worth = lab().worth
+    for name in ("short", "long"):
+
+        def at(*what: float) -> float:
+            return getattr(worth(*what), name)  # noqa: B023
+
+        assert at(1, 12, 0.9) == 1.0 > at(2, 12, 0.9) >= at(8, 12, 0.9) > at(16, 12, 0.9) > at(64, 12, 0.9)
+        assert at(8, 12, 0.9) > at(8, 24, 0.9) > at(8, 48, 0.9) > at(8, 96, 0.9) > at(8, 384, 0.9)
+        assert at(8, 12, 0.9) > at(8, 12, 0.7) > at(8, 12, 0.4) > at(8, 12, 0.2) > at(8, 12, 0.0) == 0.0
+    assert worth(8, 12, 0.9).long > worth(8, 12, 0.9).short
+    assert not worth(8, 24, 0.8).beyond
