@@ -18,7 +18,7 @@ from isthmus.errors import InputError
 from isthmus.lab.experiments import COMPARED, IN_MEMORY_S
 from isthmus.lab.setting import WINDOW, Wires
 from isthmus.model.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
-from isthmus.model.learning import lab
+from isthmus.model.learning import Measured, lab
 from isthmus.model.planner import DAY_S, Fixed, Island, Plan, Prices, plan
 from isthmus.model.speeds import Speeds
 from isthmus_services.cli import main
@@ -228,6 +228,20 @@ def test_a_row_is_worth_what_it_was_measured_at():
         assert found.worth(row.learners, row.sync_every, row.kept).short == pytest.approx(measured, rel=0.15), row
     for row in found.data_parallel:
         assert found.paid(row) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_is_overwritten_costs_less_in_longer_runs_too():
+    """One pair of runs, 0.25 s from the store, beside two near it."""
+    rows = json.loads((RESULTS / "gap.json").read_text())["summary"]
+
+    def paid(setting: str, steps: int) -> float:
+        return lab().paid(Measured(learners=4, steps=steps, loss=rows[setting]["val_loss"]["mean"], seeds=1))
+
+    short = paid("M = 4: 0.25 s away", 600) - paid("M = 4: defaults", 600)
+    long = paid("three times as long: M = 4, 0.25 s away", 1800) - paid("three times as long: M = 4, defaults", 1800)
+    less = rows["M = 4: defaults"]["kept"]["mean"] - rows["M = 4: 0.25 s away"]["kept"]["mean"]
+    assert short == pytest.approx(lab().per_overwritten * less, rel=0.3)
+    assert 0.3 < long / short < 0.7
 
 
 def test_more_learners_longer_periods_and_less_merged_are_worth_less():

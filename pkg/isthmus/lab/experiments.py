@@ -245,6 +245,7 @@ def _gap(steps: int) -> list[Setting]:
             named(few, f"{at}waiting, τ = 0", pace_quorum=m, pace_lead=0.0, pace_overlap=0.0, pace_grace=0.0),
         ]
     long = base(3 * steps)
+    away = Wires(latency_s=0.25)
     eight = base(3 * steps, learners=8)
     # Twice the rate suits eight times the batch.
     large = base(steps, learners=8, batch=8, peak_lr=6e-3)
@@ -253,6 +254,8 @@ def _gap(steps: int) -> list[Setting]:
         named(long, "three times as long: M = 4, data parallel", **PARALLEL),
         named(long, "three times as long: M = 4, defaults"),
         named(long, "three times as long: M = 4, outer momentum 0.5", rules_outer_momentum=0.5),
+        named(base(steps, wires=away), "M = 4: 0.25 s away"),
+        named(long, "three times as long: M = 4, 0.25 s away", wires=away),
         named(eight, "three times as long: M = 8, data parallel", **PARALLEL),
         named(eight, "three times as long: M = 8, defaults"),
         named(large, "eight times the batch: M = 8, data parallel", **PARALLEL),

@@ -478,7 +478,8 @@ def _why_period(best: _Tried, tried: Sequence[_Tried]) -> str:
         other = max((t for t in tried if t.rules.sync_every == h), key=lambda t: (t.fits, t.per_usd))
         share = f"learns {other.per_usd / best.per_usd:.1%} as much" if other.fits else f"needs {other.load:.0%}"
         others.append(f"{h} {share}")
-    return f"learns most per dollar: {at}; {', '.join(others)}" if others else at
+    most = "learns most per dollar" if best.day["gpu_usd"] else "learns most"
+    return f"{most}: {at}; {', '.join(others)}" if others else at
 
 
 def _fragments(params: float, up: str, period: int) -> int:
