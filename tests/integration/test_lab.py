@@ -13,6 +13,7 @@ from isthmus.lab.experiments import EXPERIMENTS, base, chosen, named, summary
 from isthmus.lab.setting import Failures, Guests, Row, Shape, Wires
 from isthmus.lab.training import train
 from isthmus.layout import Spec
+from isthmus.records import frame
 from isthmus.rules import Pace, Rules
 from isthmus.run import Seed
 from isthmus.simulate.weather import Weather
@@ -33,6 +34,33 @@ def test_a_setting_and_seed_give_the_same_row_again():
     assert 0.9 < row.goodput <= 1.0
     assert row.participation > 0.9
     assert 4.0 < row.up_bits_per_param < 5.0
+
+
+class Words(msgspec.Struct):
+    words: str
+
+
+def test_a_small_model_stands_for_a_large_one_by_its_payloads_alone():
+    """A commit is as large for both: scaled along, commits took a third of a link that fragments should have had."""
+    world = World("payload")
+
+    async def seconds(size: int) -> tuple[float, float, int]:
+        made = frame.draft(frame.Kind.SEGMENT, Words(words="x" * 300), size)
+        weather = Weather(up_bytes_s=100.0, down_bytes_s=100.0, payload_scale=50.0, timeout_s=1e6)
+        store = world.ports(world.process(f"p{size}"), weather).wire
+        began = world.clock.time()
+        await store.put("a", made.blob)
+        put = world.clock.time()
+        await store.get("a")
+        return put - began, world.clock.time() - put, len(made.blob) - size
+
+    try:
+        for size in (0, 1000):
+            up, down, head = world.clock.run_until_complete(seconds(size))
+            assert up == pytest.approx((head + 50 * size) / 100.0)
+            assert down == pytest.approx(up)
+    finally:
+        world.clock.close()
 
 
 def test_a_name_decides_nothing_and_everything_else_does():
@@ -64,6 +92,33 @@ def test_failures_cost_goodput_and_are_made_up_for():
     for moments in ("peer", "fresh"):
         changed = msgspec.structs.replace(failing.failures, moments=moments)
         assert train(named(failing, moments, failures=changed), 0).tokens >= failing.budget
+
+
+def test_any_failure_stops_data_parallel_and_takes_back_what_no_checkpoint_has():
+    job = named(TINY, "job", steps=60, until="time", method="data-parallel", wires=Wires(latency_s=0.0))
+    calm = train(job, 0)
+    assert (calm.tokens, calm.wall_virtual_s, calm.goodput, calm.uptime) == (60 * 2 * 128, 60.0, 1.0, 1.0)
+    failing = named(job, "failing", failures=Failures(every_s=20.0, repair_s=4.0, checkpoint_s=5.0))
+    row = train(failing, 0)
+    assert train(failing, 0) == row
+    # By the clock, which a repair under way may not outlast.
+    assert row.wall_virtual_s == 60.0
+    assert row.tokens < calm.tokens
+    assert row.uptime < 0.95
+    taken_back = row.tokens / calm.tokens - row.goodput
+    assert taken_back > 0.01, "some of what was processed was trained again"
+    kept = named(failing, "", failures=Failures(every_s=20.0, repair_s=4.0, checkpoint_s=0.1))
+    assert train(kept, 0).tokens / calm.tokens - train(kept, 0).goodput < taken_back
+    more = named(failing, "", learners=4)
+    assert train(more, 0).goodput < row.goodput, "with twice the learners it fails twice as often"
+
+
+def test_by_the_clock_a_thin_link_leaves_data_parallel_few_steps():
+    wires = Wires(latency_s=0.0, gbit_s=0.01, parameters=1e6)
+    row = train(named(TINY, "thin", steps=60, until="time", method="data-parallel", wires=wires), 0)
+    # One time 16 bits of a million parameters over 10 Mbit/s: 1.6 s besides the step.
+    assert row.tokens == int(60 / 2.6) * 2 * 128
+    assert row.goodput == pytest.approx(23 / 60)
 
 
 def test_guests_shorten_the_run():
