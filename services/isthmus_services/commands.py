@@ -28,7 +28,13 @@ class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
     adopt: Annotated[str, setting("what a new version does to local work (overwrite)", choices=ADOPTIONS)] = "overwrite"
     kill_every: Annotated[float | None, setting("SIGKILL a random learner every S seconds", metavar="S", gt=0)] = None
     kill_syncer_every: Annotated[float | None, setting("SIGKILL the syncer every S seconds", metavar="S", gt=0)] = None
-    out: Annotated[str, setting("where everything is written (out/demo)", metavar="DIR")] = "out/demo"
+    out: Annotated[
+        str,
+        setting(
+            "where everything is written; what an earlier demo left there is replaced, nothing else (out/demo)",
+            metavar="DIR",
+        ),
+    ] = "out/demo"
     servers: Annotated[bool, setting("start an S3 server and a Redis on loopback and use them", flag_only=True)] = False
 
 

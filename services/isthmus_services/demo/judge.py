@@ -1,6 +1,8 @@
 """After the run: the global model along the log, one learner alone for comparison, and what became of every token."""
 
 import asyncio
+import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ from isthmus.demo.text import Corpus
 from isthmus.kernels import F32
 from isthmus.log import Commit, Log
 from isthmus.store import Store
+from isthmus_services import commands
 from isthmus_services.demo.fleet import Kill
+from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +27,64 @@ if TYPE_CHECKING:
 CURVE_POINTS = 16
 CURVE_EVERY = 4
 """The points of the curves are measured on every fourth window of the held-out text, the report's figures on all."""
+
+SAMPLE_PROMPT = b"def "
+SAMPLE_BYTES = 240
+
+START_S, LAST_S, DRAWING_S = 6.0, 3.0, 3.0
+"""Expected of what is not measured: processes that start, the last rounds, the picture."""
+
+MEASURED_STEPS, MEASURED_WINDOWS = 4, 32
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What this machine takes for the parts of judging, in seconds."""
+
+    step_s: float
+    """One optimizer step alone."""
+    window_s: float
+    """One window of the held-out text."""
+
+    def expected(self, a: commands.Demo, windows: int) -> dict[str, float]:
+        """Return the seconds to expect of every phase, for so many held-out windows."""
+        shared = max(1.0, (a.learners + 1) / (os.cpu_count() or 1))
+        curve_s = (CURVE_POINTS + 1) * windows / CURVE_EVERY * self.window_s
+        return {
+            TRAINING: START_S + a.steps * self.step_s * shared,
+            LAST: LAST_S,
+            JUDGING: curve_s + (windows + SAMPLE_BYTES) * self.window_s,
+            ALONE: curve_s + a.steps * self.step_s + windows * self.window_s,
+            DRAWING: DRAWING_S,
+        }
+
+
+def windows_of(text: "torch.Tensor") -> int:
+    """Return how many windows a held-out text [n] has."""
+    from isthmus.demo.gpt import CONTEXT
+
+    return max(1, (text.numel() - 1) // CONTEXT)
+
+
+def measure(corpus: Corpus, shard: tuple[int, int], text: "torch.Tensor") -> Costs:
+    """Time a few steps and windows, with a model that is thrown away."""
+    import torch
+
+    from isthmus.demo.gpt import CONTEXT, byte_gpt, held_out_loss
+    from isthmus.demo.trainer import optimizer_for, schedule, train_step, windows
+
+    model, data = byte_gpt(), np.frombuffer(corpus.shard(*shard), np.uint8)
+    optimizer = optimizer_for(model)
+    some = text[: MEASURED_WINDOWS * CONTEXT + 1]
+    for warm in (True, False):  # the first of everything takes longer
+        started = time.monotonic()
+        for step in range(MEASURED_STEPS):
+            train_step(model, optimizer, windows(data, 0, 0, step), schedule(step, MEASURED_STEPS))
+        stepped = time.monotonic()
+        held_out_loss(model, torch.clone(some))
+        if not warm:
+            return Costs((stepped - started) / MEASURED_STEPS, (time.monotonic() - stepped) / MEASURED_WINDOWS)
+    raise AssertionError("one of the two is not for warming up")
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import os
 import random
-import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,24 +25,30 @@ from isthmus.status import Live
 from isthmus.store import AT_START, open_store
 from isthmus.urls import split
 from isthmus_services import commands, init, logs, options
-from isthmus_services.demo import judge, report
+from isthmus_services.demo import judge, mark, report
 from isthmus_services.demo.fleet import Fleet, Worker, isthmus_command
+from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
 from isthmus_services.demo.watch import Watch
 from isthmus_services.ports import open_ports
 from isthmus_services.report import stdout, write_json
 from isthmus_services.servers import redis_server, s3_server
 from isthmus_services.settings import public
 
+if TYPE_CHECKING:
+    import torch
+
+    from isthmus.demo.text import Corpus
+
 QUIET_S = 1.5
 """Without a commit for this long after the last learner is done, the run is over."""
 
 QUIET_MAX_S = 15.0
 TEND_S = 0.1
+CURVE_SHARE, ALONE_SHARE = 0.75, 0.95
+"""Of judging the run, and of training one learner alone, what their curves take."""
+
 CHECKPOINT_S = 2.0
 """Checkpoints of so small a model cost little, and demos are short."""
-
-SAMPLE_PROMPT = b"def "
-SAMPLE_BYTES = 240
 
 
 def run(settings: commands.Demo) -> int:
@@ -52,7 +58,7 @@ def run(settings: commands.Demo) -> int:
     options.need("matplotlib", "demo")
     logs.quiet()
     out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
+    mark.claim(out, _folders(settings))
     started = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(_terminated_as_interrupt())
@@ -75,14 +81,17 @@ async def _demo(a: commands.Demo, out: Path, store: str, bus: str, started: floa
         log = ports.log
         traffic = Traffic()
         run = Live(log, ports.store, ports.bus, ports.runtime)
-        watch = Watch(store, a.learners, a.steps, run)
+        text, held_out = _text(a)
+        windows = judge.windows_of(held_out)
+        costs = judge.measure(text, (0, a.learners), held_out)
+        watch = Watch(store, a.learners, a.steps, run, Left(costs.expected(a, windows)))
         run.on_said, run.on_commit = traffic.take, watch.committed
         fleet = _fleet(a, out, store, bus)
         following = asyncio.ensure_future(run.run())
         train_started = time.monotonic()
         with watch:
             fleet.start()
-            watch.phase = "training"
+            watch.enter(TRAINING)
             try:
                 told = 0
                 while not fleet.finished:
@@ -102,7 +111,7 @@ async def _demo(a: commands.Demo, out: Path, store: str, bus: str, started: floa
                 await asyncio.gather(following, return_exceptions=True)
             train_s = time.monotonic() - train_started
             traffic.last(run.hearing)
-            summary, sample = await _judge(a, out, log, fleet, traffic, watch)
+            summary, sample = await _judge(a, out, log, fleet, traffic, watch, text, held_out)
         summary |= {"wall_s": round(time.monotonic() - started, 1), "train_s": round(train_s, 1)}
         write_json(summary, out / "report.json", a.json)
         console = stdout()
@@ -162,7 +171,7 @@ class Traffic:
 
 async def _until_quiet(watch: Watch, run: Live) -> None:
     """Wait until the syncer has nothing left to merge."""
-    watch.phase = "last rounds"
+    watch.enter(LAST)
     seen, since, until = -1, time.monotonic(), time.monotonic() + QUIET_MAX_S
     while time.monotonic() < until:
         commits = sum(c.version for c in run.commits.values())
@@ -178,33 +187,34 @@ async def _until_quiet(watch: Watch, run: Live) -> None:
 
 
 async def _judge(
-    a: commands.Demo, out: Path, log: Log, fleet: Fleet, traffic: Traffic, watch: Watch
+    a: commands.Demo,
+    out: Path,
+    log: Log,
+    fleet: Fleet,
+    traffic: Traffic,
+    watch: Watch,
+    text: "Corpus",
+    held_out: "torch.Tensor",
 ) -> tuple[dict[str, object], str]:
     import torch
 
     from isthmus.demo.gpt import byte_gpt, held_out_loss, sample
-    from isthmus.demo.text import corpus
 
-    # Two threads of so small a model wait for each other in a loop: beside anything else that runs, fifty times slower.
-    torch.set_num_threads(1)
-    text = corpus(a.data)
-    held_out = torch.frombuffer(bytearray(text.held_out), dtype=torch.uint8)
+    watch.enter(JUDGING)
     commits = await judge.read_commits(log)
-
-    def progress(phase: str, share: float) -> None:
-        watch.phase = f"{phase} {share:.0%}"
-        watch.show(len(fleet.kills))
-
     model = byte_gpt()
-    global_points = await judge.global_curve(log, commits, model, held_out, lambda s: progress("judging the run", s))
+    # The last of a curve is not the last of its phase: what all windows and a sample take comes after it.
+    global_points = await judge.global_curve(log, commits, model, held_out, lambda s: watch.done(s * CURVE_SHARE))
     global_loss = held_out_loss(model, held_out)
-    words = sample(model, SAMPLE_PROMPT, SAMPLE_BYTES, a.seed)
+    words = sample(model, judge.SAMPLE_PROMPT, judge.SAMPLE_BYTES, a.seed)
+    watch.enter(ALONE)
     torch.manual_seed(a.seed)
     alone = byte_gpt()
     single_points = judge.single_curve(
-        alone, text, (0, a.learners), a.seed, a.steps, held_out, lambda s: progress("training one learner alone", s)
+        alone, text, (0, a.learners), a.seed, a.steps, held_out, lambda s: watch.done(s * ALONE_SHARE)
     )
     single_loss = held_out_loss(alone, held_out)
+    watch.enter(DRAWING)
     title = f"Isthmus demo: {a.learners} learners, {len(commits)} commits, {len(fleet.kills)} kills"
     report.plot(out / "loss.png", global_points, single_points, a.learners, title)
     rows = judge.recoveries(fleet.kills, commits)
@@ -237,6 +247,18 @@ async def _judge(
     }, words
 
 
+def _text(a: commands.Demo) -> "tuple[Corpus, torch.Tensor]":
+    """Return the text, and the part of it that nobody trains on [n] uint8."""
+    import torch
+
+    from isthmus.demo.text import corpus
+
+    # Two threads of so small a model wait for each other in a loop: beside anything else that runs, fifty times slower.
+    torch.set_num_threads(1)
+    text = corpus(a.data)
+    return text, torch.frombuffer(bytearray(text.held_out), dtype=torch.uint8)
+
+
 # --- before it starts -------------------------------------------------------------------------------------------------
 
 
@@ -251,20 +273,21 @@ def _check(a: commands.Demo) -> None:
         text.shard(index, a.learners)
 
 
+def _folders(a: commands.Demo) -> tuple[str, ...]:
+    """Return the folders that this demo writes; a store that was named is never touched."""
+    return (mark.LOGS, *((mark.SERVERS,) if a.servers else ()), *((mark.RUN,) if not (a.servers or a.store) else ()))
+
+
 def _place(a: commands.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
     """Return the run's URL and its bus; start servers where they are asked for."""
     if a.servers:
-        folder = out / "servers"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = out / mark.SERVERS
         s3 = stack.enter_context(s3_server(folder))
         redis = stack.enter_context(redis_server(folder))
         os.environ.update(s3.environment)
         print(f"S3 server {s3.url}, {redis.url}", flush=True)
         return "s3://isthmus/demo", redis.url
-    if a.store is None:
-        # The demo's own folder of the time before; a store that was named is never touched.
-        shutil.rmtree(out / "run", ignore_errors=True)
-    store = a.store or str(out / "run")
+    store = a.store or str(out / mark.RUN)
     return store, options.bus_of(a, store)
 
 
@@ -283,8 +306,7 @@ async def _refuse_existing(store: str) -> None:
 
 
 def _fleet(a: commands.Demo, out: Path, store: str, bus: str) -> Fleet:
-    folder = out / "logs"
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = out / mark.LOGS
     folder.mkdir(parents=True)
     # One thread each: processes share the cores, and so do their libraries.
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

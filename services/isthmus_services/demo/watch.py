@@ -1,17 +1,18 @@
 """What is seen while the demo runs: a live display on a terminal, plain lines into a pipe."""
 
+import math
 import sys
 import time
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live as Display
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from isthmus.log import Commit
 from isthmus.status import Live
 from isthmus_services import view
+from isthmus_services.demo.left import LAST, TRAINING, Left
 
 LINES_EVERY_S = 5.0
 
@@ -19,17 +20,19 @@ LINES_EVERY_S = 5.0
 class Watch:
     """Keeps what was heard and seen of a run, and shows it."""
 
-    def __init__(self, run_name: str, learners: int, steps: int, run: Live) -> None:
-        self.phase = "starting"
+    def __init__(self, run_name: str, learners: int, steps: int, run: Live, left: Left) -> None:
         self._name = run_name
         self._learners = learners
         self._steps = steps
         self._run = run
+        self._left = left
+        self._phase = "starting"
+        self._share: float | None = None
+        """How much of a phase after training is done."""
         self._seen = 0
         self._took_part = 0.0
         self._kills = 0
         self._started = time.monotonic()
-        self._first: tuple[float, int] | None = None
         self._line_at = 0.0
         self._console = Console()
         self._live: Display | None = None
@@ -50,14 +53,25 @@ class Watch:
         self._seen += 1
         self._took_part += len(commit.header.inputs) / self._learners
 
+    def enter(self, phase: str) -> None:
+        """Begin a phase, and show it."""
+        self._phase, self._share = phase, None
+        self._left.enter(phase)
+        self._line_at = 0.0
+        self._present()
+
+    def done(self, share: float) -> None:
+        """Show how much of a phase is done."""
+        self._share = share
+        self._left.at(share)
+        self._present()
+
     def show(self, kills: int) -> None:
-        """Show the present state."""
+        """Show how training goes."""
         self._kills = kills
-        if self._live:
-            self._live.update(self._render())
-        elif time.monotonic() - self._line_at >= LINES_EVERY_S:
-            self._line_at = time.monotonic()
-            print(self._line(), flush=True)
+        if self._phase == TRAINING:
+            self._left.at(self._steps_done / (self._steps * self._learners))
+        self._present()
 
     def say(self, text: str) -> None:
         """Print one line, above the live display where there is one."""
@@ -68,49 +82,58 @@ class Watch:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    def _present(self) -> None:
+        if self._live:
+            self._live.update(self._render())
+        elif time.monotonic() - self._line_at >= LINES_EVERY_S:
+            self._line_at = time.monotonic()
+            print(self._line(), flush=True)
+
     @property
     def _steps_done(self) -> int:
         return sum(view.step for view in self._run.hearing.learners.values())
 
     @property
-    def _left_s(self) -> float | None:
-        done, now = self._steps_done, time.monotonic()
-        if done and self._first is None:
-            self._first = now, done
-        if self._first is None or done <= self._first[1]:
-            return None
-        rate = (done - self._first[1]) / (now - self._first[0])
-        return (self._steps * self._learners - done) / rate
+    def _trains(self) -> bool:
+        """Whether there is anything new to see of learners."""
+        return self._phase in ("starting", TRAINING, LAST)
+
+    def _left_said(self) -> str:
+        left = self._left.seconds
+        return "" if left is None else f"  about {max(1.0, left):.0f} s left"
+
+    def _phase_said(self) -> str:
+        return self._phase if self._share is None else f"{self._phase} {self._share:.0%}"
 
     def _totals(self) -> tuple[float, int]:
         return self._took_part / max(self._seen, 1), sum(commit.version for commit in self._run.commits.values())
 
     def _line(self) -> str:
+        head = f"{time.monotonic() - self._started:6.0f} s  {self._phase_said()}"
+        if not self._trains:
+            return head + self._left_said()
         participation, commits = self._totals()
-        steps = " ".join(str(view.step) for _, view in sorted(self._run.hearing.learners.items()))
-        beats = [
-            v.heartbeat for v in self._run.hearing.learners.values() if v.heartbeat and v.heartbeat.loss is not None
-        ]
-        loss = sum(b.loss or 0.0 for b in beats) / len(beats) if beats else float("nan")
-        left = self._left_s
+        learners = sorted(self._run.hearing.learners.items())
+        steps = " ".join(str(view.step) for _, view in learners)
+        losses = [v.heartbeat.loss for _, v in learners if v.heartbeat and v.heartbeat.loss is not None]
+        losses = [loss for loss in losses if math.isfinite(loss)]
+        loss = f"  train loss {sum(losses) / len(losses):.3f}" if losses else ""
         return (
-            f"{time.monotonic() - self._started:6.0f} s  {self.phase}  steps {steps or '-'} of {self._steps}  "
-            f"train loss {loss:.3f}  commits {commits}  participation {participation:.0%}  kills {self._kills}"
-            + (f"  about {left:.0f} s left" if left is not None else "")
+            f"{head}  steps {steps or '-'} of {self._steps}{loss}  commits {commits}  "
+            f"participation {participation:.0%}  kills {self._kills}{self._left_said()}"
         )
 
     def _render(self) -> RenderableType:
-        participation, commits = self._totals()
-        left = self._left_s
+        width = self._console.width
         total = self._steps * self._learners
-        head = Table.grid(padding=(0, 2))
-        head.add_row(
-            Text(f"{self._name}  {self.phase}"),
-            ProgressBar(total=total, completed=min(self._steps_done, total), width=40),
-            Text(
-                f"{commits} commits  participation {participation:.0%}  kills {self._kills}"
-                + (f"  about {left:.0f} s left" if left is not None else "")
-            ),
-        )
-        status, width = self._run.status(), self._console.width
-        return Group(head, view.learners(status, width), view.fragments(status, width))
+        done = min(self._steps_done / total, 1.0) if self._trains else self._share or 0.0
+        participation, commits = self._totals()
+        said = f"{commits} commits  participation {participation:.0%}  kills {self._kills}" if self._trains else ""
+        head: list[RenderableType] = [
+            Text(f"{self._name}  {self._phase_said()}{self._left_said()}"),
+            ProgressBar(total=1.0, completed=done, width=min(60, width)),
+        ]
+        if not self._trains:
+            return Group(*head)
+        status = self._run.status()
+        return Group(*head, Text(said), view.learners(status, width), view.fragments(status, width))

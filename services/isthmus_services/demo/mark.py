@@ -1,0 +1,74 @@
+"""Whose a folder is: a demo marks what it writes in, and replaces nothing without its own mark, or of another's making.
+
+Demos before there were marks left no mark: theirs are refused like anybody's.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from isthmus import __version__
+from isthmus.bus import EMBEDDED_FILE
+from isthmus.errors import InputError
+from isthmus.records.objects import RUN_KEY
+
+MARK = ".isthmus-demo"
+MADE_BY = "isthmus demo"
+
+RUN, LOGS, SERVERS = "run", "logs", "servers"
+FILES = ("report.json", "loss.png")
+
+_OURS = {
+    RUN: re.compile(
+        rf"{RUN_KEY}|{re.escape(EMBEDDED_FILE)}(-wal|-shm|-journal)?|\.scratch|"
+        "commits|segments|values|snapshots|updates|learners|scratch"
+    ),
+    LOGS: re.compile(r"(syncer|learner-\d+)\.log"),
+    SERVERS: re.compile(r"seaweedfs|(seaweedfs|redis)\.log|dump\.rdb"),
+}
+"""What a demo makes in each of its folders."""
+
+
+def claim(out: Path, folders: tuple[str, ...]) -> None:
+    """Take a folder for a demo: delete what an earlier one left in these folders, and mark it.
+
+    Raises `InputError` where something is in the way that no demo made; then nothing was deleted.
+    """
+    try:
+        _look(out, folders)
+        for name in folders:
+            shutil.rmtree(out / name, ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / MARK).write_text(json.dumps({"made_by": MADE_BY, "version": __version__}) + "\n")
+    except OSError as error:
+        raise InputError(f"--out {out}: {error.strerror}: {error.filename}") from None
+
+
+def _look(out: Path, folders: tuple[str, ...]) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file: name a folder")
+    there = [name for name in (*folders, *FILES) if (out / name).exists() or (out / name).is_symlink()]
+    if there and not _marked(out):
+        raise InputError(
+            f"--out {out}: {out / there[0]} is there, and no mark of a demo ({MARK}): nothing is deleted; choose "
+            "another folder, or delete it yourself (demos of earlier releases left no mark)"
+        )
+    for name in folders:
+        folder = out / name
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise InputError(f"--out {out}: {folder} is no folder that a demo made: move it, or choose another --out")
+        for inside in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if inside.is_symlink() or not _OURS[name].fullmatch(inside.name):
+                raise InputError(
+                    f"--out {out}: {inside} was not written by a demo: nothing is deleted; move it, or choose another "
+                    "--out"
+                )
+
+
+def _marked(out: Path) -> bool:
+    try:
+        found = json.loads((out / MARK).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("made_by") == MADE_BY
