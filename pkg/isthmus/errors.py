@@ -8,13 +8,15 @@ IsthmusError
 │   └── DenormalsFlushed     let this thread keep denormal numbers: `torch.set_flush_denormal(False)` in it
 ├── PortError                the world outside
 │   ├── Unavailable          try again later; whether the last request took effect is unknown
-│   ├── Denied               an operator has to act: credentials, permissions, a missing bucket
+│   ├── Denied               an operator has to act: credentials, permissions
+│   │   └── BucketMissing    create the bucket, by hand or with `isthmus init --create-bucket`
 │   └── ObjectMissing        nothing is stored under this key
 ├── RecordInvalid            bytes that are no record of ours; carries the `Reason` it is counted under
 ├── Fenced                   another process has taken over this name: stop; what was stored is its to go on with
 └── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
 """
 
+import re
 from typing import cast
 
 from isthmus.reasons import Reason
@@ -31,9 +33,15 @@ class InputError(IsthmusError):
 class RunMissing(InputError):
     """There is no run at this place."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(f"no run at {url}: create one with `isthmus init {url}` (or join(..., create=Rules()))")
+    def __init__(self, url: str, near: str = "") -> None:
+        """`near`: where there is one, if that is what was meant."""
+        super().__init__(
+            f"{url}: no run here; did you mean {near}?"
+            if near
+            else f"no run at {url}: create one with `isthmus init {url}` (or join(..., create=Rules()))"
+        )
         self.url = url
+        self.near = near
 
 
 class RunExists(InputError):
@@ -76,6 +84,16 @@ class Denied(PortError):
     """Not like this: credentials, permissions, a missing bucket, a server that lacks a needed feature."""
 
 
+class BucketMissing(Denied):
+    """There is no such bucket."""
+
+    def __init__(self, url: str, where: str) -> None:
+        super().__init__(
+            f"{where}: there is no such bucket (NoSuchBucket): `isthmus init {url} --create-bucket` creates it"
+        )
+        self.url = url
+
+
 class ObjectMissing(PortError):
     """Nothing is stored under this key."""
 
@@ -116,6 +134,19 @@ class LogCorrupt(IsthmusError):
     def after(self, fragment: int, version: int) -> "LogCorrupt":
         """Return this error, saying up to where the fragment was whole."""
         return self if self.readable else LogCorrupt(self.key, self.detail, (fragment, version))
+
+
+_BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list"}
+
+
+def plainly(error: str) -> str:
+    """Turn msgspec's words on a value into an operator's: what it must be."""
+    error = error.partition(" - at `")[0].removeprefix("Expected ").replace("`", "")
+    if found := re.fullmatch(r"(?:int|float) ([<>]=?) (\S+)", error):
+        return f"{_BOUNDS[found[1]]} {re.sub(r'[.]0$', '', found[2])}"
+    kind = error.partition(", got ")[0]
+    return _KINDS.get(kind, error)
 
 
 def first_cause(error: BaseException) -> BaseException:

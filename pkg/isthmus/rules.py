@@ -1,11 +1,13 @@
 """What a run obeys. `Rules` are its arithmetic and never change; `Pace` is about waiting and may change on the way."""
 
 import math
+import types
+import typing
 from typing import Annotated, Any
 
 import msgspec
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, plainly
 from isthmus.layout import EMBEDDING
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -142,11 +144,22 @@ def overdrive(rules: Rules) -> str | None:
     )
 
 
+def bounds(kind: type[Rules] | type[Pace], name: str) -> dict[str, float]:
+    """Return what a field of rules or pace has to keep to: ge, gt, le, lt, where it has such."""
+    declared = typing.get_type_hints(kind, include_extras=True)[name]
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        declared = next(arm for arm in typing.get_args(declared) if arm is not type(None))
+    metas = [meta for meta in getattr(declared, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
+    return {at: limit for meta in metas for at in ("ge", "gt", "le", "lt") if (limit := getattr(meta, at)) is not None}
+
+
 def _validate(settings: Rules | Pace) -> None:
-    for name, value in msgspec.structs.asdict(settings).items():
+    of = type(settings).__name__.lower()
+    for field in msgspec.structs.fields(type(settings)):
+        value = getattr(settings, field.name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{name} must be a finite number, not {value}")
-    try:
-        msgspec.convert(msgspec.to_builtins(settings), type(settings))
-    except msgspec.ValidationError as error:
-        raise InputError(f"{type(settings).__name__.lower()}: {error}") from None
+            raise InputError(f"{of}.{field.name} {value}: must be a finite number")
+        try:
+            msgspec.convert(msgspec.to_builtins(value), field.type)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{of}.{field.name} {value}: must be {plainly(str(error))}") from None

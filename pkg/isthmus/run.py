@@ -1,5 +1,6 @@
 """The run object: what the run is. Written last when a run is created, once; everyone who joins checks against it."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,16 @@ import msgspec
 import numpy as np
 
 from isthmus import kernels, merge
-from isthmus.errors import InputError, LayoutMismatch, LogCorrupt, ObjectMissing, RecordInvalid, RunExists, RunMissing
+from isthmus.errors import (
+    InputError,
+    IsthmusError,
+    LayoutMismatch,
+    LogCorrupt,
+    ObjectMissing,
+    RecordInvalid,
+    RunExists,
+    RunMissing,
+)
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, first_difference, partition, place
 from isthmus.reasons import Reason
@@ -95,6 +105,14 @@ async def read_run(store: Store) -> Run:
             "use the release that created the run"
         )
     return Run(store.url, frame.digest(blob), header, layout, dict(cut.frozen))
+
+
+async def run_below(store: Store) -> str:
+    """Return where a run is in a folder `run` of this place, such as a demo makes; empty where there is none."""
+    with contextlib.suppress(IsthmusError):
+        if await store.get_range(f"{RUN_KEY}/{RUN_KEY}", 0, 1):
+            return f"{store.url.rstrip('/')}/{RUN_KEY}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,20 @@ before it had done its steps
 """
 
 import argparse
+import difflib
 import importlib
+import platform
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any, NoReturn
 
+from isthmus import __version__
 from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause
 from isthmus_services import commands, logs, settings
 from isthmus_services.report import stdout
+
+COMMAND = "command_name"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,24 +29,58 @@ class _Parser(argparse.ArgumentParser):
         """Exit with 2."""
         self.exit(2, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """See argparse, whose own words list every command and miss the one that was meant."""
+        if action.dest == COMMAND and action.choices is not None and value not in action.choices:
+            near = _nearest(value, action.choices) or _nearest(value, [c.name for c in commands.ALL])
+            self.error(f"there is no command {value}" + (f": did you mean {near}?" if near else ""))
+        super()._check_value(action, value)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """Return what was probably meant, or an empty text: a word of one's name is enough."""
+    names = {part: name for name in known for part in (name, *name.split())}
+    near = difflib.get_close_matches(word, names, 1)
+    return names[near[0]] if near else ""
+
+
+class _Version(argparse.Action):
+    """Prints what runs here, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        print(version())
+        parser.exit(0)
+
+
+def version() -> str:
+    """Return what somebody who helps would ask for first."""
+    said = f"isthmus {__version__}, Python {platform.python_version()}"
+    try:
+        return f"{said}, torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        return f"{said}, no torch"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     parser = _Parser(
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of what runs here, and stop")
+    subparsers = parser.add_subparsers(dest=COMMAND, required=True, metavar="COMMAND")
     families = {}
     for name, text in commands.FAMILIES.items():
         family = subparsers.add_parser(name, help=text, description=text)
-        families[name] = family.add_subparsers(required=True, metavar="WHAT")
+        families[name] = family.add_subparsers(dest=COMMAND, required=True, metavar="WHAT")
     for command in commands.ALL:
         *family_name, name = command.name.split()
         within = families[family_name[0]] if family_name else subparsers
         subparser = within.add_parser(name, help=command.help)
         settings.add_flags(subparser, command.settings, settings.environment())
-        subparser.set_defaults(command=command)
-    arguments = parser.parse_args(argv)
+        subparser.set_defaults(command=command, parser=subparser)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse(arguments.parser, unknown)
     try:
         return _run(arguments.command, arguments)
     except KeyboardInterrupt:
@@ -49,13 +89,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _explain(first_cause(error), arguments.command.name)
 
 
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Say which word has no meaning, and which one was probably meant."""
+    flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+    if flag is None:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    near = difflib.get_close_matches(flag, parser._option_string_actions, 1)
+    parser.error(f"there is no flag {flag}" + (f": did you mean {near[0]}?" if near else ""))
+
+
 def _run(command: commands.Command, arguments: argparse.Namespace) -> int:
     environment = settings.environment()
     resolved: settings.Resolved[object] = settings.resolve(
         command.settings, command.name, arguments, environment, commands.names()
     )
     if arguments.show_settings:
-        settings.show(resolved, stdout(), environment)
+        from isthmus_services.effective import effective
+
+        settings.show(resolved, stdout(), environment, effective(resolved.values))
         return 0
     for name in resolved.stray:
         print(f"warning: {settings.said_of(name, resolved)}", file=sys.stderr)

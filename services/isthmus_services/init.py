@@ -8,7 +8,7 @@ from typing import Any
 from isthmus import export as exports
 from isthmus.errors import InputError
 from isthmus.rules import Pace, overdrive
-from isthmus.run import Run, Seed, create_run
+from isthmus.run import Run, Seed, create_run, run_below
 from isthmus.runtime import threaded
 from isthmus.store import AT_START, RUNNING, open_store, require_create_only
 from isthmus_services import commands, options
@@ -68,6 +68,8 @@ def create(
         try:
             async with open_store(url, runtime, make=create_bucket) as store:
                 store.patience = AT_START
+                if below := await run_below(store):
+                    raise InputError(f"{url}: there is a run in it already, {below}: choose another place")
                 await require_create_only(store, runtime)
                 store.patience = RUNNING
                 return await create_run(store, runtime, seed)

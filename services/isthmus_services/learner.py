@@ -12,12 +12,14 @@ from isthmus import kernels
 from isthmus.errors import InputError
 from isthmus.link import Link
 from isthmus.records.fields import require_name
-from isthmus.run import Run, read_run
+from isthmus.run import Run
 from isthmus.runtime import threaded
 from isthmus.sinks import TensorBoard
 from isthmus.store import AT_START, open_store
 from isthmus_services import commands, logs, options
 from isthmus_services.board import Board, shown
+from isthmus_services.minutes import Diary
+from isthmus_services.ports import known_run
 from isthmus_services.settings import host_name
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ def run(settings: commands.Learner) -> int:
     require_name("--learner", name)
     options.need("torch", "torch")
     logs.configure(settings.log_format, settings.log_level, service="learner", run=settings.run, learner=name)
-    logger.info("%s starts", name)
     board = Board("learner")
     with shown(board, settings.http):
         return _train(settings, name, board)
@@ -49,13 +50,16 @@ def _train(settings: commands.Learner, name: str, board: Board) -> int:
     bus = options.bus_of(settings, settings.run)
     sink = TensorBoard(str(Path(settings.tensorboard) / name)) if settings.tensorboard else None
     made = asyncio.run(_read(settings.run))
+    logger.info("%s starts: %s, %d steps in all, part %d of %d of the data", name, made.url, settings.steps, *shard)
     stop: list[int] = []
     links: list[Link] = []
+    diary = Diary(logger, name)
 
     def ask(number: int, _: object) -> None:
         if number == signal.SIGINT and stop:
             raise KeyboardInterrupt  # asked twice: now
         stop.append(number)
+        diary.asked(number)
         board.stops()
         for link in links:
             link.let_go()
@@ -66,25 +70,40 @@ def _train(settings: commands.Learner, name: str, board: Board) -> int:
     def joined(link: Link) -> None:
         links.append(link)
         board.serves(link.vitals, link.metrics)
+        logs.serving()
+        diary.joined(settings.steps, link)
 
     kernels.warm()
-    train(
-        Task(
-            run=settings.run,
-            bus=bus,
-            learner=name,
-            model=functools.partial(_model, made),
-            steps=settings.steps,
-            seed=made.header.seed if settings.seed is None else settings.seed,
-            data=settings.data,
-            shard=shard,
-            adopt=settings.adopt,
-            should_stop=lambda: bool(stop),
-            checkpoint_s=settings.checkpoint,
-            order=order,
-            sink=sink,
-            joined=joined,
+    try:
+        train(
+            Task(
+                run=settings.run,
+                bus=bus,
+                learner=name,
+                model=functools.partial(_model, made),
+                steps=settings.steps,
+                seed=made.header.seed if settings.seed is None else settings.seed,
+                data=settings.data,
+                shard=shard,
+                adopt=settings.adopt,
+                should_stop=lambda: bool(stop),
+                checkpoint_s=settings.checkpoint,
+                order=order,
+                sink=sink,
+                joined=joined,
+            )
         )
+    finally:
+        diary.close()
+    steps, tokens = (links[-1].steps_done, links[-1].tokens_seen) if links else (0, 0)
+    logger.info(
+        "%s ends: %d of %d steps, %d tokens, %s",
+        name,
+        steps,
+        settings.steps,
+        tokens,
+        "done" if steps >= settings.steps else f"told to stop by {signal.Signals(stop[-1]).name}" if stop else "left",
+        extra={"step": steps, "tokens": tokens},
     )
     if stop and not (links and links[-1].steps_done >= settings.steps):
         # Not 0: for whoever keeps it running, 0 means that there is nothing left to do.
@@ -109,7 +128,7 @@ async def _read(url: str) -> Run:
     try:
         async with open_store(url, runtime) as store:
             store.patience = AT_START
-            return await read_run(store)
+            return await known_run(store)
     finally:
         pool.shutdown(wait=False)
 

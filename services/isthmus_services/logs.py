@@ -11,6 +11,9 @@ _NOISY = ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib"
 _JSON = "isthmus-json"
 """Name of the handler that writes objects: how `last_word` knows."""
 
+_serving = False
+"""Whether this process got further than its start."""
+
 
 def configure(format: str = "auto", level: str = "info", **context: str) -> None:
     """Log to stderr. `format` is auto (text on a terminal, else JSON), json or text.
@@ -18,6 +21,8 @@ def configure(format: str = "auto", level: str = "info", **context: str) -> None
     `context` (run, service, learner or syncer) is in every JSON line, beside what the event itself carries:
     fragment, version, learner and the like.
     """
+    global _serving  # noqa: PLW0603  (logging itself is as global as it gets)
+    _serving = False
     as_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     if as_json:
@@ -43,9 +48,15 @@ def quiet() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
 
 
+def serving() -> None:
+    """From here on whoever reads the log reads on: the reason why the process ends is an event, too."""
+    global _serving  # noqa: PLW0603
+    _serving = True
+
+
 def last_word(command: str, message: str) -> None:
-    """Say why a command ends: one line on stderr, an event like any other where those are JSON."""
-    if any(handler.name == _JSON for handler in logging.getLogger().handlers):
+    """Say why a command ends: a line of text for whoever started it, an event where a service ends that had served."""
+    if _serving and any(handler.name == _JSON for handler in logging.getLogger().handlers):
         logging.getLogger("isthmus.services").critical("%s", message, extra={"command": command})
     else:
         print(f"isthmus {command}: {message}", file=sys.stderr)

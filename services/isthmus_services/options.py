@@ -100,13 +100,19 @@ def _by_period(which: int) -> str:
 class ArithmeticOfRun:
     """Arithmetic of the run (fixed once it is created)."""
 
-    fragments: Annotated[int, setting("fragments of the model (12)", metavar="P", ge=1)] = 12
-    sync_every: Annotated[int, setting("steps between uploads of one (12)", metavar="H", ge=1)] = 12
+    fragments: Annotated[int, setting("fragments of the model (12)", metavar="P", within=(Rules, "fragments"))] = 12
+    sync_every: Annotated[
+        int, setting("steps between uploads of one (12)", metavar="H", within=(Rules, "sync_every"))
+    ] = 12
     merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=MERGES)] = "rda"
     codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CODECS))] = "int4"
     codec_down: Annotated[str, setting("codec of new versions (int4)", choices=tuple(CODECS))] = "int4"
-    outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})")] = None
-    outer_momentum: Annotated[float | None, setting(f"outer Nesterov momentum ({_by_period(1)})")] = None
+    outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})", within=(Rules, "outer_lr"))] = (
+        None
+    )
+    outer_momentum: Annotated[
+        float | None, setting(f"outer Nesterov momentum ({_by_period(1)})", within=(Rules, "outer_momentum"))
+    ] = None
 
 
 _PACE = Pace()
@@ -117,30 +123,54 @@ class PaceOfRun:
     """Pace (may change on the way; default: the run's)."""
 
     quorum: Annotated[
-        int | None, setting(f"learners a round waits for before grace starts ({_PACE.quorum})", metavar="K")
+        int | None,
+        setting(
+            f"learners a round waits for before grace starts ({_PACE.quorum})", metavar="K", within=(Pace, "quorum")
+        ),
     ] = None
     overlap: Annotated[
-        float | None, setting(f"steps a fragment may be under way ({_PACE.overlap:g})", metavar="TAU")
+        float | None,
+        setting(f"steps a fragment may be under way ({_PACE.overlap:g})", metavar="TAU", within=(Pace, "overlap")),
     ] = None
     grace: Annotated[
-        float | None, setting(f"share of the slack spent waiting for more learners ({_PACE.grace:g})", metavar="GAMMA")
+        float | None,
+        setting(
+            f"share of the slack spent waiting for more learners ({_PACE.grace:g})",
+            metavar="GAMMA",
+            within=(Pace, "grace"),
+        ),
     ] = None
-    staleness: Annotated[int | None, setting(f"versions old a base may be ({_PACE.staleness})", metavar="N")] = None
+    staleness: Annotated[
+        int | None, setting(f"versions old a base may be ({_PACE.staleness})", metavar="N", within=(Pace, "staleness"))
+    ] = None
     lead: Annotated[
         float | None,
-        setting("steps past the overlap after which a learner waits for a version (it never does)", metavar="STEPS"),
+        setting(
+            "steps past the overlap after which a learner waits for a version (it never does)",
+            metavar="STEPS",
+            within=(Pace, "lead"),
+        ),
     ] = None
     snapshot_every: Annotated[
-        int | None, setting(f"versions between full states ({_PACE.snapshot_every})", metavar="S")
+        int | None,
+        setting(f"versions between full states ({_PACE.snapshot_every})", metavar="S", within=(Pace, "snapshot_every")),
     ] = None
     heartbeat_s: Annotated[
         float | None,
-        setting(f"seconds between signs of life ({_PACE.heartbeat_s:g})", name="heartbeat", metavar="S"),
+        setting(
+            f"seconds between signs of life ({_PACE.heartbeat_s:g})",
+            name="heartbeat",
+            metavar="S",
+            within=(Pace, "heartbeat_s"),
+        ),
     ] = None
     silence_s: Annotated[
         float | None,
         setting(
-            f"seconds after which a silent learner is not waited for ({_PACE.silence_s:g})", name="silence", metavar="S"
+            f"seconds after which a silent learner is not waited for ({_PACE.silence_s:g})",
+            name="silence",
+            metavar="S",
+            within=(Pace, "silence_s"),
         ),
     ] = None
 

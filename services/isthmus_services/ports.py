@@ -9,7 +9,7 @@ from isthmus.bus import Bus, open_bus
 from isthmus.errors import RunMissing, Unavailable
 from isthmus.log import Log
 from isthmus.records.messages import SYNCER_STREAM
-from isthmus.run import read_run
+from isthmus.run import Run, read_run, run_below
 from isthmus.runtime import Runtime, threaded
 from isthmus.store import AT_START, RUNNING, EdgeStore, Store, open_store
 
@@ -51,6 +51,14 @@ async def open_ports(run: str, bus: str, *, bus_must_answer: bool = True) -> Asy
         yield Ports(log, store, opened, log.runtime)
 
 
+async def known_run(store: Store) -> Run:
+    """Return the run at this store. Raises what `read_run` does; `RunMissing` says where there is one nearby."""
+    try:
+        return await read_run(store)
+    except RunMissing:
+        raise RunMissing(store.url, await run_below(store)) from None
+
+
 async def until_created(
     store: Store, runtime: Runtime, stopping: asyncio.Event, say: Callable[[RunMissing | Unavailable], None]
 ) -> bool:
@@ -80,7 +88,7 @@ async def _open(run: str, workers: int) -> AsyncIterator[tuple[Log, EdgeStore]]:
     try:
         async with open_store(run, runtime) as store:
             store.patience = AT_START
-            found = await read_run(store)
+            found = await known_run(store)
             store.patience = RUNNING
             yield Log(found, store, runtime), store
     finally:

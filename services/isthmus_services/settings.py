@@ -7,6 +7,7 @@ Standard variables of other tools, such as AWS_ENDPOINT_URL, keep their names an
 import argparse
 import dataclasses
 import difflib
+import math
 import os
 import socket
 import tomllib
@@ -21,7 +22,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, plainly
+from isthmus.rules import Pace, Rules, bounds
 from isthmus.urls import redacted
 
 T = TypeVar("T")
@@ -30,6 +32,8 @@ PREFIX = "ISTHMUS_"
 CONFIG = "config"
 HOSTNAME = "@hostname"
 """As a name: the host's, so that replicas of one container get names of their own."""
+
+NOT_SET = "not set"
 
 _AWS_SHOWN = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 _AWS_HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -49,11 +53,13 @@ def setting(
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
+    within: tuple[type[Rules] | type[Pace], str] | None = None,
 ) -> msgspec.Meta:
     """Describe a field: `Annotated[float, setting("seconds between checkpoints", metavar="S", gt=0)]`.
 
     `flag_only`: for what is asked for once (`--apply`) and must not linger in an environment. `secret`: never shown,
-    and taken from the environment or the file only, since everybody on a machine can read a command line.
+    and taken from the environment or the file only, since everybody on a machine can read a command line. `within`: a
+    field of rules or pace, whose bounds are this one's.
     """
     extra: dict[str, Any] = {
         "name": name,
@@ -64,8 +70,8 @@ def setting(
         "flag_only": flag_only,
         "secret": secret,
     }
-    bounds: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
-    return msgspec.Meta(description=description, extra=extra, **bounds)
+    limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le} if within is None else bounds(*within)
+    return msgspec.Meta(description=description, extra=extra, **limits)
 
 
 @dataclass(frozen=True)
@@ -242,14 +248,24 @@ def resolve(
     return Resolved(cls(**values), sources, stray)
 
 
-def show(resolved: Resolved[Any], console: Console, environment: Mapping[str, str]) -> None:
-    """Print every setting, its value and where that came from; secrets only as being set."""
+def show(
+    resolved: Resolved[Any],
+    console: Console,
+    environment: Mapping[str, str],
+    effective: Mapping[str, tuple[object, str]] | None = None,
+) -> None:
+    """Print every setting, its value and where that came from; secrets only as being set.
+
+    `effective`: by field, what holds where nothing was given, and its source.
+    """
     table = Table(title="settings", title_justify="left")
     for column in ("setting", "value", "from", "what it is"):
         table.add_column(column, overflow="fold")
     for s in fields(type(resolved.values)):
-        value = getattr(resolved.values, s.field)
-        table.add_row(s.name, s.shown(value), resolved.sources[s.field], s.description)
+        value, source = getattr(resolved.values, s.field), resolved.sources[s.field]
+        if value is None and source == "default":
+            value, source = (effective or {}).get(s.field, (None, source))
+        table.add_row(s.name, s.shown(value) or NOT_SET, source, s.description)
     for name in _AWS_SHOWN + _AWS_HIDDEN:
         if name in environment:
             shown = "(set, not shown)" if name in _AWS_HIDDEN else redacted(environment[name])
@@ -348,21 +364,12 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
     try:
         value = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InputError(f"{where} {shown}: must be {_plainly(str(error))}") from None
+        raise InputError(f"{where} {shown}: must be {plainly(str(error))}") from None
+    if isinstance(value, float) and math.isnan(value):
+        raise InputError(f"{where} {shown}: must be a number")
     if s.choices and value not in s.choices:
         raise InputError(f"{where} {shown}: choose one of {', '.join(s.choices)}")
     return value
-
-
-def _plainly(error: str) -> str:
-    """Turn msgspec's words into an operator's."""
-    error = error.removeprefix("Expected ").replace("`", "")
-    for kind in ("int", "float"):
-        error = error.replace(f"{kind} >= ", "at least ").replace(f"{kind} > ", "more than ")
-        error = error.replace(f"{kind} <= ", "at most ")
-    error = error.replace("0.0", "0")
-    words = {"int, got str": "a whole number", "float, got str": "a number", "bool, got str": "true or false"}
-    return words.get(error, error)
 
 
 def _read(path: Path, everything: Mapping[str, set[str]]) -> dict[str, Any]:
@@ -381,7 +388,10 @@ def _read(path: Path, everything: Mapping[str, set[str]]) -> dict[str, Any]:
             inner = f"{command} {name}".strip()
             if isinstance(value, dict):
                 if inner not in everything and inner not in families:
-                    raise InputError(f"--config {path}: there is no command [{inner.replace(' ', '.')}]")
+                    tables = [name.replace(" ", ".") for name in (*everything, *families)]
+                    near = difflib.get_close_matches(inner.replace(" ", "."), tables, 1)
+                    hint = f": did you mean [{near[0]}]?" if near else ""
+                    raise InputError(f"--config {path}: there is no command [{inner.replace(' ', '.')}]{hint}")
                 check(value, everything.get(inner, set()), inner)
             elif name not in allowed:
                 near = difflib.get_close_matches(name, allowed, 1)

@@ -12,6 +12,7 @@ from isthmus.store import AT_START, open_store, require_create_only
 from isthmus.syncer import Syncer
 from isthmus_services import commands, logs, options
 from isthmus_services.board import Board, shown
+from isthmus_services.minutes import EVERY_S, SyncerMinute
 from isthmus_services.ports import open_ports, until_created
 from isthmus_services.settings import host_name
 
@@ -59,21 +60,33 @@ async def _serve(settings: commands.Syncer, name: str, board: Board) -> None:
         serving = asyncio.ensure_future(syncer.run(stopping))
         board.serves(syncer.vitals, syncer.metrics)
 
-        def stop() -> None:
-            logger.info("%s stops: merges under way are finished", name)
+        def stop(number: signal.Signals) -> None:
+            logger.info("%s was asked to stop by %s: merges under way are finished", name, number.name)
             board.stops()
             stopping.set()
             loop.call_later(DRAIN_S, serving.cancel)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, stop, number)
+        logs.serving()
+        minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
         try:
             await serving
         except asyncio.CancelledError:
             if not stopping.is_set():
                 raise
             logger.warning("%s: not through after %g s, the next syncer goes on from the log", name, DRAIN_S)
-        logger.info("%s made %d commits, lost %d races", name, syncer.tallies.commits, syncer.tallies.commits_lost)
+        finally:
+            minutes.cancel()
+        logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.commits_lost)
+
+
+async def _minutes(minute: SyncerMinute) -> None:
+    """Say how it goes, for as long as it does."""
+    while True:
+        await asyncio.sleep(EVERY_S)
+        line, facts = minute.say()
+        logger.info("%s", line, extra=facts)
 
 
 async def _created(url: str, name: str, board: Board) -> bool:

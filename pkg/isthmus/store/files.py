@@ -60,6 +60,11 @@ class FileStore:
             return await self._runtime.offload(fn, path, *args)
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(key) from None
+        except IsADirectoryError:
+            # Objects lie below it, and there is none of its own name.
+            if fn == self._read:
+                raise ObjectMissing(key) from None
+            raise Denied(f"{path} is a folder, and an object has to be written there") from None
         except PermissionError as error:
             raise Denied(f"{self.root}: {error.strerror}: {error.filename}") from None
         except OSError as error:

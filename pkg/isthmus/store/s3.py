@@ -20,7 +20,7 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
-from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
+from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable
 from isthmus.records.frame import Blob
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
@@ -40,7 +40,6 @@ _DENIED = {
     "403": "access denied",
     "InvalidAccessKeyId": "the access key is not known there",
     "SignatureDoesNotMatch": "the secret key does not fit the access key",
-    "NoSuchBucket": "there is no such bucket",
     "InvalidBucketName": "that is no valid bucket name",
     "PermanentRedirect": "the bucket is in another region",
     "AuthorizationHeaderMalformed": "the bucket is in another region",
@@ -178,6 +177,8 @@ class S3Store:
             if code in {"InvalidRange", "416"}:
                 raise _RangeBeyondEnd from None
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if code == "NoSuchBucket":
+                raise BucketMissing(self.url, where) from None
             if code in _DENIED or status in (401, 403):
                 raise Denied(f"{where}: {_DENIED.get(code, 'refused')} ({code})") from None
             detail = f"{code}: {error.response.get('Error', {}).get('Message', '')}".strip()

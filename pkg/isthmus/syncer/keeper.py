@@ -438,7 +438,7 @@ class Keeper:
             return []
         if ours:
             self._tallies.commits += 1
-            logger.info(
+            logger.debug(
                 "commit %d/%d merges %d updates of %d expected learners, closed by %s",
                 self.fragment.index,
                 version,
