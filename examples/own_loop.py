@@ -44,15 +44,16 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rules = isthmus.Rules(fragments=4, sync_every=8)
     with isthmus.join(a.run, model, optimizer, bus=a.bus, learner=a.learner, create=rules, steps=a.steps) as link:
-        seed = sum(a.learner.encode())
+        seed, said = sum(a.learner.encode()), "nothing left to do"
         for x, y in batches(seed, link.steps_done, a.steps):
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             link.step(tokens=len(x), loss=loss.item())
+            said = f"loss {loss.item():.4f}"
             time.sleep(a.step_seconds)
-        print(f"{a.learner}: {link.steps_done} steps, loss {loss.item():.4f}, versions {link.versions}")
+        print(f"{a.learner}: {link.steps_done} steps, {said}, versions {link.versions}")
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def _story(commits: Sequence[Commit], p: int, learner: str, base: int, key: str,
             f"{header.tokens:,} tokens in {_s(header.train_s)}, up to its step {header.step}"
         )
     else:
-        told.say("not in the store: never uploaded, or collected since")
+        told.say(_gone(commits, learner, base, key))
     heard, passed_by = False, list[Commit]()
     for commit in commits:
         heard |= _in_commit(told, commit, key, passed_by)
@@ -210,6 +210,18 @@ def _story(commits: Sequence[Commit], p: int, learner: str, base: int, key: str,
             else f"no commit up to version {last} settles it further"
         )
     return told
+
+
+def _gone(commits: Sequence[Commit], learner: str, base: int, key: str) -> str:
+    """Say why an update is not in the store, as far as the commits after its base know."""
+    for commit in commits:
+        if any((i.learner, i.base) == (learner, base) and i.key == key for i in commit.header.inputs):
+            return (
+                f"not in the store any more: collected by `isthmus gc`, which has packed version {commit.version}"
+                if commit.packed
+                else f"missing, though version {commit.version} merged it and `isthmus gc` has not passed it: damage"
+            )
+    return "not in the store: never uploaded, or collected since"
 
 
 def _in_commit(told: Told, commit: Commit, key: str, passed_by: Sequence[Commit]) -> bool:

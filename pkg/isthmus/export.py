@@ -1,20 +1,22 @@
 """The global model as a safetensors file, at any version, and back: what a run starts from can come from one."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import safetensors
 
 from isthmus import fold, kernels
-from isthmus.errors import InputError
+from isthmus.errors import InputError, LogCorrupt
 from isthmus.kernels import F32
 from isthmus.layout import DENSE, EMBEDDING, Spec
 from isthmus.log import Log
-from isthmus.replay import Progress
+from isthmus.replay import Progress, earliest
 from isthmus.run import Run
 
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -24,10 +26,16 @@ _MODEL, _EMBEDDINGS, _SEED, _ORDER = "isthmus.model", "isthmus.embeddings", "ist
 async def versions_at(log: Log, *, version: int | None = None, time: float | None = None) -> list[int]:
     """Return the version of each fragment: the newest, a given one, or the newest at a time [seconds since 1970].
 
-    Raises `InputError` for a version that a fragment does not have.
+    Raises `InputError` for a version that a fragment does not have, or a time before the run.
     """
     fragments = log.run.layout.fragments
     if time is not None:
+        if time < log.run.header.created_at:
+            began = datetime.fromtimestamp(log.run.header.created_at).astimezone()
+            raise InputError(
+                f"there was no model then: the run began at {began.isoformat(timespec='seconds')} "
+                f"({log.run.header.created_at:.0f})"
+            )
         return [await log.version_at(f.index, time) for f in fragments]
     newest = [await log.newest(f.index) for f in fragments]
     heads = [commit.version if commit else 0 for commit in newest]
@@ -39,12 +47,23 @@ async def versions_at(log: Log, *, version: int | None = None, time: float | Non
 
 
 async def published(log: Log, versions: Sequence[int], progress: Progress = lambda _: None) -> list[F32]:
-    """Return the published value [n] of each fragment at its version."""
+    """Return the published value [n] of each fragment at its version. Raises `InputError` for one that was collected,
+    `LogCorrupt` for one that is damaged."""
     carry, done = fold.Publishing(log), 0
 
     async def one(p: int, version: int) -> F32:
         nonlocal done
-        at = await fold.fold(log, p, carry, until=version)
+        try:
+            at = await fold.fold(log, p, carry, until=version)
+        except LogCorrupt:
+            first = await earliest(log, p)
+            if version >= first:
+                raise
+            newest = await log.newest(p, first)
+            raise InputError(
+                f"version {version} of fragment {p} was collected by `isthmus gc`: versions kept are {first} to "
+                f"{newest.version if newest else first}, and 0"
+            ) from None
         done += 1
         progress(done / len(versions))
         return at.carried
@@ -53,7 +72,10 @@ async def published(log: Log, versions: Sequence[int], progress: Progress = lamb
 
 
 def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) -> None:
-    """Write a model file: the run's tensors under their names, in their shapes and dtypes. Raises `InputError`."""
+    """Write a model file, whole or not at all: the run's tensors under their names, in their shapes and dtypes.
+
+    Raises `InputError` where it cannot be written, as in a folder that is not there.
+    """
     arrays: dict[str, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
     for fragment, flat in zip(run.layout.fragments, values, strict=True):
         for t in fragment.tensors:
@@ -74,11 +96,15 @@ def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) 
         _ORDER: json.dumps([s.name for s in run.layout.specs]),
         _EMBEDDINGS: json.dumps([s.name for s in run.layout.specs if s.role == EMBEDDING]),
     }
+    scratch = path.with_name(f".{path.name}.new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        safetensors.serialize_file(specs, str(path), metadata)
+        safetensors.serialize_file(specs, str(scratch), metadata)
+        scratch.replace(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be written: {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

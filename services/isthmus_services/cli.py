@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _Parser(
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of what runs here, and stop")
+    # Under no name of its own: settings of commands have that one too.
+    said = "print the versions of what runs here, and stop"
+    parser.add_argument("--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help=said)
     subparsers = parser.add_subparsers(dest=COMMAND, required=True, metavar="COMMAND")
     families = {}
     for name, text in commands.FAMILIES.items():

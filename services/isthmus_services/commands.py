@@ -131,6 +131,7 @@ class Replay(InRun, Reported):
     export: Annotated[
         str | None, setting("with --set: write the other model as safetensors", metavar="FILE", flag_only=True)
     ] = None
+    force: Annotated[bool, setting("let --export replace a file", flag_only=True)] = False
     plot: Annotated[
         str | None, setting("with --set: draw how far the trajectory departs", metavar="FILE", flag_only=True)
     ] = None
@@ -165,6 +166,7 @@ class Export(InRun, Reported):
         str | None,
         setting("as it was then: 2026-11-21T14:30:00, or seconds since 1970", metavar="TIME", flag_only=True),
     ] = None
+    force: Annotated[bool, setting("replace FILE where it is there", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,18 @@ from collections.abc import AsyncIterator, Mapping
 from rich.console import Console
 from rich.text import Text
 
-from isthmus.doctor import FAILURE, OK, WARNING, Finding, Role, counted, examine_bus, examine_machine, examine_store
+from isthmus.doctor import (
+    FAILURE,
+    NOTE,
+    OK,
+    WARNING,
+    Finding,
+    Role,
+    counted,
+    examine_bus,
+    examine_machine,
+    examine_store,
+)
 from isthmus.records.fields import require_name
 from isthmus.run import Run
 from isthmus.runtime import Runtime, threaded
@@ -14,7 +25,7 @@ from isthmus.urls import split
 from isthmus_services import commands, logs, options
 from isthmus_services.report import stdout, write_json
 
-_STYLE = {OK: "green", WARNING: "yellow", FAILURE: "bold red"}
+_STYLE = {OK: "green", NOTE: "cyan", WARNING: "yellow", FAILURE: "bold red"}
 NO_RUN = bytes(32)
 """Stands for the run on the bus where there is none yet."""
 
@@ -38,7 +49,7 @@ def run(settings: commands.Doctor) -> int:
             pool.shutdown(wait=False)
 
     asyncio.run(go())
-    counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in (OK, WARNING, FAILURE)}
+    counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in (OK, NOTE, WARNING, FAILURE)}
     console.print(summary(counts), highlight=False)
     write_json({"role": role.kind, "counts": counts, "findings": [f.as_json() for f in found]}, settings.json)
     return 1 if counts[FAILURE] else 0
@@ -62,7 +73,8 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
 
 def summary(counts: Mapping[str, int]) -> str:
     """Return the last line: how many findings of each outcome there are."""
-    return f"{counts[OK]} ok, {counted(counts[WARNING], 'warning')}, {counted(counts[FAILURE], 'failure')}"
+    notes = f", {counted(counts[NOTE], 'note')}" if counts.get(NOTE) else ""
+    return f"{counts[OK]} ok{notes}, {counted(counts[WARNING], 'warning')}, {counted(counts[FAILURE], 'failure')}"
 
 
 def show(finding: Finding, console: Console) -> None:

@@ -10,12 +10,13 @@ from isthmus.errors import InputError
 from isthmus_services import commands
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
-from isthmus_services.report import write_json
+from isthmus_services.report import require_free, write_json
 
 
 def run(settings: commands.Export) -> int:
     """Fold and write."""
     at = _time(settings.at) if settings.at is not None else None
+    require_free(settings.out, "-o", force=settings.force)
     kernels.warm()
 
     async def go() -> list[int]:
@@ -29,6 +30,7 @@ def run(settings: commands.Export) -> int:
     versions = asyncio.run(go())
     low, high = min(versions), max(versions)
     which = f"version {low}" if low == high else f"versions {low} to {high}, by fragment"
+    which += ", as the run began" if high == 0 else ""
     print(f"{settings.out}: the global model of {settings.run} at {which}")
     write_json({"out": settings.out, "versions": versions}, settings.json)
     return 0

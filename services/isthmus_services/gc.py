@@ -2,27 +2,32 @@
 
 import asyncio
 
-from rich.table import Table
-
 from isthmus import collect
 from isthmus_services import commands, report
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
+from isthmus_services.tables import Column, fitted
 
 
 def run(settings: commands.Gc) -> int:
     """Plan, show, and apply where it was asked for."""
     plan = asyncio.run(_collect(settings))
-    table = Table(title=f"garbage of {settings.run}", title_justify="left")
-    for column in ("kind", "objects", "bytes"):
-        table.add_column(column, justify="left" if column == "kind" else "right")
-    for kind, entries in sorted(plan.doomed.items()):
-        table.add_row(kind, f"{len(entries):,}", f"{sum(e.size for e in entries):,}")
-    table.add_row("all", f"{plan.objects:,}", f"{plan.bytes:,}")
-    report.stdout().print(table)
+    rows = [
+        (kind, f"{len(entries):,}", f"{sum(e.size for e in entries):,}")
+        for kind, entries in sorted(plan.doomed.items())
+    ]
+    rows.append(("all", f"{plan.objects:,}", f"{plan.bytes:,}"))
+    console = report.stdout()
+    columns = (Column("kind", justify="left"), Column("objects"), Column("bytes"))
+    console.print(fitted(f"garbage of {settings.run}", columns, rows, console.width))
     packed = sum(map(len, plan.pack))
     first, last = min(plan.starts), max(plan.starts)
     print(f"commits to pack: {packed} into {len(plan.pack)} segments; too young for now: {plan.young} objects")
+    if plan.young:
+        print(
+            f"too young is what was written less than {settings.min_age:g} s ago: later it goes; --min-age 0 takes it "
+            "too, once no learner and no syncer of the run is left"
+        )
     print(f"foldable afterwards: from version {first if first == last else f'{first} to {last} (by fragment)'}")
     print("done" if settings.apply else "dry run: nothing was deleted; --apply does it")
     report.write_json(

@@ -4,8 +4,6 @@ import asyncio
 import math
 from pathlib import Path
 
-from rich.table import Table
-
 from isthmus import export as exports
 from isthmus import kernels, whatif
 from isthmus import replay as replays
@@ -15,7 +13,8 @@ from isthmus.trace import trace
 from isthmus_services import commands, options
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
-from isthmus_services.report import stdout, write_json
+from isthmus_services.report import require_free, stdout, write_json
+from isthmus_services.tables import Column, fitted
 
 ROWS_MAX = 20
 """Lines of a table of departures; the JSON report has all of them."""
@@ -30,6 +29,8 @@ def run(arguments: commands.Replay) -> int:
         raise InputError("--set folds from the beginning: leave --from and --trace out")
     if settings is not None and arguments.export and (arguments.fragment is not None or arguments.last is not None):
         raise InputError("--export writes the whole model at its newest versions: leave --fragment and --to out")
+    if arguments.export:
+        require_free(arguments.export, "--export", force=arguments.force)
     if arguments.plot:
         options.need("matplotlib", "demo")
     kernels.warm()
@@ -120,11 +121,8 @@ async def _what_if(log: Log, a: commands.Replay, settings: whatif.Settings) -> i
             log, settings, fragments=a.fragment, last=a.last, at_once=a.threads, progress=say
         )
     said = ", ".join(a.set or [])
-    table = Table(title=f"{a.run} with {said}", title_justify="left")
-    for column in ("version", "updates in", "as recorded", "difference", "of the way", "cosine"):
-        table.add_column(column, justify="right")
-    for row in _some(outcome.rows):
-        table.add_row(
+    rows = [
+        (
             str(row.version),
             str(row.inputs_other),
             str(row.inputs_recorded),
@@ -132,7 +130,11 @@ async def _what_if(log: Log, a: commands.Replay, settings: whatif.Settings) -> i
             f"{row.relative:.2%}",
             f"{row.cosine:.5f}",
         )
-    stdout().print(table)
+        for row in _some(outcome.rows)
+    ]
+    names = ("version", "updates in", "as recorded", "difference", "of the way", "cosine")
+    console = stdout()
+    console.print(fitted(f"{a.run} with {said}", [Column(n, i) for i, n in enumerate(names)], rows, console.width))
     if any(outcome.starts):
         print(f"from versions {outcome.starts} on; what came before was collected")
     print(

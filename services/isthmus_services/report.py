@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from isthmus.errors import InputError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -20,6 +22,17 @@ def stdout() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
+def require_free(path: str | Path, flag: str, *, force: bool) -> None:
+    """Raise `InputError` where a file cannot be written there, or is there and was not asked to be replaced."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise InputError(f"{flag} {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InputError(f"{flag} {path} is a folder: name a file")
+    if path.exists() and not force:
+        raise InputError(f"{flag} {path} is there already: --force replaces it")
+
+
 def save(figure: "Figure", path: Path) -> None:
     """Write a picture, in a folder that need not be there."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,5 +43,8 @@ def write_json(report: Mapping[str, object], *paths: str | Path | None) -> None:
     """Write the report to each path that is given."""
     for path in paths:
         if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(json.dumps(report, indent=2) + "\n")
+            try:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).write_text(json.dumps(report, indent=2) + "\n")
+            except OSError as error:
+                raise InputError(f"{path} cannot be written: {error.strerror}") from None

@@ -7,7 +7,6 @@ Standard variables of other tools, such as AWS_ENDPOINT_URL, keep their names an
 import argparse
 import dataclasses
 import difflib
-import math
 import os
 import socket
 import tomllib
@@ -361,12 +360,12 @@ def _convert(s: Setting, given: Any, source: str) -> Any:
 def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
     shown = s.shown(given)
     where = source if source == s.flag else f"{source}, {s.name}" if source != s.variable else source
+    if typing.get_args(kind)[0] is float and isinstance(given, str | float) and str(given).strip().lower() == "nan":
+        raise InputError(f"{where} {shown}: must be a number")  # it is below no bound and above none
     try:
         value = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InputError(f"{where} {shown}: must be {plainly(str(error))}") from None
-    if isinstance(value, float) and math.isnan(value):
-        raise InputError(f"{where} {shown}: must be a number")
     if s.choices and value not in s.choices:
         raise InputError(f"{where} {shown}: choose one of {', '.join(s.choices)}")
     return value

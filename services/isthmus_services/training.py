@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.table import Table
-
 from isthmus.lab.experiments import EXPERIMENTS, SEEDS, Experiment, Spread, chosen, summary
 from isthmus.lab.setting import Row, Setting
 from isthmus_services import commands, options
 from isthmus_services.lab import Kept, run_all
 from isthmus_services.progress import progress
 from isthmus_services.report import save, stdout, write_json
+from isthmus_services.tables import Column, fitted
 
 Summary = Mapping[str, Mapping[str, Spread]]
 
@@ -61,15 +60,11 @@ def run(arguments: commands.Training) -> int:
 
 
 def _show(experiment: Experiment, settings: Sequence[Setting], found: Summary, seeds: int) -> None:
-    table = Table(title=experiment.question, caption=f"published: {experiment.published}", title_justify="left")
-    table.add_column("setting")
-    for _, title, _ in COLUMNS:
-        table.add_column(title, justify="right")
-    for setting in settings:
-        of = found[setting.name]
-        table.add_row(setting.name, *(_cell(of[what], form) for what, _, form in COLUMNS))
+    rows = [(s.name, *(_cell(found[s.name][what], form) for what, _, form in COLUMNS)) for s in settings]
+    columns = [Column("setting", justify="left"), *(Column(title, n) for n, (_, title, _) in enumerate(COLUMNS))]
     console = stdout()
-    console.print(table)
+    console.print(fitted(experiment.question, columns, rows, console.width))
+    console.print(f"published: {experiment.published}", style="dim", highlight=False)
     spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed"
     console.print(f"{spread} · {settings[0].steps} steps per learner", style="dim", highlight=False)
 

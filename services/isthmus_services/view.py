@@ -1,52 +1,58 @@
 """How a run looks on a terminal: the tables of `status`, of `status --watch` and of the demo."""
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from isthmus.hearing import LearnerView
 from isthmus.status import PARTS, Ledger, Status
-
-WIDE = 130
-"""Columns from which on a terminal has room for every detail."""
+from isthmus_services.tables import OR_JSON, Column, fitted
 
 
-def tables(status: Status, width: int) -> Group:
+def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     """Return everything about a run at one moment."""
     parts: list[RenderableType] = []
     if status.bus_error:
         parts.append(Text(status.bus_error, style="red"))
-    parts += [learners(status, width), fragments(status, width), *syncers(status)]
+    parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
     rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))
     parts.append(Text(f"rejected: {rejected or 'nothing'}"))
     return Group(*parts)
 
 
-def learners(status: Status, width: int) -> Table:
+_LEARNERS = (
+    Column("learner", justify="left"),
+    Column("life", 9),
+    Column("step"),
+    Column("tokens/s", 6),
+    Column("loss", 1),
+    Column("versions", 3),
+    *(Column(part, 2 if part == PARTS[0] else 10) for part in PARTS),
+    Column("up MB", 7),
+    Column("ckpt MB", 8),
+    Column("down MB", 7),
+    Column("state", justify="left"),
+)
+
+
+def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
     """Return a row per learner: how far it is, where its tokens went, what it moved, what it waits for."""
-    parts = PARTS if width >= WIDE else PARTS[:1]
-    table = Table(title="learners", title_justify="left")
-    for column in ("learner", "life", "step", "tokens/s", "loss", "versions", *parts, "up MB", "ckpt MB", "down MB"):
-        table.add_column(column, justify="left" if column == "learner" else "right")
-    table.add_column("state")
-    for view in sorted(status.hearing.learners.values(), key=lambda v: v.name):
-        _add(table, *_learner(status, view, parts))
-    return table
+    rows = [_learner(status, view) for view in sorted(status.hearing.learners.values(), key=lambda v: v.name)]
+    return fitted("learners", _LEARNERS, rows, width, hint)
 
 
-def _learner(status: Status, view: LearnerView, parts: tuple[str, ...]) -> list[str]:
+def _learner(status: Status, view: LearnerView) -> list[str]:
     beat, state = view.heartbeat, status.why_behind(view)
     target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
     row = [view.name, str(view.incarnation), f"{view.step}{target}"]
     if beat is None:
-        return [*row, *[""] * (6 + len(parts)), state]
+        return [*row, *[""] * (6 + len(PARTS)), state]
     per_step = beat.tokens_seen / max(beat.step, 1)
     return [
         *row,
         f"{per_step / beat.step_s:,.0f}" if beat.step_s else "",
         "" if beat.loss is None else f"{beat.loss:.3f}",
         f"{min(beat.versions, default=0)}–{max(beat.versions, default=0)}",
-        *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in parts),
+        *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in PARTS),
         f"{(beat.bytes_up - beat.checkpoint_bytes) / 1e6:.1f}",
         f"{beat.checkpoint_bytes / 1e6:.1f}",
         f"{beat.bytes_down / 1e6:.1f}",
@@ -54,39 +60,49 @@ def _learner(status: Status, view: LearnerView, parts: tuple[str, ...]) -> list[
     ]
 
 
-def fragments(status: Status, width: int) -> Table:
+_FRAGMENTS = (
+    Column("fragment"),
+    Column("version"),
+    Column("age s"),
+    Column("merged", 1),
+    Column("quorum ms", 6),
+    Column("grace ms", 7),
+    Column("waited ms", 4),
+    Column("closed by", 3, justify="left"),
+    Column("missing", 8, justify="left"),
+    Column("writer", 9, justify="left"),
+    Column("open round", justify="left"),
+)
+
+
+def fragments(status: Status, width: int, hint: str = OR_JSON) -> Group:
     """Return a row per fragment: its newest commit, and the round that is open."""
-    table = Table(title="fragments", title_justify="left")
-    columns = ["fragment", "version", "age s", "merged", "quorum ms", "grace ms", "waited ms", "closed by"]
-    for column in columns:
-        table.add_column(column, justify="left" if column == "closed by" else "right")
-    if width >= WIDE:
-        table.add_column("missing")
-        table.add_column("writer")
-    table.add_column("open round")
-    for p, commit in enumerate(status.heads):
-        open_round = status.hearing.rounds.get(p)
-        waits = ""
-        if open_round is not None:
-            names = ", ".join(sorted(status.waited_for(p)))
-            waits = f"{open_round.version}: " + (f"waits for {names}" if names else "all have answered")
-        if commit is None:
-            _add(table, str(p), "0", *[""] * (len(columns) - 2 + 2 * (width >= WIDE)), waits)
-            continue
-        w = commit.header.waited
-        took_part = {given.learner for given in commit.header.inputs}
-        row = [
-            str(p),
-            str(commit.version),
-            f"{max(0.0, status.at - commit.header.written_at):.1f}",
-            f"{len(took_part)}/{len(took_part.union(w.expected))}",  # 0/0 where it was healed
-            f"{w.quorum_s * 1e3:.0f}",
-            f"{w.grace_s * 1e3:.0f}",
-            f"{w.waited_s * 1e3:.0f}",
-            w.closed_by if commit.header.healed is None else "healed",
-        ]
-        _add(table, *row, *([" ".join(w.missing), commit.header.writer] if width >= WIDE else []), waits)
-    return table
+    return fitted("fragments", _FRAGMENTS, [_fragment(status, p) for p in range(len(status.heads))], width, hint)
+
+
+def _fragment(status: Status, p: int) -> list[str]:
+    commit, open_round = status.heads[p], status.hearing.rounds.get(p)
+    waits = ""
+    if open_round is not None:
+        names = ", ".join(sorted(status.waited_for(p)))
+        waits = f"{open_round.version}: " + (f"waits for {names}" if names else "all have answered")
+    if commit is None:
+        return [str(p), "0", *[""] * (len(_FRAGMENTS) - 3), waits]
+    w = commit.header.waited
+    took_part = {given.learner for given in commit.header.inputs}
+    return [
+        str(p),
+        str(commit.version),
+        f"{max(0.0, status.at - commit.header.written_at):.1f}",
+        f"{len(took_part)}/{len(took_part.union(w.expected))}",  # 0/0 where it was healed
+        f"{w.quorum_s * 1e3:.0f}",
+        f"{w.grace_s * 1e3:.0f}",
+        f"{w.waited_s * 1e3:.0f}",
+        w.closed_by if commit.header.healed is None else "healed",
+        " ".join(w.missing),
+        commit.header.writer,
+        waits,
+    ]
 
 
 def syncers(status: Status) -> list[Text]:
@@ -126,17 +142,12 @@ def totals(status: Status) -> str:
     )
 
 
-def _add(table: Table, *cells: str) -> None:
-    """Add a row as it is: what processes say of themselves is text, never markup."""
-    table.add_row(*(Text(cell) for cell in cells))
-
-
-def ledger(learner: str, found: Ledger) -> Table:
+def ledger(learner: str, found: Ledger, width: int) -> Group:
     """Return one learner's ledger: where the tokens it processed went, in each fragment."""
     lost = f", {found['tokens_lost']:,} of them beyond a checkpoint" if found["tokens_lost"] else ""
-    table = Table(title=f"ledger of {learner}: {found['processed']:,} tokens processed{lost}", title_justify="left")
-    for column in ("fragment", "base", *PARTS):
-        table.add_column(column, justify="right")
-    for row in found["fragments"]:
-        table.add_row(str(row["fragment"]), str(row["base"]), *(f"{row[part]:,}" for part in PARTS))
-    return table
+    title = f"ledger of {learner}: {found['processed']:,} tokens processed{lost}"
+    columns = [Column("fragment"), Column("base"), *(Column(part, n) for n, part in enumerate(PARTS))]
+    rows = [
+        [str(row["fragment"]), str(row["base"]), *(f"{row[part]:,}" for part in PARTS)] for row in found["fragments"]
+    ]
+    return fitted(title, columns, rows, width)

@@ -4,6 +4,7 @@ That nobody waits long for it is in unit/test_patience.py: there the clock is a 
 """
 
 import json
+import re
 
 import pytest
 
@@ -17,12 +18,14 @@ CLOSED = "127.0.0.1:9"
 def refused(*arguments: str, environment=None) -> str:
     done = isthmus(*arguments, environment=environment)
     assert done.returncode == 2, done.stdout + done.stderr
-    lines = done.stderr.strip().splitlines()
-    # Into a pipe a service logs one object per event; the last one says why it ends.
-    events = [json.loads(line) for line in lines if line.startswith("{")]
-    errors = [e["message"] for e in events if e["level"] == "CRITICAL"] + [x for x in lines if not x.startswith("{")]
-    assert len(errors) == 1, done.stderr
     assert "Traceback" not in done.stderr
+    # What a service logs into a pipe is one object per event; why it did not start is a line of text there, too.
+    events, errors = [], []
+    for line in done.stderr.strip().splitlines():
+        (events if line.startswith("{") else errors).append(line)
+    assert len(errors) == 1, done.stderr
+    assert errors[0].startswith(f"isthmus {arguments[0]}: ")
+    assert not [e for e in map(json.loads, events) if e["level"] in ("CRITICAL", "ERROR")]
     return errors[0]
 
 
@@ -36,10 +39,24 @@ def refused(*arguments: str, environment=None) -> str:
         (["demo", "--data", "/nonexistent/text"], "--data /nonexistent/text: there is no such file"),
         (["demo", "--learners", "100000"], "too little text for 100000 shards"),
         (["demo", "--store", "s3://bucket/run"], "say which bus"),
-        (["demo", "--outer-momentum", "1.0"], "outer_momentum"),
+        (["demo", "--outer-momentum", "1.0"], "--outer-momentum 1.0: must be less than 1"),
+        (["demo", "--outer-lr", "nan"], "--outer-lr nan: must be "),
+        (["demo", "--quorum", "0"], "isthmus demo: --quorum 0: must be at least 1"),
+        (["init", "x", "--staleness", "65"], "--staleness 65: must be at most 64"),
+        (["init", "x", "--sync-every", "0"], "--sync-every 0: must be at least 1"),
+        (["syncer", "nowhere", "--quorum", "0"], "isthmus syncer: --quorum 0: must be at least 1"),
+        (["syncer", "nowhere", "--grace", "1.5"], "--grace 1.5: must be at most 1"),
+        (["syncer", "nowhere", "--heartbeat", "0"], "--heartbeat 0: must be more than 0"),
         (["demo", "--heartbeat", "5", "--silence", "2"], "not longer than the heartbeat"),
         (["demo", "--servers", "--store", "x"], "leave --store and --bus out"),
-        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        (["frobnicate"], "isthmus: there is no command frobnicate (see isthmus --help)"),
+        (["statsu"], "isthmus: there is no command statsu: did you mean status?"),
+        (["goodput"], "there is no command goodput: did you mean simulate goodput?"),
+        (["simulate", "trainig"], "isthmus simulate: there is no command trainig: did you mean training?"),
+        (["plan", "--parms", "2.9e9"], "isthmus plan: there is no flag --parms: did you mean --params?"),
+        (["simulate", "bandwidth", "--parms=1e9"], "there is no flag --parms: did you mean --params?"),
+        (["status", "nowhere", "--zzz"], "isthmus status: there is no flag --zzz (see isthmus status --help)"),
+        (["status", "nowhere", "and", "more"], "unrecognized arguments: and more"),
         ([], "required"),
         (["init", "x", "--model", "no.such.module:f"], "--model no.such.module:f"),
         (["init", "x", "--model", "json"], "write it as PACKAGE.MODULE:FUNCTION"),
@@ -78,6 +95,84 @@ def test_a_wrong_flag_is_one_line(arguments, message, tmp_path, monkeypatch, cap
     assert len(error.splitlines()) == 1, error
 
 
+@pytest.mark.parametrize(
+    ("environment", "file", "message"),
+    [
+        ({"ISTHMUS_QUORUM": "0"}, "", "isthmus syncer: ISTHMUS_QUORUM 0: must be at least 1"),
+        ({}, "[syncer]\nquorum = 0", "i.toml [syncer], quorum 0: must be at least 1"),
+        ({}, "overlap = -1.0", "i.toml, overlap -1.0: must be at least 0"),
+        ({}, 'quorum = "two"', "i.toml, quorum two: must be a whole number"),
+        ({}, "quorum = 1.5", "i.toml, quorum 1.5: must be a whole number"),
+        ({}, "run = 3", "i.toml, run 3: must be text"),
+        ({}, "[syncr]\nquorum = 2", "there is no command [syncr]: did you mean [syncer]?"),
+        ({}, "[simulate.godput]\nseed = 2", "there is no command [simulate.godput]: did you mean [simulate.goodput]?"),
+        ({}, "qourum = 2", "unknown setting qourum: did you mean quorum?"),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_whatever_its_source(
+    environment, file, message, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "i.toml").write_text(file)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["syncer", *([] if "run = " in file else ["nowhere"]), "--config", "i.toml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
+def test_why_a_service_does_not_start_is_text_in_a_pipe(command, tmp_path):
+    name, *rest = command
+    done = isthmus(name, str(tmp_path / "nowhere"), *rest, "--log-format", "json")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"isthmus {name}: no run at {tmp_path}/nowhere: create one with")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "OUT"],
+        ["syncer", "OUT"],
+        ["learner", "OUT", "--learner", "a"],
+        ["replay", "OUT"],
+        ["explain", "OUT", "0/1"],
+        ["export", "OUT", "-o", "m.safetensors"],
+        ["gc", "OUT"],
+        ["heal", "OUT"],
+        ["simulate", "goodput", "--check", "OUT"],
+        ["status", "file:OUT"],
+    ],
+)
+def test_a_folder_that_holds_a_run_names_it(command, folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("isthmus_services.logs.configure", lambda *_, **__: None)
+    out = folder.parent
+    assert main(["init", str(folder)]) == 0
+    assert folder.name == "run", "as a demo has it"
+    capsys.readouterr()
+    assert main([word.replace("file:OUT", f"file://{out}").replace("OUT", str(out)) for word in command]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{out}: no run here; did you mean {folder}?")
+
+
+def test_no_run_is_created_around_another(folder, capsys):
+    assert main(["init", str(folder)]) == 0
+    before = sorted(folder.parent.iterdir())
+    assert main(["init", str(folder.parent)]) == 2
+    assert f"there is a run in it already, {folder}" in capsys.readouterr().err
+    assert sorted(folder.parent.iterdir()) == before
+
+
+def test_the_version_is_a_short_line(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"isthmus \d+\.\d+\.\d+, Python 3\.\d+\.\d+, torch \S+", line)
+
+
 def test_a_learners_name_is_checked(folder):
     assert main(["init", str(folder)]) == 0
     assert "--learner 'a/b'" in refused("learner", str(folder), "--learner", "a/b")
@@ -97,6 +192,7 @@ def test_a_missing_bucket_is_named(command, seaweedfs, redis, use):
     line = refused(name, "s3://no-such-bucket/run", *rest, *bus)
     assert "s3://no-such-bucket/run at http://127.0.0.1" in line
     assert "there is no such bucket" in line
+    assert line.endswith("`isthmus init s3://no-such-bucket/run --create-bucket` creates it")
 
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])

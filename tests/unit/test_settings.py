@@ -1,6 +1,7 @@
 """Settings: flags, then the environment, then a file, then defaults; typed, checked, shown with their source."""
 
 import argparse
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import yaml
 from rich.console import Console
 
 from isthmus.errors import InputError
-from isthmus.rules import Pace
+from isthmus.rules import Pace, Rules, bounds
 from isthmus_services import commands, options
 from isthmus_services import settings as s
 from isthmus_services.cli import main
@@ -101,6 +102,8 @@ def test_a_secret_has_no_flag_and_is_never_shown():
         (["c"], {}, "heet = 3", "unknown setting heet: did you mean heat?"),
         (["c"], {}, "[kiln]\nwheel = 3", "unknown setting wheel"),
         (["c"], {}, "[oven]\nheat = 3", "there is no command [oven]"),
+        (["c"], {}, "[kilm]\nheat = 3", "there is no command [kilm]: did you mean [kiln]?"),
+        (["c", "--heat", "nan"], {}, None, "--heat nan: must be a number"),
         (["c"], {}, "heat = ", "k.toml: "),
         (["c"], {}, "heat = '\udcff'", "k.toml: "),
         ([], {}, None, "missing: CLAY (or ISTHMUS_CLAY)"),
@@ -158,6 +161,42 @@ def test_every_command_shows_its_settings(command, capsys, monkeypatch):
     shown = capsys.readouterr().out
     for setting in s.fields(command.settings):
         assert setting.name in shown
+    blank = [line for line in shown.splitlines() if re.match(r"│ \S+\s+│ {2,}│", line)]
+    assert blank == [], "whatever has a name has a value, or is said not to be set"
+
+
+def shown_of(*words: str, capsys) -> dict[str, tuple[str, str]]:
+    """Return value and source of each setting as --show-settings prints them."""
+    assert main([*words, "--show-settings"]) == 0
+    rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    return {row[1].strip(): (row[2].strip(), row[3].strip()) for row in rows if row[1].strip()}
+
+
+def test_what_was_not_given_is_shown_as_it_holds(folder, capsys, monkeypatch):
+    assert main(["init", str(folder), "--quorum", "2", "--staleness", "3", "--seed", "5"]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("ISTHMUS_GRACE", "0.25")
+    shown = shown_of("syncer", str(folder), "--overlap", "4", capsys=capsys)
+    assert shown["quorum"] == ("2", "run")
+    assert shown["staleness"] == ("3", "run")
+    assert shown["snapshot_every"] == ("8", "run")
+    assert shown["lead"] == ("never", "run")
+    assert shown["grace"] == ("0.25", "ISTHMUS_GRACE")
+    assert shown["overlap"] == ("4.0", "--overlap")
+    assert shown_of("learner", str(folder), "--learner", "a", capsys=capsys)["seed"] == ("5", "run")
+
+
+def test_before_there_is_a_run_its_values_are_said_to_be_its(tmp_path, capsys):
+    shown = shown_of("syncer", str(tmp_path / "run"), capsys=capsys)
+    assert shown["quorum"] == ("not set", "run (there is none yet)")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_new_run_would_get_is_shown(capsys):
+    shown = shown_of("init", "r", "--sync-every", "48", capsys=capsys)
+    assert (shown["outer_lr"], shown["outer_momentum"]) == (("0.6", "default"), ("0.7", "default"))
+    assert shown["quorum"] == (str(Pace().quorum), "default")
+    assert shown["source" if "source" in shown else "from"][0] == "not set"
 
 
 def test_names_mean_the_same_in_every_command():
@@ -236,6 +275,36 @@ def test_what_does_not_fit_together_is_said(bus, more, message):
     with pytest.raises(InputError) as error:
         bus_of(bus, **more)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [Pace, Rules])
+def test_flags_keep_to_the_bounds_of_rules_and_pace(kind):
+    """What a flag lets through, the struct takes."""
+    group = options.PaceOfRun if kind is Pace else options.ArithmeticOfRun
+    for field in s.fields(group):
+        if field.field in kind.__struct_fields__ and not field.choices:
+            meta = field.type.__metadata__[0]
+            found = {at: v for at in ("ge", "gt", "le", "lt") if (v := getattr(meta, at)) is not None}
+            assert found == bounds(kind, field.field), field.name
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Pace(quorum=0), "pace.quorum 0: must be at least 1"),
+        (Pace(overlap=-0.5), "pace.overlap -0.5: must be at least 0"),
+        (Pace(lead=-1.0), "pace.lead -1.0: must be at least 0"),
+        (Pace(heartbeat_s=float("nan")), "pace.heartbeat_s nan: must be a finite number"),
+        (Pace(grace="much"), "pace.grace much: must be a number"),
+        (Rules(fragments=5000), "rules.fragments 5000: must be at most 4096"),
+        (Rules(outer_momentum=1.0), "rules.outer_momentum 1.0: must be less than 1"),
+        (Rules(error_feedback="no"), "rules.error_feedback no: must be true or false"),
+    ],
+)
+def test_rules_and_pace_say_it_in_the_same_words(settings, message):
+    with pytest.raises(InputError) as error:
+        settings.check()
+    assert str(error.value) == message
 
 
 def test_a_pace_changes_only_what_was_given():

@@ -4,12 +4,13 @@
 """
 
 from isthmus.doctor.bus import examine_bus
-from isthmus.doctor.findings import FAILURE, OK, ROLES, WARNING, Finding, Role, counted
+from isthmus.doctor.findings import FAILURE, NOTE, OK, ROLES, WARNING, Finding, Role, counted
 from isthmus.doctor.machine import examine_machine
 from isthmus.doctor.store import examine_open_store, examine_store
 
 __all__ = [
     "FAILURE",
+    "NOTE",
     "OK",
     "ROLES",
     "WARNING",

@@ -1,13 +1,15 @@
 """The bus: reachable, permitted, keeping what it must, with the features that are used."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from isthmus.bus import Bus, open_bus
 from isthmus.bus.base import VALUE_MAX
 from isthmus.bus.redis import RedisBus, ServerFacts
-from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, clock, spread
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, spread
 from isthmus.errors import Denied, InputError, IsthmusError
 from isthmus.runtime import Runtime
+from isthmus.urls import split
 
 LATENCY_SAMPLES = 20
 OLDEST = (6, 0)
@@ -26,11 +28,32 @@ FULL = 0.8
 async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
     """Yield findings about the bus of a run (by its digest)."""
     try:
+        if (folder := _missing(url)) is not None:
+            said = f"not tried: {folder}, where its file belongs, is not there yet"
+            yield Finding("bus: access", WARNING, said, "ask again once the run is created")
+            return
         async with open_bus(url, run) as bus:
             async for finding in _examine(bus, role, runtime):
                 yield finding
     except InputError as error:
         yield Finding("bus: address", FAILURE, str(error), "correct --bus")
+
+
+def _missing(url: str) -> Path | None:
+    """Return the folder of an embedded bus where it is not there: opening the bus would make it."""
+    parts = split(url)
+    folder = Path(parts.netloc + parts.path).parent
+    return folder if parts.scheme == "sqlite" and not folder.exists() else None
+
+
+def _on_disk(bus: Bus) -> str:
+    """Return what to do about an embedded bus; empty for a server."""
+    path = Path(split(bus.url).path)
+    return (
+        f"let this user write {path} and in {path.parent} (SQLite keeps two more files beside it), on a local disk"
+        if split(bus.url).scheme == "sqlite"
+        else ""
+    )
 
 
 async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
@@ -42,10 +65,12 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
             took.append(runtime.now() - started)
         await bus.names()
     except Denied as error:
-        yield Finding("bus: access", FAILURE, str(error), "check user, password and ACL (`isthmus access` writes one)")
+        advice = _on_disk(bus) or "check user, password and ACL (`isthmus access` writes one)"
+        yield Finding("bus: access", FAILURE, str(error), advice)
         return
     except IsthmusError as error:
-        yield Finding("bus: access", FAILURE, str(error), "check host, port, network, and TLS (rediss://)")
+        advice = _on_disk(bus) or "check host, port, network, and TLS (rediss://)"
+        yield Finding("bus: access", FAILURE, str(error), advice)
         return
     yield Finding("bus: access", OK, f"{bus.url} answers: {spread(took)} requests")
     if isinstance(bus, RedisBus):
@@ -82,10 +107,10 @@ async def _stream(bus: Bus, role: Role, position: str) -> Finding:
         await bus.append(role.stream, b"")
         said = await bus.read({role.stream: position}, 2.0)
     except Denied as error:
-        advice = f"grant xadd and expire on %W~isthmus:*:{role.stream}, xread on %R~isthmus:*"
+        advice = _on_disk(bus) or f"grant xadd and expire on %W~isthmus:*:{role.stream}, xread on %R~isthmus:*"
         return Finding("bus: streams", FAILURE, str(error), advice)
     except IsthmusError as error:
-        return Finding("bus: streams", FAILURE, str(error), "see the server's log")
+        return Finding("bus: streams", FAILURE, str(error), _on_disk(bus) or "see the server's log")
     if not said.get(role.stream):
         return Finding("bus: streams", FAILURE, "what was appended could not be read", "is this a replica that lags?")
     return Finding("bus: streams", OK, f"append, blocking read and look-up work on {role.stream}")
@@ -93,6 +118,9 @@ async def _stream(bus: Bus, role: Role, position: str) -> Finding:
 
 async def _must_not(bus: Bus, role: Role) -> Finding:
     check, other = "bus: must not write for others", role.others_stream or ""
+    if _on_disk(bus):
+        said = "whoever may write this file may speak as anybody"
+        return Finding(check, NOTE, said, "where they do not trust each other: a Redis with an ACL (`isthmus access`)")
     try:
         await bus.append(other, b"")
     except Denied:

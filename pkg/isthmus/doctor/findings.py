@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.records.objects import LEARNERS, SCRATCH
 
-OK, WARNING, FAILURE = "ok", "warning", "failure"
+OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
+"""A note is what cannot be otherwise in this place, and is worth knowing."""
+
 ROLES = ("operator", "syncer", "learner")
 
 
@@ -16,7 +18,7 @@ class Finding:
 
     check: str
     outcome: str
-    """ok, warning or failure."""
+    """ok, note, warning or failure."""
     said: str
     """What is the case, with figures and units."""
     advice: str = ""

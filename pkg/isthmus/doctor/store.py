@@ -1,15 +1,28 @@
 """The store: reachable, permitted, atomic, on time, fast enough."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, clock, spread
-from isthmus.errors import Denied, InputError, IsthmusError, ObjectMissing, RunMissing, Unavailable, first_cause
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, spread
+from isthmus.errors import (
+    BucketMissing,
+    Denied,
+    InputError,
+    IsthmusError,
+    ObjectMissing,
+    RunMissing,
+    Unavailable,
+    first_cause,
+)
 from isthmus.records.objects import LEARNERS, RUN_KEY, commit_key
-from isthmus.run import Run, read_run
+from isthmus.run import Run, read_run, run_below
 from isthmus.runtime import Runtime
-from isthmus.store import AT_START, RUNNING, EdgeStore, open_store
+from isthmus.store import AT_START, RUNNING, EdgeStore, Store, open_store
 from isthmus.store.atomic import swept, why_not_create_only
+from isthmus.urls import split
 
 RACERS = 16
 LATENCY_SAMPLES = 9
@@ -18,9 +31,70 @@ LISTED_S = 1.0
 """Stores date objects to the second."""
 
 
+@dataclass(frozen=True)
+class Advice:
+    """What to do, in the words of the kind of store at hand."""
+
+    refused: str
+    away: str
+    listing: str
+    writing: str
+    deleting: str
+    creating: str
+    slow: str
+
+
+IN_BUCKET = Advice(
+    "check bucket, credentials and the permissions to get and to list (a missing key must be 404, not 403)",
+    "check endpoint (AWS_ENDPOINT_URL), network and name",
+    "grant s3:ListBucket",
+    "grant s3:PutObject below {place}",
+    "grant s3:DeleteObject below {place}",
+    "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one",
+    "choose a closer region, a smaller codec (int4) or a larger H (--sync-every)",
+)
+IN_FOLDER = Advice(
+    "let this user read and enter {url} and what is in it: see owner and mode (ls -ld), chown or chmod",
+    "see whether the disk or network share that {url} is on is mounted and well",
+    "let this user read {url}/{place}: chown or chmod",
+    "let this user write in {url}/{place}: chown or chmod, and a mount that is not read-only",
+    "let this user write in {url}/{place}: chown or chmod",
+    "use a file system with atomic hard links (ext4, xfs; not FAT, and few network shares); a syncer refuses this one",
+    "use a faster disk, a smaller codec (int4) or a larger H (--sync-every)",
+)
+
+
+def _advice(store: Store) -> Advice:
+    return IN_BUCKET if split(store.url).scheme == "s3" else IN_FOLDER
+
+
+def missing_folder(url: str) -> Path | None:
+    """Return the folder of a run where there is none yet; None for one that is there, and for a bucket."""
+    parts = split(url)
+    if parts.scheme not in ("", "file"):
+        return None
+    folder = Path(parts.path if parts.scheme else url).expanduser().absolute()
+    return None if folder.exists() else folder
+
+
+def _not_there(folder: Path) -> Iterator[Finding]:
+    """What can be said of a folder that is not there, without making it."""
+    above = next(parent for parent in folder.parents if parent.exists())
+    check, said = "store: access", f"there is no folder {folder} yet"
+    if not os.access(above, os.W_OK | os.X_OK):
+        yield Finding(check, FAILURE, f"{said}, and {above} may not be written", "choose another place, or chown it")
+        return
+    yield Finding(check, OK, f"{said}; {above} may be written, the rest is tried once it is there")
+    yield Finding("store: run", WARNING, f"no run at {folder}", "create it: isthmus init")
+
+
 async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
     """Yield findings, and the run once it is read; `size` in bytes is moved up and down to measure the bandwidth."""
     try:
+        if (folder := missing_folder(url)) is not None:
+            for missing in _not_there(folder):
+                yield missing
+            return
         async with open_store(url, runtime) as store:
             store.patience = AT_START
             async for finding in examine_open_store(store, role, runtime, size):
@@ -31,19 +105,21 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
 
 async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding | Run]:
     """See `examine_store`."""
-    took = []
+    took, advice = [], _advice(store)
     try:
         for _ in range(LATENCY_SAMPLES):
             started = runtime.now()
             with contextlib.suppress(ObjectMissing):
                 await store.get(f"{role.place}doctor-{runtime.new_id()}")
             took.append(runtime.now() - started)
+    except BucketMissing as error:
+        yield Finding("store: access", FAILURE, str(error), f"create it: isthmus init {store.url} --create-bucket")
+        return
     except Denied as error:
-        advice = "check bucket, credentials and the permissions to get and to list (a missing key must be 404, not 403)"
-        yield Finding("store: access", FAILURE, str(error), advice)
+        yield Finding("store: access", FAILURE, str(error), advice.refused.format(url=store.url))
         return
     except (Unavailable, InputError) as error:
-        yield Finding("store: access", FAILURE, str(error), "check endpoint (AWS_ENDPOINT_URL), network and name")
+        yield Finding("store: access", FAILURE, str(error), advice.away.format(url=store.url))
         return
     store.patience = RUNNING
     yield Finding("store: access", OK, f"{store.url} answers: {spread(took)} requests")
@@ -54,16 +130,25 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         yield run
         yield Finding("store: run", OK, f"run {run.digest[:8].hex()}, {run.layout.size:,} parameters")
     except RunMissing as error:
-        yield Finding("store: run", WARNING, str(error), "create it: isthmus init")
+        near = await run_below(store)
+        said, what = (
+            (str(RunMissing(store.url, near)), f"name {near}") if near else (str(error), "create it: isthmus init")
+        )
+        yield Finding("store: run", WARNING, said, what)
     except IsthmusError as error:
         yield Finding("store: run", FAILURE, str(error), "restore the run object, or choose another prefix")
 
-    yield await _may(store.list(role.place), "store: may list", f"can list below {role.place}", "grant s3:ListBucket")
+    listing = advice.listing.format(url=store.url, place=role.place)
+    yield await _may(store.list(role.place), "store: may list", f"can list below {role.place}", listing)
     atomic = False
     async for finding in _write(store, role, runtime, size):
         yield finding
         atomic |= finding.outcome == OK and finding.check == "store: conditional PUT"
-    if run is not None and atomic:
+    if role.kind != "operator" and advice is IN_FOLDER:
+        said = f"whoever may write in this folder may write all of it; nothing keeps a {role.kind} to its own objects"
+        more = "where they do not trust each other: a bucket, with a policy per role (infra/aws)"
+        yield Finding("store: must not write for others", NOTE, said, more)
+    elif run is not None and atomic:
         async for finding in _must_not(store, role):
             yield finding
 
@@ -78,11 +163,11 @@ async def _may(request: object, check: str, said: str, advice: str) -> Finding:
 
 async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
     """Whether this role can create and delete where it must; atomically; with which clock and bandwidth."""
-    key = f"{role.place}doctor-{runtime.new_id()}"
+    key, words = f"{role.place}doctor-{runtime.new_id()}", _advice(store)
     try:
         await store.put(key, bytes(64))
     except IsthmusError as error:
-        yield Finding("store: may write", FAILURE, str(error), f"grant s3:PutObject below {role.place}")
+        yield Finding("store: may write", FAILURE, str(error), words.writing.format(url=store.url, place=role.place))
         return
     yield Finding("store: may write", OK, f"can write below {role.place}")
     try:
@@ -92,15 +177,15 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
         listed = []  # said above already
     if listed:
         yield clock("store: clock", wall - listed[0].modified, LISTED_S, "the store")
-    yield await _may(store.delete(key), "store: may delete", f"can delete below {role.place}", "grant s3:DeleteObject")
+    deleting = words.deleting.format(url=store.url, place=role.place)
+    yield await _may(store.delete(key), "store: may delete", f"can delete below {role.place}", deleting)
 
     try:
         why = await why_not_create_only(store, runtime, role.place, racers=RACERS)
     except (IsthmusError, BaseExceptionGroup) as error:
         why = str(first_cause(error))
     if why:
-        advice = "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one"
-        yield Finding("store: conditional PUT", FAILURE, why, advice)
+        yield Finding("store: conditional PUT", FAILURE, why, words.creating)
         return
     yield Finding("store: conditional PUT", OK, f"If-None-Match: * is honoured; of {RACERS} at once, one got through")
     yield await _bandwidth(store, f"{role.place}doctor-{runtime.new_id()}", runtime, size)
@@ -121,7 +206,7 @@ async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) ->
         f"by one object of {size / 1e6:.1f} MB"
     )
     slow = min(size / (up - started), size / (down - up)) < SLOW_BYTES_S
-    advice = "choose a closer region, a smaller codec (int4) or a larger H (--sync-every)" if slow else ""
+    advice = _advice(store).slow if slow else ""
     return Finding("store: bandwidth", WARNING if slow else OK, said, advice)
 
 

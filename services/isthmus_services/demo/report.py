@@ -53,8 +53,8 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
 def show(report: dict[str, object], console: Console) -> None:
     """Print the summary."""
     table = Table(title="summary", title_justify="left", show_header=False)
-    table.add_column("what")
-    table.add_column("value", justify="right")
+    table.add_column("what", overflow="fold")
+    table.add_column("value", justify="right", overflow="fold")
 
     def number(key: str) -> float:
         value = report[key]

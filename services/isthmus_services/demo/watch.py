@@ -13,6 +13,7 @@ from isthmus.log import Commit
 from isthmus.status import Live
 from isthmus_services import view
 from isthmus_services.demo.left import LAST, TRAINING, Left
+from isthmus_services.tables import WIDEN
 
 LINES_EVERY_S = 5.0
 
@@ -136,4 +137,4 @@ class Watch:
         if not self._trains:
             return Group(*head)
         status = self._run.status()
-        return Group(*head, Text(said), view.learners(status, width), view.fragments(status, width))
+        return Group(*head, Text(said), view.learners(status, width, WIDEN), view.fragments(status, width, WIDEN))
