@@ -127,7 +127,9 @@ async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Plan
     start = (await fold.begin(log, p, fold.Merging(log), at_most=max(0, head - keep))).version
     snapshots = [e for e in await _versioned(log, snapshots_prefix(p)) if version_in(e.key) > 0]
     # One that is too young to go is a place to start from: what comes after it stays too.
-    start = min([start, *(version_in(e.key) for e in snapshots if e.modified > before)])
+    young = [version_in(e.key) for e in snapshots if e.modified > before]
+    found.young += sum(version < start for version in young)
+    start = min([start, *young])
     packed_to = await _plan_packing(log, p, start, before, found)
     kept_values, kept_updates, settled_updates = set(), set(), set()
     # Where commits below it are not packed, replay can begin at version 0 and go through them: what they merged stays,

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from rich.text import Text
+
 from isthmus import collect
 from isthmus_services import commands, report
 from isthmus_services.ports import open_log
@@ -19,7 +21,9 @@ def run(settings: commands.Gc) -> int:
     rows.append(("all", f"{plan.objects:,}", f"{plan.bytes:,}"))
     console = report.stdout()
     columns = (Column("kind", justify="left"), Column("objects"), Column("bytes"))
-    console.print(fitted(f"garbage of {settings.run}", columns, rows, console.width))
+    # The terminal wraps it, if at all: there is no better place to break a URL than where it ends.
+    console.print(Text(f"garbage of {settings.run}", style="italic"), soft_wrap=True)
+    console.print(fitted("", columns, rows, console.width))
     packed = sum(map(len, plan.pack))
     first, last = min(plan.starts), max(plan.starts)
     print(f"commits to pack: {packed} into {len(plan.pack)} segments; too young for now: {plan.young} objects")

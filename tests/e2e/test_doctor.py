@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import threading
 
@@ -9,7 +10,7 @@ import pytest
 
 from e2e.test_processes import isthmus
 from isthmus.bus.redis import ServerFacts
-from isthmus.doctor import FAILURE, OK, WARNING, Finding, Role, examine_bus, examine_open_store
+from isthmus.doctor import FAILURE, NOTE, OK, WARNING, Finding, Role, examine_bus, examine_open_store
 from isthmus.doctor.bus import judge
 from isthmus.doctor.machine import BITS, examine_machine, fingerprint
 from isthmus.errors import Denied
@@ -72,6 +73,67 @@ def test_a_run_that_is_not_there_yet_is_a_warning(folder, tmp_path, capsys):
     code, found = doctor(str(folder), tmp_path=tmp_path, capsys=capsys)
     assert code == 0
     assert found["store: run"]["advice"] == "create it: isthmus init"
+    assert "is not there yet" in found["bus: access"]["said"]
+    assert not folder.exists(), "looking for it does not make it"
+
+
+def test_a_folder_around_a_run_names_it(folder, tmp_path, capsys):
+    assert main(["init", str(folder)]) == 0
+    _, found = doctor(str(folder.parent), tmp_path=tmp_path, capsys=capsys)
+    assert found["store: run"]["said"].endswith(f"no run here; did you mean {folder}?")
+    assert found["store: run"]["advice"] == f"name {folder}"
+
+
+BUCKETS_OWN = re.compile(r"s3:|bucket|AWS|credential|ACL|password|TLS|region", re.IGNORECASE)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written(folder, tmp_path, capsys):
+    assert main(["init", str(folder)]) == 0
+    folder.chmod(0o500)
+    try:
+        code, found = doctor(str(folder), tmp_path=tmp_path, capsys=capsys)
+    finally:
+        folder.chmod(0o700)
+    assert code == 1
+    assert set(failures(found)) == {"store: may write", "bus: access"}
+    for check in failures(found):
+        assert str(folder) in found[check]["advice"]
+        assert not BUCKETS_OWN.search(found[check]["advice"])
+
+
+class Refusing:
+    """A folder's store that refuses what a disk may refuse."""
+
+    def __init__(self, store) -> None:
+        self._store, self.url = store, store.url
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    async def put(self, key, data) -> None:
+        raise Denied(f"{self.url}: Permission denied: {key}")
+
+    async def list(self, prefix):
+        raise Denied(f"{self.url}: Permission denied: {prefix}")
+
+
+async def test_advice_for_a_folder_speaks_of_folders(folder):
+    async with world(folder) as w:
+        found = await findings(EdgeStore(Refusing(w.store), w.runtime), w.runtime)
+    for check in ("store: may write", "store: may list"):
+        assert found[check].outcome == FAILURE
+        assert f"{folder}/scratch" in found[check].advice
+        assert not BUCKETS_OWN.search(found[check].advice)
+
+
+def test_advice_for_a_bus_in_a_file_speaks_of_files(folder, tmp_path, capsys):
+    assert main(["init", str(folder)]) == 0
+    (tmp_path / "bus").mkdir()
+    code, found = doctor(str(folder), "--bus", f"sqlite://{tmp_path}/bus", tmp_path=tmp_path, capsys=capsys)
+    assert code == 1
+    assert f"let this user write {tmp_path}/bus" in found["bus: access"]["advice"]
+    assert not BUCKETS_OWN.search(found["bus: access"]["advice"])
 
 
 # --- what does not ----------------------------------------------------------------------------------------------------
@@ -82,6 +144,7 @@ def test_no_bucket(seaweedfs, redis, use, tmp_path, capsys):
     code, found = doctor("s3://no-such-bucket/run", "--bus", redis.url, tmp_path=tmp_path, capsys=capsys)
     assert code == 1
     assert "there is no such bucket" in failures(found)["store: access"]
+    assert found["store: access"]["advice"] == "create it: isthmus init s3://no-such-bucket/run --create-bucket"
 
 
 def test_no_permission_to_create(tmp_path, use, capsys):
@@ -245,13 +308,22 @@ def test_redis_wants_another_password(folder, tmp_path, capsys, monkeypatch):
     assert "sesame-secret" not in json.dumps(found), "no password is ever shown"
 
 
-def test_whoever_may_do_too_much_is_told(folder, tmp_path, capsys):
-    assert main(["init", str(folder)]) == 0
-    before = (folder / "run").read_bytes()
-    code, found = doctor(str(folder), "--role", "learner", "--learner", "eu-1", tmp_path=tmp_path, capsys=capsys)
+def test_whoever_may_do_too_much_is_told(seaweedfs, redis, use, tmp_path, capsys):
+    use(seaweedfs)
+    assert main(["init", "s3://too-much/run", "--create-bucket"]) == 0
+    arguments = ("s3://too-much/run", "--bus", redis.url, "--role", "learner", "--learner", "eu-1")
+    code, found = doctor(*arguments, tmp_path=tmp_path, capsys=capsys)
     assert code == 1
     assert set(failures(found)) == {"store: must not write the run object", "bus: must not write for others"}
-    assert (folder / "run").read_bytes() == before
+
+
+@pytest.mark.parametrize("role", ["learner", "syncer"])
+def test_what_a_folder_cannot_restrict_is_a_note(role, folder, tmp_path, capsys):
+    assert main(["init", str(folder)]) == 0
+    code, found = doctor(str(folder), "--role", role, "--learner", "eu-1", tmp_path=tmp_path, capsys=capsys)
+    assert code == 0, failures(found)
+    notes = [check for check, f in found.items() if f["outcome"] == NOTE]
+    assert notes == ["store: must not write for others", "bus: must not write for others"]
 
 
 def test_an_address_of_another_kind(tmp_path, capsys):

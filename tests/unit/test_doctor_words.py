@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus.doctor import FAILURE, OK, WARNING
+from isthmus.doctor import FAILURE, NOTE, OK, WARNING
 from isthmus_services.doctor import summary
 
 
@@ -15,4 +15,9 @@ from isthmus_services.doctor import summary
     ],
 )
 def test_one_of_a_kind_is_singular(warnings, failures, said):
+    assert summary({NOTE: 0, OK: 9, WARNING: warnings, FAILURE: failures}) == said
     assert summary({OK: 9, WARNING: warnings, FAILURE: failures}) == said
+
+
+def test_notes_are_counted_where_there_are_any():
+    assert summary({OK: 9, NOTE: 1, WARNING: 0, FAILURE: 0}) == "9 ok, 1 note, 0 warnings, 0 failures"

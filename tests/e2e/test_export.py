@@ -1,0 +1,137 @@
+"""`isthmus export`: no file is replaced unasked, no folder made up, and a version that was collected is not a damaged one."""
+
+import asyncio
+import json
+
+import pytest
+
+from isthmus import collect
+from isthmus.rules import Pace, Rules
+from isthmus_services.cli import main
+from isthmus_services.ports import open_log
+from tests_helpers import seed_of, serving, train, world
+
+PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)
+
+
+@pytest.fixture
+def run(folder):
+    """A run of two fragments, some versions long, of which `gc` has left the newest."""
+
+    async def body():
+        async with world(folder, seed_of(Rules(fragments=2, sync_every=2), PACE)) as w:
+            async with serving(w.syncer("s1")) as syncer:
+                await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 8)
+            plan = await collect.plan(w.log, keep=2, min_age_s=-60.0)
+            await collect.apply(w.log, plan)
+            return plan
+
+    return str(folder), asyncio.run(body())
+
+
+def said_by(capsys, *words: str) -> tuple[int, str]:
+    code = main([*words])
+    captured = capsys.readouterr()
+    return code, captured.err.strip() or captured.out.strip()
+
+
+def test_a_file_that_is_there_is_replaced_only_with_force(folder, tmp_path, capsys):
+    assert main(["init", str(folder)]) == 0
+    out = tmp_path / "m.safetensors"
+    out.write_text("ten years")
+    capsys.readouterr()
+    code, said = said_by(capsys, "export", str(folder), "-o", str(out))
+    assert (code, said) == (2, f"isthmus export: -o {out} is there already: --force replaces it")
+    assert out.read_text() == "ten years"
+    assert main(["export", str(folder), "-o", str(out), "--force"]) == 0
+    assert out.stat().st_size > 1000
+    assert [p.name for p in tmp_path.iterdir() if "safetensors" in p.name] == [out.name], "nothing half made is left"
+
+
+def test_no_folder_is_made_up(folder, tmp_path, capsys):
+    assert main(["init", str(folder)]) == 0
+    capsys.readouterr()
+    code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path / "no" / "m.safetensors"))
+    assert code == 2
+    assert said.endswith(f"there is no folder {tmp_path}/no")
+    assert not (tmp_path / "no").exists()
+    code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path))
+    assert said == f"isthmus export: -o {tmp_path} is a folder: name a file"
+
+
+def test_a_time_before_the_run_is_refused(folder, tmp_path, capsys):
+    assert main(["init", str(folder)]) == 0
+    capsys.readouterr()
+    code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path / "m"), "--at", "2020-01-01")
+    assert code == 2
+    assert "there was no model then: the run began at 20" in said
+    assert not (tmp_path / "m").exists()
+    code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path / "m"), "--at", "9e9")
+    assert code == 0
+    assert said.endswith("at version 0, as the run began")
+
+
+def test_a_version_that_was_collected_is_told_from_a_damaged_one(run, tmp_path, capsys):
+    url, plan = run
+    first, out = max(plan.starts), str(tmp_path / "m")
+    assert first > 2
+    code, said = said_by(capsys, "export", url, "-o", out, "--version", "2")
+    assert code == 2, "a choice to make again, not a failed check"
+    assert "version 2 of fragment" in said
+    assert "was collected by `isthmus gc`: versions kept are" in said
+    assert "missing" not in said
+    assert main(["export", url, "-o", out, "--version", str(first)]) == 0
+    assert main(["export", url, "-o", out, "--version", "0", "--force"]) == 0
+
+    async def damage():
+        async with open_log(url) as log:
+            head = (await log.newest(0)).version
+            commit = await log.commit(0, head)
+            await log.store.delete(commit.header.value_key)
+            for version, key in await log.snapshots(0):
+                if version == head:
+                    await log.store.delete(key)
+            return head
+
+    head = asyncio.run(damage())
+    capsys.readouterr()
+    code, said = said_by(capsys, "export", url, "-o", out, "--force")
+    assert code == 1, said
+    assert f"is missing, and version {head} published it" in said
+    assert "collected" not in said
+
+
+def test_explain_and_replay_know_what_was_collected(run, tmp_path, capsys):
+    url, plan = run
+
+    async def merged():
+        async with open_log(url) as log:
+            return [(c.version, c.packed, c.header.inputs[0]) async for c in log.commits(0, 0)]
+
+    commits = asyncio.run(merged())
+    version, _, given = next(c for c in commits if c[1])
+    assert main(["explain", url, given.key]) == 0
+    assert f"collected by `isthmus gc`, which has packed version {version}" in capsys.readouterr().out
+    newest, packed, given = commits[-1]
+    assert not packed
+
+    async def lose():
+        async with open_log(url) as log:
+            await log.store.delete(given.key)
+
+    asyncio.run(lose())
+    assert main(["explain", url, given.key]) == 0
+    said = capsys.readouterr().out
+    assert f"missing, though version {newest} merged it and `isthmus gc` has not passed it: damage" in said
+    assert main(["replay", url, "--fragment", "1", "--json", str(tmp_path / "r.json")]) == 0
+    assert f"from version {plan.starts[1]} on; what came before was collected" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r.json").read_text())["differ"] == 0
+
+
+def test_gc_says_what_to_do_about_what_is_too_young(run, capsys):
+    url, _ = run
+    assert main(["gc", url, "--keep", "1", "--apply"]) == 0
+    said = capsys.readouterr().out
+    assert "too young is what was written less than 3600 s ago: later it goes; --min-age 0 takes it too" in said
+    assert main(["gc", url, "--keep", "1", "--min-age", "0", "--apply"]) == 0
+    assert "min-age" not in capsys.readouterr().out

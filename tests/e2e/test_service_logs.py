@@ -1,0 +1,59 @@
+"""What services say of themselves: start, that they were asked to stop, end; commits only where debug is wanted."""
+
+import json
+import re
+import sys
+
+from e2e.test_processes import EXAMPLE, TOLD_TO_STOP, heads, init, isthmus, processes, wait_for
+
+
+def messages(text: str) -> list[str]:
+    """Every line is an event, or the test fails."""
+    return [json.loads(line)["message"] for line in text.splitlines()]
+
+
+def test_a_learner_and_a_syncer_say_how_it_went(folder, tmp_path):
+    run = str(folder)
+    assert init(run) == 0
+    with processes(tmp_path) as p:
+        syncer = p.isthmus("s", "syncer", run, "--name", "s1")
+        learner = p.isthmus("l", "learner", run, "--learner", "l0", "--steps", "100000", "--shard", "1/4")
+        wait_for(lambda: heads(run) > 10, "ten commits")
+        learner.terminate()
+        p.ends(learner, TOLD_TO_STOP)
+        syncer.terminate()
+        p.ends(syncer)
+        of_learner, of_syncer = messages(p.said("l")), messages(p.said("s"))
+    starts, joined, asked, ends = of_learner[0], of_learner[1], of_learner[-2], of_learner[-1]
+    assert starts == f"l0 starts: {run}, 100000 steps in all, part 1 of 4 of the data"
+    assert joined.startswith(f"l0 joined {run} for the 1. time")
+    assert asked == "l0 was asked to stop by SIGTERM: it finishes the step, stores what is under way and leaves"
+    assert re.fullmatch(r"l0 ends: \d+ of 100000 steps, \d+ tokens, told to stop by SIGTERM", ends)
+    assert "folded in" in of_syncer[0]
+    assert of_syncer[-2] == "s1 was asked to stop by SIGTERM: merges under way are finished"
+    assert re.fullmatch(r"s1 ends: \d+ commits, 0 races lost", of_syncer[-1])
+    assert not [m for m in of_syncer if m.startswith("commit ")], "one line per commit is for debugging"
+
+
+def test_a_syncer_says_its_commits_at_debug(folder, tmp_path):
+    run = str(folder)
+    assert init(run) == 0
+    with processes(tmp_path) as p:
+        syncer = p.isthmus("s", "syncer", run, "--log-level", "debug")
+        p.ends(p.isthmus("l", "learner", run, "--learner", "l0", "--steps", "30"))
+        syncer.terminate()
+        p.ends(syncer)
+        assert any(re.match(r"commit \d+/\d+ merges 1 updates", m) for m in messages(p.said("s")))
+        assert messages(p.said("l"))[-1].endswith("ends: 30 of 30 steps, 7680 tokens, done")
+
+
+def test_the_example_on_a_learner_that_is_done_has_nothing_left_to_do(folder, tmp_path):
+    with processes(tmp_path) as p:
+        command = (sys.executable, str(EXAMPLE), str(folder), "--steps", "20", "--learner", "eu-1")
+        p.ends(p.start("first", *command))
+        p.ends(p.start("again", *command))
+        assert "eu-1: 20 steps, nothing left to do, versions" in p.said("again")
+        assert "Traceback" not in p.said("again")
+    assert isthmus("status", str(folder), "--json", str(tmp_path / "s.json")).returncode == 0
+    (row,) = json.loads((tmp_path / "s.json").read_text())["learners"]
+    assert (row["incarnation"], row["step"], row["state"]) == (2, 20, "done")

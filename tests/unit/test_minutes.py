@@ -1,0 +1,76 @@
+"""The line a minute that a service says of itself: what its metrics gained, in words and as fields."""
+
+import logging
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from isthmus.metrics import LearnerMetrics, SyncerMetrics
+from isthmus_services.minutes import Diary, LearnerMinute, SyncerMinute
+
+
+def test_a_syncers_minute_is_what_the_minute_brought():
+    m = SyncerMetrics()
+    m.rounds_closed.labels("all").inc(7)  # while it started
+    minute = SyncerMinute("s1", m)
+    assert minute.say()[0] == "s1: 0 commits, 0 learners here, rejected nothing, 0.0 MB up, 0.0 MB down"
+    m.rounds_closed.labels("all").inc(9)
+    m.rounds_closed.labels("grace").inc(3)
+    m.rejections.labels("stale").inc(2)
+    m.updates_late.inc(4)
+    m.commits_lost.inc()
+    m.learners.set(4)
+    m.store_bytes.labels("up").inc(1_500_000)
+    m.store_bytes.labels("down").inc(2_400_000)
+    line, facts = minute.say()
+    assert line == (
+        "s1: 12 commits (closed by all 9, grace 3), 4 learners here, rejected stale 2, 4 late, 1 races lost, "
+        "1.5 MB up, 2.4 MB down"
+    )
+    assert (facts["commits"], facts["rejected"]) == (12, {"stale": 2.0})
+    assert minute.say()[0].startswith("s1: 0 commits, 4 learners here, rejected nothing")
+
+
+@pytest.fixture
+def link():
+    """What a link shows."""
+    return SimpleNamespace(metrics=LearnerMetrics(), steps_done=0, versions=[0, 0])
+
+
+def test_a_learners_minute(link):
+    clock = SimpleNamespace(now=100.0)
+    minute = LearnerMinute("eu-1", 1500, link, lambda: clock.now)
+    clock.now = 160.0
+    assert minute.say()[0] == (
+        "eu-1: step 0 of 1500 (0 since the last line), 0 tokens/s, versions 0 to 0, nothing merged yet"
+    ), "no loss yet is no NaN"
+    m = link.metrics
+    m.steps.inc(600)
+    m.tokens.inc(600 * 256)
+    m.loss.set(2.3456)
+    m.ledger.labels("merged").set(90)
+    m.ledger.labels("pending").set(10)
+    link.steps_done, link.versions = 600, [31, 33, 32]
+    clock.now = 220.0
+    line, facts = minute.say()
+    assert line == (
+        "eu-1: step 600 of 1500 (600 since the last line), loss 2.346, 2,560 tokens/s, versions 31 to 33, merged 90%"
+    )
+    assert facts["tokens_s"] == pytest.approx(2560.0)
+    assert facts["loss"] == pytest.approx(2.3456)
+
+
+def test_a_diary_says_minutes_and_signals_and_ends(link, caplog):
+    with caplog.at_level(logging.INFO):
+        diary = Diary(logging.getLogger("isthmus.test"), "eu-1", every_s=0.05)
+        diary.joined(1500, link)
+        diary.asked(signal.SIGTERM)
+        while not any("step 0 of 1500" in message for message in caplog.messages):
+            diary._thread.join(0.01)
+        diary.close()
+    assert not diary._thread.is_alive()
+    (asked,) = [r for r in caplog.records if getattr(r, "signal", "") == "SIGTERM"]
+    assert asked.message == (
+        "eu-1 was asked to stop by SIGTERM: it finishes the step, stores what is under way and leaves"
+    )

@@ -1,0 +1,48 @@
+"""Tables that fit: columns leave in their order and are named, cells are folded, nothing is cut without a word."""
+
+import pytest
+from rich.console import Console
+
+from isthmus_services.tables import Column, fitted
+
+COLUMNS = (Column("name", justify="left"), Column("rarely", 9), Column("often", 1), Column("state", justify="left"))
+ROWS = (("eu-1", "1,234,567", "88.1%", "training"), ("us-1", "1", "9.0%", "waiting for 0/17"))
+
+
+def shown(width: int, rows=ROWS) -> list[str]:
+    console = Console(width=width, record=True, color_system=None)
+    console.print(fitted("a title that is rather longer than a narrow table", COLUMNS, rows, width))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    return lines
+
+
+def test_where_there_is_room_nothing_leaves():
+    lines = shown(80)
+    assert lines[0] == "a title that is rather longer than a narrow table"
+    assert all(word in lines[2] for word in ("name", "rarely", "often", "state"))
+    assert not any("hidden" in line for line in lines)
+
+
+def test_a_title_is_as_wide_as_the_terminal_not_as_its_table():
+    assert shown(60, [("a", "1", "2", "x")])[0] == "a title that is rather longer than a narrow table"
+
+
+def test_what_matters_least_leaves_first_and_is_named():
+    lines = shown(44)
+    assert [line.strip() for line in lines[-2:]] == ["hidden at this width: rarely: widen or use", "--json"]
+    lines = shown(30)
+    assert "hidden at this width: rarely, often:" in "".join(lines)
+
+
+@pytest.mark.parametrize("width", [12, 20, 30])
+def test_what_stays_is_folded_however_narrow_it_gets(width):
+    lines = shown(width)
+    letters = "".join(line[1:-1].rpartition("│")[2].strip() for line in lines if line.startswith("│"))
+    for word in ("training", "waiting"):
+        assert word in letters
+
+
+def test_a_cell_is_no_markup():
+    assert any("[/bold]" in line for line in shown(80, [("[/bold]", "[red]", "", "")]))
