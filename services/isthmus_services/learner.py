@@ -94,17 +94,7 @@ def _train(settings: commands.Learner, name: str, board: Board) -> int:
             )
         )
     finally:
-        diary.close()
-    steps, tokens = (links[-1].steps_done, links[-1].tokens_seen) if links else (0, 0)
-    logger.info(
-        "%s ends: %d of %d steps, %d tokens, %s",
-        name,
-        steps,
-        settings.steps,
-        tokens,
-        "done" if steps >= settings.steps else f"told to stop by {signal.Signals(stop[-1]).name}" if stop else "left",
-        extra={"step": steps, "tokens": tokens},
-    )
+        diary.close()  # the end is the link's to sum up
     if stop and not (links and links[-1].steps_done >= settings.steps):
         # Not 0: for whoever keeps it running, 0 means that there is nothing left to do.
         return 128 + stop[-1]

@@ -28,7 +28,7 @@ def test_a_learner_and_a_syncer_say_how_it_went(folder, tmp_path):
     assert starts == f"l0 starts: {run}, 100000 steps in all, part 1 of 4 of the data"
     assert joined.startswith(f"l0 joined {run} for the 1. time")
     assert asked == "l0 was asked to stop by SIGTERM: it finishes the step, stores what is under way and leaves"
-    assert re.fullmatch(r"l0 ends: \d+ of 100000 steps, \d+ tokens, told to stop by SIGTERM", ends)
+    assert re.match(r"l0: [\d,]+ steps in ", ends)
     assert "folded in" in of_syncer[0]
     assert of_syncer[-2] == "s1 was asked to stop by SIGTERM: merges under way are finished"
     assert re.fullmatch(r"s1 ends: \d+ commits, 0 races lost", of_syncer[-1])
@@ -40,11 +40,12 @@ def test_a_syncer_says_its_commits_at_debug(folder, tmp_path):
     assert init(run) == 0
     with processes(tmp_path) as p:
         syncer = p.isthmus("s", "syncer", run, "--log-level", "debug")
+        wait_for(lambda: "serves" in p.said("s"), "the syncer serves")
         p.ends(p.isthmus("l", "learner", run, "--learner", "l0", "--steps", "30"))
         syncer.terminate()
         p.ends(syncer)
         assert any(re.match(r"commit \d+/\d+ merges 1 updates", m) for m in messages(p.said("s")))
-        assert messages(p.said("l"))[-1].endswith("ends: 30 of 30 steps, 7680 tokens, done")
+        assert messages(p.said("l"))[-1].startswith("l0: 30 steps in ")
 
 
 def test_the_example_on_a_learner_that_is_done_has_nothing_left_to_do(folder, tmp_path):
