@@ -3,9 +3,8 @@
 import asyncio
 import time
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live as Display
-from rich.segment import Segment, Segments
 from rich.text import Text
 
 from isthmus.health import health
@@ -16,7 +15,7 @@ from isthmus.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus_services import commands, logs, options, view
 from isthmus_services.ports import open_ports
 from isthmus_services.report import stdout, write_json
-from isthmus_services.tables import WIDEN
+from isthmus_services.tables import WIDEN, in_view
 
 LISTEN_BEATS = 1.5
 """Heartbeats to listen for before a learner counts as silent."""
@@ -91,19 +90,9 @@ async def _display(live: Live, made: Run, bus: str, console: Console, following:
                 Text(title(made)),
                 Text(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}"),
             ]
-            display.update(_in_view(Group(*lines, view.tables(status, console.width, WIDEN)), console), refresh=True)
+            display.update(in_view(Group(*lines, view.tables(status, console.width, WIDEN)), console), refresh=True)
             await asyncio.wait([following], timeout=REFRESH_S)
     following.result()
-
-
-def _in_view(shown: Group, console: Console) -> RenderableType:
-    """Return what a screen has room for; what it has none for is counted in its last line."""
-    room = console.height - 1
-    lines = console.render_lines(shown, pad=False)
-    if len(lines) <= room + 1:
-        return shown
-    kept = Segments([part for line in lines[:room] for part in (*line, Segment.line())])
-    return Group(kept, Text(f"{len(lines) - room} more lines: {WIDEN}", style="dim"))
 
 
 async def _lines(live: Live, following: "asyncio.Future[None]") -> None:

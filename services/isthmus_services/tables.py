@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -52,3 +53,13 @@ def fitted(
     if hidden := [c.name for i, c in enumerate(columns) if i not in kept]:
         parts.append(Text(f"hidden at this width: {', '.join(hidden)}: {hint}", style="dim"))
     return Group(*parts)
+
+
+def in_view(shown: Group, console: Console) -> RenderableType:
+    """Return what a terminal has lines for; those it has none for are counted in its last one."""
+    lines = console.render_lines(shown, pad=False)
+    if len(lines) <= console.height:
+        return shown
+    room = console.height - 1
+    kept = Segments([part for line in lines[:room] for part in (*line, Segment.line())])
+    return Group(kept, Text(f"{len(lines) - room} more lines: a higher terminal has room for them", style="dim"))

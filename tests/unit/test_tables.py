@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from isthmus_services.tables import Column, fitted
+from isthmus_services.tables import Column, fitted, in_view
 
 COLUMNS = (Column("name", justify="left"), Column("rarely", 9), Column("often", 1), Column("state", justify="left"))
 ROWS = (("eu-1", "1,234,567", "88.1%", "training"), ("us-1", "1", "9.0%", "waiting for 0/17"))
@@ -46,3 +46,13 @@ def test_what_stays_is_folded_however_narrow_it_gets(width):
 
 def test_a_cell_is_no_markup():
     assert any("[/bold]" in line for line in shown(80, [("[/bold]", "[red]", "", "")]))
+
+
+@pytest.mark.parametrize(("height", "last"), [(6, "└"), (5, "2 more lines: a higher terminal has room for them")])
+def test_lines_that_a_terminal_has_no_room_for_are_counted(height, last):
+    console = Console(width=80, height=height, record=True, color_system=None)
+    table = fitted("", (Column("a"),), [("1",), ("2",)], 80)
+    console.print(in_view(table, console), end="")
+    lines = console.export_text().splitlines()
+    assert len(lines) == height
+    assert lines[-1].startswith(last)

@@ -13,7 +13,7 @@ from isthmus.log import Commit
 from isthmus.status import Live
 from isthmus_services import view
 from isthmus_services.demo.left import LAST, TRAINING, Left
-from isthmus_services.tables import WIDEN
+from isthmus_services.tables import WIDEN, in_view
 
 LINES_EVERY_S = 5.0
 
@@ -137,4 +137,5 @@ class Watch:
         if not self._trains:
             return Group(*head)
         status = self._run.status()
-        return Group(*head, Text(said), view.learners(status, width, WIDEN), view.fragments(status, width, WIDEN))
+        tables = view.learners(status, width, WIDEN), view.fragments(status, width, WIDEN)
+        return in_view(Group(*head, Text(said), *tables), self._console)
