@@ -13,7 +13,7 @@ from isthmus.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PIPE_WIDTH = 150
+PIPE_WIDTH = 200
 """Columns where nobody's terminal says how many there are."""
 
 
