@@ -1,0 +1,45 @@
+"""What the demo makes of how its processes end."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from isthmus.errors import InputError
+from isthmus.hearing import Hearing
+from isthmus_services.demo.fleet import CRASHES_MAX, Fleet, Worker
+from isthmus_services.learner import NEVER_MERGED
+
+
+def fleet_of(code: int, tmp_path) -> Fleet:
+    """A fleet whose one learner ends with this code, every time."""
+    learner = Worker("l", "learner", [sys.executable, "-c", f"raise SystemExit({code})"], tmp_path / "l.log", {})
+    syncer = Worker("s", "syncer", [], tmp_path / "s.log", {})
+    learner.start()
+    return Fleet(syncer, [learner], 10, 12, random.Random(0), None, None)
+
+
+def ended(fleet: Fleet) -> subprocess.Popen:
+    process = fleet.learners[0].process
+    assert process is not None
+    process.wait(60)
+    return process
+
+
+@pytest.mark.parametrize("code", [0, NEVER_MERGED])
+def test_a_learner_that_has_done_its_steps_is_done_merged_or_not(code, tmp_path):
+    fleet = fleet_of(code, tmp_path)
+    ended(fleet)
+    fleet.tend(Hearing(bytes(32)))
+    assert fleet.finished
+    assert fleet.learners[0].starts == 1
+
+
+def test_one_that_keeps_ending_ends_the_demo(tmp_path):
+    fleet = fleet_of(1, tmp_path)
+    with pytest.raises(InputError, match="l ended with 1"):
+        for _ in range(CRASHES_MAX):
+            ended(fleet)
+            fleet.tend(Hearing(bytes(32)))
+    assert fleet.learners[0].starts == CRASHES_MAX
