@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from isthmus.learner.ledger import PARTS
-from isthmus.link import Link
 from isthmus.metrics import PREFIX, SyncerMetrics
+
+if TYPE_CHECKING:
+    from isthmus.link import Link
 
 EVERY_S = 60.0
 
@@ -84,7 +87,7 @@ class SyncerMinute:
 class LearnerMinute:
     """Puts a learner's minute into words."""
 
-    def __init__(self, name: str, steps: int, link: Link, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, steps: int, link: "Link", now: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._steps = steps
         self._link = link
@@ -126,7 +129,7 @@ class Diary:
         self._thread = threading.Thread(target=self._run, name="isthmus-diary", daemon=True)
         self._thread.start()
 
-    def joined(self, steps: int, link: Link) -> None:
+    def joined(self, steps: int, link: "Link") -> None:
         """Say minutes of this link from now on."""
         self._minute = LearnerMinute(self._name, steps, link)
 

@@ -16,6 +16,7 @@ from isthmus_services.demo.left import LAST, TRAINING, Left
 from isthmus_services.tables import WIDEN, in_view
 
 LINES_EVERY_S = 5.0
+REFRESH_S = 0.5
 
 
 class Watch:
@@ -34,7 +35,7 @@ class Watch:
         self._took_part = 0.0
         self._kills = 0
         self._started = time.monotonic()
-        self._line_at = 0.0
+        self._line_at = -math.inf
         self._console = Console()
         self._live: Display | None = None
         if sys.stdout.isatty() and not self._console.is_dumb_terminal:
@@ -58,7 +59,7 @@ class Watch:
         """Begin a phase, and show it."""
         self._phase, self._share = phase, None
         self._left.enter(phase)
-        self._line_at = 0.0
+        self._line_at = -math.inf
         self._present()
 
     def done(self, share: float) -> None:
@@ -84,10 +85,13 @@ class Watch:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _present(self) -> None:
+        # Laying tables out takes milliseconds, on cores that the learners want.
+        if time.monotonic() - self._line_at < (REFRESH_S if self._live else LINES_EVERY_S):
+            return
+        self._line_at = time.monotonic()
         if self._live:
             self._live.update(self._render())
-        elif time.monotonic() - self._line_at >= LINES_EVERY_S:
-            self._line_at = time.monotonic()
+        else:
             print(self._line(), flush=True)
 
     @property
