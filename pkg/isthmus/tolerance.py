@@ -52,8 +52,11 @@ class Tolerance:
         lately = [since for kind, since in self._since.items() if now - self._last[kind] <= LATELY_S]
         return now - min(lately, default=now)
 
-    async def of(self, kind: str, request: Awaitable[T]) -> T:
-        """Await a request of a kind. Raises `Denied` where it never worked, or has been refused for too long."""
+    async def of(self, kind: str, request: Awaitable[T], *, vouched: bool = False) -> T:
+        """Await a request of a kind. Raises `Denied` where it never worked, or has been refused for too long.
+
+        `vouched`: whoever asks knows that this should work, whether it ever did or not.
+        """
         try:
             result = await request
         except ObjectMissing:
@@ -63,12 +66,12 @@ class Tolerance:
             now = self._runtime.now()
             since = self._since.setdefault(kind, now)
             self._last[kind] = now
-            if kind not in self._worked or now - since >= self._limit_s:
+            if not (vouched or kind in self._worked) or now - since >= self._limit_s:
                 raise
             left = self._limit_s - (now - since)
             if now - self._said_at >= REMIND_S:
                 self._said_at = now
-                logger.warning("refused (%s), which worked before: ends this process in %.0f s: %s", kind, left, error)
+                logger.warning("refused (%s), which should work: ends this process in %.0f s: %s", kind, left, error)
             raise Unavailable(f"refused for {now - since:.0f} s: {error}") from None
         self._good(kind)
         return result
@@ -89,34 +92,42 @@ class TolerantStore:
         self.url = store.url
         self._store = store
         self._tolerance = tolerance
+        self._vouched = False
+
+    def vouch(self) -> None:
+        """From now on what never worked is ridden out too: whoever has come this far was let in."""
+        self._vouched = True
 
     async def get(self, key: str) -> bytearray:
         """See `Store.get`."""
         if key.startswith(UPDATES):
             return await self._store.get(key)
-        return await self._tolerance.of(_kind("read", key), self._store.get(key))
+        return await self._of(_kind("read", key), self._store.get(key))
 
     async def get_range(self, key: str, start: int, stop: int) -> bytearray:
         """See `Store.get_range`."""
         if key.startswith(UPDATES):
             return await self._store.get_range(key, start, stop)
-        return await self._tolerance.of(_kind("read", key), self._store.get_range(key, start, stop))
+        return await self._of(_kind("read", key), self._store.get_range(key, start, stop))
 
     async def put(self, key: str, data: Blob) -> None:
         """See `Store.put`."""
-        await self._tolerance.of(_kind("write", key), self._store.put(key, data))
+        await self._of(_kind("write", key), self._store.put(key, data))
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`."""
-        return await self._tolerance.of(_kind("create", key), self._store.create(key, data))
+        return await self._of(_kind("create", key), self._store.create(key, data))
 
     async def list(self, prefix: str) -> Sequence[Entry]:
         """See `Store.list`."""
-        return await self._tolerance.of(_kind("list", prefix), self._store.list(prefix))
+        return await self._of(_kind("list", prefix), self._store.list(prefix))
 
     async def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        await self._tolerance.of(_kind("delete", key), self._store.delete(key))
+        await self._of(_kind("delete", key), self._store.delete(key))
+
+    async def _of(self, kind: str, request: Awaitable[T]) -> T:
+        return await self._tolerance.of(kind, request, vouched=self._vouched)
 
 
 class TolerantBus:

@@ -278,6 +278,8 @@ class Checker:
                     if v > len(self.commits[p]):
                         self.violate(f"{message.syncer} claims version {v} of {p}, which is not in the log")
             case Announce():
+                if message.learner != NAME:
+                    self.step_s = max(self.step_s, message.step_s)
                 if message.due:
                     self.due.add((message.fragment, message.base))
                 blob = self.world.objects.blobs.get(message.key)

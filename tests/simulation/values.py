@@ -141,8 +141,11 @@ class Values:
         for p, slot in enumerate(boundary.slots):
             published = self._published(p, slot.base)
             now = life.arrays.values[p]
-            if c is not None and slot.base == c.points[p].base and not slot.merged:
-                kept = before.frozen.get(c.header.step) if before is not None else None
+            kept = before.frozen.get(c.header.step) if c is not None and before is not None else None
+            goes_on = c is not None and slot.base == c.points[p].base
+            if goes_on and slot.merged and kept is not None and np.array_equal(now, kept[p]):
+                continue  # merged as it was at the checkpoint; what a later update holds begins anew
+            if goes_on and not slot.merged:
                 if kept is not None and not np.array_equal(now, kept[p]):
                     self._violate(life, f"fragment {p} does not go on as it was at step {c.header.step}")
             elif published is not None and not np.array_equal(now, published):

@@ -162,7 +162,13 @@ class Vigil:
         return f"{' and '.join(ill) or 'nobody is ill'}; well are {', '.join(seat.name for seat in self.well)}"
 
     def _takes_part(self, first: dict[int, int]) -> None:
-        """Whoever was well all the time is in some round of each fragment that had several."""
+        """Whoever was well all the time is in some round of each fragment that had several.
+
+        But where nobody is waited for and nothing late is taken: there the quickest are all there is, as configured.
+        """
+        pace = self._cluster.run.pace
+        if pace.grace == 0.0 and pace.staleness == 0:
+            return
         for p, commits in enumerate(self._cluster.checker.commits):
             inputs = [{given.learner for given in header.inputs} for header, _ in commits[first[p] :]]
             if len(inputs) < 6 or self._cluster.scenario.hostile:

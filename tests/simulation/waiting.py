@@ -30,20 +30,22 @@ class Waiting:
         """Yield what is wrong with the wait of a commit's round."""
         w = header.waited
         exact = EXACT_S + self._checker.stall_s
-        ends = w.boundary_at + w.quorum_s + w.grace_s
+        # By durations, in seconds after opening: a stall between two looks makes dates of the same moment differ.
+        ends = w.quorum_s - w.boundary_s + w.grace_s
         if len({given.learner for given in header.inputs if given.base == header.version - 1}) <= 1:
-            ends = max(ends, w.hold_until)
+            ends = max(ends, w.hold_s)
         if w.closed_by == "grace":
             if w.quorum_missed and not w.expected:
                 yield "closed by grace, and nobody was expected"
-            if w.closed_at < ends - exact:
-                yield f"closed by grace {ends - w.closed_at:.3f} s before grace was over"
+            if w.waited_s < ends - EXACT_S:
+                yield f"closed by grace {ends - w.waited_s:.3f} s before grace was over"
         if abs(w.closed_at - w.opened_at - w.waited_s) > exact:
             yield f"waited {w.waited_s:.3f} s, and from opening to closing it is {w.closed_at - w.opened_at:.3f} s"
         granted = w.closed_by == "grace" or not w.quorum_missed
-        gives_up = w.opened_at + self._checker.run.rules.sync_every * max(self._checker.step_s, STEP_UNKNOWN_S)
-        last = max(w.hold_until, min(ends, gives_up) if granted else gives_up)
-        late = w.closed_at - last
+        gives_up = self._checker.run.rules.sync_every * max(self._checker.step_s, STEP_UNKNOWN_S)
+        gives_up = min(gives_up, w.gives_up_s or gives_up)
+        last = max(w.hold_s, min(ends, gives_up) if granted else gives_up)
+        late = w.waited_s - last
         if late <= LATE_S:
             return
         process = self._undisturbed(header.writer, w)
@@ -51,7 +53,7 @@ class Waiting:
             return
         # The dates are its own: back to the time of the world.
         skew = EPOCH + process.wall_skew_s
-        stood = process.life.stood_s(last - skew, w.closed_at - skew)
+        stood = process.life.stood_s(w.opened_at + last - skew, w.closed_at - skew)
         trips = TRIPS * self._checker.latency_s
         if late > LATE_S + stood + trips:
             yield (

@@ -231,6 +231,19 @@ def test_with_a_lead_a_learner_waits_for_what_is_under_way():
     assert not loop.boundary.overdue()
 
 
+def test_a_learner_that_would_wait_adopts_all_that_is_here_first():
+    """It waits for news, and what is here already is none: it stood for ever behind the third of three versions."""
+    loop = Loop(sync_every=4, lead=0.0)
+    assert loop.boundary.moves == 2
+    loop.step(4)
+    for fragment in (1, 2, 3):
+        loop.tell(Ready(fragment, 1, np.zeros(10, np.float32)))
+    loop.boundary.slots[0].sent_step = None
+    loop.boundary.wait_on()
+    assert [slot.base for slot in loop.boundary.slots] == [0, 1, 1, 1]
+    assert not loop.boundary.overdue()
+
+
 def test_a_learner_that_leaves_waits_for_nothing():
     loop = Loop(sync_every=4, lead=0.0)
     loop.step(3)

@@ -140,3 +140,13 @@ async def test_a_refusal_of_an_update_says_nothing_of_the_rest(store, tolerant):
     with pytest.raises(Denied):
         await ways.get("updates/0")
     assert tolerance.refused_s == 0.0
+
+
+async def test_what_is_vouched_for_is_ridden_out_though_it_never_worked(store, tolerant, clock):
+    tolerant[0].vouch()
+    store.refused = {("put", "values")}
+    with pytest.raises(Unavailable):
+        await tolerant[0].put("values/0", b"x")
+    clock.now += REFUSED_S
+    with pytest.raises(Denied):
+        await tolerant[0].put("values/0", b"x")

@@ -296,7 +296,10 @@ class Boundary:
         self.news()
 
     def _move(self, now: float) -> None:
-        """Hear the agent; copy at most `moves` fragments out and in."""
+        """Hear the agent; copy at most `moves` fragments out and in; where the learner would wait, all that came in.
+
+        (It waits for news, and what is here already is none.)
+        """
         self._drain()
         for _ in range(self.moves):
             out, due = self._choose_out(now)
@@ -307,6 +310,8 @@ class Boundary:
             into = self._choose_in(now)
             if into is None:
                 break
+            self._adopt(into)
+        while self.overdue() and (into := self._choose_in(now)) is not None:
             self._adopt(into)
 
     def freeze(self) -> None:

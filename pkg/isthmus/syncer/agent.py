@@ -97,7 +97,8 @@ class Syncer:
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of."""
         self._tolerance = Tolerance(runtime)
-        self._log = Log(log.run, TolerantStore(store, self._tolerance), runtime)
+        self._tolerant = TolerantStore(store, self._tolerance)
+        self._log = Log(log.run, self._tolerant, runtime)
         self._store = store
         store.metrics = self.metrics
         bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
@@ -152,6 +153,7 @@ class Syncer:
                 tasks.create_task(one(keeper))
         if all(keeper.broken for keeper in self.keepers):
             raise LogCorrupt(snapshots_prefix(0).split("/", maxsplit=1)[0], self.keepers[0].broken)
+        self._tolerant.vouch()
         self.fold_s = self._runtime.now() - started
         self._show()
 

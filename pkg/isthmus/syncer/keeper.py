@@ -215,7 +215,8 @@ class Keeper:
                 # Whoever starts next need not fold what this syncer knows.
                 if self._snapshot is not None:
                     await self._snapshot
-                await self._write_snapshot(self.state)
+                if await self._at_the_end(self.state.version):
+                    await self._write_snapshot(self.state)
 
     async def _next(self) -> Event | None:
         """Return the next event; None when the clock has to be looked at first."""
@@ -560,6 +561,14 @@ class Keeper:
         if ours and due and self._tasks is not None and (self._snapshot is None or self._snapshot.done()):
             self._snapshot = self._tasks.create_task(self._write_snapshot(state))
         self.rounds.committed(commit.header, self._runtime.now())
+
+    async def _at_the_end(self, version: int) -> bool:
+        """Return whether a version is the newest. From a snapshot of an older one no way may lead on any more: what was
+        merged after it may have been collected."""
+        try:
+            return await self._log.commit(self.fragment.index, version + 1) is None
+        except (Unavailable, Denied, LogCorrupt):
+            return False
 
     async def _write_snapshot(self, state: State) -> None:
         p = self.fragment.index
