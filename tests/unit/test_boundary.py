@@ -239,6 +239,8 @@ def test_a_learner_that_would_wait_adopts_all_that_is_here_first():
     for fragment in (1, 2, 3):
         loop.tell(Ready(fragment, 1, np.zeros(10, np.float32)))
     loop.boundary.slots[0].sent_step = None
+    loop.boundary.slots[3].sent_step = 1
+    assert loop.boundary.overdue()
     loop.boundary.wait_on()
     assert [slot.base for slot in loop.boundary.slots] == [0, 1, 1, 1]
     assert not loop.boundary.overdue()
