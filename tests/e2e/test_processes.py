@@ -300,7 +300,11 @@ def test_a_model_and_a_trainer_of_ones_own(folder, tmp_path, monkeypatch):
     made = isthmus("init", str(folder), "--model", "ours:model", "--fragments", "2", "--sync-every", "4")
     assert made.returncode == 0, made.stderr
     assert "26 parameters in 2 fragments" in made.stdout
-    done = isthmus("learner", str(folder), "--learner", "a", "--train", "ours:train", "--steps", "20", "--shard", "1/2")
+    train = ("learner", str(folder), "--learner", "a", "--train", "ours:train", "--steps", "20", "--shard", "1/2")
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", str(folder))
+        wait_for(lambda: "serves" in p.said("s"), "the syncer serves")
+        done = isthmus(*train)
     assert done.returncode == 0, done.stderr
     assert "trained 20 (1, 2) a" in done.stdout
 

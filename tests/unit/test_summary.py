@@ -38,7 +38,7 @@ def test_earlier_lives_and_longer_stays_are_told_too():
 def test_work_of_which_nothing_was_merged_cannot_be_missed():
     found = replace(FOUND, ledger=NOTHING, trouble="no syncer is heard")
     assert found.never_merged
-    assert "NOTHING OF IT WAS MERGED: no syncer is heard. What it learnt is not in the run" in str(found)
+    assert "NOTHING OF IT WAS MERGED before it left: no syncer is heard. What it learnt is not in the run" in str(found)
     assert "isthmus status s3://b/run" in str(found)
 
 

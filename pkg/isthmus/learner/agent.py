@@ -53,6 +53,12 @@ logger = logging.getLogger(__name__)
 PROGRESS_BEATS = 0.1
 """Heartbeats between two reports of new steps."""
 
+LINGER_S = 5.0
+"""A learner of which nothing was ever merged waits so long, when it leaves, to hear of the first merge …"""
+
+LINGER_LOOK_S = 0.1
+"""… and looks so often."""
+
 MISSED_BEATS = 1.5
 """Heartbeats after which silence is what a learner leaves under, if it leaves then."""
 
@@ -305,10 +311,22 @@ class LearnerAgent:
                 *(tasks.create_task(self.downlink.fetch()) for _ in range(FETCHERS)),
             ]
             await self._serve_boundary(tasks)
+            await self._linger()
             for task in background:
                 task.cancel()
         await self._last_words()
         self.vitals.rest()
+
+    async def _linger(self) -> None:
+        """Stay for a moment where nothing of us was ever merged, updates are under way and a syncer is there to merge
+        them: a short life ends before it hears of it, and would be told that it was for nothing."""
+        until = self._runtime.now() + LINGER_S
+        while self._runtime.now() < until:
+            merged = any(account.merged for account in self.uplink.accounts)
+            gone = self._runtime.now() - self._syncer_heard_at > self.pace.silence_s
+            if merged or gone or not any(self.uplink.attempts):
+                return
+            await asyncio.sleep(LINGER_LOOK_S)
 
     def drain(self, *, done: bool = False) -> None:
         """Stop once the uploads under way are announced; `done`: the learner has trained all its steps."""

@@ -41,7 +41,7 @@ class Summary:
         if self.never_merged:
             why = f": {self.trouble}" if self.trouble else ""
             return (
-                f"{line}; NOTHING OF IT WAS MERGED{why}. What it learnt is not in the run "
+                f"{line}; NOTHING OF IT WAS MERGED before it left{why}. What it learnt is not in the run "
                 f"(`isthmus status {self.run}` shows who is)"
             )
         parts = [(part, getattr(self.ledger, part) / max(self.ledger.processed, 1.0)) for part in PARTS]
