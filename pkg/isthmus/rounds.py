@@ -123,7 +123,8 @@ class Round:
     """Who has nothing to give, and when that was heard."""
     hold_until: float = 0.0
     gives_up_at: float = math.inf
-    """When it merges what it has: H steps of the slowest member known at opening. Nobody's later word moves it."""
+    """When it merges what it has: H steps of the slowest member known at opening, at least L. Nobody's later word moves
+    it."""
     quorum_at: float | None = None
     quorum_s: float = 0.0
     grace_s: float = 0.0
@@ -510,7 +511,8 @@ class Rounds:
             boundary_at=min(boundary_at, now),
             called_at=now,
             called_by=by,
-            gives_up_at=now + self._sync_every * slowest,
+            # Where steps are quicker than the store, H of them pass before the first update is here.
+            gives_up_at=now + max(self._sync_every * slowest, self._pace.silence_s),
             expected=frozenset(expected),
         )
 

@@ -166,7 +166,7 @@ class Scenario:
         Where a round needs somebody who forges, it waits for as long as that is believed.
         """
         silence_s = SILENT_BEATS / BEATS * self.pace.heartbeat_s
-        round_s = (self.rules.sync_every + 2) * max(self.step_s)
+        round_s = max((self.rules.sync_every + 2) * max(self.step_s), self.pace.silence_s)
         if self.hostile is Hostility.FORGES and self.pace.quorum > self.learners:
             round_s *= SLOWER_MAX
         return STORE_TIMEOUT_S + 2.0 * silence_s + self.pace.silence_s + 2.0 * round_s + MARGIN_S

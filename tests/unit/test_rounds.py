@@ -236,11 +236,23 @@ def test_quorum_falls_when_a_learner_falls_silent():
 
 
 def test_nobody_waits_for_ever():
-    story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=10.0, silence_s=1000.0))
+    story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=100.0, silence_s=20.0), sync_every=300)
     story.arrive(story.announce("a", due=True))
-    story.now += 12 * STEP_S + 0.01
+    story.now += 29.0
+    story.beat("b")
+    assert story.rounds.tick(story.now) == []
+    story.now += 1.01
     assert story.rounds.tick(story.now) == [Merge(1, ClosedBy.DEADLINE)]
     assert story.rounds.round.quorum_missed
+
+
+def test_where_steps_are_quicker_than_the_store_a_round_waits_for_its_first_update():
+    """H steps of a millisecond were over before any update was here: no round of such a run ever came to anything."""
+    story = Story("a", step_s=0.001)
+    actions = story.announce("a", due=True)
+    story.now += 0.5
+    assert story.rounds.tick(story.now) == []
+    assert story.arrive(actions) == [Merge(1, ClosedBy.EVERYONE)]
 
 
 def test_a_round_to_which_nothing_comes_is_abandoned():
