@@ -123,8 +123,7 @@ class Round:
     """Who has nothing to give, and when that was heard."""
     hold_until: float = 0.0
     gives_up_at: float = math.inf
-    """When it merges what it has: H steps of the slowest member known at opening, at least L. Nobody's later word moves
-    it."""
+    """When it merges what it has: H steps of the slowest member known at opening. Nobody's later word moves it."""
     quorum_at: float | None = None
     quorum_s: float = 0.0
     grace_s: float = 0.0
@@ -511,8 +510,7 @@ class Rounds:
             boundary_at=min(boundary_at, now),
             called_at=now,
             called_by=by,
-            # Where steps are quicker than the store, H of them pass before the first update is here.
-            gives_up_at=now + max(self._sync_every * slowest, self._pace.silence_s),
+            gives_up_at=now + self._sync_every * slowest,
             expected=frozenset(expected),
         )
 
@@ -534,7 +532,9 @@ class Rounds:
         return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
 
     def _gives_up(self, r: Round) -> float:
-        return max(r.gives_up_at, self._members.hold_until)
+        # Where steps are quicker than the store, H of them pass before the first update is here.
+        first_by = 0.0 if r.arrived else r.opened_at + self._pace.silence_s
+        return max(r.gives_up_at, self._members.hold_until, first_by)
 
     def _close(self, by: ClosedBy, now: float) -> list[Action]:
         assert self.round is not None, "closing without a round"

@@ -43,7 +43,10 @@ class Waiting:
             yield f"waited {w.waited_s:.3f} s, and from opening to closing it is {w.closed_at - w.opened_at:.3f} s"
         granted = w.closed_by == "grace" or not w.quorum_missed
         gives_up = self._checker.run.rules.sync_every * max(self._checker.step_s, STEP_UNKNOWN_S)
-        gives_up = min(max(gives_up, self._checker.run.pace.silence_s), w.gives_up_s or gives_up)
+        gives_up = min(gives_up, w.gives_up_s or gives_up)
+        # With nothing there it waits for L; what comes then closes it at once.
+        first = next((seen.at for seen in w.seen if seen.what == "in"), 0.0)
+        gives_up = max(gives_up, min(first, self._checker.run.pace.silence_s))
         last = max(w.hold_s, min(ends, gives_up) if granted else gives_up)
         late = w.waited_s - last
         if late <= LATE_S:
