@@ -376,6 +376,16 @@ MUTANTS = [
         "rounds.py",
         "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
         row(
+            "what-is-being-fetched-is-not-waited-for",
+            "self._members.expected(self._known(), now) | {learner for learner, _ in self._fetching}",
+            "self._members.expected(self._known(), now)",
+        ),
+        row(
+            "a-round-gives-up-before-anything-can-come",
+            "first_by = 0.0 if r.arrived else",
+            "first_by = 0.0 if True else",
+        ),
+        row(
             "a-base-just-ahead-is-made-up",
             "if pointer.base > self.head + AHEAD_MAX:",
             "if pointer.base >= self.head + AHEAD_MAX:",
@@ -461,6 +471,7 @@ MUTANTS = [
     *of(
         "members.py",
         "tests/unit/test_members_heard.py tests/unit/test_members.py",
+        row("any-step-is-believed", "min(max(steps), SLOWER_MAX * statistics.median_low(steps))", "max(steps)"),
         row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),
         row(
             "a-gap-makes-everybody-silent",
@@ -619,6 +630,7 @@ MUTANTS = [
     *of(
         "learner/boundary.py",
         "tests/unit/test_boundary_uploads.py tests/unit/test_boundary.py",
+        row("who-waits-adopts-no-more-than-others", "while self.overdue() and (into", "while False and (into"),
         row(
             "a-failed-upload-takes-local-work-along",
             "                        slot.sent_values = None if sent_step is None else slot.prior_values\n",
@@ -733,7 +745,7 @@ MUTANTS = [
         "tests/unit/test_collect_plan.py",
         row(
             "a-young-snapshot-is-no-start",
-            "    start = min([start, *(version_in(e.key) for e in snapshots if e.modified > before)])\n",
+            "    start = min([start, *young])\n",
             "",
         ),
         row("snapshots-go-last", 'key=lambda kind: kind != "snapshots")', 'key=lambda kind: kind == "snapshots")'),
@@ -914,14 +926,15 @@ MUTANTS = [
         "tests/unit/test_refusals.py tests/unit/test_tolerance.py",
         row(
             "what-never-worked-is-ridden-out",
-            "if kind not in self._worked or now - since >= self._limit_s:",
+            "if not (vouched or kind in self._worked) or now - since >= self._limit_s:",
             "if now - since >= self._limit_s:",
         ),
         row(
             "refusals-are-ridden-out-for-ever",
-            "if kind not in self._worked or now - since >= self._limit_s:",
-            "if kind not in self._worked:",
+            "if not (vouched or kind in self._worked) or now - since >= self._limit_s:",
+            "if not (vouched or kind in self._worked):",
         ),
+        row("nothing-is-vouched-for", "        self._vouched = True\n", "        self._vouched = False\n"),
         row(
             "the-clock-of-a-refusal-never-stops",
             "if self._since.pop(kind, None) is not None:",
