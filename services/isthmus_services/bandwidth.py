@@ -15,10 +15,13 @@ from isthmus.model.bandwidth import DATA_PARALLEL, DECOUPLED, DILOCO, STREAMING,
 from isthmus.rules import Pace, Rules
 from isthmus_services import commands, options
 from isthmus_services.progress import progress
-from isthmus_services.report import save, stdout, write_json
+from isthmus_services.report import MARKERS, save, stdout, write_json
 
 PAPER = (Codec(name="bf16", up_bits=16.0, down_bits=16.0), Codec(name="int4", up_bits=4.0, down_bits=4.0))
 """Bits alone, as the papers count."""
+
+MARK_EVERY = 10
+"""Points of a line between two marks."""
 
 OWN = (("bf16", "bf16"), ("int4", "int8"), ("int4", "int4"))
 """This library's codecs, up and down."""
@@ -221,7 +224,7 @@ def draw(link: Link, methods: Sequence[tuple[str, Codec]], path: Path) -> None:
     styles = {DATA_PARALLEL: "tab:red", DILOCO: "tab:orange", STREAMING: "tab:green", DECOUPLED: "tab:blue"}
     dashes = ("-", "--", ":", "-.", (0, (1, 3)))
     drawn: dict[str, int] = {}
-    for method, codec in methods:
+    for number, (method, codec) in enumerate(methods):
         points = []
         for utilization in wanted:
             try:
@@ -232,6 +235,8 @@ def draw(link: Link, methods: Sequence[tuple[str, Codec]], path: Path) -> None:
         drawn[method] += 1
         axis.plot(
             [x for x, _ in points], [y for _, y in points], linestyle=dash, color=styles[method],
+            # Lines that lie on each other are marked at different places.
+            marker=MARKERS[number % len(MARKERS)], markersize=5, markevery=(number % MARK_EVERY, MARK_EVERY),
             label=f"{method}, {codec.name}",
         )  # fmt: skip
     axis.set_yscale("log")

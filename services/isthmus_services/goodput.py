@@ -17,7 +17,7 @@ from isthmus.model.goodput import DECOUPLED, ELASTIC, RESTART, Cluster
 from isthmus_services import commands, options
 from isthmus_services.ports import open_log
 from isthmus_services.progress import progress
-from isthmus_services.report import save, stdout, write_json
+from isthmus_services.report import MARKERS, save, stdout, write_json
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 LEARNERS = (1, 2, 4, 8, 16)
@@ -311,7 +311,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         lines.setdefault((row["mode"], row["learners"]), []).append(row)
     shades = plt.get_cmap("viridis")
     decoupled = [key for key in lines if key[0] == DECOUPLED]
-    for key, of in lines.items():
+    for number, (key, of) in enumerate(lines.items()):
         mode, learners = key
         color = {RESTART: "tab:red", ELASTIC: "tab:orange"}.get(mode) or shades(
             decoupled.index(key) / max(1, len(decoupled))
@@ -321,7 +321,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         )
         x, y = [row["chips"] for row in of], [row["goodput"] for row in of]
         style = ":" if key == (DECOUPLED, 1) else "-"
-        axis.plot(x, y, style, marker="o", markersize=4, color=color, label=label)
+        axis.plot(x, y, style, marker=MARKERS[number % len(MARKERS)], markersize=5, color=color, label=label)
         axis.fill_between(x, [r["goodput_ci"][0] for r in of], [r["goodput_ci"][1] for r in of], color=color, alpha=0.2)
     published = [(model.PUBLISHED_CHIPS, value, "fitted to") for value in model.PUBLISHED.values()]
     published += [(chips, value, "predicted") for _, chips, _, what, value in PREDICTED if what == "goodput"]

@@ -188,7 +188,13 @@ def _plot(path: Path, rows: list[whatif.Departure], said: str) -> None:
     figure, (upper, lower) = pyplot.subplots(2, sharex=True, figsize=(8, 6), layout="constrained")
     versions = [row.version for row in rows]
     upper.plot(versions, [row.difference for row in rows], color="tab:orange", label="difference between the two")
-    upper.plot(versions, [row.way for row in rows], color="tab:gray", label="way of the recorded run from its start")
+    upper.plot(
+        versions,
+        [row.way for row in rows],
+        color="tab:gray",
+        linestyle="--",
+        label="way of the recorded run from its start",
+    )
     upper.set_ylabel("norm of the published values")
     upper.legend()
     upper.set_title(f"what if {said}")

@@ -20,7 +20,8 @@ def plot(path: Path, global_points: list[Point], single_points: list[Point], lea
     axes.plot(
         [p.tokens / 1e3 for p in single_points],
         [p.loss for p in single_points],
-        marker="o",
+        linestyle="--",
+        marker="s",
         markersize=3,
         color="tab:gray",
         label="one learner alone on its shard",

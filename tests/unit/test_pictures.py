@@ -1,0 +1,42 @@
+"""Pictures can be read in grey: within one, no two lines share marker and dash."""
+
+import pytest
+
+matplotlib = pytest.importorskip("matplotlib")
+
+from isthmus_services import bandwidth, cli, goodput, replay  # noqa: E402
+
+
+def styles(figure):
+    return [
+        (line.get_linestyle(), line.get_marker())
+        for axis in figure.axes
+        for line in axis.get_lines()
+        if len(line.get_xdata()) > 1
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        (bandwidth, ["simulate", "bandwidth", "--params", "1e9"]),
+        (goodput, ["simulate", "goodput", "--chips", "64,512", "--slice-chips", "8", "--learners", "1,2,4,8"]),
+    ],
+)
+def test_lines_differ_by_more_than_colour(module, command, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(module, "save", lambda figure, path: seen.extend(styles(figure)))
+    assert cli.main([*command, "--plot", str(tmp_path / "p.png")]) == 0
+    assert len(seen) >= 4
+    markers = [marker for _, marker in seen]
+    assert len(set(markers)) == len(markers)
+
+
+def test_what_if_draws_its_two_norms_apart(monkeypatch, tmp_path):
+    from isthmus.whatif import Departure
+
+    rows = [Departure(version=v, inputs_recorded=1, inputs_other=1, difference=1.0 * v, way=2.0, cosine=0.9) for v in (1, 2)]
+    seen = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: seen.extend(styles(figure)))
+    replay._plot(tmp_path / "p.png", rows, "merge=avg")
+    assert len({dash for dash, _ in seen[:2]}) == 2
