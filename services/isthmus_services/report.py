@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = "os^vDP<>hp8d"
-"""Of lines in one picture: no two alike, so that they can be told apart in grey too (x and * mark what was published)."""
+"""Of lines in one picture: no two alike, so that they can be told apart in grey too. (x and * mark what was published.)
+"""
 
 PIPE_WIDTH = 200
 """Columns where nobody's terminal says how many there are."""

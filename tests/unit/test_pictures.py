@@ -35,7 +35,9 @@ def test_lines_differ_by_more_than_colour(module, command, monkeypatch, tmp_path
 def test_what_if_draws_its_two_norms_apart(monkeypatch, tmp_path):
     from isthmus.whatif import Departure
 
-    rows = [Departure(version=v, inputs_recorded=1, inputs_other=1, difference=1.0 * v, way=2.0, cosine=0.9) for v in (1, 2)]
+    rows = [
+        Departure(version=v, inputs_recorded=1, inputs_other=1, difference=1.0 * v, way=2.0, cosine=0.9) for v in (1, 2)
+    ]
     seen = []
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: seen.extend(styles(figure)))
     replay._plot(tmp_path / "p.png", rows, "merge=avg")
