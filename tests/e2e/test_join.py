@@ -189,7 +189,7 @@ def test_a_run_in_a_bucket_needs_a_bus():
 
 def test_steps_are_checked(folder):
     link = join(folder, net(), create=RULES)
-    with pytest.raises(InputError, match="at least one token"):
+    with pytest.raises(InputError, match="at least 1"):
         link.step(tokens=0)
     link.close()
     link.close()

