@@ -134,7 +134,7 @@ def predicted(place: str) -> dict[str, float]:
     quantile = statistics.NormalDist().inv_cdf((learners - 0.375) / (learners + 0.25))
     restart_s = mtbf_hours = math.inf
     if failures is not None:
-        # A machine again, and its checkpoint (20 bytes per parameter) and the model's state down the link.
+        # A machine again; then its checkpoint and the model come down the link, 20 and 4 bytes per parameter.
         restart_s, mtbf_hours = failures.repair_s, failures.every_s / 3600.0
     fetch_s = wires.parameters * 4.0 * 8.0 / (wires.gbit_s * 1e9)
     island = Island(
