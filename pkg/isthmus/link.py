@@ -29,7 +29,7 @@ from isthmus.log import Log
 from isthmus.metrics import LearnerMetrics
 from isthmus.records.fields import require_name
 from isthmus.rules import Pace, Rules
-from isthmus.run import Run, Seed, create_run, read_run
+from isthmus.run import Run, Seed, create_run, read_run, run_below
 from isthmus.runtime import Runtime, threaded
 from isthmus.sinks import CLOSE_S, Feeder, Sink
 from isthmus.store import AT_START, RUNNING, EdgeStore, open_store, require_create_only
@@ -286,6 +286,8 @@ async def reach_or_create(
             try:
                 found = await read_run(store)
             except RunMissing:
+                if near := await run_below(store):
+                    raise RunMissing(store.url, near) from None  # never create one around another
                 if create is None:
                     raise
                 await require_create_only(store, runtime)

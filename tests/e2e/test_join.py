@@ -38,6 +38,13 @@ def test_a_missing_run_names_init(folder):
         join(folder, net())
 
 
+def test_a_folder_that_holds_a_run_names_it_and_gets_no_second_one(tmp_path):
+    join(tmp_path / "out" / "run", net(), create=RULES).close()
+    for options in ({}, {"create": RULES}):
+        with pytest.raises(RunMissing, match=r"out: no run here; did you mean .*out/run\?"):
+            join(tmp_path / "out", net(), **options)
+
+
 def test_the_first_creates_and_the_next_adopts_its_values(folder):
     first, second = net(), net()
     with torch.no_grad():
