@@ -351,7 +351,7 @@ class Rounds:
                 return self._close(ClosedBy.DEADLINE, now)
             self.phase, self.round = Phase.CLOSED, None
             return [Abandon()]
-        if now - r.called_at >= self._pace.heartbeat_s:
+        if now >= r.called_at + self._pace.heartbeat_s:  # as `deadline` adds it up: else a rounding is due for ever
             # Calls get lost like everything on the bus, and fetches fail: ask again.
             r.called_at = now
             return [CallRound(self.head + 1), *self.fetches()]

@@ -510,3 +510,15 @@ def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace():
     assert story.arrive(story.announce("a")) == []
     story.now = story.rounds.deadline(story.now)
     assert story.rounds.tick(story.now) == [Merge(1, ClosedBy.GRACE)]
+
+
+def test_what_is_due_is_done_whatever_sums_round_to():
+    """8191.833… + 1 − 8191.833… is less than 1: the call was due, not made, and due again without end."""
+    story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=1.0, silence_s=1000.0), sync_every=1000)
+    story.now = 8191.833214953706
+    story.beat("a")
+    story.beat("b")
+    story.arrive(story.announce("a", due=True))
+    story.now = story.rounds.deadline(story.now)
+    assert story.now - 8191.833214953706 < 1.0
+    assert kinds(story.rounds.tick(story.now)) == [CallRound]
