@@ -179,7 +179,8 @@ class Link:
         """Announce what is under way, write a last checkpoint and leave the run; then sum up on the log.
 
         `done` says that this learner has trained all its steps. Call it between two steps, as `step`. A learner of
-        whose work nothing was ever merged leaves with a warning.
+        whose work nothing was merged yet stays for up to five seconds to hear of it, and leaves with a warning if it
+        does not.
         """
         if not self._closed:
             self._closed = True

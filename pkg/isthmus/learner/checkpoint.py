@@ -107,7 +107,7 @@ def why_useless(frozen: Frozen) -> str | None:
     if frozen.loss is not None and not np.isfinite(frozen.loss):
         return f"the loss is {frozen.loss}"
     for p, point in enumerate(frozen.points):
-        if not kernels.all_finite(point.values):
+        if not all(kernels.all_finite(x) for x in (point.values, point.sent_values) if x is not None):
             return f"fragment {p} holds a NaN or an infinity"
     return None
 

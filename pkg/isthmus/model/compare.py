@@ -14,7 +14,7 @@ from isthmus.errors import InputError
 from isthmus.model import bandwidth
 from isthmus.model.bandwidth import DATA_PARALLEL, Codec, Link
 from isthmus.model.goodput import Cluster, fits, young
-from isthmus.model.planner import DAY_S, Island, Plan, Prices
+from isthmus.model.planner import DAY_S, Island, Plan, Prices, goodput_of
 
 ONE_PLACE, ACROSS, DECOUPLED = "data parallel in one place", "data parallel across the links", "decoupled"
 
@@ -84,7 +84,7 @@ def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: floa
     if not (math.isfinite(tokens) and tokens >= 1):
         raise InputError(f"a step has at least one token, not {tokens:g}")
     learners = sum(i.count for i in islands)
-    gpu_usd = 24.0 * prices.gpu_hour * sum(i.gpus * i.count for i in islands)
+    gpu_usd = found.day["gpu_usd"]
     one = _parallel(ONE_PLACE, islands, max(i.step_s for i in islands), tokens, gpu_usd, job)
     step_s = max(_across(found.params, i, learners, job) for i in islands)
     steps = one.goodput * DAY_S / step_s
@@ -158,7 +158,7 @@ def _decoupled(found: Plan, islands: Sequence[Island], tokens: float) -> Way:
     """Return what was planned, for learners that may fail otherwise."""
     steps = spent = here = 0.0
     for f, island in zip(found.forecasts, islands, strict=True):
-        goodput = 1.0 / (1.0 + (island.restart_s + f.lost_s) / (island.mtbf_hours * 3600.0))
+        goodput = goodput_of(island, f.lost_s)
         steps += island.count * f.utilization * goodput / island.step_s
         spent += island.count * f.utilization * goodput
         here += island.count

@@ -68,6 +68,12 @@ COPY_BYTES_S = 5e9
 WORD = 2.0
 """Ways that a message on the bus takes in the mean: its own, and the rest of the request before it."""
 
+OVERLAP_MAX = 1024
+"""Steps that an update may be under way in a plan: what takes longer does not come back within any period."""
+
+SYNCER_CORES = 4.0
+"""Of one syncer; where merging takes more, several share the fragments."""
+
 KEPT_VERSIONS = 64
 """What `isthmus gc` keeps of every fragment unless told otherwise."""
 
@@ -299,10 +305,6 @@ def plan(
     )
 
 
-OVERLAP_MAX = 1024
-SYNCER_CORES = 4.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Tried:
     """What one choice of P and H comes to."""
@@ -315,6 +317,8 @@ class _Tried:
     worth: learning.Worth
     checkpoint_s: float
     learnt: float
+    kept: float
+    """Share of all learners' work that is merged."""
     load: float
     """Share of a link that fragments take, of the learner that has least left …"""
     busiest: Island
@@ -329,12 +333,6 @@ class _Tried:
     def per_usd(self) -> float:
         """Steps that count, per dollar; where GPUs cost nothing, steps that count."""
         return self.learnt * DAY_S / self.day["usd"] if self.day["gpu_usd"] else self.learnt
-
-    @property
-    def kept(self) -> float:
-        """Share of all learners' work that is merged."""
-        many = sum(f.island.count for f in self.forecasts)
-        return sum(f.kept * f.island.count for f in self.forecasts) / many
 
 
 def _candidates(params: float, fixed: Fixed, tensors: int | None) -> list[Rules]:
@@ -394,9 +392,15 @@ def _try(
         worth=worth,
         checkpoint_s=checkpoint_s,
         learnt=steps * worth.long,
+        kept=kept,
         load=load,
         busiest=busiest,
     )
+
+
+def goodput_of(island: Island, lost_s: float) -> float:
+    """Return the share of a learner's time that failures do not take back; each takes a restart and `lost_s`."""
+    return 1.0 / (1.0 + (island.restart_s + lost_s) / (island.mtbf_hours * 3600.0))
 
 
 @lru_cache(maxsize=64)
@@ -527,10 +531,9 @@ def _forecast(
     # Between two boundaries a few fragments are copied out and in, at memory speed.
     hold_s = 2.0 * 4.0 * params / rules.sync_every / COPY_BYTES_S
     step_share = island.step_s / (island.step_s + hold_s)
-    mtbf_s = island.mtbf_hours * 3600.0
     # What no update holds: on average half a period of every fragment.
     lost_s = rules.sync_every / 2.0 * island.step_s
-    goodput = 1.0 / (1.0 + (island.restart_s + lost_s) / mtbf_s)
+    goodput = goodput_of(island, lost_s)
     rounds_day = rules.fragments * DAY_S / _period(islands, rules)
     return Forecast(
         island=island,
