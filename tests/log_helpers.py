@@ -6,17 +6,8 @@ from types import SimpleNamespace
 from isthmus.errors import ObjectMissing
 from isthmus.log import Commit
 from isthmus.records import frame
-from isthmus.records.objects import (
-    CommitHeader,
-    Input,
-    Late,
-    Outer,
-    Rejection,
-    UpdateHeader,
-    Waited,
-    commit_key,
-    update_key,
-)
+from isthmus.records.keys import commit_key, update_key
+from isthmus.records.objects import CommitHeader, Input, Late, Outer, Rejection, UpdateHeader, Waited
 from isthmus.store import Entry
 
 RUN = bytes(range(32))

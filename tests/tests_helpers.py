@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus import fold, merge
 from isthmus.bus import Bus, default_bus, open_bus
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec
 from isthmus.learner import LearnerAgent
-from isthmus.log import Log
+from isthmus.log import Log, fold, merge
+from isthmus.log.run import Run, Seed, create_run
 from isthmus.records.frame import Blob
 from isthmus.rules import Pace, Rules
-from isthmus.run import Run, Seed, create_run
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, open_store
 from isthmus.syncer import Syncer

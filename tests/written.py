@@ -10,26 +10,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from isthmus import merge
 from isthmus.codecs import as_bytes, codec, pack, packed_size
-from isthmus.log import Commit, Log
-from isthmus.merge import Accumulator, State
+from isthmus.log import Commit, Log, merge
+from isthmus.log.merge import Accumulator, State
+from isthmus.log.updates import open_update
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.objects import (
-    CommitHeader,
-    Input,
-    UpdateHeader,
-    commit_key,
-    snapshot_key,
-    update_key,
-    value_key,
-)
+from isthmus.records.keys import commit_key, snapshot_key, update_key, value_key
+from isthmus.records.objects import CommitHeader, Input, UpdateHeader
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
-from isthmus.updates import open_update
 from log_helpers import committed, given
 from tests_helpers import QUICK, seed_of
 

@@ -6,12 +6,13 @@ a client library: names are resolved on first use.
 
 from typing import TYPE_CHECKING, Any
 
+from isthmus.version import __version__
+
 if TYPE_CHECKING:
     from isthmus.link import Link, join
     from isthmus.rules import Pace, Rules
 
 __all__ = ["Link", "Pace", "Rules", "__version__", "join"]
-__version__ = "0.1.0"
 
 _HOME = {"join": "isthmus.link", "Link": "isthmus.link", "Rules": "isthmus.rules", "Pace": "isthmus.rules"}
 

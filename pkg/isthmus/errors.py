@@ -154,3 +154,8 @@ def first_cause(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = cast(BaseException, error.exceptions[0])
     return error
+
+
+def told(error: BaseException) -> str:
+    """Return what an error says, or its name where it says nothing (`TimeoutError` never does)."""
+    return str(error) or type(error).__name__

@@ -1,76 +1,112 @@
-"""How a run does, in one sentence: whether learners merge, and where they do not, why and what to do. Pure, no I/O."""
+"""Whether an agent is well: its loop turns, its store and bus answer. May be asked from any thread, stuck or not."""
 
-import time
+import asyncio
+import contextlib
 from dataclasses import dataclass
 
-from isthmus.hearing import LearnerView
-from isthmus.status import Status
+from isthmus.bus.endpoints import Listener, Speaker
+from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.metrics import Metrics
+from isthmus.records.keys import RUN_KEY
+from isthmus.runtime import Runtime
+from isthmus.store import EdgeStore
 
-NAMED_MAX = 3
-"""Learners named with their trouble; of the others only how many there are."""
+TICK_S = 0.1
 
+LOOP_S_MAX = 10.0
+"""A loop that has not turned for this long is stuck: nothing the agent does takes so long on it."""
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What `status` says first."""
+PORT_S_MAX = 30.0
+"""A store or bus that has not answered for this long is down."""
 
-    ok: bool
-    """Whether there is nothing to see to: somebody trains and all of them are merged, or everybody is done."""
-    said: str
-
-
-def health(status: Status, run: str, bus: str) -> Health:
-    """Return the health of a run as it is heard now. `run` and `bus` are where they are, for commands to copy."""
-    written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
-    last = f"the last commit is of {_clock(written, status.at)}" if written else "nothing was ever committed"
-    if status.bus_error:
-        return Health(False, f"{status.bus_error}: who is there is not known; {last}; see whether {bus} is there")
-    here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
-    troubled = {v.name: trouble for v in here if (trouble := _trouble(status, v))}
-    known = [v for v in status.hearing.learners.values() if v.left is None]
-    silent = sorted(v.name for v in known if v.name not in status.live)
-    if not known:
-        return _nobody(status, last)
-    parts = [f"{len(here) - len(troubled)} of {len(known)} learners merge"]
-    able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
-    start = f"start one with: isthmus syncer {run} --bus {bus}"
-    if not status.syncers_live:
-        parts = [f"0 of {len(known)} learners merge", f"no syncer is heard; {last}; {start}"]
-    elif not able:
-        parts.append(f"none of {len(status.syncers_live)} syncers can serve for now: see their logs; {last}")
-    parts += [f"{name}: {trouble}" for name, trouble in list(troubled.items())[:NAMED_MAX]]
-    if len(troubled) > NAMED_MAX:
-        parts.append(f"so do {len(troubled) - NAMED_MAX} more")
-    if silent:
-        more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
-        parts.append(f"nothing is heard of {', '.join(silent[:NAMED_MAX])}{more}")
-    broken = sorted({p for name in status.syncers_live for p in status.hearing.syncers[name].broken})
-    if broken:
-        named = ", ".join(map(str, broken))
-        parts.append(f"fragment {named} cannot be folded: isthmus heal {run} says what can be done")
-    # Who fell silent was perhaps taken away; the run goes on without.
-    return Health(bool(able) and bool(here) and not troubled and not broken, "; ".join(parts))
+PROBE_S = 10.0
+"""Without a request for this long the store is asked for a byte, so that silence means something."""
 
 
-def _nobody(status: Status, last: str) -> Health:
-    """Return the health of a run that nobody trains."""
-    left = [v.left for v in status.hearing.learners.values() if v.left is not None]
-    done = sum(farewell.done for farewell in left)
-    if not left:
-        return Health(False, f"nobody trains: no learner was ever heard; {last}")
-    rest = f", {len(left) - done} stopped before" if done < len(left) else ""
-    return Health(done == len(left), f"nobody trains: {done} of {len(left)} learners are done{rest}; {last}")
+@dataclass(frozen=True)
+class Pulse:
+    """One look at an agent, in seconds since each last did what it is there for."""
+
+    loop_s: float
+    store_s: float
+    bus_s: float
+    ended: bool = False
+    """The agent ended in order; its process may have more to do."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the event loop turns. A process whose store or bus is away is alive: it rides that out."""
+        return self.loop_s <= LOOP_S_MAX
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong, or empty."""
+        if self.ended:
+            return "ended"
+        checks = (
+            ("event loop", self.loop_s, LOOP_S_MAX),
+            ("store", self.store_s, PORT_S_MAX),
+            ("bus", self.bus_s, PORT_S_MAX),
+        )
+        return ", ".join(f"{what} silent for {for_s:.0f} s" for what, for_s, longest in checks if for_s > longest)
 
 
-def _trouble(status: Status, view: LearnerView) -> str:
-    """Return why nothing of a learner that is heard is merged; empty where something is, or may soon be."""
-    if view.heartbeat is None:
-        return ""
-    return f"waits for {view.heartbeat.waiting_for}" if view.heartbeat.waiting_for else ""
+class Vitals:
+    """Feels the pulse of one agent."""
 
+    def __init__(
+        self, runtime: Runtime, store: EdgeStore, listener: Listener, speaker: Speaker, metrics: Metrics
+    ) -> None:
+        self.lag_s_max = 0.0
+        """Worst delay of the loop; whoever reads it may set it back."""
+        self._runtime = runtime
+        self._store = store
+        self._listener = listener
+        self._speaker = speaker
+        self._at_rest = False
+        self._metrics = metrics
+        self._turned_at = runtime.now()
+        self._began_at = runtime.now()
+        metrics.store_silence.set_function(lambda: self._since(store.answered_at))
+        metrics.bus_silence.set_function(self._bus_s)
 
-def _clock(at: float, now: float) -> str:
-    """Return a time of day, and the day where it is not today."""
-    then, today = time.localtime(at), time.localtime(now)
-    same = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
-    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M", then)
+    def pulse(self) -> Pulse:
+        """Look."""
+        if self._at_rest:
+            return Pulse(0.0, 0.0, 0.0, ended=True)
+        return Pulse(self._runtime.now() - self._turned_at, self._since(self._store.answered_at), self._bus_s())
+
+    def rest(self) -> None:
+        """The agent was asked to end, and has."""
+        self._at_rest = True
+
+    async def watch(self) -> None:
+        """Measure the loop's delay and keep asking the store, until cancelled. What was before does not count."""
+        self._began_at = self._turned_at = self._runtime.now()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            tasks.create_task(self._probe())
+
+    async def _tick(self) -> None:
+        while True:
+            before = self._runtime.now()
+            await asyncio.sleep(TICK_S)
+            self._turned_at = self._runtime.now()
+            lag = max(0.0, self._turned_at - before - TICK_S)
+            self.lag_s_max = max(self.lag_s_max, lag)
+            self._metrics.loop_lag.observe(lag)
+
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_S / 2)
+            if self._since(self._store.answered_at) >= PROBE_S:
+                with contextlib.suppress(Unavailable, Denied, ObjectMissing):
+                    await self._store.get_range(RUN_KEY, 0, 1)
+
+    def _bus_s(self) -> float:
+        """Reading may work where speaking does not: a user without the right, a full server."""
+        down = self._speaker.down_since
+        return max(self._since(self._listener.answered_at), 0.0 if down is None else self._runtime.now() - down)
+
+    def _since(self, at: float | None) -> float:
+        return self._runtime.now() - max(self._began_at, at or 0.0)

@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
 from isthmus.bus import default_bus, open_bus
 from isthmus.errors import InputError, IsthmusError, RunMissing, Unavailable, first_cause
+from isthmus.health import Vitals
 from isthmus.layout import Layout
 from isthmus.learner import Boundary, LearnerAgent, Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver, Stateful
-from isthmus.learner.given import loss_of, tokens_of
+from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
 from isthmus.log import Log
+from isthmus.log.run import Run, Seed, create_run, read_run, run_below
 from isthmus.metrics import LearnerMetrics
 from isthmus.records.fields import require_name
 from isthmus.rules import Pace, Rules
-from isthmus.run import Run, Seed, create_run, read_run, run_below
 from isthmus.runtime import Runtime, threaded
 from isthmus.sinks import CLOSE_S, Feeder, Sink
 from isthmus.store import AT_START, RUNNING, EdgeStore, open_store, require_create_only
-from isthmus.vitals import Vitals
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,16 @@ WARMUP_STEPS = 100
 
 
 class Link:
-    """A learner's hold on a run. Made by `join`; used from the training thread only."""
+    """A learner's hold on a run. Made by `join`; used from the training thread only.
+
+    `step` is the only place where the model changes under the loop: there fragments are copied out, at the cost of a
+    copy each every H steps, and newer versions are copied in, two at a time at most. Whatever store and bus do, `step`
+    returns; it raises only what training on could not mend. Everything else happens in a thread of its own, which
+    compresses, sends, fetches and repeats while the loop computes.
+
+    When the process dies, nothing that was merged is lost, and nobody else notices beyond a round's grace. Leave with
+    `close`, or use it as a context manager: an exception then leaves the run as something that is not done.
+    """
 
     def __init__(self, shell: "_Shell", moments: str, warmup: int) -> None:
         self._shell = shell
@@ -97,7 +106,7 @@ class Link:
         run in flight, where the first steps of an Adam without a past are too long. Otherwise 1."""
         if self.moments != "fresh" or not any(self._shell.joined_at):
             return 1.0
-        from isthmus.moments import warmth
+        from isthmus.pytorch.moments import warmth
 
         return warmth(self.steps_done - self._first_step, self._warmup)
 
@@ -213,6 +222,18 @@ def join(
 ) -> Link:
     """Join a run and bring the model to its newest global version.
 
+    Discarded: the parameters that `model` has now, where the run has newer ones; later, with `overwrite`, the steps
+    between a fragment's upload and the version that answers it (`isthmus status --ledger` counts their tokens); and
+    what was trained after the newest checkpoint when the process is killed.
+
+    Restored, under a name that was here before: parameters with local work, the optimizer's state, the step count and
+    the place in `data`, from its newest checkpoint; then newer versions are adopted as they would have been. A new name
+    in a run in flight takes the moments of a learner that is doing well, or warms up (`Link.rate`).
+
+    Who waits: this call, for the store and at first for the bus, up to a minute. Training never does, unless the run's
+    pace has a `lead`. The others wait for this learner's updates for the grace of a round, a step or so, and for its
+    next word for as long as `Pace.silence_s`.
+
     Args:
         run: where the run lives: `s3://bucket/prefix` or a folder.
         model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
@@ -239,8 +260,11 @@ def join(
         InputError: a bad name, URL or setting; a model that is sharded, or that several processes share.
         Unavailable, Denied: store or bus cannot be reached or used.
     """
-    from isthmus import moments, torch_model
+    from isthmus.pytorch import model as torch_model
+    from isthmus.pytorch import moments
 
+    if create is not None and not isinstance(create, Rules):
+        raise InputError(f"create={create!r}: give the rules of a run that is to be created, create=isthmus.Rules()")
     model = torch_model.unwrapped(model)
     torch_model.check_optimizer(model, optimizer)
     if not checkpoint_s > 0 or warmup_steps < 0:
@@ -266,7 +290,7 @@ def join(
     shell.start(enter, find_donor)
     try:
         origin = moments.restore(model, optimizer, data, shell.agent.history.checkpoint, shell.donor)
-        shell.attach(lambda layout: torch_model.TorchReplica(model, layout), moments.Saver(model, optimizer, data))
+        shell.attach(lambda layout: torch_model.TorchReplica(model, layout), moments.TorchSaver(model, optimizer, data))
     except BaseException:
         shell.abandon()
         raise
@@ -387,7 +411,7 @@ class _Shell:
             task.cancel()
 
     def _main(self, enter: Enter, find_donor: FindDonor) -> None:
-        from isthmus.torch_model import keep_denormals
+        from isthmus.pytorch.model import keep_denormals
 
         try:
             keep_denormals()  # the pool's threads are started from this one

@@ -26,6 +26,11 @@ ADOPTIONS = ("overwrite", "blend", "carry")
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The arithmetic of a run, fixed when it is created: another choice is another run.
 
+    What they cost: a learner sends every fragment once in H steps and fetches as often, in the codecs' bits; a round
+    merges what came within its grace, so a larger H sends less and adopts later. What they discard: `overwrite` drops
+    the steps a fragment was under way, more of them as a share the smaller H is; a codec drops what it cannot say, and
+    error feedback says it next time.
+
     Outer rate and momentum default to what suits the other defaults, RDA at H = 12; `suited` chooses them for others.
     """
 
@@ -78,7 +83,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return self
 
 
-LONG = 24
+LONG_STEPS = 24
 """H above which rounds are long: measured were 12, 24 (where both are alike) and 48."""
 
 _SHORT_ROUNDS = {"rda": (0.4, 0.8), "avg": (0.7, 0.8)}
@@ -87,7 +92,7 @@ _LONG_ROUNDS = {"rda": (0.6, 0.7), "avg": (1.05, 0.7)}
 
 def outer_for(merge: str, sync_every: int) -> tuple[float, float]:
     """Return outer rate and momentum for a merge rule and H; RDA's merged update is up to √M longer than Avg's."""
-    found = _LONG_ROUNDS if sync_every > LONG else _SHORT_ROUNDS
+    found = _LONG_ROUNDS if sync_every > LONG_STEPS else _SHORT_ROUNDS
     return found.get(merge, found["rda"])
 
 

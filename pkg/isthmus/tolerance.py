@@ -12,7 +12,7 @@ from typing import TypeVar
 from isthmus.bus.base import Bus, Said
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.records.frame import Blob
-from isthmus.records.objects import RUN_KEY, UPDATES
+from isthmus.records.keys import RUN_KEY, UPDATES
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry, Store
 

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
-from isthmus import __version__
 from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause
-from isthmus_services import commands, logs, settings
-from isthmus_services.report import stdout
+from isthmus.version import __version__
+from isthmus_services.output.report import stdout
+from isthmus_services.process import logs
+from isthmus_services.settings import declared, resolve
 
 COMMAND = "command_name"
 
@@ -32,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """See argparse, whose own words list every command and miss the one that was meant."""
         if action.dest == COMMAND and action.choices is not None and value not in action.choices:
-            near = _nearest(value, action.choices) or _nearest(value, [c.name for c in commands.ALL])
+            near = _nearest(value, action.choices) or _nearest(value, [c.name for c in declared.ALL])
             self.error(f"there is no command {value}" + (f": did you mean {near}?" if near else ""))
         super()._check_value(action, value)
 
@@ -71,14 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help=said)
     subparsers = parser.add_subparsers(dest=COMMAND, required=True, metavar="COMMAND")
     families = {}
-    for name, text in commands.FAMILIES.items():
+    for name, text in declared.FAMILIES.items():
         family = subparsers.add_parser(name, help=text, description=text)
         families[name] = family.add_subparsers(dest=COMMAND, required=True, metavar="WHAT")
-    for command in commands.ALL:
+    for command in declared.ALL:
         *family_name, name = command.name.split()
         within = families[family_name[0]] if family_name else subparsers
         subparser = within.add_parser(name, help=command.help)
-        settings.add_flags(subparser, command.settings, settings.environment())
+        resolve.add_flags(subparser, command.settings, resolve.environment())
         subparser.set_defaults(command=command, parser=subparser)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -100,18 +101,18 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
     parser.error(f"there is no flag {flag}" + (f": did you mean {near[0]}?" if near else ""))
 
 
-def _run(command: commands.Command, arguments: argparse.Namespace) -> int:
-    environment = settings.environment()
-    resolved: settings.Resolved[object] = settings.resolve(
-        command.settings, command.name, arguments, environment, commands.names()
+def _run(command: declared.Command, arguments: argparse.Namespace) -> int:
+    environment = resolve.environment()
+    resolved: resolve.Resolved[object] = resolve.resolve(
+        command.settings, command.name, arguments, environment, declared.names()
     )
     if arguments.show_settings:
-        from isthmus_services.effective import effective
+        from isthmus_services.settings.effective import effective
 
-        settings.show(resolved, stdout(), environment, effective(resolved.values))
+        resolve.show(resolved, stdout(), environment, effective(resolved.values))
         return 0
     for name in resolved.stray:
-        print(f"warning: {settings.said_of(name, resolved)}", file=sys.stderr)
+        print(f"warning: {resolve.said_of(name, resolved)}", file=sys.stderr)
     # Imported only now: `isthmus --help` needs no torch.
     return int(importlib.import_module(f"isthmus_services.{command.module}").run(resolved.values) or 0)
 

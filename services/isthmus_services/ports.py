@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from isthmus.bus import Bus, open_bus
 from isthmus.errors import RunMissing, Unavailable
 from isthmus.log import Log
+from isthmus.log.run import Run, read_run, run_below
 from isthmus.records.messages import SYNCER_STREAM
-from isthmus.run import Run, read_run, run_below
 from isthmus.runtime import Runtime, threaded
 from isthmus.store import AT_START, RUNNING, EdgeStore, Store, open_store
 

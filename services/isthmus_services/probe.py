@@ -8,7 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 
-ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+LOOPBACK_FOR = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Where to ask what listens everywhere."""
 
 
@@ -22,7 +22,7 @@ def main() -> int:
     try:
         # A proxy that the container was given is for others.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(f"http://{ANY.get(host, host)}:{port}/{path}", timeout=4) as answer:
+        with direct.open(f"http://{LOOPBACK_FOR.get(host, host)}:{port}/{path}", timeout=4) as answer:
             print(answer.read().decode().strip())
             return 0
     except urllib.error.HTTPError as error:

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus import fold
 from isthmus.errors import IsthmusError, LogCorrupt
-from isthmus.learner.history import checkpoints_in
-from isthmus.log import Commit, Log
-from isthmus.merge import State
-from isthmus.records.objects import LEARNERS, values_prefix
-from isthmus.run import read_run
+from isthmus.log import Commit, Log, fold
+from isthmus.log.merge import State
+from isthmus.log.run import read_run
+from isthmus.log.select import checkpoints_in
+from isthmus.readers.status import read_ledgers
+from isthmus.records.keys import LEARNERS, values_prefix
 from isthmus.runtime import threaded
-from isthmus.status import read_ledgers
 from isthmus.store import open_store
 
 RECENT, SAMPLED = 50, 20

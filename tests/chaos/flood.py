@@ -4,9 +4,9 @@ import asyncio
 import sys
 
 from isthmus.bus import open_bus
+from isthmus.log.run import Run, read_run
+from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream
-from isthmus.records.objects import update_key
-from isthmus.run import Run, read_run
 from isthmus.runtime import threaded
 from isthmus.store import open_store
 

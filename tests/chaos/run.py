@@ -260,15 +260,16 @@ def run(
     syncers: int = 2,
     learners: int = 3,
     deck: Sequence[str] = (),
+    forked: bool = False,
     say: Callable[[str], None] = print,
 ) -> dict[str, object]:
     """Run chaos and return its report: rounds, faults, violations, recovery_s, ledger, commits, differ.
 
-    Faults are dealt from `deck` first.
+    Faults are dealt from `deck` first. `forked`: processes begin without their imports.
     """
     started = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
-    cluster = Cluster(folder, syncers, learners)
+    cluster = Cluster(folder, syncers, learners, forked=forked)
     with cluster.running():
         checker = Checker(RUN, cluster.direct)
         chaos = Chaos(cluster, checker, random.Random(seed), deck=list(deck))

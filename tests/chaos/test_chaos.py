@@ -16,7 +16,7 @@ HOSTILE = (
 @pytest.mark.timeout(400)
 def test_a_few_rounds_of_chaos_leave_the_log_whole_and_the_ledgers_balanced(tmp_path):
     said = []
-    report = run(tmp_path, rounds=3, seed=3, syncers=2, learners=2, deck=SHORT * 2, say=said.append)
+    report = run(tmp_path, rounds=3, seed=3, syncers=2, learners=2, deck=SHORT * 2, forked=True, say=said.append)
     assert report["violations"] == [], "\n".join(said)
     assert set(report["faults"]) <= set(SHORT) <= set(FAULTS)
     assert report["differ"] == 0
@@ -28,7 +28,7 @@ def test_a_few_rounds_of_chaos_leave_the_log_whole_and_the_ledgers_balanced(tmp_
 @pytest.mark.timeout(400)
 def test_no_learner_and_no_half_dead_syncer_stops_the_others(tmp_path):
     said = []
-    report = run(tmp_path, rounds=4, seed=5, syncers=2, learners=3, deck=HOSTILE * 3, say=said.append)
+    report = run(tmp_path, rounds=4, seed=5, syncers=2, learners=3, deck=HOSTILE * 3, forked=True, say=said.append)
     assert report["violations"] == [], "\n".join(said)
     assert report["differ"] == 0
     assert report["replayed"] + report["unverifiable"] == report["commits"] > 10

@@ -17,7 +17,7 @@ from chaos.proxy import HEAD_MAX, Fault, FaultProxy
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.runtime import single_threaded
 from isthmus.store.s3 import open_s3
-from isthmus_services.servers import free_ports
+from isthmus_services.demo.servers import free_ports
 from tests_helpers import until
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,7 +10,7 @@ import pytest
 
 from e2e.test_processes import isthmus
 from isthmus_services.cli import main
-from isthmus_services.servers import redis_server
+from isthmus_services.demo.servers import redis_server
 
 CLOSED = "127.0.0.1:9"
 
@@ -84,7 +84,7 @@ def refused(*arguments: str, environment=None) -> str:
 )
 def test_a_wrong_flag_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("isthmus_services.logs.configure", lambda *_, **__: None)
+    monkeypatch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
     try:
         code = main(arguments)
     except SystemExit as ended:
@@ -147,7 +147,7 @@ def test_why_a_service_does_not_start_is_text_in_a_pipe(command, tmp_path):
 )
 def test_a_folder_that_holds_a_run_names_it(command, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("isthmus_services.logs.configure", lambda *_, **__: None)
+    monkeypatch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
     out = folder.parent
     assert main(["init", str(folder)]) == 0
     assert folder.name == "run", "as a demo has it"

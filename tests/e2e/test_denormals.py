@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 import isthmus
-from isthmus import fold, kernels, merge, torch_model
+from isthmus import kernels
 from isthmus.codecs import codec, pack, packed_size
 from isthmus.errors import DenormalsFlushed, InputError
 from isthmus.layout import Spec, partition
+from isthmus.log import fold, merge
+from isthmus.log.run import Seed
+from isthmus.pytorch import model as torch_model
 from isthmus.rules import Pace, Rules
-from isthmus.run import Seed
 from tests_helpers import check_log, serving, world
 
 FRAGMENT = partition([Spec("w", (40, 8), "float32", "dense")], 1).fragments[0]

@@ -15,11 +15,11 @@ from isthmus.doctor.bus import judge
 from isthmus.doctor.machine import BITS, examine_machine, fingerprint
 from isthmus.errors import Denied
 from isthmus.kernels import ARITHMETIC
-from isthmus.run import Run
+from isthmus.log.run import Run
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, open_store, require_create_only
 from isthmus_services.cli import main
-from isthmus_services.servers import Server, redis_server, s3_server
+from isthmus_services.demo.servers import Server, redis_server, s3_server
 from tests_helpers import world
 
 SMALL = ("--size", "0.25")

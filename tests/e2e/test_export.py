@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from isthmus import collect
+from isthmus.log import gc
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
 from isthmus_services.ports import open_log
@@ -22,8 +22,8 @@ def run(folder):
         async with world(folder, seed_of(Rules(fragments=2, sync_every=2), PACE)) as w:
             async with serving(w.syncer("s1")) as syncer:
                 await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 8)
-            plan = await collect.plan(w.log, keep=2, min_age_s=-60.0)
-            await collect.apply(w.log, plan)
+            plan = await gc.plan(w.log, keep=2, min_age_s=-60.0)
+            await gc.apply(w.log, plan)
             return plan
 
     return str(folder), asyncio.run(body())

@@ -7,9 +7,9 @@ import pytest
 import safetensors.numpy
 
 from e2e.test_processes import isthmus
-from isthmus import export
-from isthmus_services import options
+from isthmus.readers import export
 from isthmus_services.cli import main
+from isthmus_services.settings import shared
 
 THEIRS = """
 import pathlib
@@ -62,7 +62,7 @@ def test_a_demo_model_goes_from_run_to_file_to_run_without_asking(here):
     assert main(["init", "second", "--from", "demo.safetensors"]) == 0
     assert main(["export", "second", "-o", "again.safetensors"]) == 0
     first, second = (export.read(here / name) for name in ("demo.safetensors", "again.safetensors"))
-    assert first.model == second.model == options.BUILT_IN_MODEL
+    assert first.model == second.model == shared.BUILT_IN_MODEL
     assert all(np.array_equal(a, b) for a, b in zip(first.values, second.values, strict=True))
 
 
@@ -83,7 +83,7 @@ def test_a_demo_model_goes_from_run_to_file_to_run_without_asking(here):
     ],
 )
 def test_only_what_makes_a_model_in_our_own_package_is_built_in(named, here, capsys):
-    assert options.built_in(named) is None
+    assert shared.built_in(named) is None
     assert main(["init", "run", "--from", file_naming(named)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -94,5 +94,5 @@ def test_a_name_that_is_none_is_shown_harmlessly(named, here, capsys):
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1
     assert "\x1b" not in said
-    assert ("give --model" in said) == (options.CALLABLE.fullmatch(named) is None)
+    assert ("give --model" in said) == (shared.CALLABLE.fullmatch(named) is None)
     assert "--model x" not in said

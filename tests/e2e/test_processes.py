@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pydoc_data.topics
 import shutil
 import signal
 import subprocess
@@ -14,20 +15,23 @@ from pathlib import Path
 
 import pytest
 
-from isthmus import fold
+import forking
+from forking import Forked
 from isthmus.bus import default_bus
-from isthmus.log import Log
-from isthmus.run import read_run
+from isthmus.log import Log, fold
+from isthmus.log.run import read_run
 from isthmus.runtime import threaded
 from isthmus.store import open_store
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
+from isthmus_services.demo.servers import redis_server, s3_server
 from isthmus_services.ports import open_log
-from isthmus_services.servers import redis_server, s3_server
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_loop.py"
-QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
+QUIET = {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
+SMALL = ("--model", "paced:small", "--sync-every", "96")
+PACED = ("--train", "paced:train", "--steps")
 
 
 TOLD_TO_STOP = 128 + signal.SIGTERM
@@ -35,16 +39,11 @@ HANGS_S = 240.0
 """What has not happened after this long never will: no bound on how fast anything is."""
 
 
+COMMAND = (sys.executable, "-m", "isthmus_services.cli")
+
+
 def isthmus(*arguments: str, timeout: float = HANGS_S, environment=None):
-    command = [sys.executable, "-m", "isthmus_services.cli", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**QUIET, **os.environ, **(environment or {})},
-        check=False,
-    )
+    return forking.isthmus(*arguments, timeout=timeout, environment={**os.environ, **QUIET, **(environment or {})})
 
 
 class Processes:
@@ -52,21 +51,26 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.all: dict[subprocess.Popen, str] = {}
+        self.all: dict[subprocess.Popen | Forked, str] = {}
 
     def start(self, name: str, *command: str) -> subprocess.Popen:
+        """Start a program as a user does."""
         with open(self.folder / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**QUIET, **os.environ})
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **QUIET})
         self.all[process] = name
         return process
 
-    def isthmus(self, name: str, *arguments: str) -> subprocess.Popen:
-        return self.start(name, sys.executable, "-m", "isthmus_services.cli", *arguments)
+    def isthmus(self, name: str, *arguments: str) -> Forked:
+        """Start the `isthmus` command, forked."""
+        log = self.folder / f"{name}.log"
+        process = forking.nursery().start([*arguments], {**os.environ, **QUIET}, log, log)
+        self.all[process] = name
+        return process
 
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def ends(self, process: subprocess.Popen, code: int = 0) -> None:
+    def ends(self, process: subprocess.Popen | Forked, code: int = 0) -> None:
         """Wait for the end of a process. Raises `AssertionError` with what all of them said if it has another code."""
         with suppress(subprocess.TimeoutExpired):
             process.wait(HANGS_S)
@@ -141,17 +145,17 @@ def heads(run):
 @pytest.mark.timeout(600)
 def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
     run, bus = place
-    assert init(run, "--seed", "3", "--create-bucket") == 0
-    assert init(run, "--seed", "3") == 0, "creating the same run twice is harmless"
+    assert init(run, *SMALL, "--seed", "3", "--create-bucket") == 0
+    assert init(run, *SMALL, "--seed", "3") == 0, "creating the same run twice is harmless"
     with processes(tmp_path) as p:
 
         def syncer(name):
-            return p.isthmus(name, "syncer", run, "--bus", bus, "--name", name)
+            return p.start(name, *COMMAND, "syncer", run, "--bus", bus, "--name", name)
 
         def learner(i):
-            arguments = ("--learner", f"l{i}", "--shard", f"{i}/2", "--steps", "160")
+            arguments = ("--learner", f"l{i}", "--shard", f"{i}/2", *PACED, "900")
             arguments += ("--tensorboard", str(tmp_path / "boards"))
-            return p.isthmus(f"l{i}", "learner", run, "--bus", bus, *arguments)
+            return p.start(f"l{i}", *COMMAND, "learner", run, "--bus", bus, *arguments)
 
         first, learners = syncer("s1"), [learner(0), learner(1)]
         wait_for(lambda: heads(run) > 30, "thirty commits")
@@ -173,7 +177,7 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
     assert len(commits) > before
     assert {c.header.writer for c in commits} == {"s1", "s2"}
     assert any(i.learner == "l0" and i.incarnation == 2 for c in commits for i in c.header.inputs)
-    assert max(i.step for c in commits for i in c.header.inputs) > 140
+    assert max(i.step for c in commits for i in c.header.inputs) > 800
     status = isthmus("status", run, "--bus", bus, "--check", "--json", str(tmp_path / "status.json"))
     assert status.returncode == 0, status.stdout + status.stderr
     assert status.stdout.startswith("nobody trains: 2 of 2 learners are done")
@@ -189,13 +193,13 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
 def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_path):
     use(seaweedfs)
     run = f"s3://b{uuid.uuid4().hex[:10]}/run"
-    assert init(run, "--create-bucket") == 0
+    assert init(run, *SMALL, "--create-bucket") == 0
     with processes(tmp_path) as p:
         with redis_server(tmp_path / "redis") as redis:
             port = int(redis.url.rsplit(":", 1)[1])
             bus = redis.url
             p.isthmus("s", "syncer", run, "--bus", bus)
-            arguments = ("--bus", bus, "--steps", "100000", "--learner")
+            arguments = ("--bus", bus, *PACED, "100000", "--learner")
             learners = [p.isthmus(f"l{i}", "learner", run, *arguments, f"l{i}", "--shard", f"{i}/2") for i in range(2)]
             wait_for(lambda: heads(run) > 20, "twenty commits")
             redis.kill()
@@ -219,9 +223,9 @@ def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis, use, tmp_path)
         with s3_server(tmp_path / "s3") as s3:
             use(s3)
             port = int(s3.url.rsplit(":", 1)[1])
-            assert init(run, "--create-bucket") == 0
+            assert init(run, *SMALL, "--create-bucket") == 0
             p.isthmus("s", "syncer", run, "--bus", redis.url)
-            arguments = ("--bus", redis.url, "--steps", "100000", "--learner", "l0")
+            arguments = ("--bus", redis.url, *PACED, "100000", "--learner", "l0")
             learner = p.isthmus("l0", "learner", run, *arguments)
             wait_for(lambda: heads(run) > 20, "twenty commits")
             before = len(commits_of(run))
@@ -241,10 +245,10 @@ def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis, use, tmp_path)
 @pytest.mark.timeout(600)
 def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder, tmp_path):
     run = str(folder)
-    assert init(run) == 0
+    assert init(run, *SMALL) == 0
     with processes(tmp_path) as p:
         p.isthmus("s", "syncer", run)
-        arguments = ("learner", run, "--learner", "l0", "--steps", "100000")
+        arguments = ("learner", run, "--learner", "l0", *PACED, "100000")
         process = p.isthmus("l0", *arguments)
         wait_for(lambda: heads(run) > 10, "ten commits")
         process.send_signal(signal.SIGTERM)
@@ -341,6 +345,9 @@ REPORT_KEYS = {
 }
 
 
+TEXT = pydoc_data.topics.__file__
+"""As much text as a demo must have: what it holds out is judged 34 times."""
+
 KILLED = ("--kill-every", "4", "--kill-syncer-every", "7", "--steps", "128")
 
 
@@ -351,8 +358,9 @@ KILLED = ("--kill-every", "4", "--kill-syncer-every", "7", "--steps", "128")
 def test_the_demo_recovers_and_reports(tmp_path, given, steps):
     out = tmp_path / "demo"
     done = isthmus(
-        "demo", "--out", str(out), "--learners", "2", *given, "--json", str(tmp_path / "copy.json"), timeout=560
-    )
+        "demo", "--out", str(out), "--learners", "2", "--data", TEXT, *given,
+        "--json", str(tmp_path / "copy.json"), timeout=560,
+    )  # fmt: skip
     logs = "".join(f.read_text() for f in (out / "logs").glob("*.log")) if done.returncode else ""
     assert done.returncode == 0, done.stdout + done.stderr + logs
     report = json.loads((out / "report.json").read_text())
@@ -365,7 +373,8 @@ def test_the_demo_recovers_and_reports(tmp_path, given, steps):
     assert report["recoveries"] == report["kills"]
     assert report["tokens_total"] == 2 * steps * 256 + report["tokens_lost"]
     assert report["held_out_bytes"] >= 64 << 10
-    assert sum(report["commits_per_fragment"]) == report["commits"] > 40
+    assert sum(report["commits_per_fragment"]) == report["commits"]
+    assert min(report["commits_per_fragment"]) >= 1, "every fragment of the model was merged"
     assert 0.3 < report["participation"] <= 1.0
     assert report["bytes_up"] > report["commits"] * 1000
     assert report["bytes_down"] > 0

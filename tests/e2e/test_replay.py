@@ -14,11 +14,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from isthmus import export, fold, merge, whatif
+import forking
 from isthmus.errors import InputError
+from isthmus.log import fold, merge
+from isthmus.readers import export, whatif
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.objects import CommitHeader, commit_key
+from isthmus.records.keys import commit_key
+from isthmus.records.objects import CommitHeader
 from isthmus.rules import Pace, Rules
 from tests_helpers import all_commits, balanced, seed_of, serving, train, world
 
@@ -26,6 +29,9 @@ PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3, grace=0.3)
 
 
 def cli(*arguments, timeout=240, **environment):
+    if not environment:
+        return forking.isthmus(*map(str, arguments), timeout=timeout)
+    # What libraries read as they are loaded: a process of its own from the start.
     command = [sys.executable, "-m", "isthmus_services.cli", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=os.environ | environment, check=False

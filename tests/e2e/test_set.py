@@ -2,8 +2,8 @@
 
 import pytest
 
-from isthmus import whatif
 from isthmus.errors import InputError
+from isthmus.readers import whatif
 from isthmus_services.cli import main
 
 

@@ -3,13 +3,13 @@
 import logging
 import os
 import subprocess
-import sys
 import traceback
 
 import pytest
 import torch
 from torch import nn
 
+import forking
 import isthmus
 from isthmus.errors import Fenced, InputError, LayoutMismatch
 from isthmus.rules import Rules
@@ -18,9 +18,7 @@ RULES = Rules(fragments=2, sync_every=4)
 
 
 def isthmus_(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "isthmus_services.cli", *arguments]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ISTHMUS_")}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return forking.isthmus(*arguments, environment={k: v for k, v in os.environ.items() if k[:8] != "ISTHMUS_"})
 
 
 def join(folder, model, **options):
@@ -95,3 +93,10 @@ def test_learners_of_one_run_need_not_be_wrapped_alike(folder):
         assert a.run.digest == b.run.digest
     for p, q in zip(plain.parameters(), compiled.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+def test_rules_are_what_create_takes(folder):
+    model = nn.Linear(4, 2)
+    with pytest.raises(InputError, match=r"create=True: give the rules .* create=isthmus\.Rules\(\)"):
+        isthmus.join(str(folder), model, torch.optim.SGD(model.parameters(), lr=0.1), learner="a", create=True)
+    assert not folder.exists()

@@ -15,7 +15,7 @@ import time
 from contextlib import asynccontextmanager
 
 from isthmus.rules import Rules
-from isthmus_services.status import LINES_EVERY_S
+from isthmus_services.commands.status import LINES_EVERY_S
 from tests_helpers import QUICK, seed_of, serving, train, world
 
 WATCH = (sys.executable, "-m", "isthmus_services.cli", "status")

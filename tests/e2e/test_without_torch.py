@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from isthmus_services import commands
 from isthmus_services.cli import main
+from isthmus_services.settings import declared
 
 BLOCKED = "import sys; sys.modules['torch'] = None; from isthmus_services.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -45,7 +45,7 @@ def test_what_only_reads_the_log_needs_none(tmp_path):
 
 
 def test_every_command_can_be_imported_without_it():
-    modules = ", ".join(f"isthmus_services.{c.module}" for c in commands.ALL)
+    modules = ", ".join(f"isthmus_services.{c.module}" for c in declared.ALL)
     command = [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {modules}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr

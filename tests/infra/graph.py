@@ -1,7 +1,7 @@
 """compose.yaml without containers: the same commands, variables, order, health checks and Redis ACL, as processes.
 
 What an engine does is done here by substitution, and by nothing else: a service's name becomes a loopback port, a
-volume a folder, `@hostname` a replica's name. MinIO's place is taken by SeaweedFS (a wheel carries it); `prometheus`
+volume a folder, `@hostname` a replica's name, a learner's steps wait as for a device. MinIO's place is taken by SeaweedFS (a wheel carries it); `prometheus`
 and `grafana` are left out. Limits, users, networks and read-only file systems are the engine's and not tried.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from isthmus_services.servers import free_ports, redis_binary, s3_server
+from isthmus_services.demo.servers import free_ports, redis_binary, s3_server
 
 ROOT = Path(__file__).parents[2]
 OURS = "isthmus:0.1.0"
@@ -96,6 +96,9 @@ class Graph:
         variables = {k: self.text(v).replace("@hostname", name) for k, v in spec.get("environment", {}).items()}
         if "ISTHMUS_HTTP" in variables:
             variables["ISTHMUS_HTTP"] = f"127.0.0.1:{free_ports(1)[0]}"
+        if service == "learner":
+            # Containers have cores of their own; these share two with everything else.
+            variables |= {"ISTHMUS_TRAIN": "paced:train", "PACED_STEP_S": "0.2", "PYTHONPATH": str(ROOT / "tests")}
         command = [self.text(word) for word in spec["command"]]
         if spec["image"] == OURS:
             command = [sys.executable, "-m", "isthmus_services.cli", *command]
@@ -139,7 +142,7 @@ class Graph:
                 return
             assert replica.process.poll() is None, f"{replica.name} ended: {replica.said()}"
             assert time.monotonic() < end, f"{shlex.join(replica.check)}: {done.stdout}{done.stderr}{replica.said()}"
-            time.sleep(0.2)
+            time.sleep(1.0)
 
     def _until_redis_answers(self, replica: Replica) -> None:
         """Ping as the same user with the same password, where there is no redis-cli."""

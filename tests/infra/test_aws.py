@@ -30,13 +30,12 @@ from cfnlint.decode import cfn_yaml
 from moto.core.authorization import enable_iam_authentication
 from moto.iam.access_control import IAMPolicy, IAMRequestBase
 
-from isthmus import collect
 from isthmus.bus import open_bus
 from isthmus.doctor import FAILURE, Finding, Role, examine_open_store
 from isthmus.errors import Denied
-from isthmus.log import Log
-from isthmus.records.messages import SYNCER_STREAM, learner_stream
-from isthmus.records.objects import (
+from isthmus.log import Log, gc
+from isthmus.log.run import create_run
+from isthmus.records.keys import (
     RUN_KEY,
     checkpoint_key,
     claim_key,
@@ -46,7 +45,7 @@ from isthmus.records.objects import (
     update_key,
     value_key,
 )
-from isthmus.run import create_run
+from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, open_store, require_create_only
 from tests_helpers import World, check_log, seed_of, serving, train
@@ -403,7 +402,7 @@ async def test_a_run_needs_no_more_than_its_roles_have(stores, tmp_path):
             )
         assert await check_log(worlds["eu-1"]) == syncer.tallies.commits
         log = Log(run, store["operator"], runtime)
-        await collect.apply(log, await collect.plan(log, keep=1, min_age_s=0.0))
+        await gc.apply(log, await gc.plan(log, keep=1, min_age_s=0.0))
         await doctors_agree(store, runtime)
 
 

@@ -16,15 +16,16 @@ import pytest
 import yaml
 
 from infra import graph
-from isthmus import replay as replays
 from isthmus.bus import open_bus
 from isthmus.errors import Denied
 from isthmus.metrics import LearnerMetrics, SyncerMetrics
+from isthmus.readers import replay as replays
 from isthmus.runtime import threaded
-from isthmus_services import access, commands
+from isthmus_services.commands import access
 from isthmus_services.demo import judge
 from isthmus_services.ports import open_log
-from isthmus_services.settings import fields
+from isthmus_services.settings import declared
+from isthmus_services.settings.resolve import fields
 
 ROOT = graph.ROOT
 INFRA = ROOT / "infra"
@@ -95,7 +96,7 @@ def test_no_secret_is_in_it():
 
 
 def test_its_commands_and_variables_exist():
-    by_name = {c.name: c for c in commands.ALL}
+    by_name = {c.name: c for c in declared.ALL}
     for name, spec in compose().items():
         if spec["image"] != graph.OURS:
             continue

@@ -19,12 +19,12 @@ import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
+from isthmus.health import Vitals
 from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.reasons import Reason
 from isthmus.runtime import single_threaded
-from isthmus.vitals import Vitals
-from isthmus_services.board import Board, shown
-from isthmus_services.servers import free_ports
+from isthmus_services.demo.servers import free_ports
+from isthmus_services.process.health_server import Board, shown
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "infra" / "prometheus"

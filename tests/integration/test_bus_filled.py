@@ -8,7 +8,7 @@ import redis as redis_client
 from isthmus.errors import Unavailable
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.rules import Pace, Rules
-from isthmus_services.servers import redis_server
+from isthmus_services.demo.servers import redis_server
 from tests_helpers import balanced, check_log, seed_of, serving, train, until, world
 
 FULL = ("--save", "", "--maxmemory", "16mb", "--maxmemory-policy", "noeviction", "--proto-max-bulk-len", "1mb")
@@ -36,10 +36,13 @@ async def test_a_filled_redis_costs_time_and_nothing_else(folder, tmp_path):
                 ]
                 await until(lambda: syncer.tallies.commits >= 4, "commits to begin with")
 
-                key = fill(client)
                 for stream in (SYNCER_STREAM, learner_stream("eu-1")):
-                    with pytest.raises(Unavailable):
-                        await w.bus.append(stream, b"refused, whoever says it")
+                    while True:
+                        key = fill(client)
+                        try:
+                            await w.bus.append(stream, b"refused, whoever says it")
+                        except Unavailable:
+                            break  # a buffer that a client gives back leaves room for a word: it is filled again
                 steps = [a.boundary.step for a in learners]
                 await until(
                     lambda: all(a.boundary.step > s + 50 for a, s in zip(learners, steps, strict=True)),

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from isthmus import collect, fold, merge
 from isthmus.errors import LogCorrupt, ObjectMissing
+from isthmus.log import fold, gc, merge
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.objects import commit_key, version_in
+from isthmus.records.keys import commit_key, version_in
 from isthmus.rules import Pace, Rules
 from tests_helpers import Sleepy, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
 
@@ -24,9 +24,9 @@ async def grow(w, versions: int, **options) -> None:
         )
 
 
-async def gc(w, keep: int):
-    plan = await collect.plan(w.log, keep=keep, min_age_s=-1.0)
-    await collect.apply(w.log, plan)
+async def collected(w, keep: int):
+    plan = await gc.plan(w.log, keep=keep, min_age_s=-1.0)
+    await gc.apply(w.log, plan)
     return plan
 
 
@@ -35,7 +35,7 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
         await grow(w, 20, checkpoint_s=0.05)
         before = await all_commits(w.log)
         states = [(await head(w, p)).carried.digest() for p in range(2)]
-        plan = await gc(w, keep=6)
+        plan = await collected(w, keep=6)
         assert plan.doomed.keys() >= {"values", "snapshots", "updates"}
         for p, start in enumerate(plan.starts):
             top = plan.heads[p]
@@ -60,7 +60,7 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
                 v for v in range(start, top + 1) if (v + p) % 3 == 0
             }
         # A second time there is nothing left to do.
-        again = await collect.plan(w.log, keep=6, min_age_s=-1.0)
+        again = await gc.plan(w.log, keep=6, min_age_s=-1.0)
         assert (again.objects, again.pack) == (0, [])
         # And the run goes on.
         await grow(w, 26)
@@ -72,11 +72,11 @@ async def test_age_delays_and_a_plan_changes_nothing(folder):
     async with world(folder, SMALL) as w:
         await grow(w, 12)
         before = {e.key for e in await w.store.list("")}
-        plan = await collect.plan(w.log, keep=4, min_age_s=3600.0)
+        plan = await gc.plan(w.log, keep=4, min_age_s=3600.0)
         assert plan.objects == 0
         assert not plan.pack
         assert plan.young > 0
-        assert (await collect.plan(w.log, keep=4, min_age_s=-1.0)).objects > 0
+        assert (await gc.plan(w.log, keep=4, min_age_s=-1.0)).objects > 0
         assert {e.key for e in await w.store.list("")} == before
 
 
@@ -89,7 +89,7 @@ async def test_nothing_is_collected_below_a_snapshot_that_cannot_be_believed(fol
         blob = await w.store.get(key)
         blob[-1] ^= 1
         await w.store.put(key, blob)
-        plan = await gc(w, keep=6)
+        plan = await collected(w, keep=6)
         assert plan.starts[0] < chosen
         assert (await fold.fold(w.log, 0, fold.Merging(w.log), until=chosen)).version == chosen
 
@@ -98,7 +98,7 @@ async def test_a_collection_that_was_interrupted_is_finished_by_the_next(folder,
     async with world(folder, SMALL) as w:
         await grow(w, 16)
         before = await all_commits(w.log)
-        plan = await collect.plan(w.log, keep=6, min_age_s=-1.0)
+        plan = await gc.plan(w.log, keep=6, min_age_s=-1.0)
         put, puts = w.store.put, []
 
         async def dies(key, data):
@@ -108,12 +108,12 @@ async def test_a_collection_that_was_interrupted_is_finished_by_the_next(folder,
             await put(key, data)
 
         monkeypatch.setattr(w.store, "put", dies)
-        task = asyncio.ensure_future(collect.apply(w.log, plan))
+        task = asyncio.ensure_future(gc.apply(w.log, plan))
         with pytest.raises(asyncio.CancelledError):
             await task
         monkeypatch.undo()
         assert len({c.packed for c in (await all_commits(w.log))[0]}) == 2
-        await gc(w, keep=6)
+        await collected(w, keep=6)
         after = await all_commits(w.log)
         assert {p: [c.digest for c in found] for p, found in after.items()} == {
             p: [c.digest for c in found] for p, found in before.items()
@@ -133,7 +133,7 @@ async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goe
             slept_at = [k.head for k in sleeper.keepers]
             async with serving(awake):
                 await until(lambda: min(k.head for k in awake.keepers) > max(slept_at) + 14, "the others went on")
-                plan = await gc(w, keep=3)
+                plan = await collected(w, keep=3)
                 assert all(start > at + 1 for start, at in zip(plan.starts, slept_at, strict=True))
             top = [k.head for k in awake.keepers]
             wake.set()
@@ -152,7 +152,7 @@ async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot
         sleeper = w.learner("sleeper")
         await sleeper.join()
         await grow(w, 20)
-        await gc(w, keep=3)
+        await collected(w, keep=3)
         known = sleeper.downlink.known[0]
         with pytest.raises(ObjectMissing):
             commit = await w.log.commit(0, known.version + 1)
@@ -190,7 +190,7 @@ async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(folder, mon
         folding = asyncio.ensure_future(fold.fold(log, 0, carry))
         await begun.wait()
         await grow(w, 20)
-        await gc(w, keep=3)
+        await collected(w, keep=3)
         overtaken.set()
         at = await folding
         assert at.version >= 20
@@ -200,7 +200,7 @@ async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(folder, mon
 async def test_damage_in_a_segment_names_it(folder):
     async with world(folder, SMALL) as w:
         await grow(w, 12)
-        await gc(w, keep=3)
+        await collected(w, keep=3)
         (entry, *_) = await w.store.list("segments/00000/")
         blob = await w.store.get(entry.key)
         blob[-10] ^= 1
@@ -217,7 +217,7 @@ async def test_the_key_of_a_packed_commit_cannot_be_created_again(folder):
     async with world(folder, SMALL) as w:
         await grow(w, 12)
         commit = await w.store.get(commit_key(0, 1))
-        await gc(w, keep=3)
+        await collected(w, keep=3)
         pointer = await w.store.get(commit_key(0, 1))
         assert frame.kind_of(pointer) == Kind.PACKED
         assert len(pointer) < len(commit)
@@ -234,7 +234,7 @@ async def test_a_run_in_flight_is_collected_while_it_trains(folder):
             enough = lambda: min(k.head for k in syncer.keepers) >= 30  # noqa: E731
             training = [asyncio.ensure_future(train(a, 100, seed=i, enough=enough)) for i, a in enumerate(agents)]
             while not all(t.done() for t in training):
-                await gc(w, keep=4)
+                await collected(w, keep=4)
                 await asyncio.sleep(0.1)
             await asyncio.gather(*training)
         for agent in agents:
@@ -248,6 +248,6 @@ async def test_check_log_needs_everything_and_says_so(folder):
     async with world(folder, SMALL) as w:
         await grow(w, 12)
         assert await check_log(w) >= 24
-        await gc(w, keep=3)
+        await collected(w, keep=3)
         with pytest.raises(LogCorrupt):
             await check_log(w)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from isthmus import whatif
 from isthmus.errors import InputError
+from isthmus.readers import whatif
 from isthmus.rules import Pace, Rules
 from tests_helpers import all_commits, seed_of, serving, train, until, world
 

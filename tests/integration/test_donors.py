@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from isthmus.layout import Spec
-from isthmus.learner.history import HEAD_BYTES, checkpoints_in, donors, read_head
-from isthmus.moments import Saver
-from isthmus.records.objects import checkpoint_key
+from isthmus.learner.history import HEAD_BYTES, donors, read_head
+from isthmus.log.select import checkpoints_in
+from isthmus.pytorch.moments import TorchSaver
+from isthmus.records.keys import checkpoint_key
 from isthmus.store import Entry
 from tests_helpers import NumpyReplica, seed_of, serving, train, world
 
@@ -159,7 +160,7 @@ class Sampler:
 
 def test_the_samplers_state_is_of_the_moment_it_was_asked_for():
     model, sampler = torch.nn.Linear(2, 2), Sampler()
-    _, data = Saver(model, torch.optim.SGD(model.parameters(), 0.1), sampler).save()
+    _, data = TorchSaver(model, torch.optim.SGD(model.parameters(), 0.1), sampler).save()
     sampler.state["epoch"] = 1
     sampler.state["order"].append(4)
     sampler.state["seen"] += 1

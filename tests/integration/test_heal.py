@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from isthmus import fold, heal, merge
 from isthmus.errors import LogCorrupt
-from isthmus.replay import replay
+from isthmus.log import fold, heal, merge
+from isthmus.readers.replay import replay
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
 from tests_helpers import all_commits, seed_of, serving, train, until, world

@@ -13,9 +13,9 @@ from isthmus.lab.experiments import EXPERIMENTS, base, chosen, named, summary
 from isthmus.lab.setting import Failures, Guests, Row, Shape, Wires
 from isthmus.lab.training import train
 from isthmus.layout import Spec
+from isthmus.log.run import Seed
 from isthmus.records import frame
 from isthmus.rules import Pace, Rules
-from isthmus.run import Seed
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_services.cli import main
@@ -36,7 +36,7 @@ def test_a_setting_and_seed_give_the_same_row_again():
     assert 4.0 < row.up_bits_per_param < 5.0
 
 
-class Words(msgspec.Struct):
+class Voice(msgspec.Struct):
     words: str
 
 
@@ -45,7 +45,7 @@ def test_a_small_model_stands_for_a_large_one_by_its_payloads_alone():
     world = World("payload")
 
     async def seconds(size: int) -> tuple[float, float, int]:
-        made = frame.draft(frame.Kind.SEGMENT, Words(words="x" * 300), size)
+        made = frame.draft(frame.Kind.SEGMENT, Voice(words="x" * 300), size)
         weather = Weather(up_bytes_s=100.0, down_bytes_s=100.0, payload_scale=50.0, timeout_s=1e6)
         store = world.ports(world.process(f"p{size}"), weather).wire
         began = world.clock.time()

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.errors import Fenced
 from isthmus.learner.history import checkpoints_in
-from isthmus.records.objects import claim_key
+from isthmus.records.keys import claim_key
 from isthmus.rules import Pace
 from tests_helpers import NumpyReplica, balanced, check_log, seed_of, serving, train, until, world
 
@@ -183,7 +183,7 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder):
 
 
 async def test_a_twin_is_found_without_the_bus(folder, monkeypatch):
-    monkeypatch.setattr("isthmus.learner.agent.CLAIM_BEATS", 2)
+    monkeypatch.setattr("isthmus.learner.tenure.CLAIM_BEATS", 2)
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.5))) as w:
         old = await Life(w, "l0").start()
         blob = await w.store.get(claim_key("l0", 1))

@@ -6,14 +6,15 @@ import threading
 import numpy as np
 import pytest
 
-from isthmus import fold, merge
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.layout import Spec
+from isthmus.log import fold, merge
+from isthmus.log.run import read_run
 from isthmus.records import frame
+from isthmus.records.keys import commit_key
 from isthmus.records.messages import decode, learner_stream
-from isthmus.records.objects import CommitHeader, UpdateHeader, commit_key
+from isthmus.records.objects import CommitHeader, UpdateHeader
 from isthmus.rules import Pace, Rules
-from isthmus.run import read_run
 from isthmus.store import Patience
 from tests_helpers import (
     NumpyReplica,

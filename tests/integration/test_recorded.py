@@ -6,11 +6,11 @@ import random
 import numpy as np
 import pytest
 
+from isthmus.forecast.recorded import check, observe
 from isthmus.layout import DENSE, Spec
 from isthmus.log import Log
-from isthmus.model.recorded import check, observe
+from isthmus.log.run import Seed, read_run
 from isthmus.rules import Pace, Rules
-from isthmus.run import Seed, read_run
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_services.cli import main

@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from isthmus.errors import LogCorrupt
-from isthmus.records.objects import commit_key, commits_prefix
+from isthmus.records.keys import commit_key, commits_prefix
 from isthmus.rules import Pace, Rules
 from tests_helpers import Sleepy, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from isthmus.records import frame
+from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, decode, encode, learner_stream
-from isthmus.records.objects import UpdateHeader, update_key
+from isthmus.records.objects import UpdateHeader
 from isthmus.rules import Rules
 from tests_helpers import QUICK, all_commits, check_log, seed_of, serving, train, until, world
 

@@ -11,12 +11,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from isthmus.errors import InputError, Unavailable
+from isthmus.health import LOOP_S_MAX, PORT_S_MAX, Pulse
 from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.runtime import single_threaded
-from isthmus.vitals import LOOP_S_MAX, PORT_S_MAX, Pulse
-from isthmus_services import logs
-from isthmus_services.board import Board, shown
-from isthmus_services.servers import free_ports
+from isthmus_services.demo.servers import free_ports
+from isthmus_services.process import logs
+from isthmus_services.process.health_server import Board, shown
 from tests_helpers import all_commits, serving, train, until, world
 
 

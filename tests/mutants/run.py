@@ -18,8 +18,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus_services.progress import progress
-from isthmus_services.report import write_json
+from isthmus_services.output.progress import progress
+from isthmus_services.output.report import write_json
 from mutants.table import MUTANTS, Mutant, faults
 
 ROOT = Path(__file__).parents[2]

@@ -76,7 +76,7 @@ def faults(mutant: Mutant, package: Path, root: Path) -> Iterator[str]:
 MUTANTS = [
     # --- the log ------------------------------------------------------------------------------------------------------
     *of(
-        "log.py",
+        "log/commits.py",
         "tests/unit/test_log_chain.py",
         row(
             "another-history-is-walked",
@@ -131,7 +131,7 @@ MUTANTS = [
         row("a-segment-is-taken-on-trust", "if found != at.digest:", "if False:"),
     ),
     *of(
-        "fold.py",
+        "log/fold.py",
         "tests/unit/test_fold_walk.py",
         row("the-snapshot-asked-for-is-passed-over", "version > at_most:", "version >= at_most:"),
         row("one-version-too-far", "if at.version == until:", "if until is not None and at.version > until:"),
@@ -178,7 +178,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "heal.py",
+        "log/heal.py",
         "tests/unit/test_fold_walk.py",
         row(
             "a-new-history-is-begun",
@@ -207,7 +207,7 @@ MUTANTS = [
     ),
     # --- arithmetic ---------------------------------------------------------------------------------------------------
     *of(
-        "merge.py",
+        "log/merge.py",
         "tests/unit/test_rounding.py tests/unit/test_fold_walk.py tests/unit/test_merge.py",
         row(
             "what-the-codec-drops-is-never-carried",
@@ -362,7 +362,7 @@ MUTANTS = [
         row("half-a-head-is-read", "if len(blob) < PREFIX.size + header_size:", "if len(blob) < header_size:"),
     ),
     *of(
-        "records/objects.py",
+        "records/keys.py",
         "tests/unit/test_frame_limits.py",
         row("whatever-begins-like-a-key", "_VERSIONED.fullmatch(key)", "_VERSIONED.match(key)"),
     ),
@@ -373,7 +373,16 @@ MUTANTS = [
     ),
     # --- rounds -------------------------------------------------------------------------------------------------------
     *of(
-        "rounds.py",
+        "rounds/grace.py",
+        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
+        row(
+            "slack-without-the-way-down",
+            "slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)",
+            "slack = overlap * terms.fastest_step_s - quorum_s",
+        ),
+    ),
+    *of(
+        "rounds/rounds.py",
         "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
         row(
             "what-is-being-fetched-is-not-waited-for",
@@ -452,11 +461,6 @@ MUTANTS = [
             "anything-there-is-accepted", "return self._waiting.get(place) is pointer", "return place in self._waiting"
         ),
         row(
-            "slack-without-the-way-down",
-            "slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)",
-            "slack = overlap * terms.fastest_step_s - quorum_s",
-        ),
-        row(
             "a-pass-for-any-round",
             "if self.round is not None and version == self.head + 1 and learner",
             "if self.round is not None and learner",
@@ -469,7 +473,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "members.py",
+        "rounds/members.py",
         "tests/unit/test_members_heard.py tests/unit/test_members.py",
         row("any-step-is-believed", "min(max(steps), SLOWER_MAX * statistics.median_low(steps))", "max(steps)"),
         row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),
@@ -502,7 +506,7 @@ MUTANTS = [
     ),
     # --- what learners send -------------------------------------------------------------------------------------------
     *of(
-        "updates.py",
+        "log/updates.py",
         "tests/unit/test_update_opened.py",
         row("any-base", "if header.base != base:", "if header.base > base:"),
         row("any-author", "if header.learner != learner:", "if False:"),
@@ -545,11 +549,15 @@ MUTANTS = [
         row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
     ),
     *of(
-        "learner/history.py",
+        "log/select.py",
         "tests/integration/test_donors.py",
         row(
             "checkpoints-go-by-step-whatever-life", '(int(e.key.split("/")[2]), version_in(e.key))', "version_in(e.key)"
         ),
+    ),
+    *of(
+        "learner/history.py",
+        "tests/integration/test_donors.py",
         row(
             "the-oldest-donor-first",
             "key=lambda e: e.modified, reverse=True)[:DONORS_MAX]",
@@ -558,7 +566,7 @@ MUTANTS = [
         row("anybody-is-a-donor", "if name != learner and name in among", "if name != learner"),
     ),
     *of(
-        "moments.py",
+        "pytorch/moments.py",
         "tests/integration/test_donors.py",
         row("the-samplers-state-moves-on", "copy.deepcopy(self._data.state_dict())", "self._data.state_dict()"),
     ),
@@ -685,7 +693,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "learner/window.py",
+        "learner/upload_window.py",
         "tests/unit/test_upload_window.py",
         row("one-more-whenever", "(in_hand == self.limit and self.free_at <= now + step_s)", "(in_hand == self.limit)"),
         row(
@@ -741,7 +749,7 @@ MUTANTS = [
     ),
     # --- garbage ------------------------------------------------------------------------------------------------------
     *of(
-        "collect.py",
+        "log/gc.py",
         "tests/unit/test_collect_plan.py",
         row(
             "a-young-snapshot-is-no-start",
@@ -885,7 +893,7 @@ MUTANTS = [
         row("numbers-begin-at-zero", "for i, body in enumerate(bodies, 1)]", "for i, body in enumerate(bodies)]"),
     ),
     *of(
-        "bus/voice.py",
+        "bus/endpoints.py",
         "tests/unit/test_bus_listening.py",
         row(
             "what-was-dropped-takes-another-along",
@@ -1015,12 +1023,12 @@ MUTANTS = [
     ),
     # --- readers ------------------------------------------------------------------------------------------------------
     *of(
-        "whatif.py",
+        "readers/whatif.py",
         "tests/unit/test_whatif_decides.py tests/unit/test_decided_late.py",
         row(
             "late-here-is-late-for-the-next-round",
-            "rejected_total={}), closed_at)",
-            "rejected_total={}), h.waited.waited_s)",
+            "rejected_total={})), closed_at)",
+            "rejected_total={})), h.waited.waited_s)",
         ),
         row(
             "the-loop-is-never-busy",
@@ -1034,8 +1042,8 @@ MUTANTS = [
         ),
         row(
             "merged-there-is-merged-here",
-            "rounds.committed(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})",
-            "rounds.committed(msgspec.structs.replace(h, rejected=(), rejected_total={})",
+            "Appended(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})",
+            "Appended(msgspec.structs.replace(h, rejected=(), rejected_total={})",
         ),
         row("who-fell-silent-was-never-there", "            expected.add(seen.learner)\n", "            pass\n"),
         row(
@@ -1050,7 +1058,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "explain.py",
+        "readers/explain.py",
         "tests/unit/test_explain.py",
         row(
             "everything-is-a-version-later",
@@ -1059,7 +1067,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "trace.py",
+        "readers/trace.py",
         "tests/unit/test_trace.py",
         row(
             "versions-point-to-the-training-before",
@@ -1068,7 +1076,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "model/planner.py",
+        "forecast/outcome.py",
         "tests/unit/test_plan_figures.py",
         row(
             "a-month-is-a-day",

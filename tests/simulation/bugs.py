@@ -13,18 +13,21 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
-from isthmus import collect, fold, members, merge, rounds
 from isthmus.codecs.int4 import Int4
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.learner import agent as learner_agent
-from isthmus.learner import boundary, downlink, uplink
+from isthmus.learner import boundary, downlink, tenure, uplink
 from isthmus.learner.boundary import Boundary, Ready
-from isthmus.log import Log
-from isthmus.members import Members, smooth
+from isthmus.log import Log, fold, gc, heal, merge
 from isthmus.records import frame
+from isthmus.records.keys import version_in
 from isthmus.records.messages import Committed
-from isthmus.records.objects import CommitHeader, version_in
-from isthmus.rounds import CallRound, CatchUp, Grace, Phase, Rounds
+from isthmus.records.objects import CommitHeader
+from isthmus.rounds import members, rounds
+from isthmus.rounds.events import CallRound, CatchUp, CaughtUp, Tick
+from isthmus.rounds.grace import Grace, smooth
+from isthmus.rounds.members import Members
+from isthmus.rounds.rounds import Phase, Rounds
 from isthmus.simulate.store import SimulatedStore
 from isthmus.syncer import agent as syncer_agent
 from isthmus.syncer.fairness import FairQueue
@@ -113,8 +116,8 @@ def count_announced_as_arrived():
             self.round.fresh.add(pointer.learner)
         return actions
 
-    original = Rounds.announced
-    with patch.object(Rounds, "announced", announced):
+    original = Rounds._announced
+    with patch.object(Rounds, "_announced", announced):
         yield
 
 
@@ -145,8 +148,8 @@ def a_late_update_opens_a_round():
             return [*actions, CallRound(self.head + 1), *self.fetches()]
         return actions
 
-    original = Rounds.announced
-    with patch.object(Rounds, "announced", announced):
+    original = Rounds._announced
+    with patch.object(Rounds, "_announced", announced):
         yield
 
 
@@ -195,8 +198,8 @@ def collect_above_the_head():
                     found.doomed.setdefault("values", []).append(entry)
         return found
 
-    original = collect.plan
-    with patch.object(collect, "plan", plan):
+    original = gc.plan
+    with patch.object(gc, "plan", plan):
         yield
 
 
@@ -299,7 +302,7 @@ def a_twin_goes_on():
     async def watch(self):
         await asyncio.sleep(1e9)
 
-    with patch.object(learner_agent.LearnerAgent, "_watch_claim", watch):
+    with patch.object(tenure.Tenure, "watch", watch):
         yield
 
 
@@ -335,7 +338,7 @@ def a_lost_round_is_lost():
     def lost(self):
         self.phase, self.round = type(self.phase).MERGING, self.round
 
-    with patch.object(Rounds, "lost", lost):
+    with patch.object(Rounds, "_lost", lost):
         yield
 
 
@@ -384,8 +387,8 @@ def wait_on_when_grace_is_over():
             return []
         return original(self, now)
 
-    original, original_ends = Rounds.tick, Rounds._grace_ends
-    with patch.object(Rounds, "tick", tick):
+    original, original_ends = Rounds._tick, Rounds._grace_ends
+    with patch.object(Rounds, "_tick", tick):
         yield
 
 
@@ -645,7 +648,7 @@ def look_at_the_clock_only_when_nobody_speaks():
                     async with asyncio.timeout(self._pace.heartbeat_s if deadline is None else deadline - now):
                         event = await self._inbox.get()
                 if event is None:
-                    await self._do(self.rounds.tick(self._runtime.now()))
+                    await self._do(self.rounds.on(Tick(), self._runtime.now()))
                 else:
                     await self._do(await self._handle(event))
             for task in (following, *self._fetching):
@@ -702,14 +705,32 @@ def two_updates_carry_the_same_feedback():
         yield
 
 
-@planted(100, caught_by=45)
+@planted(100, caught_by=63)
 def rounds_are_reopened_in_the_middle_of_a_look():
     """What a round opened on the way asks for is lost: its updates are taken for being fetched, for ever."""
 
     def go_to(self, at):
         original(self, at)
-        self.rounds.reopen(self._runtime.now())
+        self.rounds.on(CaughtUp(), self._runtime.now())
 
     original = Keeper._go_to
     with patch.object(Keeper, "_go_to", go_to):
+        yield
+
+
+@planted(20, "hostile", caught_by=1)
+def a_fragment_starts_again_from_its_newest_snapshot():
+    """What was merged since then was published, and would be lost."""
+
+    async def newest(log, p):
+        return max(version for version, _ in await log.snapshots(p))
+
+    with patch.object(heal, "_newest_published", newest):
+        yield
+
+
+@planted(20, "thin", caught_by=7)
+def version_numbers_decide_who_is_fetched():
+    """The lowest goes first: on a thin way down the others are never fetched."""
+    with patch.object(downlink.Downlink, "_need", lambda self, p: -self.known[p].version):
         yield

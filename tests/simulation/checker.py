@@ -4,14 +4,18 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from isthmus import merge, whatif
-from isthmus.bus.voice import UNSAID_MAX
+from isthmus.bus.endpoints import UNSAID_MAX
 from isthmus.errors import IsthmusError, RecordInvalid
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import UPLOADS_MAX
-from isthmus.log import Commit, Log
+from isthmus.log import Commit, Log, merge
+from isthmus.log.run import Run
+from isthmus.log.updates import open_update
+from isthmus.readers import whatif
+from isthmus.readers.replay import replay
 from isthmus.records import frame
 from isthmus.records.frame import Kind
+from isthmus.records.keys import commit_key, is_versioned, version_in
 from isthmus.records.messages import (
     SYNCER_STREAM,
     Alive,
@@ -23,25 +27,14 @@ from isthmus.records.messages import (
     decode,
     learner_of,
 )
-from isthmus.records.objects import (
-    LISTED_MAX,
-    CommitHeader,
-    SnapshotHeader,
-    UpdateHeader,
-    commit_key,
-    is_versioned,
-    version_in,
-)
-from isthmus.replay import replay
-from isthmus.rounds import FINAL_EACH, POINTERS_MAX
+from isthmus.records.objects import LISTED_MAX, CommitHeader, SnapshotHeader, UpdateHeader
+from isthmus.rounds.rounds import FINAL_EACH, POINTERS_MAX
 from isthmus.rules import STALENESS_MAX
-from isthmus.run import Run
 from isthmus.simulate.process import Process
 from isthmus.simulate.world import World
 from isthmus.syncer import Syncer
 from isthmus.syncer.agent import ACCUMULATORS_MAX
 from isthmus.syncer.keeper import INBOX_MAX
-from isthmus.updates import open_update
 from simulation.hostile import NAME, is_its_own
 from simulation.values import Life, Values
 from simulation.waiting import Waiting
@@ -190,8 +183,12 @@ class Checker:
         value = self.world.objects.blobs.get(header.value_key)
         if value is None or frame.digest(value[0]) != header.value_digest:
             self.violate(f"{key}: its value {header.value_key} is not there")
-        self.closing(key, header)
-        for what in (*self.waiting.judge(header), *self.values.committed(header)):
+        if header.healed is not None:
+            wrong = [*self.healing(header), *self.values.healed(header)]
+        else:
+            self.closing(key, header)
+            wrong = [*self.waiting.judge(header), *self.values.committed(header)]
+        for what in wrong:
             self.violate(f"{key}: {what}")
         log.append((header, frame.digest(data)))
 
@@ -212,6 +209,7 @@ class Checker:
             self.violate(f"{key}: closed by everyone, {list(w.missing)} missing")
         recent = {given.learner for h, _ in self.commits[p][-2:] for given in h.inputs}
         now = self.world.clock.time()
+        waited_s = now - self.waiting.when(header.writer, w.closed_at)  # since the round was closed, by its writer
         if now - self.began[header.writer] < SHORTER * self.run.pace.silence_s:
             # To a writer that has not been there for as long as silence takes, nobody in the log is silent.
             for learner in recent - set(w.expected) - fresh - self.ever_left:
@@ -221,9 +219,22 @@ class Checker:
             # know of it, if only by the log.
             speaks = now - self.heard.get(learner, -1e9) < SPEAKS_S and now - self.speaking.get(learner, now) > QUIET_S
             quiet = max(self.disturbed.get((who, "bus"), 0.0) for who in (header.writer, learner))
-            prompt = now - self.disturbed.get((header.writer, "store"), 0.0) > PROMPT_S
+            prompt = now - self.disturbed.get((header.writer, "store"), 0.0) > PROMPT_S > waited_s
             if speaks and prompt and now - quiet > QUIET_S:
                 self.violate(f"{key}: {learner} is there, in the last commits, and was not waited for")
+
+    def healing(self, header: CommitHeader) -> list[str]:
+        """A fragment was started again: only where that was needed, and from the newest published value."""
+        healed, wrong = header.healed, []
+        there = self.world.objects.blobs.get(healed.key)
+        if healed.key not in self.originals or (there is not None and there[0] == self.originals[healed.key]):
+            wrong.append(f"heals for {healed.key}, which nobody spoiled")
+        merged = {given.key for h, _ in self.commits[header.fragment] for given in h.inputs}
+        if healed.key not in merged:
+            wrong.append(f"heals for {healed.key}, which was not merged")
+        if healed.source != header.version - 1:
+            wrong.append(f"starts again from version {healed.source}, and every published value is there")
+        return wrong
 
     def deleted(self, key: str) -> None:
         """An object was removed."""

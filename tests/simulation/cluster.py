@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from isthmus import collect, merge
 from isthmus.errors import Denied, IsthmusError, LogCorrupt, first_cause
 from isthmus.kernels import F32
 from isthmus.layout import Layout
@@ -18,19 +17,21 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner import agent as learner_agent
 from isthmus.learner.boundary import Boundary, Replica
 from isthmus.learner.checkpoint import Saver
-from isthmus.log import Log
+from isthmus.log import Log, merge
+from isthmus.log import gc as collection
+from isthmus.log.run import Run, Seed
 from isthmus.records import frame, messages
-from isthmus.records.objects import commits_prefix, snapshot_key, updates_prefix
-from isthmus.run import Run, Seed
+from isthmus.records.keys import commits_prefix, snapshot_key, updates_prefix
 from isthmus.simulate.clock import StandsStill
 from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Fault, Weather
-from isthmus.simulate.world import Arrays, Ports, Times, World, learn, serve
+from isthmus.simulate.world import Arrays, SimulatedPorts, Times, World, learn, serve
 from isthmus.syncer import Syncer
 from isthmus.syncer import agent as syncer_agent
 from simulation import checker, speakers
 from simulation.checker import Checker
-from simulation.scenario import BUS_TIMEOUT_S, BYTES_SCALE, STORE_TIMEOUT_S, Kind, Planned, Scenario, draw
+from simulation.healing import Operator
+from simulation.scenario import BUS_TIMEOUT_S, BYTES_SCALE, STORE_TIMEOUT_S, Hostility, Kind, Planned, Scenario, draw
 from simulation.speakers import Choir
 from simulation.vigil import Vigil
 
@@ -130,9 +131,11 @@ class Seat:
     bus: Weather
     evaluate_s: float = 0.0
     """How long it evaluates before its next step."""
+    unfoldable: bool = False
+    """Whether its last life ended since it could fold nothing."""
     refused_at: float = -1e9
     """When it was last denied something that is its own."""
-    ports: Ports | None = None
+    ports: SimulatedPorts | None = None
     """Of its newest life."""
     lives: int = 0
     processes: dict[int, tuple[Process, "Syncer | LearnerAgent | None"]] = field(default_factory=dict)
@@ -182,8 +185,8 @@ class Cluster:
         def told(port: str) -> Callable[[Fault, str], None]:
             def tell(fault: Fault, request: str) -> None:
                 self.faults[fault.value] += 1
-                # A request to the store that gets no answer holds its sender up until its timeout.
-                waits = port == "store" and fault in (
+                # A request that gets no answer holds its sender up until its timeout.
+                waits = fault in (
                     Fault.LOST_REQUEST,
                     Fault.LOST_REPLY,
                     Fault.LANDS_LATE,
@@ -193,7 +196,7 @@ class Cluster:
                 )
                 if fault is Fault.DENIED and not request.startswith("get updates/"):
                     seat.refused_at = self.world.clock.time()
-                self.checker.disturb(name, port, store.timeout_s if waits else 0.0)
+                self.checker.disturb(name, port, (store if port == "store" else bus).timeout_s if waits else 0.0)
                 self.say(name, f"{port}: {fault.value}: {request}")
 
             return tell
@@ -271,11 +274,18 @@ class Cluster:
             return
         error = first_cause(task.exception()) if task.exception() else None
         self.say(seat.name, f"life {life} ended: {error!r}" if error else f"life {life} ended")
+        seat.unfoldable = isinstance(error, LogCorrupt)
         if error is not None and not isinstance(error, IsthmusError):
             self.checker.violate(f"{seat.name} ended by {error!r}", error)
         elif isinstance(error, Denied) and seat.is_syncer and self.world.clock.time() - seat.refused_at > 1.0:
             self.checker.violate(f"{seat.name} was ended by what a learner has stored: {error}")
-        elif isinstance(error, LogCorrupt) and self.calm and not self.scenario.store.get(Fault.CORRUPTED):
+        elif (
+            isinstance(error, LogCorrupt)
+            and self.calm
+            and not self.scenario.store.get(Fault.CORRUPTED)
+            # Where no fragment at all can be folded a syncer has nothing to do, until somebody sees to it.
+            and self.scenario.hostile is not Hostility.OVERWRITES
+        ):
             self.checker.violate(f"{seat.name}: {error}")
 
     async def stalls(self, process: Process, gone: asyncio.Future[None]) -> None:
@@ -391,10 +401,10 @@ class Cluster:
         async def body() -> None:
             log = Log(self.run, ports.store, process.runtime)
             # Clocks differ: what is young on one is old on another.
-            plan = await collect.plan(log, keep=keep, min_age_s=self.draw.choice((-1e5, 0.5, 5.0)))
+            plan = await collection.plan(log, keep=keep, min_age_s=self.draw.choice((-1e5, 0.5, 5.0)))
             if self.draw.random() < 0.3:
                 await asyncio.sleep(self.draw.uniform(0.0, 10.0))
-            await collect.apply(log, plan)
+            await collection.apply(log, plan)
 
         task = process.start(body())
         await asyncio.wait([task])
@@ -428,6 +438,7 @@ class Cluster:
         self.beside: list[asyncio.Future[None]] = []
         self.choir = Choir(self, s.speakers)
         self.vigil = Vigil(self)
+        self.operator = Operator(self)
         self.began = clock.time()
         keeping = [asyncio.ensure_future(self.keep(seat)) for seat in self.seats]
         self.vigil.begin()
@@ -443,6 +454,8 @@ class Cluster:
             self.say("world", f"vigil: {self.vigil}")
             await self.vigil.run()
         self.end_of_faults()
+        if s.hostile is Hostility.OVERWRITES:
+            await self.operator.run()
         await self.recovered()
         # Everybody stops in order; what is under way is finished.
         self.over = True

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from isthmus.records import frame
 from isthmus.records.fields import SECONDS_MAX
+from isthmus.records.keys import update_key, updates_prefix
 from isthmus.records.messages import learner_stream
-from isthmus.records.objects import update_key, updates_prefix
 from isthmus.simulate.process import EPOCH
 from simulation.scenario import Hostility
 

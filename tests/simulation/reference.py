@@ -111,10 +111,10 @@ class Fragment:
     lost: bool = False
     """Whether an input could not be read: nothing is known from there on."""
 
-    def begin(self, values: np.ndarray) -> None:
-        """Start at version 0."""
+    def begin(self, values: np.ndarray, version: int = 0) -> None:
+        """Start at a version, without momentum."""
         zeros = np.zeros(values.size)
-        self.points[0] = Point(values.copy(), values.astype(np.float64), zeros, zeros.copy(), zeros.copy())
+        self.points[version] = Point(values.copy(), values.astype(np.float64), zeros, zeros.copy(), zeros.copy())
 
     def commit(
         self, version: int, inputs: list[Given], payload: bytes, published_digest: bytes, cancelled: int
@@ -153,6 +153,19 @@ class Fragment:
             wrong.append("the difference, decoded and added, does not give the value it names")
         self.points[version] = Point(published, master, momentum, master_off, momentum_off)
         self.points.pop(version - VERSIONS_KEPT, None)
+        return wrong
+
+    def heal(self, version: int, source: int, payload: bytes, published_digest: bytes) -> list[str]:
+        """Start again from what was published at a version; return what is wrong with that."""
+        before = self.points.get(source)
+        published = np.frombuffer(payload, "<f4")
+        wrong = []
+        if not self.lost and before is not None and not np.array_equal(published, before.published):
+            wrong.append(f"starts again, and not from what was published at version {source}")
+        if hashlib.sha256(payload).digest() != published_digest:
+            wrong.append("starts again from another value than it names")
+        self.begin(published, version)
+        self.lost = False
         return wrong
 
     def snapshot(self, version: int, payload: bytes) -> list[str]:

@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from isthmus_services.progress import progress
-from isthmus_services.report import write_json
+from isthmus_services.output.progress import progress
+from isthmus_services.output.report import write_json
 
 COLLECT_EVERY = 8
 """Seeds between two collections of what they leave: thousands of them would fill the memory."""

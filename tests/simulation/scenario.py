@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from isthmus.layout import Spec
-from isthmus.members import SLOWER_MAX
+from isthmus.rounds.members import SLOWER_MAX
 from isthmus.rules import ADOPTIONS, Pace, Rules
 from isthmus.simulate.process import MEASURED, Costs
 from isthmus.simulate.weather import Fault
@@ -61,7 +61,7 @@ class Kind(StrEnum):
     HOSTILE = "hostile"
 
 
-SHARES = {Kind.PLAIN: 0.88, Kind.CHOIR: 0.02, Kind.SIEGE: 0.07, Kind.THIN: 0.01, Kind.HOSTILE: 0.02}
+SHARES = {Kind.PLAIN: 0.89, Kind.CHOIR: 0.02, Kind.SIEGE: 0.06, Kind.THIN: 0.01, Kind.HOSTILE: 0.02}
 
 
 class Ailment(StrEnum):
@@ -144,6 +144,8 @@ class Scenario:
     """How long, between storm and calm, what ails some lasts while those who are well are watched."""
     ailments: tuple[Ailing, ...] = ()
     hostile: Hostility | None = None
+    bereft: bool = False
+    """Whether every syncer is killed at the end of the vigil, and an operator heals what cannot be folded then."""
     thin: tuple[str, float] | None = None
     """Direction of the one thin link, and what it carries as a share of what is needed."""
     planned: tuple[Planned, ...] = ()
@@ -267,6 +269,10 @@ def _hostile(s: Scenario) -> Scenario:
     """Somebody does what it likes below its own prefix and on its own stream."""
     d = random.Random(f"hostile/{s.seed}")
     quick = replace(_quick(s, d), kind=Kind.HOSTILE, hostile=d.choice(list(Hostility)), planned=())
+    if quick.hostile is Hostility.OVERWRITES:
+        # Snapshots far apart leave something to spoil.
+        pace = msgspec.structs.replace(quick.pace, snapshot_every=d.choice((2, 5, 4096)))
+        quick = replace(quick, bereft=d.random() < 0.6, pace=pace)
     if quick.hostile is Hostility.FLOODS:
         quick = replace(quick, handling=min(quick.handling, 1.0))  # a machine ten times as slow is flooded by less
     if quick.hostile is Hostility.FORGES and d.random() < 0.5:

@@ -11,6 +11,7 @@ import numpy as np
 
 from isthmus.codecs import as_bytes, codec, pack, packed_size
 from isthmus.records import frame
+from isthmus.records.keys import update_key
 from isthmus.records.messages import (
     SYNCER_STREAM,
     Announce,
@@ -23,7 +24,7 @@ from isthmus.records.messages import (
     encode,
     learner_stream,
 )
-from isthmus.records.objects import SCHEMA, UpdateHeader, update_key
+from isthmus.records.objects import SCHEMA, UpdateHeader
 from isthmus.simulate.process import EPOCH
 from simulation import hostile
 

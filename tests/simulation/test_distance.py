@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 
 from isthmus.layout import Spec
+from isthmus.log.run import Seed
 from isthmus.rules import Pace, Rules
-from isthmus.run import Seed
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Times, World, learn, serve
 from simulation.cluster import Toy

@@ -10,12 +10,12 @@ import pytest
 from isthmus.errors import Denied
 from isthmus.layout import Spec
 from isthmus.log import Log
+from isthmus.log.run import Run, Seed
+from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream
-from isthmus.records.objects import update_key
 from isthmus.rules import Pace, Rules
-from isthmus.run import Run, Seed
 from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import Ports, Times, World, learn, serve
+from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus.store import EdgeStore
 from isthmus.syncer import Syncer
 from simulation.cluster import Toy
@@ -86,7 +86,7 @@ class Story:
             self.buses.append(Weather(self._latency_s / 2))
             ports = self.world.ports(process, self.stores[i], self.buses[i])
             wrapped = Wrapped(ports.wire, self._before)
-            ports = Ports(process, EdgeStore(wrapped, process.runtime), ports.bus, ports.wire)
+            ports = SimulatedPorts(process, EdgeStore(wrapped, process.runtime), ports.bus, ports.wire)
             self.serving.append(process.start(serve(ports, f"s{i}", asyncio.Event(), None, self.syncers.append)))
         for i in range(learners):
             process = self.world.process(f"l{i}")

@@ -50,6 +50,19 @@ def test_a_seed_is_one_run(seed, kind):
     assert len(first.splitlines()) > 20
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        400163,  # a learner waited for the merge of an update that was not due
+        405466,  # without grace, who came last by name was in no round
+        407415,  # after a lost race a syncer read an update without end
+        408318,  # what an earlier life had sent was due, and the life that repeated it did not know
+    ],
+)
+def test_what_a_seed_found_stays_mended(seed):
+    assert simulate(seed).violations == []
+
+
 def test_scenarios_differ():
     assert len({draw(seed).describe().split(":", 1)[1] for seed in range(50)}) > 45
 

@@ -9,10 +9,10 @@ import pytest
 from isthmus.codecs import codec, packed_size
 from isthmus.layout import Spec
 from isthmus.learner.boundary import Boundary
-from isthmus.learner.window import LIMIT_MAX, Window
+from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.log import Log
+from isthmus.log.run import Seed
 from isthmus.rules import Pace, Rules
-from isthmus.run import Seed
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Times, World, learn, serve
 from simulation.cluster import Toy

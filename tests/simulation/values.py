@@ -97,6 +97,16 @@ class Values:
             header.version, inputs, bytes(payload), header.published_digest, header.cancelled
         )
 
+    def healed(self, header: CommitHeader) -> list[str]:
+        """Return what is wrong with the values of a commit that starts its fragment again."""
+        value = self._checker.stored(header.value_key)
+        if value is None or header.healed is None:
+            return []
+        code, payload = frame.parse(value, frame.Kind.VALUE, ValueHeader)
+        wrong = [] if code.codec == "f32" else [f"starts again in {code.codec}"]
+        fragment = self.fragments[header.fragment]
+        return wrong + fragment.heal(header.version, header.healed.source, bytes(payload), header.published_digest)
+
     def snapshot(self, header: SnapshotHeader, data: bytes) -> list[str]:
         """Return what is wrong with a stored state."""
         _, payload = frame.parse(data, frame.Kind.SNAPSHOT, SnapshotHeader)

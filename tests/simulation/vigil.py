@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from isthmus.learner import LearnerAgent
-from isthmus.records.objects import updates_prefix
+from isthmus.records.keys import updates_prefix
 from simulation.scenario import LEARNERS_ONLY, Ailing, Ailment, Kind
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ class Vigil:
                     cluster.checker.violate(
                         f"fragment {p} stands at {head} for {cluster.scenario.goes_on_s:.1f} s while {self}"
                     )
+        if cluster.scenario.bereft:
+            cluster.operator.strike()
         if cluster.scenario.hostile:
             cluster.choir.hostile.end()
         gained = {p: head - first[p] for p, head in heads.items()}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from isthmus.records.objects import CommitHeader, Waited
-from isthmus.rounds import STEP_UNKNOWN_S
+from isthmus.rounds.rounds import STEP_UNKNOWN_S
 from isthmus.simulate.process import EPOCH, Process
 
 if TYPE_CHECKING:
@@ -64,13 +64,17 @@ class Waiting:
                 f"{w.grace_s:.2f} s; its loop stood {stood:.2f} s of that)"
             )
 
+    def when(self, writer: str, date: float) -> float:
+        """Return when it was, in the time of the world, that a syncer's wall clock showed a date."""
+        return date - EPOCH - self._checker.processes[writer].wall_skew_s
+
     def _undisturbed(self, writer: str, w: Waited) -> Process | None:
         """Return the process that closed a round; None where it is gone, or something else explains its being late."""
         checker = self._checker
         process = checker.processes.get(writer)
         if process is None or process.life.ended:
             return None
-        opened = w.opened_at - EPOCH - process.wall_skew_s
+        opened = self.when(writer, w.opened_at)
         if checker.disturbed.get((writer, "wall"), -1e9) > opened - 1.0 or checker.began[writer] > opened:
             return None
         # A keeper that waits for the store hears nothing meanwhile.

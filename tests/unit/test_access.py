@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from isthmus_services.access import ACL_FILE, CREDENTIALS_FILE
 from isthmus_services.cli import main
+from isthmus_services.commands.access import ACL_FILE, CREDENTIALS_FILE
 
 
 def access(folder, *learners: str) -> None:

@@ -6,15 +6,15 @@ import json
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.model import traffic
-from isthmus.model.bandwidth import (
+from isthmus.forecast import traffic
+from isthmus.forecast.bandwidth import (
     DATA_PARALLEL,
     DECOUPLED,
     DILOCO,
     METHODS,
     STREAMING,
-    Codec,
-    Link,
+    OnTheWire,
+    Setup,
     exact,
     required,
     simulate,
@@ -22,16 +22,16 @@ from isthmus.model.bandwidth import (
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
 
-BF16 = Codec(name="bf16", up_bits=16.0, down_bits=16.0)
-INT4 = Codec(name="int4", up_bits=4.0, down_bits=4.0)
-LOPSIDED = Codec(name="int4 up, int8 down", up_bits=4.125, down_bits=8.125, up_bytes=2e3, down_bytes=6e3)
+BF16 = OnTheWire(name="bf16", up_bits=16.0, down_bits=16.0)
+INT4 = OnTheWire(name="int4", up_bits=4.0, down_bits=4.0)
+LOPSIDED = OnTheWire(name="int4 up, int8 down", up_bits=4.125, down_bits=8.125, up_bytes=2e3, down_bytes=6e3)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_played_transfers_agree_with_the_closed_form(method):
     grid = itertools.product((0.5, 1.0), (0.0, 0.05, 0.6), (24, 96), (12, 24), (0.0, 1.0, 2.0, 5.0), (0.1, 2.0, 50.0))
     for (step_s, latency_s, period, fragments, overlap, gbit_s), codec in itertools.product(grid, (BF16, LOPSIDED)):
-        link = Link(
+        link = Setup(
             params=2.9e9,
             step_s=step_s,
             latency_s=latency_s,
@@ -46,7 +46,7 @@ def test_the_played_transfers_agree_with_the_closed_form(method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("utilization", [0.5, 0.9, 0.99])
 def test_the_bandwidth_that_is_required_gives_the_utilisation(method, utilization):
-    link = Link(params=1e9, latency_s=0.001)
+    link = Setup(params=1e9, latency_s=0.001)
     needed = required(method, link, BF16, utilization)
     assert simulate(method, link, BF16, needed) == pytest.approx(utilization, rel=1e-6)
     assert simulate(method, link, BF16, 0.9 * needed) < utilization
@@ -54,23 +54,23 @@ def test_the_bandwidth_that_is_required_gives_the_utilisation(method, utilizatio
 
 def test_the_published_figures_come_out_of_one_size():
     """104 → 1.7 → 0.43 Gbit/s at 90 %: the first gives the size, the others follow."""
-    link = Link(params=2.87e9)
+    link = Setup(params=2.87e9)
     assert required(DATA_PARALLEL, link, BF16, 0.9) == pytest.approx(104.0, rel=0.01)
     assert required(DECOUPLED, link, BF16, 0.9) == pytest.approx(1.7, rel=0.03)
     assert required(DECOUPLED, link, INT4, 0.9) == pytest.approx(0.43, rel=0.03)
 
 
 def test_everything_is_proportional_to_size_and_speed():
-    link = Link(params=1e9)
+    link = Setup(params=1e9)
     for method in METHODS:
         one = required(method, link, BF16, 0.9)
-        assert required(method, Link(params=2e9), BF16, 0.9) == pytest.approx(2 * one, rel=1e-6)
-        assert required(method, Link(params=1e9, step_s=0.5), BF16, 0.9) == pytest.approx(2 * one, rel=1e-6)
+        assert required(method, Setup(params=2e9), BF16, 0.9) == pytest.approx(2 * one, rel=1e-6)
+        assert required(method, Setup(params=1e9, step_s=0.5), BF16, 0.9) == pytest.approx(2 * one, rel=1e-6)
 
 
 def test_a_longer_overlap_hides_latency_and_a_blocking_method_does_not():
-    near, far = Link(params=1e8), Link(params=1e8, latency_s=1.2)
-    patient = Link(params=1e8, latency_s=1.2, overlap=4.0)
+    near, far = Setup(params=1e8), Setup(params=1e8, latency_s=1.2)
+    patient = Setup(params=1e8, latency_s=1.2, overlap=4.0)
     assert simulate(DECOUPLED, near, BF16, 10.0) == 1.0
     assert simulate(DECOUPLED, far, BF16, 10.0) < 1.0
     assert simulate(DECOUPLED, patient, BF16, 10.0) == 1.0
@@ -78,7 +78,7 @@ def test_a_longer_overlap_hides_latency_and_a_blocking_method_does_not():
     assert simulate(DILOCO, far, BF16, 1e6) == pytest.approx(24 / 26.4)
     with pytest.raises(InputError, match="no bandwidth gives 90%"):
         required(DATA_PARALLEL, far, BF16, 0.9)
-    assert simulate(STREAMING, Link(params=1e9, learners=1), BF16, 0.1) == 1.0
+    assert simulate(STREAMING, Setup(params=1e9, learners=1), BF16, 0.1) == 1.0
 
 
 def test_what_passes_besides_the_payload_is_measured_on_the_real_agents():

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from isthmus.layout import Spec, partition
-from isthmus.learner.boundary import Adopted, BaseMerged, Boundary, Called, Captured, Passed, Ready, UploadDone, rounded
+from isthmus.learner.boundary import (
+    Adopted,
+    Asked,
+    BaseMerged,
+    Boundary,
+    Captured,
+    NothingToGive,
+    Ready,
+    UploadDone,
+    rounded,
+)
 from isthmus.rules import Pace
 
 LAYOUT = partition([Spec(f"t{i}", (10,), "float32", "dense") for i in range(4)], 4)
@@ -84,14 +94,14 @@ def test_an_update_is_the_whole_way_since_its_base():
 def test_a_call_is_answered_at_the_next_boundary_whatever_the_schedule():
     loop = Loop(sync_every=100)
     loop.step(2)
-    loop.tell(Called(3, 1))
+    loop.tell(Asked(3, 1))
     answer = captured(loop.step(1))[0]
     assert (answer.fragment, answer.steps, answer.due) == (3, 3, False)
 
 
 def test_an_answer_counts_for_the_schedule():
     loop = Loop(sync_every=8)
-    loop.tell(Called(3, 1))
+    loop.tell(Asked(3, 1))
     loop.step(1)
     later = captured(loop.step(12), 3)
     assert [m.step for m in later] == [9]
@@ -99,60 +109,60 @@ def test_an_answer_counts_for_the_schedule():
 
 def test_what_was_sent_on_a_base_answers_the_call():
     loop = Loop(sync_every=100)
-    loop.tell(Called(2, 1))
+    loop.tell(Asked(2, 1))
     loop.step(1)
-    loop.tell(Called(2, 1))
+    loop.tell(Asked(2, 1))
     assert not captured(loop.step(3), 2)
 
 
 def test_a_call_for_history_is_ignored():
     loop = Loop(base=5, sync_every=100)
-    loop.tell(Called(0, 5))
+    loop.tell(Asked(0, 5))
     assert not loop.step(1)
 
 
 def test_a_learner_too_far_behind_passes():
     loop = Loop(sync_every=100)
-    loop.tell(Called(0, 3))
-    assert Passed(0, 3) in loop.step(1)
+    loop.tell(Asked(0, 3))
+    assert NothingToGive(0, 3) in loop.step(1)
 
 
 def test_a_learner_whose_base_is_merged_passes():
     loop = Loop(sync_every=100)
     loop.tell(BaseMerged(0, 0))
-    loop.tell(Called(0, 2))
-    assert Passed(0, 2) in loop.step(1)
+    loop.tell(Asked(0, 2))
+    assert NothingToGive(0, 2) in loop.step(1)
 
 
 def test_overwrite_discards_what_came_after_the_upload():
     loop = Loop(sync_every=100)
-    loop.tell(Called(0, 1))
+    loop.tell(Asked(0, 1))
     loop.step(1)
     loop.step(2)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
     said = loop.step(1)
     assert said == [Adopted(0, 1, overwritten=300, base=0, sent=100)]
     assert (loop.model.values[0] == 40).all()
-    loop.tell(Called(0, 2))
+    loop.tell(Asked(0, 2))
     assert (captured(loop.step(1))[0].base, loop.boundary.slots[0].origin_step) == (1, 4)
 
 
 def test_carry_keeps_what_came_after_the_upload():
     loop = Loop(adopt="carry", sync_every=100)
-    loop.tell(Called(0, 1))
+    loop.tell(Asked(0, 1))
     loop.step(1)
     loop.step(2)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
     assert loop.step(1) == [Adopted(0, 1, overwritten=0, base=0, sent=100)]
     assert (loop.model.values[0] == 43).all()  # three steps after the upload
-    loop.tell(Called(0, 2))
+    loop.tell(Asked(0, 2))
     answer = captured(loop.step(1))[0]
     assert (answer.base, answer.steps, answer.tokens) == (1, 4, 400)
 
 
 def test_blend_mixes_half_and_half():
     loop = Loop(adopt="blend", sync_every=100)
-    loop.tell(Called(0, 1))
+    loop.tell(Asked(0, 1))
     loop.step(1)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
     loop.step(1)
@@ -197,7 +207,7 @@ def test_a_boundary_moves_few_fragments():
     loop = Loop(sync_every=100)
     for p in range(4):
         loop.tell(Ready(p, 1, np.zeros(10, np.float32)))
-        loop.tell(Called(p, 1))
+        loop.tell(Asked(p, 1))
     assert len(captured(loop.step(1))) <= loop.boundary.moves == 2
 
 
@@ -260,9 +270,9 @@ def test_a_learner_that_waits_passes_where_it_has_not_taken_a_step():
     loop.tell(Ready(0, 1, np.zeros(10, np.float32)))
     loop.boundary.wait_on()
     loop.boundary.outbox.clear()
-    loop.tell(Called(0, 2))
+    loop.tell(Asked(0, 2))
     loop.boundary.wait_on()
-    assert list(loop.boundary.outbox) == [Passed(0, 2)]
+    assert list(loop.boundary.outbox) == [NothingToGive(0, 2)]
     said = loop.step(1)
     assert not captured(said, 0)
 
@@ -284,3 +294,24 @@ def test_the_fragment_held_longest_is_replaced_first():
         loop.step(1)
     bases = [slot.base for slot in loop.boundary.slots[:3]]
     assert max(bases) - min(bases) <= 3, bases
+
+
+def test_what_a_learner_waits_for_is_due_since_nothing_after_it_will_be():
+    loop = Loop(sync_every=100, lead=1.0)
+    loop.boundary.inbox.append(Asked(0, 1))
+    loop.step()
+    assert not loop.boundary.is_last(0, 0), "sent as an answer: it trains on, and may send more"
+    while not loop.boundary.overdue():
+        loop.step()
+    assert loop.boundary.is_last(0, 0)
+    assert not loop.boundary.is_last(1, 0), "of a fragment that was not sent"
+    assert not loop.boundary.is_last(0, 7), "on a base it does not stand on"
+
+
+def test_beside_what_an_earlier_life_sent_nothing_more_comes_and_it_is_due_at_the_usual_step():
+    loop = Loop(sync_every=4)
+    slot = loop.boundary.slots[0]
+    slot.merged, slot.due_at = True, 4
+    assert not loop.boundary.is_last(0, 0)
+    loop.step(4)
+    assert loop.boundary.is_last(0, 0)

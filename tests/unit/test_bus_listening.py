@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from isthmus.bus import START, Said, open_bus
+from isthmus.bus.endpoints import AT_ONCE, NAMES_EVERY_S, UNSAID_MAX, Listener, Speaker
 from isthmus.bus.redis import RedisBus
-from isthmus.bus.voice import AT_ONCE, NAMES_EVERY_S, UNSAID_MAX, Listener, Speaker
 from isthmus.errors import Unavailable
 from isthmus.records.messages import Leave, decode
 from isthmus.simulate.world import World

@@ -4,20 +4,20 @@ import asyncio
 
 import pytest
 
-from isthmus import collect, fold
 from isthmus.errors import LogCorrupt
+from isthmus.log import fold, gc
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.objects import checkpoint_key, commit_key, snapshots_prefix, value_key, version_in
+from isthmus.records.keys import checkpoint_key, commit_key, snapshots_prefix, value_key, version_in
 from isthmus.rules import STALENESS_MAX
 from written import Written
 
 AGE_S = 3600.0
 
 
-async def gc(w: Written, keep: int, min_age_s: float = -1.0) -> collect.Plan:
-    plan = await collect.plan(w.log, keep=keep, min_age_s=min_age_s)
-    await collect.apply(w.log, plan)
+async def collected(w: Written, keep: int, min_age_s: float = -1.0) -> gc.Garbage:
+    plan = await gc.plan(w.log, keep=keep, min_age_s=min_age_s)
+    await gc.apply(w.log, plan)
     return plan
 
 
@@ -25,7 +25,7 @@ def versions(w: Written, prefix: str) -> list[int]:
     return [version_in(key) for key in w.keys(prefix)]
 
 
-def doomed(plan: collect.Plan, kind: str) -> list[int]:
+def doomed(plan: gc.Garbage, kind: str) -> list[int]:
     return sorted(version_in(entry.key) for entry in plan.doomed.get(kind, []))
 
 
@@ -45,7 +45,7 @@ async def foldable(w: Written, start: int) -> None:
 def test_the_newest_versions_stay_foldable_as_many_as_were_asked_for(keep):
     async def body(w):
         await w.grow(12, snapshot_every=2)
-        plan = await gc(w, keep)
+        plan = await collected(w, keep)
         start = (12 - keep) // 2 * 2
         assert (plan.starts[0], plan.heads[0]) == (start, 12)
         assert versions(w, snapshots_prefix(0)) == [0, *range(start, 13, 2)]
@@ -63,7 +63,7 @@ def test_what_lies_above_the_head_may_be_of_a_commit_on_its_way():
         header, result = w.draft(w.upload("a", 8))
         w.put(header.value_key, result.value)
         w.put(value_key(0, 3, bytes(32)), b"of a merge that lost")
-        plan = await gc(w, 2)
+        plan = await collected(w, 2)
         assert header.value_key in w.keys("values/")
         assert value_key(0, 3, bytes(32)) in [e.key for e in plan.doomed["values"]]
 
@@ -75,7 +75,7 @@ def test_an_update_that_no_commit_speaks_of_stays_until_no_pace_could_merge_it()
         await w.grow(STALENESS_MAX + 4, snapshot_every=STALENESS_MAX + 2)
         head = w.states[0].version
         keys = {base: w.upload("late", base) for base in (head - STALENESS_MAX - 1, head - STALENESS_MAX, head - 1)}
-        await gc(w, 1)
+        await collected(w, 1)
         assert [base for base, key in keys.items() if key in w.keys("updates/00000/late/")] == [
             head - STALENESS_MAX,
             head - 1,
@@ -91,7 +91,7 @@ def test_two_checkpoints_of_each_learner_stay():
         ]
         for key in keys:
             w.put(key, b"checkpoint")
-        plan = await gc(w, 1)
+        plan = await collected(w, 1)
         assert [e.key for e in plan.doomed["checkpoints"]] == [keys[0], keys[3]], "those of the life before"
 
     Written().drive(body)
@@ -100,11 +100,11 @@ def test_two_checkpoints_of_each_learner_stay():
 def test_what_a_commit_merged_whose_bytes_are_not_what_the_next_one_names_is_not_packed():
     async def body(w):
         await w.grow(8, snapshot_every=2)
-        plan = await collect.plan(w.log, keep=2, min_age_s=-1.0)
+        plan = await gc.plan(w.log, keep=2, min_age_s=-1.0)
         w.replace_commit(3, written_at=1.0)
         before = w.keys()
         with pytest.raises(LogCorrupt, match="is not the commit that") as caught:
-            await collect.apply(w.log, plan)
+            await gc.apply(w.log, plan)
         assert caught.value.key == commit_key(0, 3)
         assert w.keys() == before, "nothing went, nothing came"
 
@@ -127,7 +127,7 @@ def test_a_snapshot_too_young_to_go_is_a_place_to_start_from_so_what_follows_it_
         await asyncio.sleep(2 * AGE_S)
         [young] = [key for key in w.keys(snapshots_prefix(0)) if version_in(key) == 4]
         w.put(young, w.blob(young))  # copied from elsewhere, say
-        plan = await gc(w, 1, AGE_S)
+        plan = await collected(w, 1, AGE_S)
         assert plan.starts[0] == 4
         await foldable(w, 4)
         assert doomed(plan, "values") == [1, 2, 3]
@@ -138,7 +138,7 @@ def test_a_snapshot_too_young_to_go_is_a_place_to_start_from_so_what_follows_it_
 def test_commits_are_packed_once_they_are_old_and_what_the_others_merged_stays():
     async def body(w):
         await aged(w, 6, 12)
-        plan = await gc(w, 2, AGE_S)
+        plan = await collected(w, 2, AGE_S)
         assert plan.pack == [[(0, version) for version in range(1, 7)]]
         # Whoever folds from version 0 goes through 7 and on: what they merged is not to go.
         assert set(versions(w, "updates/00000/")) >= set(range(6, 12))
@@ -156,7 +156,7 @@ def test_the_first_commit_that_is_too_young_is_not_packed():
         await w.grow(10, snapshot_every=10)
         await asyncio.sleep(1.5 * AGE_S)
         await w.grow(12, snapshot_every=12)
-        plan = await collect.plan(w.log, keep=1, min_age_s=AGE_S)
+        plan = await gc.plan(w.log, keep=1, min_age_s=AGE_S)
         assert plan.pack == [[(0, version) for version in (1, 2, 3)]], "those after it wait for it"
         # Replay can begin at version 0 and go through them: what they merged is old, and stays.
         assert sorted({*doomed(plan, "updates")}) == [0, 1, 2]
@@ -174,13 +174,13 @@ def test_a_collection_cut_short_leaves_no_snapshot_that_leads_nowhere(after):
 
     async def body(w):
         await w.grow(12, snapshot_every=2)
-        plan = await collect.plan(w.log, keep=2, min_age_s=-1.0)
+        plan = await gc.plan(w.log, keep=2, min_age_s=-1.0)
         left = iter(range(after))
         w.store.answers = lambda operation, key: (
             ConnectionError("killed") if operation == "delete" and next(left, None) is None else None
         )
         with pytest.raises(BaseExceptionGroup):
-            await collect.apply(w.log, plan)
+            await gc.apply(w.log, plan)
         w.store.answers = lambda operation, key: None
         await asyncio.sleep(60.0)  # what was sent still lands
         for version in versions(w, snapshots_prefix(0)):
@@ -192,7 +192,7 @@ def test_a_collection_cut_short_leaves_no_snapshot_that_leads_nowhere(after):
             async for further in fold.onward(log, 0, fold.Merging(log), at):
                 at = further
             assert at.version == 12
-        await gc(w, 2)
+        await collected(w, 2)
         await foldable(w, 10)
 
     Written().drive(body)
@@ -201,13 +201,13 @@ def test_a_collection_cut_short_leaves_no_snapshot_that_leads_nowhere(after):
 def test_nothing_else_goes_as_long_as_a_snapshot_that_has_to_go_is_there():
     async def body(w):
         await w.grow(12, snapshot_every=2)
-        plan = await collect.plan(w.log, keep=2, min_age_s=-1.0)
+        plan = await gc.plan(w.log, keep=2, min_age_s=-1.0)
         [first] = [key for key in w.keys(snapshots_prefix(0)) if version_in(key) == 2]
         w.store.answers = lambda operation, key: (
             ConnectionError("away") if (operation, key) == ("delete", first) else None
         )
         with pytest.raises(BaseExceptionGroup):
-            await collect.apply(w.log, plan)
+            await gc.apply(w.log, plan)
         await asyncio.sleep(60.0)
         assert first in w.keys(snapshots_prefix(0))
         assert versions(w, "values/00000/") == list(range(1, 13))
@@ -219,7 +219,7 @@ def test_nothing_else_goes_as_long_as_a_snapshot_that_has_to_go_is_there():
 def test_what_is_packed_is_where_its_pointer_says():
     async def body(w):
         await w.grow(10, snapshot_every=8)
-        await gc(w, 1)
+        await collected(w, 1)
         for version in range(1, 8):
             assert frame.kind_of(w.blob(commit_key(0, version))) == Kind.PACKED
             found = await w.log.commit(0, version)

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
+from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
+from isthmus.forecast.learning import Measured, lab
+from isthmus.forecast.outcome import DAY_S, Island, Prices
+from isthmus.forecast.planner import Fixed, Plan, plan
+from isthmus.forecast.speeds import Speeds
 from isthmus.lab.experiments import COMPARED, IN_MEMORY_S
 from isthmus.lab.setting import WINDOW, Wires
-from isthmus.model.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
-from isthmus.model.learning import Measured, lab
-from isthmus.model.planner import DAY_S, Fixed, Island, Plan, Prices, plan
-from isthmus.model.speeds import Speeds
 from isthmus_services.cli import main
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

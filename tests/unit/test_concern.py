@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from isthmus.learner.concern import REMEDIES, Concern, Unmerged
+from isthmus.learner.unmerged import REMEDIES, Concern, Unmerged
 from isthmus.reasons import Reason
 
 SYNCER = ("no syncer is heard", "start one")

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import msgspec
 
-from isthmus import whatif
 from isthmus.log import Commit
-from isthmus.members import Terms
+from isthmus.readers import whatif
 from isthmus.records.objects import Seen
-from isthmus.rounds import ClosedBy, adaptive_grace
+from isthmus.rounds.events import ClosedBy
+from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rules import Pace, Rules
 from log_helpers import RUN, committed, given
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.hearing import Hearing
+from isthmus.readers.heard import Hearing
+from isthmus_services.commands.learner import NEVER_MERGED
 from isthmus_services.demo.fleet import CRASHES_MAX, Fleet, Worker
-from isthmus_services.learner import NEVER_MERGED
 
 
 def fleet_of(code: int, tmp_path) -> Fleet:

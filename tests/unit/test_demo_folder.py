@@ -5,7 +5,7 @@ import json
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.records import objects
+from isthmus.records import keys
 from isthmus_services.cli import main
 from isthmus_services.demo import mark
 
@@ -73,17 +73,17 @@ def test_a_run_in_a_store_of_its_own_leaves_the_folder_run_alone(tmp_path):
 
 def test_every_folder_of_a_run_is_known_to_be_a_demos():
     d = bytes(32)
-    keys = [
-        objects.RUN_KEY,
-        objects.update_key(0, "a", 0, d),
-        objects.value_key(0, 1, d),
-        objects.snapshot_key(0, 1, d),
-        objects.commit_key(0, 1),
-        objects.segment_key(0, 1, d),
-        objects.claim_key("a", 1),
-        objects.SCRATCH,
+    all_keys = [
+        keys.RUN_KEY,
+        keys.update_key(0, "a", 0, d),
+        keys.value_key(0, 1, d),
+        keys.snapshot_key(0, 1, d),
+        keys.commit_key(0, 1),
+        keys.segment_key(0, 1, d),
+        keys.claim_key("a", 1),
+        keys.SCRATCH,
     ]
-    for key in keys:
+    for key in all_keys:
         assert mark._OURS[mark.RUN].fullmatch(key.partition("/")[0]), key
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from isthmus.hearing import Hearing
+from isthmus.readers.heard import Hearing
 from isthmus_services.demo import watch as watching
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
 

@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.doctor import FAILURE, NOTE, OK, WARNING
-from isthmus_services.doctor import summary
+from isthmus_services.commands.doctor import summary
 
 
 @pytest.mark.parametrize(

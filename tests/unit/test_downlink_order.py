@@ -9,8 +9,8 @@ import pytest
 from isthmus.errors import Unavailable
 from isthmus.learner.boundary import Ready
 from isthmus.learner.downlink import PROBE_BEATS, Downlink
-from isthmus.merge import array_digest
-from isthmus.records.objects import commit_key, snapshots_prefix
+from isthmus.log.merge import array_digest
+from isthmus.records.keys import commit_key, snapshots_prefix
 from isthmus.rules import Pace, Rules
 from written import ONE_WAY_S, Written
 

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.explain import explain
+from isthmus.readers.explain import explain
 from isthmus.reasons import Reason
-from isthmus.records.objects import update_key
+from isthmus.records.keys import update_key
 from log_helpers import RecordedLog, committed, digest_of, given, late, rejected
 
 

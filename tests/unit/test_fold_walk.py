@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from isthmus import fold, heal, merge
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.kernels import F32
+from isthmus.log import fold, heal, merge
 from isthmus.records import frame
-from isthmus.records.objects import commit_key, snapshot_key, snapshots_prefix
+from isthmus.records.keys import commit_key, snapshot_key, snapshots_prefix
 from written import Written
 
 

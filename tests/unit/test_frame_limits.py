@@ -7,7 +7,7 @@ from isthmus.errors import RecordInvalid
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import HEADER_MAX, PREFIX, Kind
-from isthmus.records.objects import is_versioned, update_key, version_in
+from isthmus.records.keys import is_versioned, update_key, version_in
 
 
 class Note(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.learner.given import loss_of, tokens_of
+from isthmus.learner.step_arguments import loss_of, tokens_of
 
 torch = pytest.importorskip("torch")
 

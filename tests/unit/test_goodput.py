@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from isthmus.model.failures import Repairs, simulate
-from isthmus.model.goodput import (
+from isthmus.forecast.failures import Repairs, simulate
+from isthmus.forecast.goodput import (
     DECOUPLED,
     ELASTIC,
     MODES,
@@ -21,8 +21,8 @@ from isthmus.model.goodput import (
     stalls,
     young,
 )
-from isthmus_services import report as reports
 from isthmus_services.cli import main
+from isthmus_services.output import report as reports
 
 HARSH = Cluster(
     mtbi_years=0.3,
@@ -276,4 +276,7 @@ def test_the_command_writes_what_it_shows(tmp_path, capsys):
     assert said["predictions"][1]["published"] == 0.88
     assert {r["parameter"] for r in said["sensitivity"]} >= {"repair_hours", "interrupted", "restart_s"}
     assert picture.stat().st_size > 10_000
-    assert "where allocated chips' time goes" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "where allocated chips' time goes" in shown
+    tables = [line for line in shown.splitlines() if line.startswith(("│", "┃"))]
+    assert max(map(len, tables)) <= 80

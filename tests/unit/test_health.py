@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from isthmus.bus import Said
-from isthmus.health import health
-from isthmus.hearing import Hearing
+from isthmus.readers.heard import Hearing
+from isthmus.readers.status import Status
+from isthmus.readers.verdict import health
 from isthmus.records.messages import SYNCER_STREAM, Alive, Heartbeat, Leave, Tally, encode, learner_stream
-from isthmus.status import Status
 
 RUN = bytes(range(32))
 NOW = time.mktime((2026, 11, 22, 12, 10, 0, 0, 0, -1))
@@ -126,3 +126,10 @@ def test_what_was_committed_on_another_day_has_its_date():
     found = health(Status(Hearing(RUN), [head], "", 0.0, NOW), "r", "b")
     assert "the last commit is of 2026-11-20 12:10" in found.said
     assert "nothing was ever committed" in of(alive(), committed=False).said
+
+
+def test_a_run_whose_learners_are_done_and_were_never_merged_is_not_well():
+    found = of(left("a", True), alive(), committed=False)
+    assert not found.ok
+    assert "what they learnt is not in the run" in found.said
+    assert "isthmus syncer s3://b/run --bus redis://h" in found.said

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from isthmus.bus import Said
 from isthmus.errors import RecordInvalid
-from isthmus.hearing import Hearing
+from isthmus.readers.heard import Hearing
+from isthmus.readers.status import Status
 from isthmus.records.messages import (
     SYNCER_STREAM,
     Alive,
@@ -24,8 +25,7 @@ from isthmus.records.messages import (
     encode,
     learner_stream,
 )
-from isthmus.status import Status
-from isthmus_services import view
+from isthmus_services.output import view
 
 RUN = bytes(range(32))
 

@@ -8,8 +8,9 @@ import pytest
 from isthmus.errors import Denied
 from isthmus.log import Log
 from isthmus.records import frame
+from isthmus.records.keys import commit_key
 from isthmus.records.messages import Announce, encode, learner_stream
-from isthmus.records.objects import UpdateHeader, commit_key
+from isthmus.records.objects import UpdateHeader
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.store import EdgeStore

@@ -5,17 +5,17 @@ import argparse
 import pytest
 
 from isthmus.errors import InputError
-from isthmus_services import commands
-from isthmus_services import settings as s
+from isthmus_services.settings import declared
+from isthmus_services.settings import resolve as s
 
-LISTS = [(c, f) for c in commands.ALL for f in s.fields(c.settings) if f.is_list]
+LISTS = [(c, f) for c in declared.ALL for f in s.fields(c.settings) if f.is_list]
 
 
 def parsed(name: str, *words: str, environment=None):
-    command = next(c for c in commands.ALL if c.name == name)
+    command = next(c for c in declared.ALL if c.name == name)
     parser = argparse.ArgumentParser(exit_on_error=False)
     s.add_flags(parser, command.settings, environment or {})
-    return s.resolve(command.settings, name, parser.parse_args(words), environment or {}, commands.names()).values
+    return s.resolve(command.settings, name, parser.parse_args(words), environment or {}, declared.names()).values
 
 
 @pytest.mark.parametrize(

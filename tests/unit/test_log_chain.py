@@ -3,12 +3,13 @@
 import msgspec
 import pytest
 
-from isthmus import collect
 from isthmus.errors import LogCorrupt, Unavailable
-from isthmus.log import AHEAD_MAX
+from isthmus.log import gc
+from isthmus.log.commits import AHEAD_MAX
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.objects import CommitHeader, Healed, SegmentHeader, commit_key
+from isthmus.records.keys import commit_key
+from isthmus.records.objects import CommitHeader, Healed, SegmentHeader
 from written import ONE_WAY_S, Written
 
 
@@ -18,7 +19,7 @@ async def walked(w: Written, after: int = 0, digest: bytes | None = None) -> lis
 
 async def packed(w: Written, keep: int = 1) -> str:
     """Pack what lies below the oldest snapshot kept; return the key of the segment."""
-    await collect.apply(w.log, await collect.plan(w.log, keep=keep, min_age_s=-1.0))
+    await gc.apply(w.log, await gc.plan(w.log, keep=keep, min_age_s=-1.0))
     [key] = w.keys("segments/00000/")
     return key
 
@@ -99,7 +100,7 @@ def test_a_segment_is_read_for_all_of_its_commits_at_once():
             await w.grow(top)
             w.snapshot()
             await w.grow(top + 1)
-            await collect.apply(w.log, await collect.plan(w.log, keep=1, min_age_s=-1.0))
+            await gc.apply(w.log, await gc.plan(w.log, keep=1, min_age_s=-1.0))
         first, second = w.keys("segments/00000/")
         w.store.requests.clear()
         assert await walked(w, 0, w.run.digest) == list(range(1, 42))

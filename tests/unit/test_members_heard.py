@@ -2,7 +2,8 @@
 
 import pytest
 
-from isthmus.members import FORGET_SILENCES, LEFT_MAX, Members, smooth
+from isthmus.rounds.grace import smooth
+from isthmus.rounds.members import FORGET_SILENCES, LEFT_MAX, Members
 from isthmus.rules import Pace
 
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus import kernels, merge
+from isthmus import kernels
 from isthmus.codecs import codec
 from isthmus.kernels import F32
 from isthmus.layout import Spec, partition
+from isthmus.log import merge
 from isthmus.records import frame
 from isthmus.records.objects import SnapshotHeader
 from isthmus.rules import Rules

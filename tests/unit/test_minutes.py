@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from isthmus.metrics import LearnerMetrics, SyncerMetrics
-from isthmus_services.minutes import Diary, LearnerMinute, SyncerMinute
+from isthmus_services.process.minutes import Diary, LearnerMinute, SyncerMinute
 
 
 def test_a_syncers_minute_is_what_the_minute_brought():

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from isthmus import optimizers, torch_model
 from isthmus.errors import InputError
-from isthmus.moments import Saver
-from isthmus.optimizers import Stepped
+from isthmus.pytorch import model as torch_model
+from isthmus.pytorch import optimizers
+from isthmus.pytorch.moments import TorchSaver
+from isthmus.pytorch.optimizers import Stepped
 from isthmus.records import tree
 
 
@@ -126,7 +127,7 @@ def same(a, b):
 @pytest.mark.parametrize("what", KEPT)
 def test_what_an_optimizer_keeps_comes_back_bit_for_bit(what, dtype):
     model, optimizer = stepped(KEPT[what], dtype)
-    saved = written(Saver(model, optimizer, None))
+    saved = written(TorchSaver(model, optimizer, None))
     again_model = net(dtype)
     again = Keeps(again_model.parameters(), KEPT[what], lr=9.0)
     optimizers.load(again, saved, settings=True)
@@ -137,7 +138,7 @@ def test_what_an_optimizer_keeps_comes_back_bit_for_bit(what, dtype):
 
 def test_a_tensor_that_all_parameters_share_is_one_again():
     model, optimizer = stepped(KEPT["8-bit with codebook"])
-    saved = written(Saver(model, optimizer, None))
+    saved = written(TorchSaver(model, optimizer, None))
     again = Keeps(net().parameters(), KEPT["8-bit with codebook"])
     optimizers.load(again, saved, settings=True)
     assert len({id(entries["qmap1"]) for entries in again.state.values()}) == 1
@@ -158,7 +159,7 @@ def test_two_go_the_same_way_after_a_restart(kind):
     for seed in range(3):
         step(straight, one, seed)
         step(broken, two, seed)
-    saved = written(Saver(broken, two, None))
+    saved = written(TorchSaver(broken, two, None))
     three = kind(broken.parameters(), lr=0.5)
     optimizers.load(three, saved, settings=True)
     for seed in range(3, 6):
@@ -186,7 +187,7 @@ class Pair(tuple):
 def test_what_cannot_be_kept_is_refused_by_its_place_as_it_is_written(odd, what):
     model, optimizer = stepped(lambda p: {"deep": [0, odd(p)]})
     with pytest.raises(InputError, match=rf"optimizer\['state'\]\['state'\]\[0\]\['deep'\]\[1\] is a .*{what}"):
-        written(Saver(model, optimizer, None))
+        written(TorchSaver(model, optimizer, None))
 
 
 class NeedsClosure(Keeps):
@@ -204,7 +205,7 @@ def test_so_is_a_subclass_that_no_restart_could_make_again():
         p.grad = torch.ones_like(p)
     optimizer.step(lambda: None)
     with pytest.raises(InputError, match=r"\['m'\] is a .*Scaled"):
-        written(Saver(model, optimizer, None))
+        written(TorchSaver(model, optimizer, None))
 
 
 # --- the copy that steps ----------------------------------------------------------------------------------------------

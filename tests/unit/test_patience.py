@@ -7,7 +7,7 @@ import pytest
 
 from isthmus.bus import redis as redis_bus
 from isthmus.errors import Unavailable
-from isthmus.run import read_run
+from isthmus.log.run import read_run
 from isthmus.runtime import Runtime, inline
 from isthmus.simulate.clock import Clock
 from isthmus.store import AT_START, RUNNING, EdgeStore, s3

@@ -4,7 +4,9 @@ import pytest
 
 matplotlib = pytest.importorskip("matplotlib")
 
-from isthmus_services import bandwidth, cli, goodput, replay  # noqa: E402
+from isthmus_services import cli  # noqa: E402
+from isthmus_services.commands import replay  # noqa: E402
+from isthmus_services.commands.simulate import bandwidth, goodput  # noqa: E402
 
 
 def styles(figure):
@@ -33,7 +35,7 @@ def test_lines_differ_by_more_than_colour(module, command, monkeypatch, tmp_path
 
 
 def test_what_if_draws_its_two_norms_apart(monkeypatch, tmp_path):
-    from isthmus.whatif import Departure
+    from isthmus.readers.whatif import Departure
 
     rows = [
         Departure(version=v, inputs_recorded=1, inputs_other=1, difference=1.0 * v, way=2.0, cosine=0.9) for v in (1, 2)

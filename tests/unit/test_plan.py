@@ -12,15 +12,17 @@ import msgspec
 import pytest
 
 from isthmus.codecs import CODECS
+from isthmus.forecast import speeds as modelled
+from isthmus.forecast.outcome import CHECKPOINT_SHARE, HEADROOM, Island, Prices
+from isthmus.forecast.planner import PERIODS, Fixed, Plan, plan
+from isthmus.forecast.speeds import Speeds
 from isthmus.lab.experiments import base
 from isthmus.lab.setting import Shape, Wires
 from isthmus.lab.training import train
-from isthmus.model import speeds as modelled
-from isthmus.model.planner import CHECKPOINT_SHARE, HEADROOM, PERIODS, Fixed, Island, Plan, Prices, plan
-from isthmus.model.speeds import Speeds
-from isthmus.rules import LONG, Pace, Rules
-from isthmus_services import options, report
+from isthmus.rules import LONG_STEPS, Pace, Rules
 from isthmus_services.cli import main
+from isthmus_services.output import report
+from isthmus_services.settings import shared
 
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02)
 
@@ -62,7 +64,7 @@ def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one():
     wide = planned(1e8, Island(name="a", count=4, latency_s=0.02))
     thin = planned(1e8, Island(name="a", count=4, up_gbit_s=0.02, down_gbit_s=0.02))
     assert wide.rules.sync_every == 12
-    assert thin.rules.sync_every > LONG
+    assert thin.rules.sync_every > LONG_STEPS
     assert thin.rules == Rules.suited(sync_every=thin.rules.sync_every, fragments=thin.rules.fragments)
     for found in (wide, thin):
         for f in found.forecasts:
@@ -205,7 +207,7 @@ def test_farther_learners_and_slower_syncers_get_longer_periods():
 
 def test_the_init_line_is_what_the_real_parser_takes(capsys, monkeypatch):
     taken = []
-    monkeypatch.setattr("isthmus_services.init.run", lambda settings: taken.append(settings) or 0)
+    monkeypatch.setattr("isthmus_services.commands.init.run", lambda settings: taken.append(settings) or 0)
     for words in (
         ["--params", "2.9e9"],
         ["--params", "1e8", "--latency", "0.8"],
@@ -215,11 +217,11 @@ def test_the_init_line_is_what_the_real_parser_takes(capsys, monkeypatch):
         line = capsys.readouterr().out.strip().splitlines()[-1]
         assert line.startswith("isthmus init s3://BUCKET/RUN --model PACKAGE.MODULE:FUNCTION ")
         assert main(shlex.split(line)[1:]) == 0
-        rules = options.rules_of(taken[-1])
+        rules = shared.rules_of(taken[-1])
         assert rules == Rules.suited(sync_every=rules.sync_every, fragments=rules.fragments, codec_up=rules.codec_up), (
             "outer rate and momentum are those that suit"
         )
-        assert options.pace_of(taken[-1], Pace()).overlap >= 2.0
+        assert shared.pace_of(taken[-1], Pace()).overlap >= 2.0
         if "--codec" in words:
             assert rules.codec_up == "int8"
 
@@ -229,10 +231,16 @@ def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys):
     shown = capsys.readouterr().out
     for name in ("checkpoint", "overlap", "sync_every", "fragments", "quorum", "syncers"):
         assert re.search(rf"│ {name} +│ \d+ +│", shown), name
+    shown = " ".join(shown.split())
     assert "1 s a step (--step-seconds)" in shown
     assert "8 GPUs a learner (--gpus)" in shown
     assert "$2.5 for an hour of a GPU (--gpu-hour)" in shown
+    assert "1 Gbit/s up (--up)" in shown
+    assert "no learner ever fails (--mtbf-hours)" in shown
+    assert "0.05 s to the store" not in shown, "that was said"
+    assert "a learner is one process" in shown
     words = ["--params", "2.9e9", "--step-seconds", "1", "--gpus", "64", "--gpu-hour", "3"]
+    words += ["--up", "1", "--down", "1", "--latency", "0.05", "--mtbf-hours", "1000"]
     assert main(["plan", *words]) == 0
     assert "assumed" not in capsys.readouterr().out
 

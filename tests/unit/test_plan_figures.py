@@ -6,8 +6,9 @@ With 32 bits both ways a fragment is 0.4 GB; headers and messages, some kilobyte
 
 import pytest
 
-from isthmus.model.planner import Fixed, Island, Plan, Prices, plan
-from isthmus.model.speeds import Speeds
+from isthmus.forecast.outcome import Island, Prices
+from isthmus.forecast.planner import Fixed, Plan, plan
+from isthmus.forecast.speeds import Speeds
 
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, egress_gb=0.02)
 DAY_S = 86_400

@@ -4,8 +4,8 @@ import pytest
 
 from isthmus.errors import RunMissing, Unavailable
 from isthmus.link import START_S, reach_or_create
+from isthmus.log.run import read_run
 from isthmus.rules import Rules
-from isthmus.run import read_run
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from tests_helpers import seed_of

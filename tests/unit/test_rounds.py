@@ -3,144 +3,31 @@
 import msgspec
 import pytest
 
-from isthmus.members import Members, Terms
 from isthmus.reasons import Reason
-from isthmus.records.objects import CommitHeader, Input, Outer, Waited
-from isthmus.rounds import (
+from isthmus.rounds.events import (
     Abandon,
+    Appended,
+    Arrived,
+    Called,
     CallRound,
     CatchUp,
+    CaughtUp,
     ClosedBy,
     Fetch,
+    Hold,
+    Invalid,
+    Lost,
     Merge,
-    Phase,
-    Pointer,
-    Rounds,
-    adaptive_grace,
+    Passed,
+    Refused,
+    Spoiled,
+    Tick,
+    Unreachable,
 )
+from isthmus.rounds.grace import Terms, adaptive_grace
+from isthmus.rounds.rounds import Phase
 from isthmus.rules import Pace
-
-PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)
-STEP_S = 0.1
-
-
-class Story:
-    """Rounds of one fragment, with a clock that is told what time it is."""
-
-    def __init__(self, *learners: str, pace: Pace = PACE, sync_every: int = 12, step_s: float = STEP_S) -> None:
-        self.now = 100.0
-        self.members = Members(pace, 0.0)
-        self.rounds = Rounds(pace, sync_every, self.members)
-        self.step_s = step_s
-        for learner in learners:
-            self.beat(learner)
-
-    def beat(self, learner: str) -> None:
-        self.members.heard(learner, 1, self.now, step_s=self.step_s, upload_s=0.02, sync_s=0.01)
-
-    def pointer(self, learner: str, base: int = 0, *, due: bool = False, tokens: int = 1000, tag: str = "") -> Pointer:
-        return Pointer(
-            learner=learner,
-            incarnation=1,
-            base=base,
-            digest=f"{learner}{base}{tokens}{tag}".encode().ljust(32, b"."),
-            key="k",
-            size=10,
-            steps=10,
-            tokens=tokens,
-            step=10,
-            tokens_seen=tokens,
-            due=due,
-            boundary_at=self.now - 0.02,
-            heard_at=self.now,
-        )
-
-    def announce(self, learner: str, base: int = 0, **options):
-        return self.rounds.announced(self.pointer(learner, base, **options), self.now)
-
-    def arrive(self, actions):
-        """Let every fetch asked for succeed; return what came of it."""
-        following = []
-        for action in actions:
-            if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
-                following += self.rounds.arrived(action.pointer, self.now)
-        return following
-
-    def commit(self, *learners: str, base: int | None = None):
-        self.rounds.committed(committed(self.rounds.head + 1, *learners, base=base), self.now)
-        return self.rounds.reopen(self.now)
-
-
-def committed(version: int, *learners: str, base: int | None = None) -> CommitHeader:
-    outer = Outer(merge="rda", learning_rate=0.4, momentum=0.5)
-    inputs = tuple(
-        Input(
-            key="k",
-            digest=f"{who}{version - 1 if base is None else base}1000".encode().ljust(32, b"."),
-            learner=who,
-            incarnation=1,
-            base=version - 1 if base is None else base,
-            steps=1,
-            tokens=1,
-            step=1,
-            tokens_seen=1,
-            bytes=1,
-            train_s=0.0,
-            taken_at=0.0,
-            heard_at=0.0,
-            fetched_at=0.0,
-            arrived_at=0.0,
-            weight=1.0,
-        )
-        for who in learners
-    )
-    waited = Waited(
-        called_by="",
-        quorum=1,
-        quorum_missed=False,
-        closed_by="",
-        expected=(),
-        missing=(),
-        passed=(),
-        boundary_at=0.0,
-        opened_at=0.0,
-        closed_at=0.0,
-        hold_until=0.0,
-        quorum_s=0.0,
-        grace_s=0.0,
-        waited_s=0.0,
-        fastest_step_s=0.0,
-        slowest_step_s=0.0,
-        sync_s=0.0,
-        cap_s=0.0,
-        merge_s=0.0,
-        publish_s=0.0,
-        overlap_steps=2.0,
-    )
-    return CommitHeader(
-        schema=1,
-        run=bytes(32),
-        previous=bytes(32),
-        arithmetic=1,
-        fragment=0,
-        version=version,
-        inputs=inputs,
-        late=(),
-        dense=outer,
-        embedding=outer,
-        codec_down="f32",
-        cancelled=0,
-        value_key="v",
-        value_digest=bytes(32),
-        published_digest=bytes(32),
-        state_digest=bytes(32),
-        rejected=(),
-        rejected_total={},
-        waited=waited,
-        writer="w",
-        attempt="",
-        written_at=0.0,
-    )
+from round_story import STEP_S, Story, merged
 
 
 def kinds(actions):
@@ -162,7 +49,7 @@ def test_an_answer_alone_opens_nothing():
 def test_announced_is_not_arrived():
     story = Story("a")
     story.announce("a", due=True)
-    assert story.rounds.tick(story.now) == []
+    assert story.rounds.on(Tick(), story.now) == []
     assert story.rounds.phase is Phase.OPEN
 
 
@@ -175,13 +62,13 @@ def test_the_round_closes_early_once_all_expected_are_in():
 def test_who_passes_is_not_waited_for():
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
-    assert story.rounds.passed("b", 1, story.now) == [Merge(1, ClosedBy.EVERYONE)]
+    assert story.rounds.on(Passed("b", 1), story.now) == [Merge(1, ClosedBy.EVERYONE)]
 
 
 def test_a_pass_for_another_version_says_nothing():
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
-    assert story.rounds.passed("b", 7, story.now) == []
+    assert story.rounds.on(Passed("b", 7), story.now) == []
 
 
 def test_grace_ends_the_wait_for_a_slow_learner():
@@ -193,7 +80,7 @@ def test_grace_ends_the_wait_for_a_slow_learner():
     ends = story.rounds.deadline(story.now)
     assert ends is not None
     assert story.now < ends <= story.now + STEP_S + 0.05
-    assert story.rounds.tick(ends + 1e-6) == [Merge(1, ClosedBy.GRACE)]
+    assert story.rounds.on(Tick(), ends + 1e-6) == [Merge(1, ClosedBy.GRACE)]
     assert story.rounds.round.missing == {"b"}
 
 
@@ -203,7 +90,7 @@ def test_grace_is_measured_by_answers_also_by_those_that_came_too_late():
     story.members.heard("b", 1, story.now, upload_s=0.1)
     opened = story.now
     story.arrive(story.announce("a", due=True))
-    story.rounds.committed(committed(1, "a"), story.now)
+    story.rounds.on(Appended(merged(1, "a")), story.now)
     story.now = opened + 4.0
     late = story.announce("b", base=0)
     assert [a.pointer.learner for a in late if isinstance(a, Fetch)] == []
@@ -230,16 +117,16 @@ def test_quorum_falls_when_a_learner_falls_silent():
     story.arrive(story.announce("a", due=True))
     story.now += 2.0
     story.beat("a")
-    assert story.rounds.tick(story.now) in ([], [CallRound(1)])
+    assert story.rounds.on(Tick(), story.now) in ([], [CallRound(1)])
     story.now += 1.5
-    assert Merge(1, ClosedBy.EVERYONE) in story.rounds.tick(story.now)
+    assert Merge(1, ClosedBy.EVERYONE) in story.rounds.on(Tick(), story.now)
 
 
 def test_nobody_waits_for_ever():
     story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=10.0, silence_s=1000.0))
     story.arrive(story.announce("a", due=True))
     story.now += 12 * STEP_S + 0.01
-    assert story.rounds.tick(story.now) == [Merge(1, ClosedBy.DEADLINE)]
+    assert story.rounds.on(Tick(), story.now) == [Merge(1, ClosedBy.DEADLINE)]
     assert story.rounds.round.quorum_missed
 
 
@@ -248,7 +135,7 @@ def test_where_steps_are_quicker_than_the_store_a_round_waits_for_its_first_upda
     story = Story("a", step_s=0.001)
     actions = story.announce("a", due=True)
     story.now += 0.5
-    assert story.rounds.tick(story.now) == []
+    assert story.rounds.on(Tick(), story.now) == []
     assert story.arrive(actions) == [Merge(1, ClosedBy.EVERYONE)]
 
 
@@ -256,9 +143,9 @@ def test_a_round_to_which_nothing_comes_is_abandoned():
     story = Story("a", "b")
     actions = story.announce("a", due=True)
     pointer = next(a.pointer for a in actions if isinstance(a, Fetch))
-    assert story.rounds.refused(pointer, Reason.NON_FINITE, story.now) == []
+    assert story.rounds.on(Refused(pointer, Reason.NON_FINITE), story.now) == []
     story.now += 100
-    assert kinds(story.rounds.tick(story.now)) == [Abandon]
+    assert kinds(story.rounds.on(Tick(), story.now)) == [Abandon]
     assert story.rounds.phase is Phase.CLOSED
     assert story.rounds.rejected_total == {"non-finite": 1}
 
@@ -266,7 +153,7 @@ def test_a_round_to_which_nothing_comes_is_abandoned():
 def test_calls_are_repeated_while_a_round_is_open():
     story = Story("a", "b", pace=Pace(quorum=2, silence_s=1000.0), sync_every=1000)
     story.arrive(story.announce("a", due=True))
-    assert kinds(story.rounds.tick(story.now + 1.01)) == [CallRound]
+    assert kinds(story.rounds.on(Tick(), story.now + 1.01)) == [CallRound]
 
 
 def test_one_learner_heard_does_not_mean_there_is_only_one():
@@ -274,17 +161,17 @@ def test_one_learner_heard_does_not_mean_there_is_only_one():
     story.members.gap(story.now)  # just started: whoever is there had no chance to say so
     story.beat("a")
     assert story.arrive(story.announce("a", due=True)) == []
-    assert story.rounds.tick(story.now + 0.5) == []
-    assert story.rounds.tick(story.now + 1.01) == [Merge(1, ClosedBy.EVERYONE)]
+    assert story.rounds.on(Tick(), story.now + 0.5) == []
+    assert story.rounds.on(Tick(), story.now + 1.01) == [Merge(1, ClosedBy.EVERYONE)]
 
 
 def test_those_in_the_last_commits_are_expected_after_a_restart():
     story = Story()
     story.members.gap(story.now)
-    story.rounds.restored(1, [committed(1, "a", "b")])
+    story.rounds.restored(1, [merged(1, "a", "b")])
     story.beat("a")
     story.arrive(story.announce("a", base=1, due=True))
-    assert story.rounds.tick(story.now + 0.1) == []
+    assert story.rounds.on(Tick(), story.now + 0.1) == []
     assert story.arrive(story.announce("b", base=1)) == [Merge(2, ClosedBy.EVERYONE)]
 
 
@@ -360,7 +247,7 @@ def test_two_bases_of_one_learner_come_oldest_first():
     actions = story.announce("a", base=1, due=True)
     mine = [a.pointer.base for a in actions if isinstance(a, Fetch) and a.pointer.learner == "b"]
     assert mine == [0]
-    following = [f for f in story.rounds.arrived(_accept(story, actions, "b"), story.now) if isinstance(f, Fetch)]
+    following = [f for f in story.rounds.on(Arrived(_accept(story, actions, "b")), story.now) if isinstance(f, Fetch)]
     assert [f.pointer.base for f in following] == [1]
 
 
@@ -398,7 +285,7 @@ def test_what_a_lost_commit_left_over_is_taken_up_again():
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))
-    story.rounds.lost()
+    story.rounds.on(Lost(), story.now)
     story.commit("a")  # the winner had only a
     fetched = [a.pointer for a in story.announce("a", base=1, due=True) if isinstance(a, Fetch)]
     assert ("b", 0) in {(p.learner, p.base) for p in fetched}
@@ -407,28 +294,28 @@ def test_what_a_lost_commit_left_over_is_taken_up_again():
 def test_a_spoiled_round_turns_its_updates_away():
     story = Story("a")
     story.arrive(story.announce("a", due=True))
-    story.rounds.spoiled(story.now)
+    story.rounds.on(Spoiled(), story.now)
     assert story.rounds.rejected_total == {"overflow": 1}
     assert story.rounds.phase is Phase.CLOSED
 
 
 def test_another_syncers_call_opens_the_same_round():
     story = Story("a", "b")
-    story.rounds.called(1, "s2", story.now)
+    story.rounds.on(Called(1, "s2"), story.now)
     assert story.rounds.phase is Phase.OPEN
-    assert kinds(story.rounds.called(5, "s2", story.now)) == [CatchUp]
+    assert kinds(story.rounds.on(Called(5, "s2"), story.now)) == [CatchUp]
     assert kinds(story.announce("a", due=True)) == [Fetch]  # no second call
 
 
 def test_rejections_are_listed_in_the_commit_and_totals_survive_it():
     story = Story("a", "b")
-    story.rounds.invalid(story.pointer("a"), Reason.MALFORMED, story.now)
+    story.rounds.on(Invalid(story.pointer("a"), Reason.MALFORMED), story.now)
     assert [r.reason for r in story.rounds.rejections(lambda at: at)] == ["malformed"]
-    header = committed(1, "a")
+    header = merged(1, "a")
     header = msgspec.structs.replace(
         header, rejected=story.rounds.rejections(lambda at: at), rejected_total={"malformed": 1}
     )
-    story.rounds.committed(header, story.now)
+    story.rounds.on(Appended(header), story.now)
     assert story.rounds.rejections(lambda at: at) == ()
     assert story.rounds.rejected_total == {"malformed": 1}
 
@@ -463,8 +350,8 @@ def test_after_several_commits_at_once_a_learner_is_still_fetched():
     story = Story("a", "b")
     story.announce("a", base=1, due=True)
     for learners in (("b",), ("b",)):
-        story.rounds.committed(committed(story.rounds.head + 1, *learners), story.now)
-    assert story.rounds.reopen(story.now) == []
+        story.rounds.on(Appended(merged(story.rounds.head + 1, *learners)), story.now)
+    assert story.rounds.on(CaughtUp(), story.now) == []
     opened = story.announce("a", base=2, due=True)
     assert CallRound(3) in opened
     assert [a.pointer.base for a in opened if isinstance(a, Fetch)] == [1], "the older base first, as always"
@@ -472,11 +359,11 @@ def test_after_several_commits_at_once_a_learner_is_still_fetched():
 
 def test_a_fragment_taken_over_opens_what_waited_and_one_left_opens_nothing():
     story = Story("a")
-    story.rounds.hold(False, story.now)
+    story.rounds.on(Hold(False), story.now)
     assert not any(isinstance(a, CallRound | Fetch) for a in story.announce("a", due=True))
-    assert CallRound(1) in story.rounds.hold(True, story.now)
+    assert CallRound(1) in story.rounds.on(Hold(True), story.now)
     # Left in mid-round: that round goes on, the next is another's.
-    story.rounds.hold(False, story.now)
+    story.rounds.on(Hold(False), story.now)
     assert story.rounds.round is not None
     story.commit("a")
     assert story.rounds.phase is Phase.CLOSED
@@ -499,8 +386,8 @@ def test_what_one_that_has_left_announced_holds_nobody_up_once_it_cannot_be_fetc
     story.members.left("b", 1)
     assert story.arrive(story.announce("a")) == []
     (fetch,) = [action for action in theirs if isinstance(action, Fetch)]
-    story.rounds.unreachable(fetch.pointer)
-    assert story.rounds.tick(story.now) == [Merge(1, ClosedBy.EVERYONE)]
+    story.rounds.on(Unreachable(fetch.pointer), story.now)
+    assert story.rounds.on(Tick(), story.now) == [Merge(1, ClosedBy.EVERYONE)]
 
 
 def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace():
@@ -509,7 +396,7 @@ def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace():
     story.members.left("b", 1)
     assert story.arrive(story.announce("a")) == []
     story.now = story.rounds.deadline(story.now)
-    assert story.rounds.tick(story.now) == [Merge(1, ClosedBy.GRACE)]
+    assert story.rounds.on(Tick(), story.now) == [Merge(1, ClosedBy.GRACE)]
 
 
 def test_what_is_due_is_done_whatever_sums_round_to():
@@ -521,4 +408,4 @@ def test_what_is_due_is_done_whatever_sums_round_to():
     story.arrive(story.announce("a", due=True))
     story.now = story.rounds.deadline(story.now)
     assert story.now - 8191.833214953706 < 1.0
-    assert kinds(story.rounds.tick(story.now)) == [CallRound]
+    assert kinds(story.rounds.on(Tick(), story.now)) == [CallRound]

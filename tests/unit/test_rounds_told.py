@@ -2,78 +2,24 @@
 
 import pytest
 
-from isthmus.members import Members
 from isthmus.reasons import Reason
 from isthmus.records.objects import LISTED_MAX
-from isthmus.rounds import (
-    AHEAD_MAX,
-    FINAL_EACH,
-    POINTERS_MAX,
+from isthmus.rounds.events import (
+    Appended,
     CallRound,
     CatchUp,
     ClosedBy,
     Fetch,
+    Hold,
+    Invalid,
     Merge,
-    Phase,
-    Pointer,
-    Rounds,
+    Tick,
+    Unreachable,
 )
+from isthmus.rounds.rounds import AHEAD_MAX, FINAL_EACH, POINTERS_MAX, Phase
 from isthmus.rules import Pace
-from log_helpers import committed, digest_of, given, rejected
-
-PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)
-STEP_S = 0.1
-
-
-class Story:
-    """Rounds of one fragment at a syncer that knows these learners, with a clock that is told what time it is."""
-
-    def __init__(self, *learners: str, pace: Pace = PACE, sync_every: int = 12) -> None:
-        self.now = 100.0
-        self.members = Members(pace, 0.0)
-        self.rounds = Rounds(pace, sync_every, self.members)
-        for learner in learners:
-            self.beat(learner)
-
-    def beat(self, learner: str, **durations: float) -> None:
-        self.members.heard(learner, 1, self.now, **{"step_s": STEP_S, "upload_s": 0.02, "sync_s": 0.01} | durations)
-
-    def point(self, learner: str, base: int = 0, *, due: bool = False, tokens: int = 1000, name: str = "") -> Pointer:
-        return Pointer(
-            learner=learner,
-            incarnation=1,
-            base=base,
-            digest=digest_of(name or f"{learner}/{base}"),
-            key="k",
-            size=10,
-            steps=10,
-            tokens=tokens,
-            step=10,
-            tokens_seen=tokens,
-            due=due,
-            boundary_at=self.now - 0.02,
-            heard_at=self.now,
-        )
-
-    def announce(self, learner: str, base: int = 0, **options):
-        """Announce an update; return what is to be done."""
-        return self.rounds.announced(self.point(learner, base, **options), self.now)
-
-    def arrive(self, actions):
-        """Let every fetch asked for succeed; return what came of it."""
-        following = []
-        for action in actions:
-            if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
-                following += self.rounds.arrived(action.pointer, self.now)
-        return following
-
-    def commit(self, *learners: str, **changed):
-        """Take the next commit of the log, which merges what these have sent on the head."""
-        version = self.rounds.head + 1
-        self.rounds.committed(
-            committed(version, *(given(who, version - 1, version) for who in learners), **changed), self.now
-        )
-        return self.rounds.reopen(self.now)
+from log_helpers import committed, given, rejected
+from round_story import Story
 
 
 def fetched(actions) -> set[tuple[str, int]]:
@@ -98,7 +44,7 @@ def test_a_base_a_little_ahead_is_kept_and_one_further_ahead_is_made_up():
 
 def test_pointers_that_wait_are_bounded():
     story = Story()
-    story.rounds.hold(False, story.now)
+    story.rounds.on(Hold(False), story.now)
     for i in range(POINTERS_MAX):
         story.announce(f"l{i}")
     assert story.rounds.rejected_total == {}
@@ -132,7 +78,7 @@ def test_a_smaller_update_on_a_base_does_not_replace_a_larger_one():
 def test_a_call_is_repeated_once_a_heartbeat_not_at_every_look_at_the_clock():
     story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=1.0, silence_s=1000.0), sync_every=10_000)
     story.arrive(story.announce("a", due=True))
-    called = [i for i in range(1, 40) if CallRound(1) in story.rounds.tick(story.now + i / 10)]
+    called = [i for i in range(1, 40) if CallRound(1) in story.rounds.on(Tick(), story.now + i / 10)]
     assert called == [10, 20, 30]
 
 
@@ -144,7 +90,7 @@ def test_grace_that_is_over_is_due_now():
     ends = story.rounds.deadline(story.now)
     for late_s in (0.0, 0.5, 10.0):
         assert story.rounds.deadline(ends + late_s) == ends + late_s
-    assert story.rounds.tick(ends + 0.5) == [Merge(1, ClosedBy.GRACE)]
+    assert story.rounds.on(Tick(), ends + 0.5) == [Merge(1, ClosedBy.GRACE)]
 
 
 def test_a_round_whose_last_update_came_after_grace_was_ended_by_grace():
@@ -170,10 +116,10 @@ def test_how_long_merging_takes_comes_out_of_grace():
         for who in "abc":
             story.beat(who, upload_s=5.0)
         story.arrive(story.announce("a", due=True))
-        story.rounds.tick(story.rounds.deadline(story.now) + 60.0)
+        story.rounds.on(Tick(), story.rounds.deadline(story.now) + 60.0)
         story.now += 1.0 + close_to_commit_s
         closed_at = story.rounds.round.closed_at
-        story.rounds.committed(committed(1, given("a", 0, 1)), closed_at + close_to_commit_s)
+        story.rounds.on(Appended(committed(1, given("a", 0, 1))), closed_at + close_to_commit_s)
         for who in "abc":
             story.beat(who, upload_s=5.0)
         story.arrive(story.announce("a", 1, due=True))
@@ -226,7 +172,7 @@ def test_rejections_for_good_are_listed_before_what_is_only_counted():
     for i in range(LISTED_MAX):
         story.announce(f"l{i}")
         story.announce(f"l{i}")  # a duplicate
-    story.rounds.invalid(story.point("z"), Reason.MALFORMED, story.now)
+    story.rounds.on(Invalid(story.pointer("z"), Reason.MALFORMED), story.now)
     found = listed(story)
     assert found[0] == ("z", 0, "malformed")
     assert len(found) == LISTED_MAX
@@ -235,8 +181,8 @@ def test_rejections_for_good_are_listed_before_what_is_only_counted():
 def test_one_learners_rejections_never_take_the_place_of_anothers():
     story = Story()
     for base in range(2 * LISTED_MAX):
-        story.rounds.invalid(story.point("loud", base), Reason.MALFORMED, story.now)
-    story.rounds.invalid(story.point("quiet"), Reason.TRUNCATED, story.now)
+        story.rounds.on(Invalid(story.pointer("loud", base), Reason.MALFORMED), story.now)
+    story.rounds.on(Invalid(story.pointer("quiet"), Reason.TRUNCATED), story.now)
     found = listed(story)
     assert ("quiet", 0, "truncated") in found
     assert len([who for who, _, reason in found if (who, reason) == ("loud", "malformed")]) == FINAL_EACH
@@ -245,10 +191,36 @@ def test_one_learners_rejections_never_take_the_place_of_anothers():
 
 def test_what_a_commit_has_listed_is_not_listed_again():
     story = Story("a")
-    story.rounds.invalid(story.point("a"), Reason.MALFORMED, story.now)
+    story.rounds.on(Invalid(story.pointer("a"), Reason.MALFORMED), story.now)
     listed_now = story.rounds.rejections(lambda at: at)
-    story.rounds.committed(
-        committed(1, given("b", 0, 1), rejected=listed_now, rejected_total={"malformed": 1}), story.now
+    story.rounds.on(
+        Appended(committed(1, given("b", 0, 1), rejected=listed_now, rejected_total={"malformed": 1})), story.now
     )
     assert listed(story) == []
     assert story.rounds.rejected_total["malformed"] == 1
+
+
+# --- what simulated seeds found ---------------------------------------------------------------------------------------
+
+
+def test_the_oldest_bases_are_fetched_first_whatever_their_learners_are_called():
+    """Without grace a round closes with the first: who came last by name was in none, its work stale in the end."""
+    story = Story("a", "z", pace=Pace(quorum=1, grace=0.0, staleness=2, heartbeat_s=1.0, silence_s=3.0))
+    story.announce("z")
+    story.commit("a")
+    asked = [action.pointer.learner for action in story.announce("a", 1, due=True) if isinstance(action, Fetch)]
+    assert asked == ["z", "a"]
+
+
+@pytest.mark.parametrize("tokens", [1000, 900], ids=["the same", "one that it replaced"])
+def test_what_was_due_once_opens_a_round_whoever_repeats_it_without_knowing(tokens):
+    """A learner that came back says again what its earlier life sent, and does not know that it was due."""
+    story = Story("a")
+    (call, fetch) = story.announce("a", due=True)
+    assert call == CallRound(1)
+    story.rounds.on(Unreachable(fetch.pointer), story.now)
+    story.now += 1000.0
+    story.rounds.on(Tick(), story.now)
+    assert story.rounds.phase is Phase.CLOSED, "given up: nothing came"
+    story.beat("a")
+    assert CallRound(1) in story.announce("a", tokens=tokens)

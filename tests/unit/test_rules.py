@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.rules import LONG, Rules, outer_for, overdrive
+from isthmus.rules import LONG_STEPS, Rules, outer_for, overdrive
 
 
 def test_the_plain_rules_are_those_that_suit_them():
@@ -12,7 +12,7 @@ def test_the_plain_rules_are_those_that_suit_them():
 
 @pytest.mark.parametrize("merge", ["rda", "avg"])
 def test_long_rounds_have_less_momentum_at_the_same_effective_rate(merge):
-    short, long = (Rules.suited(merge=merge, sync_every=h) for h in (LONG, LONG + 1))
+    short, long = (Rules.suited(merge=merge, sync_every=h) for h in (LONG_STEPS, LONG_STEPS + 1))
     assert long.outer_momentum < short.outer_momentum
     assert long.outer_lr / (1 - long.outer_momentum) == pytest.approx(short.outer_lr / (1 - short.outer_momentum))
 

@@ -5,10 +5,10 @@ import pytest
 
 from isthmus.errors import InputError, RunMissing
 from isthmus.layout import Spec
+from isthmus.log.run import Seed, create_run, read_run
 from isthmus.records import frame
 from isthmus.records.objects import RunHeader
 from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
-from isthmus.run import Seed, create_run, read_run
 from isthmus.runtime import single_threaded
 from isthmus.simulate.store import Objects
 from tests_helpers import seed_of

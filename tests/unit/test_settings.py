@@ -11,9 +11,9 @@ from rich.console import Console
 
 from isthmus.errors import InputError
 from isthmus.rules import Pace, Rules, bounds
-from isthmus_services import commands, options
-from isthmus_services import settings as s
 from isthmus_services.cli import main
+from isthmus_services.settings import declared, shared
+from isthmus_services.settings import resolve as s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +127,11 @@ def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path):
     """The file of docs/deploy.md: [learner] is a table, and `learner` a setting of learner and doctor."""
     (tmp_path / "i.toml").write_text('run = "r"\n[learner]\nlearner = "eu-1"\nsteps = 7\n')
     for name, expected in (("learner", "eu-1"), ("doctor", "doctor")):
-        command = next(c for c in commands.ALL if c.name == name)
+        command = next(c for c in declared.ALL if c.name == name)
         parser = argparse.ArgumentParser()
         s.add_flags(parser, command.settings, {})
         arguments = parser.parse_args(["--config", str(tmp_path / "i.toml")])
-        assert s.resolve(command.settings, name, arguments, {}, commands.names()).values.learner == expected
+        assert s.resolve(command.settings, name, arguments, {}, declared.names()).values.learner == expected
 
 
 @pytest.mark.parametrize(
@@ -145,15 +145,15 @@ def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path):
 )
 def test_the_run_comes_before_what_is_to_be_explained(words, environment, run, what):
     parser = argparse.ArgumentParser()
-    s.add_flags(parser, commands.Explain, environment)
-    found = s.resolve(commands.Explain, "explain", parser.parse_args(words), environment, commands.names()).values
+    s.add_flags(parser, declared.Explain, environment)
+    found = s.resolve(declared.Explain, "explain", parser.parse_args(words), environment, declared.names()).values
     assert (found.run, found.what) == (run, what)
 
 
 # --- the commands' own ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", commands.ALL, ids=lambda c: c.name)
+@pytest.mark.parametrize("command", declared.ALL, ids=lambda c: c.name)
 def test_every_command_shows_its_settings(command, capsys, monkeypatch):
     monkeypatch.setenv("ISTHMUS_RUN", "s3://bucket/run")
     words = {"explain": ["1/2"], "simulate training": ["codecs"]}.get(command.name, [])
@@ -202,7 +202,7 @@ def test_what_a_new_run_would_get_is_shown(capsys):
 def test_names_mean_the_same_in_every_command():
     """A shared variable or file key must not be a number here and a path there."""
     types: dict[str, set[str]] = {}
-    for command in commands.ALL:
+    for command in declared.ALL:
         for f in s.fields(command.settings):
             if not f.flag_only:
                 types.setdefault(f.name, set()).add(str(f.type.__origin__))
@@ -212,7 +212,7 @@ def test_names_mean_the_same_in_every_command():
 def test_the_manifests_name_settings_that_exist():
     from infra.graph import ROOT
 
-    known = {s.PREFIX + name.upper() for names in commands.names().values() for name in names}
+    known = {s.PREFIX + name.upper() for names in declared.names().values() for name in names}
     for path in sorted((ROOT / "infra" / "kubernetes").rglob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
             assert _isthmus_names(document) <= known, path
@@ -227,7 +227,7 @@ def _isthmus_names(node: object) -> set[str]:
 
 
 def bus_of(bus: str | None, run: str = "s3://b/r", **more: str) -> str:
-    return options.bus_of(options.OnBus(bus=bus, **more), run)
+    return shared.bus_of(shared.OnBus(bus=bus, **more), run)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_what_does_not_fit_together_is_said(bus, more, message):
 @pytest.mark.parametrize("kind", [Pace, Rules])
 def test_flags_keep_to_the_bounds_of_rules_and_pace(kind):
     """What a flag lets through, the struct takes."""
-    group = options.PaceOfRun if kind is Pace else options.ArithmeticOfRun
+    group = shared.PaceOfRun if kind is Pace else shared.ArithmeticOfRun
     for field in s.fields(group):
         if field.field in kind.__struct_fields__ and not field.choices:
             meta = field.type.__metadata__[0]
@@ -308,5 +308,5 @@ def test_rules_and_pace_say_it_in_the_same_words(settings, message):
 
 
 def test_a_pace_changes_only_what_was_given():
-    found = options.pace_of(options.PaceOfRun(grace=0.1, heartbeat_s=2.0), Pace(quorum=3))
+    found = shared.pace_of(shared.PaceOfRun(grace=0.1, heartbeat_s=2.0), Pace(quorum=3))
     assert (found.grace, found.heartbeat_s, found.quorum) == (0.1, 2.0, 3)

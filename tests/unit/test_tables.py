@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from isthmus_services.tables import Column, fitted, in_view
+from isthmus_services.output.tables import Column, fitted, in_view
 
 COLUMNS = (Column("name", justify="left"), Column("rarely", 9), Column("often", 1), Column("state", justify="left"))
 ROWS = (("eu-1", "1,234,567", "88.1%", "training"), ("us-1", "1", "9.0%", "waiting for 0/17"))

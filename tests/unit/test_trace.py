@@ -1,6 +1,6 @@
 """The timeline's arrows: from an update to the commit that merged it, from a version to the trainings that began on it."""
 
-from isthmus.trace import SYNCERS, trace
+from isthmus.readers.trace import SYNCERS, trace
 from log_helpers import committed, given
 
 LOG = [

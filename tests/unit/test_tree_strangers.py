@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus import torch_model
 from isthmus.errors import InputError, RecordInvalid
+from isthmus.pytorch import model as torch_model
 from isthmus.records import tree
 
 

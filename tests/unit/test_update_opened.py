@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from isthmus.errors import RecordInvalid
+from isthmus.log.updates import GRADIENT_NORM_MAX, open_update
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.rules import Rules
-from isthmus.updates import GRADIENT_NORM_MAX, open_update
 from written import Written
 
 PLAIN = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")

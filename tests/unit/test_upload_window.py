@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from isthmus.learner.window import LIMIT_MAX, TRIES_MAX, Window
+from isthmus.learner.upload_window import LIMIT_MAX, TRIES_MAX, Window
 
 SIZE = 1000
 

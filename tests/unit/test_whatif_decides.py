@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from isthmus import whatif
 from isthmus.log import Commit
+from isthmus.readers import whatif
 from isthmus.records.objects import Healed, Seen
 from isthmus.rules import Pace, Rules
 from log_helpers import committed, given

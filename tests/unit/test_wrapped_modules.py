@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from isthmus import torch_model
 from isthmus.errors import InputError
+from isthmus.pytorch import model as torch_model
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -73,7 +73,7 @@ def test_data_parallel_of_one_process_is_unwrapped(process_group):
 RANK = """
 import sys, torch
 from torch import nn
-from isthmus import torch_model
+from isthmus.pytorch import model as torch_model
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 try:
     torch_model.unwrapped(nn.parallel.DistributedDataParallel(nn.Linear(4, 2)))

@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError, ResponseError
 
 from isthmus.bus.base import READ_MAX, RETAINED, START, Said
-from isthmus.errors import Denied, InputError, Unavailable
+from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.urls import redacted
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ class RedisBus:
                 raise Denied(f"{self.url}: {error}") from None
             raise Unavailable(f"{self.url}: {error}") from None
         except (RedisError, OSError, TimeoutError) as error:
-            raise Unavailable(f"{self.url}: {error or type(error).__name__}") from None
+            raise Unavailable(f"{self.url}: {told(error)}") from None
 
 
 def _pairs(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:

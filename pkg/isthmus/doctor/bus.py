@@ -12,7 +12,7 @@ from isthmus.runtime import Runtime
 from isthmus.urls import split
 
 LATENCY_SAMPLES = 20
-OLDEST = (6, 0)
+OLDEST_VERSION = (6, 0)
 """XREAD, XADD MAXLEN ~ and SCAN … TYPE."""
 
 KEY_ACL = (7, 0)
@@ -21,7 +21,7 @@ KEY_ACL = (7, 0)
 BYPASS_FIXED = {(7, 2): (7, 2, 16), (7, 4): (7, 4, 11), (8, 6): (8, 6, 6), (8, 8): (8, 8, 2)}
 """Before these, XREAD and XREADGROUP could read streams that the ACL withholds."""
 
-FULL = 0.8
+FULL_SHARE = 0.8
 """Share of maxmemory."""
 
 
@@ -136,7 +136,7 @@ def judge(facts: ServerFacts) -> list[Finding]:
     name = "Valkey" if facts.valkey else "Redis"
     shown = ".".join(map(str, facts.version))
     found = []
-    if facts.version[:2] < OLDEST:
+    if facts.version[:2] < OLDEST_VERSION:
         found.append(Finding("bus: version", FAILURE, f"{name} {shown}", "use Redis 7.2 or newer"))
     elif not facts.valkey and (bypass := _bypass(facts.version)):
         found.append(
@@ -166,7 +166,7 @@ def _memory(facts: ServerFacts) -> list[Finding]:
         limited = facts.memory_max > 0
         said = f"{policy} at {facts.memory_max / 1e6:.0f} MB" if limited else f"{policy}, without a limit for now"
         found = [Finding(check, FAILURE if limited else WARNING, said, advice)]
-    if facts.memory_max and facts.memory_used > FULL * facts.memory_max:
+    if facts.memory_max and facts.memory_used > FULL_SHARE * facts.memory_max:
         said = f"{facts.memory_used / facts.memory_max:.0%} of {facts.memory_max / 1e6:.0f} MB in use"
         found.append(Finding("bus: memory", WARNING, said, "raise maxmemory, or see who else uses this server"))
     return found

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isthmus.records.keys import LEARNERS, SCRATCH
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
-from isthmus.records.objects import LEARNERS, SCRATCH
 
 OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
 """A note is what cannot be otherwise in this place, and is worth knowing."""

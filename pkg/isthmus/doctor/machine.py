@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus import kernels, merge
+from isthmus import kernels
 from isthmus.codecs import CODECS, pack, packed_size
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, counted
 from isthmus.kernels import ARITHMETIC, F32
 from isthmus.layout import DENSE, EMBEDDING, Spec, partition
+from isthmus.log import merge
 from isthmus.rules import Rules
 from isthmus.runtime import Runtime
 

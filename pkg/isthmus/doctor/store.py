@@ -17,8 +17,8 @@ from isthmus.errors import (
     Unavailable,
     first_cause,
 )
-from isthmus.records.objects import LEARNERS, RUN_KEY, commit_key
-from isthmus.run import Run, read_run, run_below
+from isthmus.log.run import Run, read_run, run_below
+from isthmus.records.keys import LEARNERS, RUN_KEY, commit_key
 from isthmus.runtime import Runtime
 from isthmus.store import AT_START, RUNNING, EdgeStore, Store, open_store
 from isthmus.store.atomic import swept, why_not_create_only

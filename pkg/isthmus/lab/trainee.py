@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus import moments, torch_model
 from isthmus.demo.gpt import CONTEXT, ByteGPT, held_out_loss, loss_of
 from isthmus.demo.text import corpus
 from isthmus.demo.trainer import CLIP, FINAL_SHARE, WEIGHT_DECAY, optimizer_for
@@ -20,6 +19,8 @@ from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.pytorch import model as torch_model
+from isthmus.pytorch import moments
 
 HELD_OUT_EVERY = 2
 """Of the held-out windows every second one is evaluated: 64 KiB."""
@@ -161,7 +162,7 @@ class Trained:
         if origin == "fresh" and any(known.version for known in agent.downlink.known):
             self._fresh_at = agent.history.step
         replica = torch_model.TorchReplica(self.model, layout)
-        saver = moments.Saver(self.model, self.optimizer, None)
+        saver = moments.TorchSaver(self.model, self.optimizer, None)
         return (
             _Forgetful(replica, self.model, self.optimizer, layout) if self._setting.reset_moments else replica
         ), saver

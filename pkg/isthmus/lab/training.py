@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from isthmus import moments, torch_model
 from isthmus.codecs import codec, packed_size
 from isthmus.lab import trainee
 from isthmus.lab.setting import WINDOW, Failures, Row, Setting
@@ -20,9 +19,11 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.checkpoint import Checkpoint
 from isthmus.log import Log
-from isthmus.run import Run, Seed
+from isthmus.log.run import Run, Seed
+from isthmus.pytorch import model as torch_model
+from isthmus.pytorch import moments
 from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import Ports, Times, World, learn, serve
+from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus.syncer import Syncer
 
 Progress = Callable[[float], None]
@@ -329,7 +330,7 @@ class _Lab:
         """Return tokens of each fragment as tokens of the whole model."""
         return sum(share * n for share, n in zip(self._run.shares, tokens, strict=True))
 
-    async def _donor(self, ports: Ports, name: str) -> Checkpoint | None:
+    async def _donor(self, ports: SimulatedPorts, name: str) -> Checkpoint | None:
         """Ask as `join` does: a healthy learner's newest checkpoint that fits."""
         log = Log(self._run, ports.store, ports.process.runtime)
         agent = LearnerAgent(log, ports.store, ports.bus, ports.process.runtime, name)

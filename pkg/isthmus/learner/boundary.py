@@ -19,8 +19,8 @@ from isthmus import kernels
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Tensor
 from isthmus.learner.checkpoint import Frozen, Point, Saver
-from isthmus.learner.window import LIMIT_MAX, Window
-from isthmus.members import smooth
+from isthmus.learner.upload_window import LIMIT_MAX, Window
+from isthmus.rounds.grace import smooth
 from isthmus.rules import Pace
 
 UPLOADS_MAX = LIMIT_MAX + 1
@@ -87,7 +87,7 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class NothingToGive:
     """Called, and nothing to give."""
 
     fragment: int
@@ -111,7 +111,7 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class Asked:
     """A round is open that creates this version."""
 
     fragment: int
@@ -157,8 +157,8 @@ class Freeze:
     """Copy everything a checkpoint holds after the next step."""
 
 
-ToAgent = Captured | Passed | Adopted | Frozen
-ToTraining = Called | Ready | BaseMerged | UploadDone | UploadFailed | Freeze
+ToAgent = Captured | NothingToGive | Adopted | Frozen
+ToTraining = Asked | Ready | BaseMerged | UploadDone | UploadFailed | Freeze
 
 
 @dataclass(slots=True)
@@ -278,9 +278,19 @@ class Boundary:
 
         Then call `wait_on` whenever there is news, until it no longer does.
         """
-        return math.isfinite(self._overdue) and any(
-            slot.sent_step is not None and self.step - slot.sent_step >= self._overdue for slot in self.slots
-        )
+        return any(self._waits(slot) for slot in self.slots)
+
+    def _waits(self, slot: Slot) -> bool:
+        return slot.sent_step is not None and self.step - slot.sent_step >= self._overdue
+
+    def is_last(self, fragment: int, base: int) -> bool:
+        """Return whether no later update on this base will come: where a round has to be opened for what was sent.
+
+        So it is while the learner waits for its merge, and where its work stands beside what an earlier life sent.
+        May be called from the agent's thread.
+        """
+        slot = self.slots[fragment]
+        return slot.base == base and (self._waits(slot) or (slot.merged and self.step >= slot.due_at))
 
     def let_go(self) -> None:
         """Wait for no version any more, whatever `lead` says: the learner is leaving. May be called from any thread."""
@@ -365,7 +375,7 @@ class Boundary:
                 case BaseMerged(fragment, base):
                     slot = self.slots[fragment]
                     slot.merged = slot.merged or base >= slot.base
-                case Called(fragment, version):
+                case Asked(fragment, version):
                     self._called(fragment, version)
                 case Freeze():
                     self._freeze_asked = True
@@ -382,7 +392,7 @@ class Boundary:
         behind = version - 1 - slot.base
         # A learner that waits at a boundary may be asked for a fragment it has just adopted there.
         if behind > self._staleness or slot.merged or self.step == slot.origin_step:
-            self._tell(Passed(fragment, version))
+            self._tell(NothingToGive(fragment, version))
         else:
             slot.called = version
 

@@ -10,10 +10,10 @@ from isthmus import kernels
 from isthmus.errors import RecordInvalid
 from isthmus.kernels import F32
 from isthmus.learner.ledger import Account
+from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.records import frame, tree
 from isthmus.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Sent
-from isthmus.run import Run
 
 
 class Stateful(Protocol):
@@ -68,7 +68,7 @@ class Frozen:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class UplinkPoint:
     """What the agent knows of one fragment at that moment."""
 
     account: Account
@@ -87,7 +87,7 @@ class Checkpoint:
     key: str
     header: CheckpointHeader
     points: tuple[Point, ...]
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[UplinkPoint, ...]
     _leaves: tuple[tree.Leaf, ...]
 
     def optimizer(self, make: Callable[[tree.Leaf], object]) -> Any:
@@ -114,7 +114,7 @@ def why_useless(frozen: Frozen) -> str | None:
 
 def pack(
     run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: Frozen,
-    traffic: Sequence[Traffic], take: tree.Take,
+    traffic: Sequence[UplinkPoint], take: tree.Take,
 ) -> bytearray:  # fmt: skip
     """Return the checkpoint object. Slow for large models: runs off the loop. Raises `InputError` for odd state."""
     leaves: list[tree.Leaf] = []
@@ -204,5 +204,5 @@ def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
         )  # fmt: skip
         attempts = tuple(zip(f.attempts, more[: len(f.attempts)], strict=True))
         taken = tuple(zip(f.taken_by, more[len(f.attempts) :], strict=True))
-        traffic.append(Traffic(account, f.settled_to, attempts, residual, f.residual_of, taken))
+        traffic.append(UplinkPoint(account, f.settled_to, attempts, residual, f.residual_of, taken))
     return Checkpoint(key, header, tuple(points), tuple(traffic), tuple(leaves))

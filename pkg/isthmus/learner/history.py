@@ -6,22 +6,18 @@ Read once, when a learner starts; this is the only place where its keys are list
 import asyncio
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.bus import START, Bus
-from isthmus.errors import ObjectMissing, RecordInvalid, Unavailable
+from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
+from isthmus.log.select import checkpoints_in
 from isthmus.reasons import Reason
 from isthmus.records import frame
-from isthmus.records.messages import Announce, Heartbeat, Progress, decode, learner_stream
-from isthmus.records.objects import (
+from isthmus.records.keys import (
     LEARNERS,
-    CheckpointHeader,
-    ClaimHeader,
-    Sent,
-    UpdateHeader,
     claim_key,
     claims_prefix,
     is_versioned,
@@ -29,18 +25,22 @@ from isthmus.records.objects import (
     updates_prefix,
     version_in,
 )
+from isthmus.records.messages import Announce, Heartbeat, Progress, decode, learner_stream
+from isthmus.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
 from isthmus.store import Entry
 
 logger = logging.getLogger(__name__)
 
 _READS = 8
 _CLAIM = re.compile(r"learners/[^/]+/[0-9]+/claim")
-_CHECKPOINT = re.compile(r"learners/[^/]+/[0-9]+/checkpoints/[0-9]{12}-[0-9a-f]{16}")
 DONOR_BYTES, DONOR_EXTRA = 64, 64 << 20
 """Bytes per parameter, and in all, that another's checkpoint may have to be looked at."""
 
 DONORS_MAX = 3
 """Checkpoints of other learners looked at for an optimizer that fits."""
+
+DONOR_S = 120.0
+"""Reading another learner's checkpoint may take this long."""
 
 HEAD_BYTES = 64 << 10
 """Read of another's checkpoint first; more where its header is longer."""
@@ -114,6 +114,54 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -
     return history
 
 
+async def donor(
+    log: Log,
+    learner: str,
+    among: Collection[str],
+    fits: Callable[[Checkpoint], str | None],
+    glance: Callable[[CheckpointHeader], str | None] = lambda _: None,
+) -> Checkpoint | None:
+    """Return a healthy learner's checkpoint that fits, for a newcomer to a run in flight; None where there is none.
+
+    `glance` and `fits` return why not; the first is shown the header before the rest of the object is fetched. Both
+    run off the loop. Asked are only those `among` whom the log has merged something lately; and no process: the
+    checkpoints are in the store. Whatever goes wrong with one of them, it is not used.
+    """
+    try:
+        async with asyncio.timeout(DONOR_S):
+            for entry in await donors(log, learner, among):
+                try:
+                    found = await _look_at(log, entry, fits, glance)
+                except Exception as error:  # a stranger's object: whatever it is, it ends no join
+                    logger.warning("checkpoint %s is not used: %s", entry.key, told(error))
+                    continue
+                if found is not None:
+                    return found
+    except (Unavailable, Denied, TimeoutError) as error:
+        # A nicety: a newcomer without it warms up.
+        logger.warning("no checkpoint of another learner could be read: %s", told(error))
+    return None
+
+
+async def _look_at(
+    log: Log,
+    entry: Entry,
+    fits: Callable[[Checkpoint], str | None],
+    glance: Callable[[CheckpointHeader], str | None],
+) -> Checkpoint | None:
+    header = await read_head(log, entry.key)
+    why = await log.runtime.offload(glance, header)
+    if why is None:
+        found = await read_checkpoint(log, entry.key, entry.size)
+        if found is None:
+            return None
+        why = await log.runtime.offload(fits, found)
+        if why is None:
+            return found
+    logger.info("the optimizer of %s does not fit: %s", header.learner, why)
+    return None
+
+
 async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Entry]:
     """Return the newest checkpoints of those other learners, the most recent first, a few of them. Lists."""
     newest: dict[str, Entry] = {}
@@ -144,12 +192,6 @@ async def read_checkpoint(log: Log, key: str, size: int | None = None) -> Checkp
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)
         return None
-
-
-def checkpoints_in(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the checkpoints in a listing: those of later lives first, of one life those of later steps."""
-    found = [e for e in entries if _CHECKPOINT.fullmatch(e.key)]
-    return sorted(found, key=lambda e: (int(e.key.split("/")[2]), version_in(e.key)), reverse=True)
 
 
 async def _newest(log: Log, entries: Sequence[Entry]) -> Checkpoint | None:

@@ -6,9 +6,7 @@ on that base afterwards.
 
 from dataclasses import dataclass, field, replace
 
-from isthmus.records.messages import Tally
-
-PARTS = ("merged", "overwritten", "late", "pending", "rejected", "lost")
+from isthmus.records.messages import PARTS, Tally
 
 
 @dataclass(slots=True)

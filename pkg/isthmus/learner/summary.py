@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.learner.ledger import PARTS
-from isthmus.records.messages import Tally
+from isthmus.records.messages import PARTS, Tally
 
 
 @dataclass(frozen=True, slots=True)

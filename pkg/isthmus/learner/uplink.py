@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,22 +13,26 @@ from isthmus.errors import Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed, rounded
-from isthmus.learner.checkpoint import Point, Traffic
-from isthmus.learner.concern import REMEDIES, Unmerged
+from isthmus.learner.checkpoint import Point, UplinkPoint
 from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
-from isthmus.learner.window import Window
-from isthmus.log import Commit
-from isthmus.members import smooth
+from isthmus.learner.unmerged import REMEDIES, Unmerged
+from isthmus.learner.upload_window import Window
+from isthmus.log import Commit, Log
+from isthmus.log.run import Run
 from isthmus.reasons import FINAL, Reason
 from isthmus.records import frame
-from isthmus.records.objects import SCHEMA, Input, Sent, UpdateHeader, update_key
+from isthmus.records.keys import update_key
+from isthmus.records.objects import SCHEMA, Input, Sent, UpdateHeader
+from isthmus.rounds.grace import smooth
 from isthmus.rules import Pace
-from isthmus.run import Run
 from isthmus.runtime import Runtime
 from isthmus.store import Store
 
 logger = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""Fragments whose past is read at the same time."""
 
 PACKED_MAX = 3
 """Newest updates packed on a base whose residuals are kept, at the size of the fragment each."""
@@ -146,6 +150,33 @@ class Uplink:
                     account.sent.setdefault(base, 0)
                 self.attempts[p][base] = _attempt(sent, None, now)
 
+    async def settle_past(self, log: Log, history: History, read: Sequence[int], known: Sequence[int]) -> None:
+        """Learn what became of earlier lives' updates: only commits that can hold one of them are read.
+
+        `read`: the versions the log had when those updates were listed; what came after may hold later ones. `known`:
+        those it is known to have by now.
+        """
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(p: int, known: int) -> None:
+            if not history.settled_to:
+                self.settled_to[p] = known
+                return
+            bases = [history.newest_bases[p], *self.attempts[p], *self.accounts[p].sent]
+            last = known if known > read[p] else min(known, max(bases) + self._pace.staleness + 1)
+            async with gate:
+                # Below the oldest snapshot kept, what was merged may have been collected: it is in no listing.
+                kept = [version for version, _ in await log.snapshots(p) if version > 0]
+                last = max(last, min([known, *kept]) if kept else 0)
+                async for commit in log.commits(p, history.settled_to[p]):
+                    if commit.version > last:
+                        break
+                    self.absorb(commit, history)
+                    self.settle(commit)
+            self.expire(p, known)
+
+        await asyncio.gather(*(one(p, version) for p, version in enumerate(known)))
+
     def absorb(self, commit: Commit, history: History) -> None:
         """Before a past commit is settled: where it merged more than the checkpoint knows to be sent on the base it
         stands on, the checkpoint's local work was in that update."""
@@ -194,10 +225,10 @@ class Uplink:
             return replace(point, sent_step=earlier.header.step, sent_tokens=earlier.header.tokens_seen)
         return point
 
-    def traffic(self) -> tuple[Traffic, ...]:
+    def traffic(self) -> tuple[UplinkPoint, ...]:
         """Return what a checkpoint holds of this side."""
         return tuple(
-            Traffic(
+            UplinkPoint(
                 account.copy(),
                 self.settled_to[p],
                 tuple(

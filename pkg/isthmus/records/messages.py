@@ -91,6 +91,10 @@ class Tally(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     lost: Finite
 
 
+PARTS = ("merged", "overwritten", "late", "pending", "rejected", "lost")
+"""Of a `Tally`: what has become of the tokens that were processed."""
+
+
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """A learner is there, and how it does."""
 

@@ -1,6 +1,5 @@
 """The objects a run consists of in the store: what each one says about itself, and the key it lives under."""
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -271,7 +270,7 @@ SEEN_MAX = 2 * INPUTS_MAX + CHANGES_MAX
 
 
 class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One thing a round was decided by. In order, and with their times, they decide it again (`isthmus.whatif`)."""
+    """One thing a round was decided by. In order, and with their times, they decide it again (`readers.whatif`)."""
 
     at: Finite
     """Seconds since opening, on the merging syncer's clock, not rounded to any date."""
@@ -397,82 +396,3 @@ class PackedHeader(Record, frozen=True, kw_only=True):
     offset: Bytes
     size: Bytes
     digest: Digest
-
-
-# --- keys -------------------------------------------------------------------------------------------------------------
-
-RUN_KEY = "run"
-UPDATES, LEARNERS, SCRATCH = "updates/", "learners/", "scratch/"
-
-
-def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
-    """Key of an update."""
-    return f"{updates_prefix(fragment, learner)}{base:012d}-{digest[:8].hex()}"
-
-
-def updates_prefix(fragment: int, learner: str) -> str:
-    """Where one learner's updates of a fragment live."""
-    return f"{UPDATES}{fragment:05d}/{learner}/"
-
-
-def value_key(fragment: int, version: int, digest: bytes) -> str:
-    """Key of a published difference."""
-    return f"{values_prefix(fragment)}{version:012d}-{digest[:8].hex()}"
-
-
-def values_prefix(fragment: int) -> str:
-    """Where the published differences of a fragment live."""
-    return f"values/{fragment:05d}/"
-
-
-def snapshot_key(fragment: int, version: int, digest: bytes) -> str:
-    """Key of a full state."""
-    return f"{snapshots_prefix(fragment)}{version:012d}-{digest[:8].hex()}"
-
-
-def snapshots_prefix(fragment: int) -> str:
-    """Where the full states of a fragment live."""
-    return f"snapshots/{fragment:05d}/"
-
-
-def commit_key(fragment: int, version: int) -> str:
-    """Key of a commit. The only key that is not named after its content: creating it decides."""
-    return f"{commits_prefix(fragment)}{version:012d}"
-
-
-def commits_prefix(fragment: int) -> str:
-    """Where the log of a fragment lives."""
-    return f"commits/{fragment:05d}/"
-
-
-def segment_key(fragment: int, first: int, digest: bytes) -> str:
-    """Key of packed commits, by the first one's version."""
-    return f"segments/{fragment:05d}/{first:012d}-{digest[:8].hex()}"
-
-
-def claims_prefix(learner: str) -> str:
-    """Where a learner's incarnations live."""
-    return f"{LEARNERS}{learner}/"
-
-
-def claim_key(learner: str, incarnation: int) -> str:
-    """Key of the claim of one incarnation."""
-    return f"{claims_prefix(learner)}{incarnation:06d}/claim"
-
-
-def checkpoint_key(learner: str, incarnation: int, step: int, digest: bytes) -> str:
-    """Key of a learner's checkpoint."""
-    return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/{step:012d}-{digest[:8].hex()}"
-
-
-_VERSIONED = re.compile(r".*/[0-9]{12}-[0-9a-f]{16}")
-
-
-def is_versioned(key: str) -> bool:
-    """Return whether a key ends as ours do, in a version and a digest; whatever else lies there is left alone."""
-    return _VERSIONED.fullmatch(key) is not None
-
-
-def version_in(key: str) -> int:
-    """Return the version (or base) in the last segment of an update, value or snapshot key."""
-    return int(key.rsplit("/", 1)[1].split("-", 1)[0])

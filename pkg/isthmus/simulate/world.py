@@ -13,8 +13,8 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary, Replica
 from isthmus.learner.checkpoint import Saver
 from isthmus.log import Log
+from isthmus.log.run import Run, Seed, create_run, read_run
 from isthmus.rules import Pace
-from isthmus.run import Run, Seed, create_run, read_run
 from isthmus.simulate.bus import SimulatedBus, Streams
 from isthmus.simulate.clock import Clock
 from isthmus.simulate.process import Process
@@ -45,7 +45,7 @@ class Trainee(Protocol):
 
 
 @dataclass(slots=True)
-class Ports:
+class SimulatedPorts:
     """One process's way to the world."""
 
     process: Process
@@ -79,10 +79,10 @@ class World:
         """Make a process; its randomness depends on the world's seed, its name and which of its lives it is."""
         return Process(self.clock, name, f"{self.seed}/{name}/{life}", **options)
 
-    def ports(self, process: Process, store: Weather | None = None, bus: Weather | None = None) -> Ports:
+    def ports(self, process: Process, store: Weather | None = None, bus: Weather | None = None) -> SimulatedPorts:
         """Connect a process."""
         wire = SimulatedStore(self.objects, process, store or Weather())
-        return Ports(
+        return SimulatedPorts(
             process, EdgeStore(wire, process.runtime), SimulatedBus(self.streams, process, bus or Weather()), wire
         )
 
@@ -98,7 +98,7 @@ def hash_of(seed: str) -> int:
 
 
 async def serve(
-    ports: Ports,
+    ports: SimulatedPorts,
     name: str,
     stopping: asyncio.Event,
     pace: Pace | None = None,
@@ -114,7 +114,7 @@ async def serve(
 
 
 async def learn(
-    ports: Ports,
+    ports: SimulatedPorts,
     name: str,
     trainee: Trainee,
     times: Times,

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from isthmus.errors import Denied, IsthmusError, ObjectMissing, first_cause
-from isthmus.records.objects import SCRATCH
+from isthmus.records.keys import SCRATCH
 from isthmus.runtime import Runtime
 from isthmus.store.base import Store
 

@@ -20,7 +20,7 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
-from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable
+from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable, told
 from isthmus.records.frame import Blob
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
@@ -188,7 +188,7 @@ class S3Store:
         if isinstance(error, ParamValidationError):
             raise InputError(f"{where}: {str(error).splitlines()[-1]}") from None
         if isinstance(error, HTTPClientError | aiohttp.ClientError | OSError | TimeoutError):
-            raise Unavailable(f"{where}: {error or type(error).__name__}") from None
+            raise Unavailable(f"{where}: {told(error)}") from None
         raise Unavailable(f"{where}: {type(error).__name__}: {error}") from None
 
 

@@ -8,18 +8,18 @@ import asyncio
 import contextlib
 import logging
 
-from isthmus import __version__
 from isthmus.bus import Bus
 from isthmus.bus.base import START, Said
+from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
-from isthmus.bus.voice import Listener, Speaker
 from isthmus.codecs import codec, packed_size
-from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
+from isthmus.health import Vitals
 from isthmus.log import Log
-from isthmus.members import Members
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
+from isthmus.records.keys import RUN_KEY, snapshots_prefix, update_key
 from isthmus.records.messages import (
     DROPPED_LISTED,
     SYNCER_STREAM,
@@ -36,17 +36,17 @@ from isthmus.records.messages import (
     decode,
     learner_of,
 )
-from isthmus.records.objects import RUN_KEY, snapshots_prefix, update_key
-from isthmus.rounds import Pointer
+from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
+from isthmus.rounds.members import Members
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
-from isthmus.syncer.events import Announced, Called, FromBus, Heard, Invalid, Passed
 from isthmus.syncer.fairness import FairQueue, FairSlots
+from isthmus.syncer.inbox import FromBus, Heard
 from isthmus.syncer.keeper import Keeper, Limits, Tallies
 from isthmus.syncer.shards import Shards
 from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
-from isthmus.vitals import Vitals
+from isthmus.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -406,4 +406,4 @@ class Syncer:
             async with asyncio.timeout(1.0):
                 await self._speaker.flush()
         except (TimeoutError, Unavailable, Denied) as error:
-            logger.warning("last announcements not sent: %s", error or type(error).__name__)
+            logger.warning("last announcements not sent: %s", told(error))

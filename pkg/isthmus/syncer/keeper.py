@@ -6,51 +6,51 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
-from isthmus import fold, merge
 from isthmus.codecs import codec
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
 from isthmus.layout import DENSE, EMBEDDING
-from isthmus.log import Commit, Log
-from isthmus.members import Members
-from isthmus.merge import Accumulator, Advance, State
+from isthmus.log import Commit, Log, fold, merge
+from isthmus.log.merge import Accumulator, Advance, State
+from isthmus.log.updates import Update, open_update
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.fields import SECONDS_MAX
+from isthmus.records.keys import RUN_KEY, snapshot_key, value_key
 from isthmus.records.messages import Call, Committed, FromSyncer
-from isthmus.records.objects import (
-    INPUTS_MAX,
-    RUN_KEY,
-    SCHEMA,
-    SEEN_MAX,
-    CommitHeader,
-    Input,
-    Passing,
-    Waited,
-    snapshot_key,
-    value_key,
+from isthmus.records.objects import INPUTS_MAX, SCHEMA, SEEN_MAX, CommitHeader, Input, Passing, Waited
+from isthmus.rounds.events import (
+    Abandon,
+    Action,
+    Announced,
+    Appended,
+    Arrived,
+    Called,
+    CallRound,
+    CatchUp,
+    CaughtUp,
+    ClosedBy,
+    Fetch,
+    Hold,
+    Invalid,
+    Lost,
+    Merge,
+    Passed,
+    Pointer,
+    Refused,
+    Spoiled,
+    Tick,
+    Unreachable,
 )
-from isthmus.rounds import Abandon, Action, CallRound, CatchUp, ClosedBy, Fetch, Merge, Pointer, Round, Rounds
+from isthmus.rounds.members import Members
+from isthmus.rounds.rounds import Round, Rounds
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 from isthmus.store import Store
 from isthmus.syncer.counting import Counting
-from isthmus.syncer.events import (
-    Announced,
-    Called,
-    Event,
-    Fetched,
-    Folded,
-    FromBus,
-    Heard,
-    Hold,
-    Invalid,
-    Looked,
-    Passed,
-)
 from isthmus.syncer.fairness import FairQueue, FairSlots
-from isthmus.updates import Update, open_update
+from isthmus.syncer.inbox import Event, Fetched, Folded, FromBus, Heard, Looked
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class Keeper:
                 event = await self._next()
                 actions = [] if event is None else await self._handle(event)
                 # The clock is looked at after every event: a round ends when its grace ends, whatever else happens.
-                await self._do([*actions, *self.rounds.tick(self._runtime.now())])
+                await self._do([*actions, *self.rounds.on(Tick(), self._runtime.now())])
                 if self.broken and self._runtime.now() >= self._retry_at:
                     self._look.set()  # what was damaged on its way to us is whole in the store
             for task in (following, *self._fetching):
@@ -248,21 +248,12 @@ class Keeper:
                     self.broken = ""
                 elif error is not None and (error.readable is None or self.head <= error.readable[1]):
                     self._break(error)  # else we have gone beyond that place by ourselves
-                return self.rounds.reopen(now)
-            case Hold(holding):
-                return self.rounds.hold(holding, now)
-            case Announced(pointer):
-                return self.rounds.announced(pointer, now)
-            case Called(version, by):
-                return self.rounds.called(version, by, now)
-            case Passed(learner, version):
-                return self.rounds.passed(learner, version, now)
+                return self.rounds.on(CaughtUp(), now)
+            case Announced() | Called() | Passed() | Invalid() | Hold():
+                return self.rounds.on(event, now)
             case Heard(version):
                 self._learn_of(version)
                 return [CatchUp()] if version > self.head else []
-            case Invalid(pointer, reason):
-                self.rounds.invalid(pointer, reason, now)
-                return []
             case Fetched(pointer, update, reason, at, done):
                 try:
                     return await self._arrive(pointer, update, reason, at)
@@ -273,9 +264,9 @@ class Keeper:
         self, pointer: Pointer, update: Update | None, reason: Reason | None, fetched_at: float
     ) -> list[Action]:
         if reason is not None:
-            return self.rounds.refused(pointer, reason, self._runtime.now())
+            return self.rounds.on(Refused(pointer, reason), self._runtime.now())
         if update is None:
-            self.rounds.unreachable(pointer)
+            self.rounds.on(Unreachable(pointer), self._runtime.now())
             return []
         if not self.rounds.accepts(pointer):
             return self.rounds.fetches()
@@ -302,7 +293,7 @@ class Keeper:
             weight=effective,
         )
         self._inputs.append(given)
-        return self.rounds.arrived(pointer, self._runtime.now())
+        return self.rounds.on(Arrived(pointer), self._runtime.now())
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
@@ -394,7 +385,7 @@ class Keeper:
         if not result.finite:
             self._warn("the merge of %s overflows", [i.key for i in self._inputs], level=logging.ERROR, version=version)
             self._release()
-            self.rounds.spoiled(self._runtime.now())
+            self.rounds.on(Spoiled(), self._runtime.now())
             return []
         key = value_key(self.fragment.index, version, result.value_digest)
         await self._put(key, result.value)
@@ -430,7 +421,7 @@ class Keeper:
         except (RecordInvalid, ValueError) as error:
             self._warn("no commit can say this: %s", error, level=logging.ERROR, version=version)
             self._release()
-            self.rounds.spoiled(self._runtime.now())
+            self.rounds.on(Spoiled(), self._runtime.now())
             return []
         try:
             ours = await self._log.append(self.fragment.index, version, body)
@@ -454,12 +445,12 @@ class Keeper:
                 },
             )
             self._settle(Commit(header, frame.digest(body)), result.state)
-            return self.rounds.reopen(self._runtime.now())
+            return self.rounds.on(CaughtUp(), self._runtime.now())
         self._tallies.commits_lost += 1
         self._metrics.commits_lost.inc()
         self._learn_of(version)
         self._release()
-        self.rounds.lost()
+        self.rounds.on(Lost(), self._runtime.now())
         return await self._catch_up()
 
     async def _put(self, key: str, data: bytearray) -> None:
@@ -519,19 +510,21 @@ class Keeper:
                 self._settle(commit, at.carried)
 
     async def _catch_up(self) -> list[Action]:
-        """Fold the commit that was there first, before anything else is done: the next round stands on it."""
+        """Fold what was there first, before anything else is done: the next round stands on it. But not for ever: what
+        somebody has merged may never end for us, and then this fragment is for others to keep."""
         try:
-            async for at in self._onward():
-                self._go_to(at)
+            async with asyncio.timeout(self._pace.silence_s):
+                async for at in self._onward():
+                    self._go_to(at)
             self.broken = ""
         except LogCorrupt as error:
             self._break(error)
             return []
-        except Unavailable as error:
-            self._warn("cannot catch up for now: %s", error)
+        except (Unavailable, TimeoutError) as error:
+            self._warn("cannot catch up for now: %s", str(error) or f"no answer within {self._pace.silence_s:g} s")
             self._look.set()
             return []  # another round here would be lost as this one was
-        return self.rounds.reopen(self._runtime.now())
+        return self.rounds.on(CaughtUp(), self._runtime.now())
 
     def _break(self, error: LogCorrupt) -> None:
         """Stop serving a fragment whose log is damaged; the next snapshot another syncer writes may heal it."""
@@ -539,7 +532,7 @@ class Keeper:
             self._warn("is not served here: %s", error, level=logging.ERROR)
         self.broken = str(error)
         self._release()
-        self.rounds.lost()
+        self.rounds.on(Lost(), self._runtime.now())
 
     def _settle(self, commit: Commit, state: State) -> None:
         """A commit is in the log: it becomes the state, and only now is it said."""
@@ -560,7 +553,7 @@ class Keeper:
         due = (commit.version + self.fragment.index) % self._pace.snapshot_every == 0
         if ours and due and self._tasks is not None and (self._snapshot is None or self._snapshot.done()):
             self._snapshot = self._tasks.create_task(self._write_snapshot(state))
-        self.rounds.committed(commit.header, self._runtime.now())
+        self.rounds.on(Appended(commit.header), self._runtime.now())
 
     async def _at_the_end(self, version: int) -> bool:
         """Return whether a version is the newest. From a snapshot of an older one no way may lead on any more: what was

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.errors import InputError
-from isthmus.hearing import Hearing
-from isthmus_services.learner import NEVER_MERGED
+from isthmus.readers.heard import Hearing
+from isthmus_services.commands.learner import NEVER_MERGED
 
 STOP_S = 30.0
 CRASHES_MAX = 3

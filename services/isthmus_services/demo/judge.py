@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isthmus import fold
 from isthmus.demo.text import Corpus
 from isthmus.kernels import F32
-from isthmus.log import Commit, Log
+from isthmus.log import Commit, Log, fold
 from isthmus.store import Store
-from isthmus_services import commands
 from isthmus_services.demo.fleet import Kill
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING
+from isthmus_services.settings import declared
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 CURVE_POINTS = 16
-CURVE_EVERY = 4
-"""The points of the curves are measured on every fourth window of the held-out text, the report's figures on all."""
+CURVE_EVERY = 8
+"""The points of the curves are measured on every eighth window of the held-out text, the report's figures on all."""
 
 SAMPLE_PROMPT = b"def "
 SAMPLE_BYTES = 240
@@ -46,7 +45,7 @@ class Costs:
     window_s: float
     """One window of the held-out text."""
 
-    def expected(self, a: commands.Demo, windows: int) -> dict[str, float]:
+    def expected(self, a: declared.Demo, windows: int) -> dict[str, float]:
         """Return the seconds to expect of every phase, for so many held-out windows."""
         shared = max(1.0, (a.learners + 1) / (os.cpu_count() or 1))
         curve_s = (CURVE_POINTS + 1) * windows / CURVE_EVERY * self.window_s
@@ -109,8 +108,8 @@ async def global_curve(
     log: Log, commits: list[Commit], model: "nn.Module", text: "torch.Tensor", progress: Callable[[float], None]
 ) -> list[Point]:
     """Return the held-out loss of the global model along the run, and leave its last version in the model."""
-    from isthmus import torch_model
     from isthmus.demo.gpt import held_out_loss
+    from isthmus.pytorch import model as torch_model
 
     values: list[F32] = [await fold.initial(log, f.index) for f in log.run.layout.fragments]
     publishing = fold.Publishing(log)

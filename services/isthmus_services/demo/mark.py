@@ -8,10 +8,10 @@ import re
 import shutil
 from pathlib import Path
 
-from isthmus import __version__
 from isthmus.bus import EMBEDDED_FILE
 from isthmus.errors import InputError
-from isthmus.records.objects import RUN_KEY
+from isthmus.records.keys import RUN_KEY
+from isthmus.version import __version__
 
 MARK = ".isthmus-demo"
 MADE_BY = "isthmus demo"

@@ -16,23 +16,25 @@ import msgspec
 from isthmus import kernels
 from isthmus.bus.base import Said
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
-from isthmus.hearing import Hearing
 from isthmus.log import Log
+from isthmus.readers.heard import Hearing
+from isthmus.readers.status import Live
+from isthmus.records.keys import RUN_KEY
 from isthmus.records.messages import Heartbeat, decode
-from isthmus.records.objects import RUN_KEY
 from isthmus.runtime import threaded
-from isthmus.status import Live
 from isthmus.store import AT_START, open_store
 from isthmus.urls import split
-from isthmus_services import commands, init, logs, options
+from isthmus_services.commands import init
 from isthmus_services.demo import judge, mark, report
 from isthmus_services.demo.fleet import Fleet, Worker, isthmus_command
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
+from isthmus_services.demo.servers import redis_server, s3_server
 from isthmus_services.demo.watch import Watch
+from isthmus_services.output.report import stdout, write_json
 from isthmus_services.ports import open_ports
-from isthmus_services.report import stdout, write_json
-from isthmus_services.servers import redis_server, s3_server
-from isthmus_services.settings import public
+from isthmus_services.process import logs
+from isthmus_services.settings import declared, shared
+from isthmus_services.settings.resolve import public
 
 if TYPE_CHECKING:
     import torch
@@ -51,11 +53,11 @@ CHECKPOINT_S = 2.0
 """Checkpoints of so small a model cost little, and demos are short."""
 
 
-def run(settings: commands.Demo) -> int:
+def run(settings: declared.Demo) -> int:
     """Run the demo the settings describe."""
     _check(settings)
-    options.need("torch", "demo")
-    options.need("matplotlib", "demo")
+    shared.need("torch", "demo")
+    shared.need("matplotlib", "demo")
     logs.quiet()
     out = Path(settings.out)
     mark.claim(out, _folders(settings))
@@ -76,10 +78,10 @@ def run(settings: commands.Demo) -> int:
         return asyncio.run(_demo(settings, out, store, bus, started))
 
 
-async def _demo(a: commands.Demo, out: Path, store: str, bus: str, started: float) -> int:
+async def _demo(a: declared.Demo, out: Path, store: str, bus: str, started: float) -> int:
     async with open_ports(store, bus) as ports:
         log = ports.log
-        traffic = Traffic()
+        traffic = Totals()
         run = Live(log, ports.store, ports.bus, ports.runtime)
         text, held_out = _text(a)
         windows = judge.windows_of(held_out)
@@ -126,7 +128,7 @@ async def _demo(a: commands.Demo, out: Path, store: str, bus: str, started: floa
 # --- while it runs ----------------------------------------------------------------------------------------------------
 
 
-class Traffic:
+class Totals:
     """What heartbeats say of bytes and lost tokens, summed over incarnations."""
 
     def __init__(self) -> None:
@@ -187,11 +189,11 @@ async def _until_quiet(watch: Watch, run: Live) -> None:
 
 
 async def _judge(
-    a: commands.Demo,
+    a: declared.Demo,
     out: Path,
     log: Log,
     fleet: Fleet,
-    traffic: Traffic,
+    traffic: Totals,
     watch: Watch,
     text: "Corpus",
     held_out: "torch.Tensor",
@@ -247,7 +249,7 @@ async def _judge(
     }, words
 
 
-def _text(a: commands.Demo) -> "tuple[Corpus, torch.Tensor]":
+def _text(a: declared.Demo) -> "tuple[Corpus, torch.Tensor]":
     """Return the text, and the part of it that nobody trains on [n] uint8."""
     import torch
 
@@ -262,10 +264,10 @@ def _text(a: commands.Demo) -> "tuple[Corpus, torch.Tensor]":
 # --- before it starts -------------------------------------------------------------------------------------------------
 
 
-def _check(a: commands.Demo) -> None:
+def _check(a: declared.Demo) -> None:
     if a.servers and (a.store or a.bus):
         raise InputError("--servers starts its own store and bus: leave --store and --bus out")
-    options.rules_of(a)
+    shared.rules_of(a)
     from isthmus.demo.text import corpus
 
     text = corpus(a.data)
@@ -273,12 +275,12 @@ def _check(a: commands.Demo) -> None:
         text.shard(index, a.learners)
 
 
-def _folders(a: commands.Demo) -> tuple[str, ...]:
+def _folders(a: declared.Demo) -> tuple[str, ...]:
     """Return the folders that this demo writes; a store that was named is never touched."""
     return (mark.LOGS, *((mark.SERVERS,) if a.servers else ()), *((mark.RUN,) if not (a.servers or a.store) else ()))
 
 
-def _place(a: commands.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
+def _place(a: declared.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
     """Return the run's URL and its bus; start servers where they are asked for."""
     if a.servers:
         folder = out / mark.SERVERS
@@ -288,7 +290,7 @@ def _place(a: commands.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
         print(f"S3 server {s3.url}, {redis.url}", flush=True)
         return "s3://isthmus/demo", redis.url
     store = a.store or str(out / mark.RUN)
-    return store, options.bus_of(a, store)
+    return store, shared.bus_of(a, store)
 
 
 async def _refuse_existing(store: str) -> None:
@@ -305,7 +307,7 @@ async def _refuse_existing(store: str) -> None:
         pool.shutdown(wait=False)
 
 
-def _fleet(a: commands.Demo, out: Path, store: str, bus: str) -> Fleet:
+def _fleet(a: declared.Demo, out: Path, store: str, bus: str) -> Fleet:
     folder = out / mark.LOGS
     folder.mkdir(parents=True)
     # One thread each: processes share the cores, and so do their libraries.

@@ -10,10 +10,10 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from isthmus.log import Commit
-from isthmus.status import Live
-from isthmus_services import view
+from isthmus.readers.status import Live
 from isthmus_services.demo.left import LAST, TRAINING, Left
-from isthmus_services.tables import WIDEN, in_view
+from isthmus_services.output import view
+from isthmus_services.output.tables import WIDEN, in_view
 
 LINES_EVERY_S = 5.0
 REFRESH_S = 0.5

@@ -1,0 +1,403 @@
+"""What one choice of rules comes to: traffic, work merged, memory, dollars a day, and what is learnt for them.
+
+Everything is counted from the same parts the library is made of: bits of its codecs, bytes and requests measured by
+`traffic`, the syncer's arithmetic from a table or a measurement (`speeds`). What a period, and work that versions on
+their way overwrite, cost in loss is the lab's (`learning`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from isthmus.errors import InputError
+from isthmus.forecast import learning, traffic
+from isthmus.forecast.bandwidth import LATENCY_MAX_S
+from isthmus.forecast.speeds import Speeds
+from isthmus.rules import Pace, Rules
+
+DAY_S = 86400.0
+
+GIB = float(1 << 30)
+
+CHECKPOINT_SHARE = 0.15
+"""Of an uplink that checkpoints may take …"""
+
+CHECKPOINT_S = 60.0
+"""… and how often they are taken where that allows it."""
+
+HEADROOM = 0.7
+"""Share of a link that fragments may take. In the lab's `links` even 85 % cost less than a period twice as long;
+checkpoints, joins and other people's traffic want the rest."""
+
+CHECKPOINT_BYTES = 20.0
+"""Of a checkpoint object, per parameter: values, moments, residuals."""
+
+LEARNER_BYTES = 16.0 + 12.0 + CHECKPOINT_BYTES
+"""Of a learner's host memory, per parameter, about: published values, error feedback of what is under way; while a
+checkpoint is taken, copies of values and moments, and the object."""
+
+STATE_BYTES = 12.0
+"""Of a syncer's state, per parameter: published, master, momentum."""
+
+PUT_MAX = 5 * 10**9
+"""Largest object that stores take in one request."""
+
+FETCHES = 16
+"""Updates a syncer has in memory at once, besides its rounds."""
+
+COPY_BYTES_S = 5e9
+"""Between a model and the buffers beside it, in memory."""
+
+WORD_LATENCIES = 2.0
+"""Ways that a message on the bus takes in the mean: its own, and the rest of the request before it."""
+
+KEPT_VERSIONS = 64
+"""What `isthmus gc` keeps of every fragment unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Island:
+    """Learners that are alike."""
+
+    name: str
+    count: int = 1
+    step_s: float = 1.0
+    """Seconds of an optimizer step."""
+    up_gbit_s: float = 1.0
+    down_gbit_s: float = 1.0
+    latency_s: float = 0.05
+    """One way to the store."""
+    region: str = ""
+    """Where it is; traffic from the store's region to another is paid for."""
+    mtbf_hours: float = math.inf
+    """Mean time between two failures of one learner."""
+    restart_s: float = 60.0
+    """From a failure to the first step afterwards."""
+    gpus: int = 8
+    """Of one learner."""
+
+    def check(self) -> "Island":
+        """Return self. Raises `InputError` that names learner and parameter, and what was probably meant."""
+        positive = ("count", "step_s", "up_gbit_s", "down_gbit_s", "mtbf_hours", "gpus")
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                continue
+            endless = math.isinf(value) and name != "mtbf_hours"
+            if math.isnan(value) or endless or (value <= 0 if name in positive else value < 0):
+                bound = "finite and more than 0" if name in positive else "finite and at least 0"
+                raise InputError(f"learner {self.name}: {name} must be {bound}, not {value:g}")
+            low, high, hint = BELIEVED.get(name, (-math.inf, math.inf, ""))
+            if not low <= value <= high and not math.isinf(value):
+                side = f"at most {high:g}" if value > high else f"at least {low:g}"
+                raise InputError(f"learner {self.name}: {name} {value:g} cannot be ({side}): {hint}")
+        return self
+
+
+BELIEVED: Mapping[str, tuple[float, float, str]] = {
+    "latency_s": (0.0, LATENCY_MAX_S, "it is in seconds, one way; 50 ms are 0.05"),
+    "step_s": (1e-4, 86400.0, "it is in seconds; 300 ms are 0.3"),
+    "up_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
+    "down_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
+    "mtbf_hours": (1e-3, 1e7, "it is in hours, of one learner; leave it out where nothing fails"),
+    "restart_s": (0.0, 30 * 86400.0, "it is in seconds"),
+    "count": (1, 100_000, "learners, not chips; a learner has many"),
+    "gpus": (1, 10_000_000, "of one learner"),
+}
+"""Between what a number is believed, and what is said of one that is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """US dollars, as object stores ask them; see the file that comes with the package."""
+
+    put_per_1000: float
+    get_per_1000: float
+    storage_gb_month: float
+    egress_gb: float
+    """From the store to another region."""
+    gpu_hour: float = 0.0
+    """Of one GPU; 0: they are there anyway, and what they learn is all that counts."""
+    core_hour: float = 0.0
+    """Of the syncer."""
+
+    def check(self) -> "Prices":
+        """Return self. Raises `InputError`."""
+        for name, value in vars(self).items():
+            if not (math.isfinite(value) and value >= 0.0):
+                raise InputError(f"price {name} must be at least 0, not {value}")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What one kind of learner can expect."""
+
+    island: Island
+    sent_s: float
+    """From a step boundary to the update in the store."""
+    back_s: float
+    """From a step boundary to the new version in the model, with the syncer's part."""
+    utilization: float
+    """Share of the time in which a healthy learner computes."""
+    kept: float
+    """Share of its tokens that a commit will hold; the rest is overwritten by versions on their way."""
+    goodput: float
+    """Share of the time that goes into work that failures do not take back, restarts included."""
+    lost_s: float
+    """What a failure takes back: what no update holds yet."""
+    in_model: float
+    """Share of all its time whose work a commit holds: utilisation, goodput and work merged together."""
+    up_load: float
+    """Share of its uplink that is used, checkpoints included …"""
+    down_load: float
+    """… and of its downlink."""
+    up_gb_day: float
+    down_gb_day: float
+    requests_day: dict[str, float]
+    memory_gib: float
+    """Of the host, beside model, gradients and optimizer."""
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes per fragment round, headers and messages included."""
+
+    up: float
+    down: float
+    cost: traffic.Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one choice of P and H comes to."""
+
+    rules: Rules
+    wire: Wire
+    forecasts: list[Forecast]
+    syncer: dict[str, float]
+    day: dict[str, float]
+    worth: learning.Worth
+    checkpoint_s: float
+    learnt: float
+    kept: float
+    """Share of all learners' work that is merged."""
+    load: float
+    """Share of a link that fragments take, of the learner that has least left …"""
+    busiest: Island
+    """… which is this one."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every link carries it."""
+        return self.load <= HEADROOM
+
+    @property
+    def per_usd(self) -> float:
+        """Steps that count, per dollar; where GPUs cost nothing, steps that count."""
+        return self.learnt * DAY_S / self.day["usd"] if self.day["gpu_usd"] else self.learnt
+
+
+def outcome(
+    params: float,
+    islands: Sequence[Island],
+    prices: Prices,
+    store_region: str,
+    rules: Rules,
+    took: Speeds,
+) -> Outcome:
+    """Return what these rules come to. `took`: how fast a syncer does its arithmetic under them."""
+    learners = sum(island.count for island in islands)
+    costs = _costs(_small(rules), min(learners, 8))
+    whole = params * CHECKPOINT_BYTES
+    slowest = min(island.up_gbit_s for island in islands)
+    checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
+    wire = _wire(params, rules, costs.learner)
+    arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
+    # What a store refuses is not sent.
+    saved_s = checkpoint_s if whole <= PUT_MAX else math.inf
+    forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s) for island in islands]
+    rounds_day = rules.fragments * DAY_S / _period(islands, rules)
+    syncer = _syncer(params, rules, Pace(), learners, wire, costs.syncer, arithmetic_s, rounds_day)
+    day = _day(params, rules, forecasts, costs.syncer, rounds_day, prices, store_region, wire)
+    day["gpu_usd"] = 24.0 * prices.gpu_hour * sum(i.gpus * i.count for i in islands)
+    day["syncer_usd"] = 24.0 * prices.core_hour * max(1.0, syncer["cores"])
+    day["usd"] += day["gpu_usd"] + day["syncer_usd"]
+    kept = sum(f.kept * f.island.count for f in forecasts) / learners
+    worth = learning.lab().worth(learners, rules.sync_every, kept)
+    steps = sum(f.utilization * f.goodput * f.island.count / f.island.step_s for f in forecasts)
+    load, busiest = max(((max(_loads(i, islands, rules, wire)), i) for i in islands), key=lambda pair: pair[0])
+    return Outcome(
+        rules=rules,
+        wire=wire,
+        forecasts=forecasts,
+        syncer=syncer,
+        day=day,
+        worth=worth,
+        checkpoint_s=checkpoint_s,
+        learnt=steps * worth.long,
+        kept=kept,
+        load=load,
+        busiest=busiest,
+    )
+
+
+def goodput_of(island: Island, lost_s: float) -> float:
+    """Return the share of a learner's time that failures do not take back; each takes a restart and `lost_s`."""
+    return 1.0 / (1.0 + (island.restart_s + lost_s) / (island.mtbf_hours * 3600.0))
+
+
+@lru_cache(maxsize=64)
+def _costs(rules: Rules, learners: int) -> traffic.MessageCosts:
+    return traffic.measure(rules, Pace(), learners)
+
+
+def _small(rules: Rules) -> Rules:
+    """Return rules whose traffic is measured in a moment: what passes per round hardly depends on P and H."""
+    p = min(rules.fragments, 12)
+    return msgspec.structs.replace(rules, fragments=p, sync_every=12, outer_lr=0.4, outer_momentum=0.8).check()
+
+
+def _period(islands: Sequence[Island], rules: Rules) -> float:
+    """Return seconds between two rounds of a fragment: they are called at the pace of the fastest learner."""
+    return rules.sync_every * min(island.step_s for island in islands)
+
+
+def _wire(params: float, rules: Rules, cost: traffic.Cost) -> Wire:
+    share = params / rules.fragments / 8.0
+    return Wire(
+        up=share * traffic.bits(rules.codec_up, params, rules.fragments) + cost.up_bytes,
+        down=share * traffic.bits(rules.codec_down, params, rules.fragments) + cost.down_bytes,
+        cost=cost,
+    )
+
+
+def _loads(island: Island, islands: Sequence[Island], rules: Rules, wire: Wire) -> tuple[float, float]:
+    """Return the shares of a learner's uplink and downlink that are used."""
+    bits_s = 8.0 * rules.fragments / _period(islands, rules)
+    return wire.up * bits_s / (island.up_gbit_s * 1e9), wire.down * bits_s / (island.down_gbit_s * 1e9)
+
+
+def _sent_s(island: Island, wire: Wire) -> float:
+    """Return seconds from a step boundary to the update in the store."""
+    return wire.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
+
+
+def _answers_s(islands: Sequence[Island], rules: Rules, wire: Wire) -> float:
+    """Return seconds from a round's call to its last answer: heard, a boundary, sent, announced; at most H."""
+    if sum(island.count for island in islands) == 1:
+        return 0.0
+    slowest = max(2.0 * WORD_LATENCIES * i.latency_s + i.step_s + _sent_s(i, wire) for i in islands)
+    return min(slowest, _period(islands, rules))
+
+
+def _forecast(
+    params: float,
+    island: Island,
+    islands: Sequence[Island],
+    rules: Rules,
+    wire: Wire,
+    arithmetic_s: float,
+    checkpoint_s: float,
+) -> Forecast:
+    up_load, down_load = _loads(island, islands, rules, wire)
+    fits = max(up_load, down_load) <= HEADROOM
+    saving = params * CHECKPOINT_BYTES / checkpoint_s
+    sent_s = _sent_s(island, wire)
+    # Its announcement, a way there and back as all on the bus; then everybody's answers; then commit and value.
+    down_s = WORD_LATENCIES * island.latency_s + wire.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
+    back_s = sent_s + WORD_LATENCIES * island.latency_s + _answers_s(islands, rules, wire) + arithmetic_s + down_s
+    carried = min(1.0, 1.0 / up_load, 1.0 / down_load)
+    kept = max(0.0, 1.0 - back_s / _period(islands, rules)) * carried
+    # Between two boundaries a few fragments are copied out and in, at memory speed.
+    hold_s = 2.0 * 4.0 * params / rules.sync_every / COPY_BYTES_S
+    step_share = island.step_s / (island.step_s + hold_s)
+    # What no update holds: on average half a period of every fragment.
+    lost_s = rules.sync_every / 2.0 * island.step_s
+    goodput = goodput_of(island, lost_s)
+    rounds_day = rules.fragments * DAY_S / _period(islands, rules)
+    return Forecast(
+        island=island,
+        sent_s=sent_s,
+        back_s=back_s,
+        utilization=step_share,
+        kept=kept,
+        goodput=goodput,
+        lost_s=lost_s,
+        in_model=step_share * goodput * kept,
+        up_load=up_load + saving * 8.0 / (island.up_gbit_s * 1e9),
+        down_load=down_load,
+        up_gb_day=(rounds_day * wire.up + DAY_S * saving) / 1e9,
+        down_gb_day=rounds_day * wire.down / 1e9,
+        requests_day={
+            name: wire.cost.requests.get(name, 0.0) * rounds_day + (DAY_S / checkpoint_s if name == "put" else 0.0)
+            for name in traffic.OPERATIONS
+        },
+        memory_gib=params * LEARNER_BYTES / GIB,
+        fits=fits,
+    )
+
+
+def _syncer(
+    params: float,
+    rules: Rules,
+    pace: Pace,
+    learners: int,
+    wire: Wire,
+    cost: traffic.Cost,
+    arithmetic_s: float,
+    rounds_day: float,
+) -> dict[str, float]:
+    fragment = params / rules.fragments
+    snapshot = STATE_BYTES * fragment / pace.snapshot_every
+    return {
+        "memory_gib": (params * (STATE_BYTES + 4.0) + FETCHES * (wire.up + 4.0 * fragment)) / GIB,
+        "cores": arithmetic_s * rounds_day / DAY_S,
+        "merge_s": arithmetic_s,
+        "up_gbit_s": (wire.down + snapshot) * 8.0 * rounds_day / DAY_S / 1e9,
+        "down_gbit_s": learners * wire.up * 8.0 * rounds_day / DAY_S / 1e9,
+        "rounds_day": rounds_day,
+        "requests_day": sum(cost.requests.values()) * rounds_day,
+    }
+
+
+def _day(
+    params: float,
+    rules: Rules,
+    forecasts: Sequence[Forecast],
+    syncer: traffic.Cost,
+    rounds_day: float,
+    prices: Prices,
+    store_region: str,
+    wire: Wire,
+) -> dict[str, float]:
+    """Return bytes, requests and dollars of one day."""
+    totals = {name: count * rounds_day for name, count in syncer.requests.items()}
+    learners = 0
+    egress = 0.0
+    for f in forecasts:
+        learners += f.island.count
+        for name, count in f.requests_day.items():
+            totals[name] = totals.get(name, 0.0) + count * f.island.count
+        if f.island.region != store_region:
+            egress += f.down_gb_day * f.island.count
+    stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
+    stored += params * STATE_BYTES * KEPT_VERSIONS / Pace().snapshot_every + 2.0 * learners * params * CHECKPOINT_BYTES
+    reads = totals.get("get", 0.0)
+    writes = sum(totals.values()) - reads
+    found = {
+        "up_gb": sum(f.up_gb_day * f.island.count for f in forecasts),
+        "down_gb": sum(f.down_gb_day * f.island.count for f in forecasts),
+        "reads": reads,
+        "writes": writes,
+        "egress_gb": egress,
+        "stored_gb": stored / 1e9,
+        "requests_usd": reads / 1000.0 * prices.get_per_1000 + writes / 1000.0 * prices.put_per_1000,
+        "egress_usd": egress * prices.egress_gb,
+        "storage_usd": stored / 1e9 * prices.storage_gb_month / 30.0,
+    }
+    found["usd"] = found["requests_usd"] + found["egress_usd"] + found["storage_usd"]
+    return found

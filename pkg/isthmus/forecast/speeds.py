@@ -1,0 +1,135 @@
+"""How fast a machine does a syncer's arithmetic: from a table by class of CPU, or a file that somebody measured.
+
+Nothing is timed unless it is asked for: what a busy machine says of itself is not what a syncer will do.
+"""
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
+from isthmus.errors import InputError
+from isthmus.layout import DENSE, Fragment, Spec, partition
+from isthmus.log.merge import Accumulator, advance, initial, outers
+from isthmus.records import frame
+from isthmus.rules import Rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Seconds per parameter of the syncer's arithmetic, one core."""
+
+    add_s: float
+    """Fetching aside, per update: verify, decode, accumulate."""
+    round_s: float
+    """Per round: outer step, encode, digests."""
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One class of CPU: seconds per parameter, by codec."""
+
+    cpu: str
+    how: str
+    """How the figures came about."""
+    add_s: dict[str, float]
+    round_s: dict[str, float]
+
+    def of(self, rules: Rules) -> Speeds:
+        """Return the speeds under these rules."""
+        return Speeds(add_s=self.add_s[rules.codec_up], round_s=self.round_s[rules.codec_down])
+
+
+class _Classes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    default: str
+    classes: dict[str, Table]
+
+
+def classes() -> tuple[str, Mapping[str, Table]]:
+    """Return the default class, and the table that comes with the package."""
+    read = tomllib.loads(files("isthmus.forecast").joinpath("speeds.toml").read_text())
+    found = msgspec.convert(read, _Classes)
+    return found.default, found.classes
+
+
+def table(data: object, where: str) -> Table:
+    """Return a measured table. Raises `InputError` that says where it is wrong."""
+    try:
+        found = msgspec.convert(data, Table)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: {error}; isthmus plan --measure FILE writes such a file") from None
+    for part in ("add_s", "round_s"):
+        of = getattr(found, part)
+        if missing := [name for name in CODECS if name not in of]:
+            raise InputError(f"{where}: {part} has no {missing[0]}; isthmus plan --measure FILE writes all")
+        for name, seconds in of.items():
+            if not (math.isfinite(seconds) and 0.0 < seconds < 1e-3):
+                raise InputError(
+                    f"{where}: {part} of {name} is {seconds:g} s per parameter; some nanoseconds are usual"
+                )
+    return found
+
+
+def written(found: Table) -> str:
+    """Return a table as a file has it."""
+    lines = [f"cpu = {_quoted(found.cpu)}", f"how = {_quoted(found.how)}"]
+    for part in ("add_s", "round_s"):
+        lines += ["", f"[{part}]", *(f"{name} = {seconds:.3g}" for name, seconds in getattr(found, part).items())]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(words: str) -> str:
+    return msgspec.json.encode(words).decode()
+
+
+def measured(now: Callable[[], float], cpu: str, when: str, repeats: int = 15, size: int = 1 << 20) -> Table:
+    """Time every codec on this machine, one core."""
+    found = {name: measure(now, name, name, size, repeats) for name in CODECS}
+    return Table(
+        cpu=cpu,
+        how=f"fastest of {repeats} repeats on a fragment of {size:,} parameters, one core, {when}",
+        add_s={name: speeds.add_s for name, speeds in found.items()},
+        round_s={name: speeds.round_s for name, speeds in found.items()},
+    )
+
+
+def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int = 1 << 20, repeats: int = 5) -> Speeds:
+    """Time the syncer's arithmetic on this machine, on a fragment of so many parameters: the fastest of a few repeats.
+
+    Whatever else the machine does makes it slower and never faster.
+    """
+    rules = Rules(codec_up=codec_up, codec_down=codec_down)
+    fragment = _fragment(size)
+    draw = np.random.default_rng(0)
+    values = draw.standard_normal(fragment.size, dtype=np.float32)
+    state = initial(values)
+    update = np.frombuffer(_packed(codec_up, fragment, values), np.uint8)
+    adds, rounds = [], []
+    for _ in range(repeats + 1):
+        accumulator = Accumulator(fragment, outers(rules))
+        began = now()
+        frame.digest(update.data)
+        out = np.empty(fragment.size, np.float32)
+        unpack(codec(codec_up), fragment, update, out)
+        accumulator.add(out, 1.0)
+        adds.append(now() - began)
+        began = now()
+        advance(state, accumulator, codec(codec_down), bytes(32))
+        rounds.append(now() - began)
+    # The first of each compiles.
+    return Speeds(add_s=min(adds[1:]) / fragment.size, round_s=min(rounds[1:]) / fragment.size)
+
+
+def _fragment(size: int) -> Fragment:
+    return partition([Spec("weight", (max(1, size // 1024), 1024), "float32", DENSE)], 1).fragments[0]
+
+
+def _packed(name: str, fragment: Fragment, values: "np.ndarray[Any, np.dtype[np.float32]]") -> bytearray:
+    out = bytearray(packed_size(codec(name), fragment))
+    pack(codec(name), fragment, values, np.frombuffer(out, np.uint8))
+    return out

@@ -1,0 +1,170 @@
+"""A learner's name and what is kept under it: its claim, checkpoints, and stopping when another has both."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from isthmus.errors import Denied, Fenced, ObjectMissing, Unavailable
+from isthmus.learner.boundary import Freeze, ToTraining
+from isthmus.learner.checkpoint import Frozen, Saver, UplinkPoint, pack, why_useless
+from isthmus.learner.history import History
+from isthmus.learner.uplink import Uplink
+from isthmus.log.run import Run
+from isthmus.metrics import LearnerMetrics
+from isthmus.records import frame
+from isthmus.records.keys import checkpoint_key, claim_key
+from isthmus.records.objects import SCHEMA, ClaimHeader
+from isthmus.runtime import Runtime
+from isthmus.store import Store
+
+logger = logging.getLogger(__name__)
+
+CLAIM_BEATS = 10
+"""Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
+
+CHECKPOINTS_KEPT = 2
+"""Of one learner in the store; older ones are deleted once a newer one is there."""
+
+
+class Tenure:
+    """One incarnation of a learner's name."""
+
+    def __init__(
+        self,
+        run: Run,
+        store: Store,
+        runtime: Runtime,
+        name: str,
+        uplink: Uplink,
+        metrics: LearnerMetrics,
+        *,
+        heartbeat_s: float,
+        checkpoint_s: float,
+        tell: Callable[[ToTraining], None],
+        through: Callable[[], None],
+    ) -> None:
+        """`tell` hands something to the training side; `through` is called whenever a checkpoint is dealt with."""
+        self.saver: Saver | None = None
+        self.busy = 0
+        """Checkpoints on their way to the store."""
+        self.bytes_stored = 0
+        self._run = run
+        self._store = store
+        self._runtime = runtime
+        self._name = name
+        self._uplink = uplink
+        self._metrics = metrics
+        self._heartbeat_s = heartbeat_s
+        self._checkpoint_s = checkpoint_s
+        self._tell = tell
+        self._through = through
+        self._keys: list[str] = []
+        self._useless = False
+        self._stored_at = runtime.now()
+        self._successor = asyncio.Event()
+
+    def age_s(self) -> float:
+        """Return how old the newest checkpoint of this life is; without one, the life itself."""
+        return self._runtime.now() - self._stored_at
+
+    # --- the name -----------------------------------------------------------------------------------------------------
+
+    async def claim(self, history: History, versions: Sequence[int]) -> int:
+        """Take the name; return which incarnation this is. `versions`: those of the log when it began."""
+        incarnation = history.life + 1
+        while True:
+            header = ClaimHeader(
+                schema=SCHEMA,
+                run=self._run.digest,
+                learner=self._name,
+                incarnation=incarnation,
+                claimed_at=self._runtime.wall(),
+                resumed=history.checkpoint.key if history.checkpoint else "",
+                versions=tuple(versions),
+                tokens_seen=history.tokens_seen,
+                tokens_lost=history.tokens_lost,
+            )
+            if await self._store.create(claim_key(self._name, incarnation), frame.draft(frame.Kind.CLAIM, header).blob):
+                return incarnation
+            incarnation += 1
+
+    def doubt(self) -> None:
+        """Somebody speaks as our successor: see soon whether it has claimed the name."""
+        self._successor.set()
+
+    async def watch(self) -> None:
+        """Stop when another process has claimed our name. Raises `Fenced`."""
+        while True:
+            try:
+                async with asyncio.timeout(CLAIM_BEATS * self._heartbeat_s):
+                    await self._successor.wait()
+            except TimeoutError:
+                pass
+            self._successor.clear()
+            following = self._uplink.incarnation + 1
+            try:
+                await self._store.get_range(claim_key(self._name, following), 0, 1)
+            except (ObjectMissing, Unavailable):
+                continue
+            raise Fenced(self._name, following)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    async def ask(self) -> None:
+        """Ask for a copy at the cadence, but never while the one before is on its way."""
+        while math.isfinite(self._checkpoint_s):
+            await asyncio.sleep(self._checkpoint_s)
+            if not self.busy:
+                self._tell(Freeze())
+
+    def take(self, frozen: Frozen, tasks: asyncio.TaskGroup) -> None:
+        """Take what the training side copied; the other half is copied now, before a later message changes it."""
+        self.busy += 1
+        points = tuple(self._uplink.reconciled(p, point) for p, point in enumerate(frozen.points))
+        tasks.create_task(self._keep(replace(frozen, points=points), self._uplink.traffic(), self._uplink.tokens_lost))
+
+    async def _keep(self, frozen: Frozen, traffic: Sequence[UplinkPoint], tokens_lost: int) -> None:
+        try:
+            if not await self._is_useful(frozen):
+                return
+            blob = await self._runtime.offload(
+                pack, self._run, self._name, self._uplink.incarnation, tokens_lost, self._runtime.wall(), frozen,
+                traffic, self.saver.take if self.saver else lambda _: None,
+            )  # fmt: skip
+            await self._store_one(frozen.step, blob)
+        finally:
+            self.busy -= 1
+            self._through()
+
+    async def _is_useful(self, frozen: Frozen) -> bool:
+        """Return whether anybody could go on from it; the first that nobody could is told, and the end of that."""
+        why = await self._runtime.offload(why_useless, frozen)
+        if why is not None:
+            self._metrics.checkpoints_failed.inc()
+            if not self._useless:
+                logger.warning("no checkpoint of step %d, nor of those after it until it is over: %s", frozen.step, why)
+        elif self._useless:
+            logger.warning("checkpoints are written again, from step %d on", frozen.step)
+        self._useless = why is not None
+        return why is None
+
+    async def _store_one(self, step: int, blob: frame.Blob) -> None:
+        key = checkpoint_key(self._name, self._uplink.incarnation, step, frame.digest(blob))
+        try:
+            await self._store.put(key, blob)
+        except (Unavailable, Denied) as error:
+            self._metrics.checkpoints_failed.inc()
+            logger.warning("no checkpoint of step %d (%d bytes): %s", step, len(blob), error)
+            return
+        self.bytes_stored += len(blob)
+        self._stored_at = self._runtime.now()
+        if key not in self._keys:
+            self._keys.append(key)
+        try:
+            while len(self._keys) > CHECKPOINTS_KEPT:
+                await self._store.delete(self._keys[0])
+                self._keys.pop(0)
+        except (Unavailable, Denied) as error:
+            logger.warning("old checkpoints stay for the collector: %s", error)

@@ -1,0 +1,268 @@
+"""What a learner says: on the bus, in metrics, to a sink, in its log where something is wrong, and at its end."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+
+from isthmus.bus.base import Bus
+from isthmus.bus.endpoints import Listener, Speaker
+from isthmus.errors import Denied, Unavailable, told
+from isthmus.learner.boundary import Boundary
+from isthmus.learner.downlink import Downlink
+from isthmus.learner.ledger import weigh
+from isthmus.learner.summary import Summary
+from isthmus.learner.tenure import Tenure
+from isthmus.learner.unmerged import Concern, Trouble
+from isthmus.learner.uplink import Attempt, Uplink
+from isthmus.log.run import Run
+from isthmus.metrics import LearnerMetrics
+from isthmus.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
+from isthmus.rules import Pace
+from isthmus.runtime import Runtime
+from isthmus.store import EdgeStore
+from isthmus.tolerance import Tolerance
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_BEATS = 0.1
+"""Heartbeats between two reports of new steps."""
+
+MISSED_BEATS = 1.5
+"""Heartbeats after which silence is what a learner leaves under, if it leaves then."""
+
+LAST_WORDS_S = 2.0
+"""Saying goodbye may take this long."""
+
+
+class Voice:
+    """The voice of one learner."""
+
+    def __init__(
+        self,
+        run: Run,
+        name: str,
+        runtime: Runtime,
+        pace: Pace,
+        *,
+        edge: EdgeStore,
+        bus: Bus,
+        tolerance: Tolerance,
+        speaker: Speaker,
+        listener: Listener,
+        metrics: LearnerMetrics,
+        steps_target: int,
+    ) -> None:
+        self.boundary: Boundary | None = None
+        self.uplink: Uplink
+        self.downlink: Downlink
+        self.tenure: Tenure
+        self.first_step = 0
+        """Where this life began."""
+        self.syncer_heard_at = self._began_at = runtime.now()
+        self._run = run
+        self._name = name
+        self._runtime = runtime
+        self._pace = pace
+        self._edge = edge
+        self._bus = bus
+        self._tolerance = tolerance
+        self._speaker = speaker
+        self._listener = listener
+        self._metrics = metrics
+        self._steps_target = steps_target
+        self._concern = Concern(name, pace.silence_s)
+        self._beaten: Heartbeat | None = None
+
+    def of(self, uplink: Uplink, downlink: Downlink, tenure: Tenure) -> None:
+        """Say whose they are; they speak themselves, so they are there later."""
+        self.uplink, self.downlink, self.tenure = uplink, downlink, tenure
+
+    # --- on the bus ---------------------------------------------------------------------------------------------------
+
+    async def beat(self) -> None:
+        """Give signs of life, and repeat what no commit has settled."""
+        while True:
+            beat = self._heartbeat()
+            self._speaker.say(beat)
+            self._show(beat)
+            self._concern.look(self._runtime.now(), self._troubles())
+            self.uplink.repeat()
+            await asyncio.sleep(self._pace.heartbeat_s * self._runtime.random.uniform(0.8, 1.0))
+
+    async def report_progress(self) -> None:
+        """Say new steps soon after they are done: rounds wait by them."""
+        assert self.boundary is not None, "run before attach"
+        said = self.boundary.step
+        while True:
+            await asyncio.sleep(self._pace.heartbeat_s * PROGRESS_BEATS)
+            if self.boundary.step == said:
+                continue
+            said = self.boundary.step
+            self._speaker.say(
+                Progress(
+                    run=self._run.digest,
+                    id=self._runtime.new_id(),
+                    learner=self._name,
+                    incarnation=self.uplink.incarnation,
+                    step=said,
+                    tokens_seen=self.boundary.tokens_seen,
+                )
+            )
+
+    def announce(self, attempt: Attempt) -> None:
+        """Say where an update is."""
+        h = attempt.header
+        self._speaker.say(
+            Announce(
+                run=self._run.digest,
+                id=self._runtime.new_id(),
+                learner=self._name,
+                incarnation=self.uplink.incarnation,
+                fragment=h.fragment,
+                base=h.base,
+                key=attempt.key,
+                digest=attempt.digest,
+                size=attempt.size,
+                steps=h.steps,
+                tokens=h.tokens,
+                step=h.step,
+                tokens_seen=h.tokens_seen,
+                due=attempt.due or (self.boundary is not None and self.boundary.is_last(h.fragment, h.base)),
+                age_s=max(0.0, self._runtime.now() - attempt.boundary_at),
+                step_s=self.boundary.step_s if self.boundary else 0.0,
+                upload_s=self.uplink.upload_s,
+                sync_s=self.downlink.sync_s,
+            )
+        )
+
+    def have_nothing(self, fragment: int, version: int) -> None:
+        """Say that a round need not wait for us."""
+        self._speaker.say(
+            Pass(
+                run=self._run.digest,
+                id=self._runtime.new_id(),
+                learner=self._name,
+                fragment=fragment,
+                version=version,
+            )
+        )
+
+    async def leave(self, *, done: bool) -> None:
+        """Say goodbye; `done`: all steps are trained."""
+        self._speaker.say(self._heartbeat())
+        self._speaker.say(
+            Leave(
+                run=self._run.digest,
+                id=self._runtime.new_id(),
+                learner=self._name,
+                incarnation=self.uplink.incarnation,
+                step=self.boundary.step if self.boundary else 0,
+                done=done,
+            )
+        )
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._speaker.flush()
+        except (TimeoutError, Unavailable, Denied) as error:
+            logger.warning("last words not said: %s", told(error))
+
+    def _heartbeat(self) -> Heartbeat:
+        b = self.boundary
+        assert b is not None, "heartbeat before attach"
+        for p, account in enumerate(self.uplink.accounts):
+            account.local = b.local_tokens(p)
+        return Heartbeat(
+            run=self._run.digest,
+            id=self._runtime.new_id(),
+            learner=self._name,
+            incarnation=self.uplink.incarnation,
+            step=b.step,
+            steps_target=self._steps_target,
+            tokens_seen=b.tokens_seen,
+            loss=b.loss if b.loss is not None and math.isfinite(b.loss) else None,
+            step_s=b.step_s,
+            upload_s=self.uplink.upload_s,
+            sync_s=self.downlink.sync_s,
+            versions=tuple(slot.base for slot in b.slots),
+            bytes_up=self._edge.traffic.bytes_up,
+            bytes_down=self._edge.traffic.bytes_down,
+            checkpoint_bytes=self.tenure.bytes_stored,
+            tokens_lost=self.uplink.tokens_lost,
+            ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
+            waiting_for=", ".join(self.waiting_for),
+        )
+
+    # --- how it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting_for(self) -> tuple[str, ...]:
+        """What does not answer just now, as heartbeats say it."""
+        waiting = []
+        if self._edge.down_s:
+            waiting.append(f"store ({self._edge.down_s:.0f} s)")
+        if self._tolerance.refused_s:
+            waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
+        if self._speaker.down_since is not None or self._listener.down_since is not None:
+            waiting.append("bus")
+        if self._concern.said and not waiting:
+            waiting.append(f"a merge ({self._concern.said})")
+        return tuple(waiting)
+
+    def _troubles(self) -> list[Trouble]:
+        """Return what keeps this learner's work from being merged: for how long, what, and what to do."""
+        now = self._runtime.now()
+        deaf_or_mute = [since for since in (self._listener.down_since, self._speaker.down_since) if since is not None]
+        found = [
+            (self._edge.down_s, "the store does not answer", f"see whether {self._edge.url} is there"),
+            (self._tolerance.refused_s, "what was allowed before is refused", "see to credentials and policies"),
+        ]
+        if deaf_or_mute:
+            found.append((now - min(deaf_or_mute), "the bus does not answer", f"see whether {self._bus.url} is there"))
+        else:
+            start = f"start one: isthmus syncer {self._edge.url} --bus {self._bus.url}"
+            found.append((now - self.syncer_heard_at, "no syncer is heard", start))
+        step = self.boundary.step if self.boundary else self.first_step
+        dry = self.uplink.unmerged.trouble(now, step, self._run.rules.sync_every)
+        return [*found, dry] if dry else found
+
+    def summary(self) -> Summary:
+        """Return what the stay came to so far. From another thread only once the agent has ended."""
+        beat, quiet_s = self._heartbeat(), MISSED_BEATS * self._pace.heartbeat_s
+        return Summary(
+            learner=self._name,
+            run=self._run.url,
+            steps=beat.step - self.first_step,
+            steps_done=beat.step,
+            seconds=self._runtime.now() - self._began_at,
+            versions=beat.versions,
+            ledger=beat.ledger,
+            trouble=self._concern.said
+            or next((f"{what}; {remedy}" for for_s, what, remedy in self._troubles() if for_s > quiet_s), ""),
+        )
+
+    # --- metrics and sinks --------------------------------------------------------------------------------------------
+
+    def scalars(self) -> tuple[int, Mapping[str, float]] | None:
+        """Return the step and what the last heartbeat said, for a sink; None before the first."""
+        beat = self._beaten
+        if beat is None:
+            return None
+        shares = {f"ledger/{part}": getattr(beat.ledger, part) / max(beat.ledger.processed, 1) for part in PARTS}
+        durations = {"seconds/step": beat.step_s, "seconds/upload": beat.upload_s, "seconds/sync": beat.sync_s}
+        return beat.step, shares | durations | {"version/least": min(beat.versions), "version/most": max(beat.versions)}
+
+    def _show(self, beat: Heartbeat) -> None:
+        """Bring the metrics to what the heartbeat says."""
+        m = self._metrics
+        self._beaten = beat
+        m.steps_done.set(beat.step)
+        m.step_seconds.set(beat.step_s)
+        m.upload_seconds.set(beat.upload_s)
+        m.sync_seconds.set(beat.sync_s)
+        m.tokens_lost.set(beat.tokens_lost)
+        m.incarnation.set(beat.incarnation)
+        for part in PARTS:
+            m.ledger.labels(part).set(getattr(beat.ledger, part))
+        for p, held in enumerate(beat.versions):
+            m.fragment_version.labels(p).set(held)

@@ -1,0 +1,241 @@
+"""The commit log of a run as objects: reading it, finding its end, appending to it. `fold` makes states of it.
+
+Nothing is listed but snapshots, and those only where a fold starts; versions are probed one by one until there is none.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.kernels import ARITHMETIC
+from isthmus.log.run import Run
+from isthmus.records import frame
+from isthmus.records.frame import Blob, Kind
+from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
+from isthmus.records.objects import CommitHeader, PackedHeader, SegmentHeader
+from isthmus.runtime import Runtime
+from isthmus.store import Store
+
+AHEAD_MAX = 16
+"""Commits asked for at once while walking: after ten thousand of them nobody wants to wait for one at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit as it was read: its header and the digest of its bytes."""
+
+    header: CommitHeader
+    digest: bytes
+    packed: bool = False
+    """Whether its bytes were found in a segment."""
+
+    @property
+    def version(self) -> int:
+        """The version it created."""
+        return self.header.version
+
+
+class Log:
+    """One run's log. Reading is safe for anybody; appending is the syncer's."""
+
+    def __init__(self, run: Run, store: Store, runtime: Runtime) -> None:
+        self.run = run
+        self.store = store
+        self.runtime = runtime
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def commit(self, fragment: int, version: int) -> Commit | None:
+        """Return a commit, or None where the log ends before it. Raises `LogCorrupt`."""
+        key = commit_key(fragment, version)
+        try:
+            blob = await self.store.get(key)
+        except ObjectMissing:
+            return None
+        packed = frame.kind_of(blob) == Kind.PACKED
+        if packed:
+            blob = await self._unpacked(key, blob)
+        return self._parsed(fragment, version, blob, packed)
+
+    async def commits(self, fragment: int, after: int, digest: bytes | None = None) -> AsyncIterator[Commit]:
+        """Yield the commits after a version, in order, until the log ends; each must name the one before.
+
+        `digest` is what the first must name (None: not checked). Raises `LogCorrupt` where the chain breaks. Where one
+        is there, more are likely: they are asked for ahead, ever more at once; packed ones come a segment at a time.
+        """
+        ahead: deque[asyncio.Task[list[Commit]]] = deque()
+        width, asked = 1, after
+        try:
+            while True:
+                while len(ahead) < width:
+                    asked += 1
+                    ahead.append(asyncio.ensure_future(self._from(fragment, asked)))
+                found = await ahead.popleft()
+                if not found:
+                    return
+                width = min(AHEAD_MAX, 2 * width)
+                for commit in found:
+                    if commit.version <= after:
+                        continue  # a segment begins before what was asked for
+                    if digest is not None and commit.header.previous != digest:
+                        raise LogCorrupt(
+                            commit_key(fragment, after + 1),
+                            f"follows commit {commit.header.previous.hex()[:16]}, "
+                            f"the commit before it is {digest.hex()[:16]}: another history",
+                            (fragment, after),
+                        )
+                    after, digest = commit.version, commit.digest
+                    yield commit
+                if len(found) > 1:
+                    # What was asked for ahead may lie in the same segment: go on behind it, one segment at a time.
+                    await _drop(ahead)
+                    asked, width = after, 1
+        finally:
+            await _drop(ahead)
+
+    async def _from(self, fragment: int, version: int) -> list[Commit]:
+        """Return a commit, or where it is packed all of its segment from it on; nothing where the log ends."""
+        key = commit_key(fragment, version)
+        try:
+            blob = await self.store.get(key)
+        except ObjectMissing:
+            return []
+        if frame.kind_of(blob) != Kind.PACKED:
+            return [self._parsed(fragment, version, blob, False)]
+        first = self._parsed(fragment, version, await self._unpacked(key, blob), True)
+        at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)
+        return [first, *await self._rest_of(fragment, at, first)]
+
+    async def _rest_of(self, fragment: int, at: PackedHeader, first: Commit) -> list[Commit]:
+        """Return what follows a packed commit in its segment, as far as the chain vouches for it."""
+        found = [first]
+        try:
+            segment = await self.store.get(at.segment)
+            header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
+        except (ObjectMissing, RecordInvalid):
+            return []  # each by itself, then, with its own pointer and digest
+        start = 0
+        for number, size in enumerate(header.sizes):
+            version = header.first + number
+            if version > first.version:
+                try:
+                    commit = self._parsed(fragment, version, payload[start : start + size], True)
+                except LogCorrupt:
+                    break
+                if commit.header.previous != found[-1].digest:
+                    break
+                found.append(commit)
+            start += size
+        # Each is vouched for by the one after it; the last one by its own pointer.
+        if len(found) > 1 and await self._pointed_at(fragment, found[-1].version) != found[-1].digest:
+            found.pop()
+        return found[1:]
+
+    async def _pointed_at(self, fragment: int, version: int) -> bytes | None:
+        """Return the digest that the pointer to a packed commit names; None where it is no pointer that can be read."""
+        try:
+            blob = await self.store.get(commit_key(fragment, version))
+            return frame.parse(blob, Kind.PACKED, PackedHeader)[0].digest
+        except (ObjectMissing, RecordInvalid):
+            return None
+
+    async def snapshots(self, fragment: int) -> list[tuple[int, str]]:
+        """Return (version, key) of the stored snapshots of a fragment, newest first. Lists."""
+        entries = await self.store.list(snapshots_prefix(fragment))
+        return sorted(((version_in(e.key), e.key) for e in entries if is_versioned(e.key)), reverse=True)
+
+    async def newest(self, fragment: int, hint: int = 0) -> Commit | None:
+        """Return the newest commit, None at version 0: from a hint or the newest snapshot, forward to the end."""
+        found = await self.commit(fragment, hint) if hint else None
+        if found is None:
+            snapshots = await self.snapshots(fragment)
+            version = snapshots[0][0] if snapshots else 0
+            found = await self.commit(fragment, version) if version else None
+        while (following := await self.commit(fragment, (found.version if found else 0) + 1)) is not None:
+            found = following
+        return found
+
+    async def version_at(self, fragment: int, time: float) -> int:
+        """Return the newest version written at or before a time [seconds since 1970, the syncers' clocks]."""
+        newest = await self.newest(fragment)
+        low, high = 0, newest.version if newest else 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            commit = await self.commit(fragment, middle)
+            if commit is None:
+                raise LogCorrupt(commit_key(fragment, middle), "is missing below the end of the log")
+            low, high = (middle, high) if commit.header.written_at <= time else (low, middle - 1)
+        return low
+
+    # --- appending ----------------------------------------------------------------------------------------------------
+
+    async def append(self, fragment: int, version: int, body: Blob) -> bool:
+        """Create a commit and settle whether it is ours: True if these bytes are the log now, False if others are.
+
+        An unknown outcome is settled by sending the identical bytes again. The body never changes in between.
+        """
+        key, ours = commit_key(fragment, version), frame.digest(body)
+        while True:
+            try:
+                if await self.store.create(key, body):
+                    return True
+                found = await self.commit(fragment, version)
+            except Unavailable:
+                found = None
+            if found is not None:
+                return found.digest == ours
+            # Not reached, or "exists" answered before the object can be read: not settled, so go on asking.
+            await asyncio.sleep(self.runtime.random.uniform(0.1, 0.5))
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _parsed(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
+        """Return the commit in these bytes. Raises `LogCorrupt`."""
+        key = commit_key(fragment, version)
+        try:
+            header, _ = frame.parse(blob, Kind.COMMIT, CommitHeader)
+        except RecordInvalid as error:
+            raise LogCorrupt(key, f"not a commit: {error}") from None
+        found, wanted = (header.run, header.fragment, header.version), (self.run.digest, fragment, version)
+        if found != wanted:
+            raise LogCorrupt(
+                key,
+                f"is commit {header.fragment}/{header.version} of run {header.run[:8].hex()}, "
+                f"expected {fragment}/{version} of run {self.run.digest[:8].hex()}",
+            )
+        if header.arithmetic != ARITHMETIC:
+            raise LogCorrupt(key, f"written with arithmetic {header.arithmetic}; this release has {ARITHMETIC}")
+        if bool(header.inputs) == (header.healed is not None):
+            raise LogCorrupt(
+                key, "merges nothing and does not heal" if not header.inputs else "merges and heals at once"
+            )
+        return Commit(header, frame.digest(blob), packed)
+
+    async def _unpacked(self, key: str, blob: Blob) -> bytearray:
+        """Return the bytes of a packed commit from its segment."""
+        try:
+            at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)
+        except RecordInvalid as error:
+            raise LogCorrupt(key, f"not a commit: {error}") from None
+        try:
+            inner = await self.store.get_range(at.segment, at.offset, at.offset + at.size)
+        except ObjectMissing:
+            raise LogCorrupt(at.segment, f"is missing, and {key} is packed in it") from None
+        found = frame.digest(inner)
+        if found != at.digest:
+            raise LogCorrupt(
+                at.segment,
+                f"bytes {at.offset} to {at.offset + at.size} have digest {found.hex()[:16]}, "
+                f"{key} says {at.digest.hex()[:16]}",
+            )
+        return inner
+
+
+async def _drop(tasks: "deque[asyncio.Task[list[Commit]]]") -> None:
+    """Forget requests whose answers are not wanted any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks.clear()

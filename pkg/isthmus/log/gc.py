@@ -1,0 +1,249 @@
+"""Collection of garbage: what a run keeps for ever, and what may go once the log has passed it by.
+
+Decided by the log; age only delays. Commits are never dropped: those below the oldest snapshot kept are packed into
+segments, and a few bytes stay under each one's key, so that no stalled syncer can ever create it again. A value or
+snapshot goes if it is at most at the head and unnamed or below the oldest snapshot kept; an update if a commit at or
+below that snapshot settled it, or if it is past all staleness and no kept commit names it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from isthmus.errors import LogCorrupt
+from isthmus.log import Commit, Log, fold
+from isthmus.log.select import checkpoints_in
+from isthmus.records import frame
+from isthmus.records.frame import Kind
+from isthmus.records.keys import (
+    LEARNERS,
+    SCRATCH,
+    UPDATES,
+    commit_key,
+    is_versioned,
+    segment_key,
+    snapshots_prefix,
+    values_prefix,
+    version_in,
+)
+from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, CommitHeader, PackedHeader, SegmentHeader
+from isthmus.rules import STALENESS_MAX
+from isthmus.store import Entry
+
+KEEP = 64
+"""Versions that stay foldable, by default."""
+
+MIN_AGE_S = 3600.0
+CHECKPOINTS_KEPT = 2
+_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class Garbage:
+    """What may go, by kind of object."""
+
+    doomed: dict[str, list[Entry]] = field(default_factory=dict)
+    young: int = 0
+    """Objects that may go but are too young."""
+    pack: list[list[tuple[int, int]]] = field(default_factory=list)
+    """Runs of (fragment, version) whose commits are packed into one segment each."""
+    starts: list[int] = field(default_factory=list)
+    """Per fragment, the version from which it can be folded afterwards."""
+    heads: list[int] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """What deleting frees."""
+        return sum(entry.size for entries in self.doomed.values() for entry in entries)
+
+    @property
+    def objects(self) -> int:
+        """How many objects go."""
+        return sum(map(len, self.doomed.values()))
+
+
+async def plan(
+    log: Log, *, keep: int = KEEP, min_age_s: float = MIN_AGE_S, progress: Callable[[float], None] = lambda _: None
+) -> Garbage:
+    """Return what may go so that the newest `keep` versions of each fragment stay foldable. Deletes nothing.
+
+    Raises `LogCorrupt` where the log in the kept range is damaged: then nothing should be collected.
+    """
+    found = Garbage()
+    before = log.runtime.wall() - min_age_s
+    fragments = log.run.layout.fragments
+    for number, fragment in enumerate(fragments):
+        await _plan_fragment(log, fragment.index, keep, before, found)
+        progress((number + 1) / (len(fragments) + 1))
+    by_learner: dict[str, list[Entry]] = {}
+    listed = await log.store.list(LEARNERS)
+    for entry in checkpoints_in(listed):
+        by_learner.setdefault(entry.key.split("/")[1], []).append(entry)
+    _doom(found, "checkpoints", (e for held in by_learner.values() for e in held[CHECKPOINTS_KEPT:]), before)
+    # What a doctor that was cut short has left behind.
+    probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
+    _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
+    progress(1.0)
+    return found
+
+
+async def apply(log: Log, doomed: Garbage, progress: Callable[[float], None] = lambda _: None) -> None:
+    """Pack and delete what a plan names. Interrupted, it has done part of the work and no harm.
+
+    Snapshots go first, all of them: one that was left while what comes after it was deleted would be a place to start
+    from that leads nowhere.
+    """
+    done, total = 0, max(1, len(doomed.pack) + doomed.objects)
+    for run in doomed.pack:
+        await _pack(log, run)
+        done += 1
+        progress(done / total)
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def delete(entry: Entry) -> None:
+        nonlocal done
+        async with gate:
+            await log.store.delete(entry.key)
+        done += 1
+        progress(done / total)
+
+    kinds = sorted(doomed.doomed, key=lambda kind: kind != "snapshots")
+    for phase in (kinds[:1], kinds[1:]):
+        async with asyncio.TaskGroup() as tasks:
+            for kind in phase:
+                for entry in doomed.doomed[kind]:
+                    tasks.create_task(delete(entry))
+
+
+async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Garbage) -> None:
+    newest = await log.newest(p)
+    head = newest.version if newest else 0
+    # Believed means read and checked whole: older ones go only if this one can really be started from.
+    start = (await fold.begin(log, p, fold.Merging(log), at_most=max(0, head - keep))).version
+    snapshots = [e for e in await _versioned(log, snapshots_prefix(p)) if version_in(e.key) > 0]
+    # One that is too young to go is a place to start from: what comes after it stays too.
+    young = [version_in(e.key) for e in snapshots if e.modified > before]
+    found.young += sum(version < start for version in young)
+    start = min([start, *young])
+    packed_to = await _plan_packing(log, p, start, before, found)
+    kept_values, kept_updates, settled_updates = set(), set(), set()
+    # Where commits below it are not packed, replay can begin at version 0 and go through them: what they merged stays,
+    # however old it is by another machine's clock.
+    floor = start if packed_to == start - 1 > 0 else packed_to
+    async for commit in _between(log, p, min(floor, head - STALENESS_MAX - 1), head):
+        names = {given.key for given in commit.header.inputs}
+        if commit.version > floor:
+            kept_values.add(commit.header.value_key)
+            kept_updates |= names
+        else:
+            settled_updates |= names
+    values = await _versioned(log, values_prefix(p))
+    _doom(
+        found,
+        "values",
+        (e for e in values if version_in(e.key) <= head and version_in(e.key) != start and e.key not in kept_values),
+        before,
+    )
+    _doom(
+        found,
+        "snapshots",
+        (e for e in snapshots if version_in(e.key) < start),
+        before,
+    )
+    _doom(
+        found,
+        "updates",
+        (
+            e
+            for e in await _versioned(log, f"{UPDATES}{p:05d}/")
+            if e.key not in kept_updates and (version_in(e.key) < head - STALENESS_MAX or e.key in settled_updates)
+        ),
+        before,
+    )
+    found.starts.append(start)
+    found.heads.append(head)
+
+
+async def _plan_packing(log: Log, p: int, start: int, before: float, found: Garbage) -> int:
+    """Plan which commits below `start` are packed; return the newest version up to which all are, or will be."""
+    plain: list[int] = []
+    packed_to, young = 0, start
+    for version in range(start - 1, 0, -1):
+        commit = await log.commit(p, version)
+        if commit is None:
+            raise LogCorrupt(commit_key(p, version), "is missing below the end of the log")
+        if commit.packed:
+            packed_to = version
+            break  # packed in ascending order: everything below is
+        plain.append(version)
+        if commit.header.written_at > before:
+            young = version
+    # In ascending order: where one is too young, those after it wait.
+    ripe = [version for version in reversed(plain) if version < young]
+    found.young += len(plain) - len(ripe)
+    for i in range(0, len(ripe), SEGMENT_COMMITS_MAX):
+        found.pack.append([(p, version) for version in ripe[i : i + SEGMENT_COMMITS_MAX]])
+    return ripe[-1] if ripe else packed_to
+
+
+async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
+    """Copy commits into a segment, then put a pointer under each one's key, in ascending order."""
+    p, first = run[0]
+    blobs = []
+    following = await log.commit(p, run[-1][1] + 1)
+    for _, version in reversed(run):
+        key = commit_key(p, version)
+        blob = await log.store.get(key)
+        if frame.kind_of(blob) == Kind.PACKED:
+            return  # another collector was here first
+        # What was damaged on its way here must not become the only copy.
+        if following is None or frame.digest(blob) != following.header.previous:
+            raise LogCorrupt(key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it")
+        following = Commit(frame.parse(blob, Kind.COMMIT, CommitHeader)[0], following.header.previous)
+        blobs.append(blob)
+    blobs.reverse()
+    header = SegmentHeader(
+        schema=SCHEMA, run=log.run.digest, fragment=p, first=first, sizes=tuple(len(blob) for blob in blobs)
+    )
+    out = frame.draft(Kind.SEGMENT, header, sum(header.sizes))
+    at = 0
+    for blob in blobs:
+        out.payload[at : at + len(blob)] = blob
+        at += len(blob)
+    key = segment_key(p, first, frame.digest(out.blob))
+    await log.store.put(key, out.blob)
+    offset = len(out.blob) - at
+    for (_, version), blob in zip(run, blobs, strict=True):
+        pointer = PackedHeader(
+            schema=SCHEMA,
+            run=log.run.digest,
+            fragment=p,
+            version=version,
+            segment=key,
+            offset=offset,
+            size=len(blob),
+            digest=frame.digest(blob),
+        )
+        await log.store.put(commit_key(p, version), frame.draft(Kind.PACKED, pointer).blob)
+        offset += len(blob)
+
+
+async def _between(log: Log, p: int, after: int, until: int) -> AsyncIterator[Commit]:
+    async for commit in log.commits(p, max(0, after)):
+        if commit.version > until:
+            return
+        yield commit
+        if commit.version == until:
+            return
+
+
+async def _versioned(log: Log, prefix: str) -> list[Entry]:
+    return [e for e in await log.store.list(prefix) if is_versioned(e.key)]
+
+
+def _doom(found: Garbage, kind: str, entries: Iterable[Entry], before: float) -> None:
+    for entry in entries:
+        if entry.modified > before:
+            found.young += 1
+        else:
+            found.doomed.setdefault(kind, []).append(entry)

@@ -1,0 +1,161 @@
+"""A hole in a log costs momentum, not the run: a fragment that cannot be folded starts again from its published value.
+
+Recovery folds the updates merged since the newest snapshot. Where one of them is gone or damaged and no syncer is left
+that holds the state, nobody can go on, although every learner still has the published value. A commit of a kind of its
+own then says so for good: it merges nothing, names what is missing, and brings the published value whole, with a master
+equal to it and no momentum. What was merged before it stays in the model and in the log; the states in between cannot
+be verified any more. What the codec had still to publish at that moment, and the momentum, are lost.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from isthmus.errors import LogCorrupt
+from isthmus.kernels import ARITHMETIC, F32
+from isthmus.log import Commit, Log, fold, merge
+from isthmus.log.select import all_or
+from isthmus.records import frame
+from isthmus.records.keys import snapshot_key, value_key
+from isthmus.records.objects import SCHEMA, CommitHeader, Healed, Waited
+
+HEALER = "heal"
+"""Who writes such a commit: no syncer, an operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One fragment: whether its log can be folded to its end, and what could be done where it cannot."""
+
+    fragment: int
+    head: int
+    head_at: float
+    """When the newest commit was written, in seconds since 1970 on its writer's clock; 0 at version 0."""
+    wound: Healed | None = None
+    """What a commit that heals would say; None where the fragment is sound, or cannot be healed."""
+    hopeless: str = ""
+    """Why it cannot be healed, or empty."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.wound is None and not self.hopeless
+
+
+async def diagnose(
+    log: Log, fragments: Sequence[int] | None = None, progress: Callable[[float], None] = lambda _: None
+) -> list[Diagnosis]:
+    """Fold every fragment, or the chosen ones, to the end; nothing is written. Raises `InputError` for a bad choice."""
+    chosen = all_or(log, fragments)
+    found = []
+    for number, p in enumerate(chosen):
+        found.append(await _diagnose(log, p))
+        progress((number + 1) / len(chosen))
+    return found
+
+
+async def heal(log: Log, found: Diagnosis) -> Commit | None:
+    """Write the commit that heals a fragment, and a snapshot behind it; None where somebody else committed meanwhile.
+
+    Raises `LogCorrupt` where what it would start from has been damaged since.
+    """
+    assert found.wound is not None, "nothing to heal, or nothing to heal it from"
+    p, version = found.fragment, found.head + 1
+    newest = await log.commit(p, found.head) if found.head else None
+    published = await _published(log, p, found.wound.source)
+    result = merge.healed(version, published, log.run.layout.fragments[p], log.run.digest)
+    key = value_key(p, version, result.value_digest)
+    await log.store.put(key, result.value)
+    outer, now = merge.outers(log.run.rules), log.runtime.wall()
+    header = CommitHeader(
+        schema=SCHEMA,
+        run=log.run.digest,
+        previous=newest.digest if newest else log.run.digest,
+        arithmetic=ARITHMETIC,
+        fragment=p,
+        version=version,
+        inputs=(),
+        late=(),
+        dense=outer["dense"],
+        embedding=outer["embedding"],
+        codec_down="f32",
+        cancelled=0,
+        value_key=key,
+        value_digest=result.value_digest,
+        published_digest=result.published_digest,
+        state_digest=result.state_digest,
+        rejected=(),
+        rejected_total=dict(newest.header.rejected_total) if newest else {},
+        waited=_nobody(now),
+        writer=HEALER,
+        attempt=log.runtime.new_id(),
+        written_at=now,
+        healed=found.wound,
+    )
+    body = frame.draft(frame.Kind.COMMIT, header).blob
+    if not await log.append(p, version, body):
+        return None
+    blob = merge.snapshot(result.state, p, log.run.digest)
+    await log.store.put(snapshot_key(p, version, frame.digest(blob)), blob)
+    return Commit(header, frame.digest(body))
+
+
+async def _diagnose(log: Log, p: int) -> Diagnosis:
+    try:
+        at = await fold.fold(log, p, fold.Merging(log))
+        return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0)
+    except LogCorrupt as error:
+        wrong = error
+    try:
+        newest = await log.newest(p)
+    except LogCorrupt as error:
+        why = f"the chain of commits itself is broken: {error}"
+        return Diagnosis(p, error.readable[1] if error.readable else 0, 0.0, hopeless=why)
+    head, head_at = (newest.version, newest.header.written_at) if newest else (0, 0.0)
+    try:
+        source = await _newest_published(log, p)
+    except LogCorrupt as error:
+        return Diagnosis(p, head, head_at, hopeless=f"no published value can be read either: {error}")
+    broken_at = wrong.readable[1] + 1 if wrong.readable else 1
+    wound = Healed(source=source, broken_at=min(broken_at, head), key=wrong.key, why=wrong.detail[:256])
+    return Diagnosis(p, head, head_at, wound)
+
+
+async def _newest_published(log: Log, p: int) -> int:
+    """Return the newest version whose published value can be read. Raises `LogCorrupt` where there is none."""
+    try:
+        return (await fold.fold(log, p, fold.Publishing(log))).version
+    except LogCorrupt as error:
+        if error.readable is None:
+            raise
+        return (await fold.fold(log, p, fold.Publishing(log), until=error.readable[1])).version
+
+
+async def _published(log: Log, p: int, version: int) -> F32:
+    return (await fold.fold(log, p, fold.Publishing(log), until=version)).carried
+
+
+def _nobody(now: float) -> Waited:
+    """Return what is recorded of a round that was none."""
+    return Waited(
+        called_by=HEALER,
+        quorum=0,
+        quorum_missed=False,
+        closed_by="healed",
+        expected=(),
+        missing=(),
+        passed=(),
+        boundary_at=now,
+        opened_at=now,
+        closed_at=now,
+        hold_until=now,
+        quorum_s=0.0,
+        grace_s=0.0,
+        waited_s=0.0,
+        fastest_step_s=0.0,
+        slowest_step_s=0.0,
+        sync_s=0.0,
+        cap_s=0.0,
+        merge_s=0.0,
+        publish_s=0.0,
+        overlap_steps=0.0,
+    )

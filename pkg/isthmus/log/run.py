@@ -1,0 +1,206 @@
+"""The run object: what the run is. Written last when a run is created, once; everyone who joins checks against it."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+import msgspec
+import numpy as np
+
+from isthmus import kernels
+from isthmus.errors import (
+    InputError,
+    IsthmusError,
+    LayoutMismatch,
+    LogCorrupt,
+    ObjectMissing,
+    RecordInvalid,
+    RunExists,
+    RunMissing,
+)
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Spec, first_difference, partition, place
+from isthmus.log import merge
+from isthmus.reasons import Reason
+from isthmus.records import frame
+from isthmus.records.keys import RUN_KEY, snapshot_key
+from isthmus.records.objects import SCHEMA, RunHeader, RunLayout, TensorSpec
+from isthmus.rules import Pace, Rules
+from isthmus.runtime import Runtime
+from isthmus.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as everyone sees it."""
+
+    url: str
+    digest: bytes
+    """SHA-256 of the run object: the identity of the run."""
+    header: RunHeader
+    layout: Layout
+    frozen: dict[str, bytes]
+
+    @property
+    def rules(self) -> Rules:
+        """The arithmetic, fixed."""
+        return self.header.rules
+
+    @property
+    def pace(self) -> Pace:
+        """The default pace."""
+        return self.header.pace
+
+    @property
+    def shares(self) -> list[float]:
+        """Each fragment's share of the parameters."""
+        return [f.size / self.layout.size for f in self.layout.fragments]
+
+    def require(self, specs: Sequence[Spec], frozen: dict[str, bytes]) -> None:
+        """Raise `LayoutMismatch`, naming the first difference, unless this model is the run's."""
+        difference = first_difference(specs, self.layout.specs)
+        if difference is None:
+            for name in sorted(self.frozen.keys() | frozen.keys()):
+                if name not in frozen or name not in self.frozen:
+                    where = "here" if name in frozen else "in the run"
+                    difference = f"parameter {name!r} is frozen only {where}"
+                    break
+                if frozen[name] != self.frozen[name]:
+                    difference = f"frozen parameter {name!r} has other values here than in the run"
+                    break
+        if difference is not None:
+            raise LayoutMismatch(difference)
+
+    def require_rules(self, rules: Rules) -> None:
+        """Raise `RunExists`, naming the first difference, unless these are the run's rules."""
+        for name, ours in msgspec.structs.asdict(rules).items():
+            theirs = getattr(self.rules, name)
+            if ours != theirs:
+                raise RunExists(self.url, f"{name} is {theirs} there, not {ours}")
+
+
+async def read_run(store: Store) -> Run:
+    """Return the run at this store. Raises `RunMissing`, or `LogCorrupt` for a run object that cannot be read."""
+    try:
+        blob = await store.get(RUN_KEY)
+    except ObjectMissing:
+        raise RunMissing(store.url) from None
+    try:
+        header, cut = _parsed(blob)
+    except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
+        raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
+    specs = [Spec(t.name, t.shape, t.dtype, t.role) for t in cut.tensors]
+    layout = place(specs, [t.fragment for t in cut.tensors])
+    if len(layout.fragments) != len(header.snapshots):
+        raise LogCorrupt(f"{store.url}/{RUN_KEY}", "fragments and snapshots differ in number")
+    if header.arithmetic != kernels.ARITHMETIC:
+        raise InputError(
+            f"{store.url}: this run uses arithmetic {header.arithmetic}, this release has {kernels.ARITHMETIC}: "
+            "use the release that created the run"
+        )
+    return Run(store.url, frame.digest(blob), header, layout, dict(cut.frozen))
+
+
+async def run_below(store: Store) -> str:
+    """Return where a run is in a folder `run` of this place, such as a demo makes; empty where there is none."""
+    with contextlib.suppress(IsthmusError):
+        if await store.get_range(f"{RUN_KEY}/{RUN_KEY}", 0, 1):
+            return f"{store.url.rstrip('/')}/{RUN_KEY}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What a run is created from."""
+
+    specs: Sequence[Spec]
+    values: Sequence[F32]
+    """Flat initial values of each tensor, float32, in the order of `specs`."""
+    frozen: dict[str, bytes]
+    rules: Rules
+    pace: Pace
+    model: str = ""
+    seed: int = 0
+
+
+async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
+    """Create the run, version 0 first and the run object last; return it, or the one that was there if it is the same.
+
+    The loser of a race adopts the winner's run. Raises `RunExists` where the existing run has another layout or other
+    rules, `InputError` for a model that cannot be merged. Creating the same run twice is harmless.
+    """
+    layout = partition(seed.specs, seed.rules.check().fragments)
+    seed.pace.check()
+    try:
+        return _same(await read_run(store), seed)
+    except RunMissing:
+        pass
+    created_at = runtime.wall()
+    # Whatever can fail does so before anything is written. A run object has the same size whatever the digests are.
+    try:
+        _parsed(_run_object(seed, layout, [bytes(32)] * len(layout.fragments), created_at))
+    except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
+        raise InputError(f"the run cannot be described: {error}") from None
+    named = dict(zip((s.name for s in seed.specs), seed.values, strict=True))
+    for fragment in layout.fragments:
+        for t in fragment.tensors:
+            if not kernels.all_finite(_flat([named[t.spec.name]])):
+                raise InputError(f"the initial values of {t.spec.name!r} (fragment {fragment.index}) are not finite")
+    # Snapshots carry the digest of the run, and the run names the snapshots: version 0 is stored under no run.
+    digests = []
+    for fragment in layout.fragments:
+        flat = _flat([named[t.spec.name] for t in fragment.tensors])
+        blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
+        digests.append(frame.digest(blob))
+        await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
+    await store.create(RUN_KEY, _run_object(seed, layout, digests, created_at))
+    return _same(await read_run(store), seed)
+
+
+def _same(run: Run, seed: Seed) -> Run:
+    """Return the run unless it differs from what was to be created."""
+    difference = first_difference(seed.specs, run.layout.specs)
+    if difference is not None:
+        raise RunExists(run.url, difference)
+    run.require_rules(seed.rules)
+    return run
+
+
+def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at: float) -> bytearray:
+    """Return the run object. Raises `ValueError` for a header over its limit."""
+    cut = RunLayout(
+        tensors=tuple(
+            TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype, role=s.role, fragment=home)  # type: ignore[arg-type]
+            for s, home in zip(layout.specs, layout.placement, strict=True)
+        ),
+        frozen=seed.frozen,
+    )
+    payload = msgpack.packb(msgspec.to_builtins(cut, builtin_types=(bytes,)), use_bin_type=True)
+    header = RunHeader(
+        schema=SCHEMA,
+        rules=seed.rules,
+        pace=seed.pace,
+        arithmetic=kernels.ARITHMETIC,
+        model=seed.model,
+        seed=seed.seed,
+        created_at=created_at,
+        snapshots=tuple(digests),
+        layout=frame.digest(payload),
+    )
+    out = frame.draft(frame.Kind.RUN, header, len(payload))
+    out.payload[:] = payload
+    return out.blob
+
+
+def _parsed(blob: frame.Blob) -> tuple[RunHeader, RunLayout]:
+    """Return what a run object says. Raises `RecordInvalid`, `ValidationError` or `ValueError`."""
+    header, payload = frame.parse(blob, frame.Kind.RUN, RunHeader)
+    if frame.digest(payload) != header.layout:
+        raise RecordInvalid(Reason.MALFORMED, "its layout does not match its digest")
+    plain = msgpack.unpackb(payload, raw=False, use_list=False, strict_map_key=True, max_ext_len=0)
+    return header, msgspec.convert(plain, RunLayout, builtin_types=(bytes,))
+
+
+def _flat(values: Sequence[F32]) -> F32:
+    return np.concatenate(values).astype(np.float32, copy=False)

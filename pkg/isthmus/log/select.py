@@ -1,0 +1,40 @@
+"""What of a run is meant, and where one begins: fragments, snapshots and checkpoints, by number and listing."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from isthmus.errors import InputError, LogCorrupt
+from isthmus.log.commits import Log
+from isthmus.records.keys import version_in
+from isthmus.store import Entry
+
+ShareDone = Callable[[float], None]
+"""Told now and then which share is done, from 0 to 1."""
+
+_CHECKPOINT = re.compile(r"learners/[^/]+/[0-9]+/checkpoints/[0-9]{12}-[0-9a-f]{16}")
+
+
+def all_or(log: Log, fragments: Sequence[int] | None) -> list[int]:
+    """Return the chosen fragments, all by default. Raises `InputError` for one that does not exist."""
+    count = len(log.run.layout.fragments)
+    for p in fragments or ():
+        if not 0 <= p < count:
+            raise InputError(f"there is no fragment {p}: this run has {count}, counted from 0")
+    return list(range(count)) if fragments is None else sorted(set(fragments))
+
+
+async def earliest(log: Log, fragment: int) -> int:
+    """Return the version of the oldest snapshot from which the log can be folded. Lists."""
+    versions = sorted(version for version, _ in await log.snapshots(fragment))
+    for version in versions:
+        following = await log.commit(fragment, version + 1)
+        # What a packed commit merged was collected with it.
+        if following is None or not following.packed:
+            return version
+    raise LogCorrupt(f"snapshots/{fragment:05d}/", "no snapshot is left to begin with")
+
+
+def checkpoints_in(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the checkpoints in a listing: those of later lives first, of one life those of later steps."""
+    found = [e for e in entries if _CHECKPOINT.fullmatch(e.key)]
+    return sorted(found, key=lambda e: (int(e.key.split("/")[2]), version_in(e.key)), reverse=True)

@@ -1,0 +1,56 @@
+"""An update: from bytes to an outer gradient, with every check on the way; for the live merge and for the fold."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from isthmus.codecs import as_bytes, codec, packed_size, unpack
+from isthmus.errors import RecordInvalid
+from isthmus.kernels import F32, all_finite, norm, require_denormals
+from isthmus.layout import Fragment
+from isthmus.log.run import Run
+from isthmus.reasons import Reason
+from isthmus.records import frame
+from isthmus.records.frame import Blob
+from isthmus.records.objects import UpdateHeader
+
+GRADIENT_NORM_MAX = 1e18
+"""Length of an update above which it is turned away: sums of such numbers leave float32's range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A verified update: what it says, and its outer gradient [n] float32."""
+
+    header: UpdateHeader
+    gradient: F32
+
+
+def open_update(blob: Blob, digest: bytes, run: Run, fragment: Fragment, learner: str, base: int) -> Update:
+    """Verify and decode an update. Pure, slow: runs off the loop. Raises `RecordInvalid` with a named reason.
+
+    Checked in this order: digest, frame, run, fragment and codec, author, base, size, finiteness, length. Raises
+    `DenormalsFlushed` in a thread that would decode other bits.
+    """
+    require_denormals()
+    if frame.digest(blob) != digest:
+        raise RecordInvalid(Reason.DIGEST_MISMATCH, "the bytes are not those that were announced")
+    header, payload = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)
+    if header.run != run.digest:
+        raise RecordInvalid(Reason.WRONG_RUN, "the update belongs to another run")
+    if (header.fragment, header.codec) != (fragment.index, run.rules.codec_up):
+        raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {header.fragment} in {header.codec}")
+    if header.learner != learner:
+        raise RecordInvalid(Reason.WRONG_AUTHOR, f"the update is by {header.learner}, announced by {learner}")
+    if header.base != base:
+        raise RecordInvalid(Reason.MALFORMED, f"base {header.base} where {base} was announced")
+    code = codec(run.rules.codec_up)
+    if len(payload) != packed_size(code, fragment):
+        raise RecordInvalid(Reason.WRONG_LAYOUT, f"{len(payload)} bytes, not {packed_size(code, fragment)}")
+    gradient = np.empty(fragment.size, np.float32)
+    unpack(code, fragment, as_bytes(payload), gradient)
+    if not all_finite(gradient):
+        raise RecordInvalid(Reason.NON_FINITE, "holds a NaN or an infinity")
+    if norm(gradient) > GRADIENT_NORM_MAX:
+        raise RecordInvalid(Reason.OVERFLOW, f"longer than {GRADIENT_NORM_MAX:g}: no training step goes that far")
+    return Update(header, gradient)

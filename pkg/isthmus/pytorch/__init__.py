@@ -1,0 +1,1 @@
+"""PyTorch as Isthmus sees it: a module, its optimizer, and what it goes on with."""

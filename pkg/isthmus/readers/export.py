@@ -1,0 +1,167 @@
+"""The global model as a safetensors file, at any version, and back: what a run starts from can come from one."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import safetensors
+
+from isthmus import kernels
+from isthmus.errors import InputError, LogCorrupt
+from isthmus.kernels import F32
+from isthmus.layout import DENSE, EMBEDDING, Spec
+from isthmus.log import Log, fold
+from isthmus.log.run import Run
+from isthmus.log.select import ShareDone, earliest
+
+_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_MODEL, _EMBEDDINGS, _SEED, _ORDER = "isthmus.model", "isthmus.embeddings", "isthmus.seed", "isthmus.order"
+
+
+async def versions_at(log: Log, *, version: int | None = None, time: float | None = None) -> list[int]:
+    """Return the version of each fragment: the newest, a given one, or the newest at a time [seconds since 1970].
+
+    Raises `InputError` for a version that a fragment does not have, or a time before the run.
+    """
+    fragments = log.run.layout.fragments
+    if time is not None:
+        if time < log.run.header.created_at:
+            began = datetime.fromtimestamp(log.run.header.created_at).astimezone()
+            raise InputError(
+                f"there was no model then: the run began at {began.isoformat(timespec='seconds')} "
+                f"({log.run.header.created_at:.0f})"
+            )
+        return [await log.version_at(f.index, time) for f in fragments]
+    newest = [await log.newest(f.index) for f in fragments]
+    heads = [commit.version if commit else 0 for commit in newest]
+    if version is None:
+        return heads
+    if version < 0 or version > min(heads):
+        raise InputError(f"version {version}: the fragments are at versions {min(heads)} to {max(heads)}")
+    return [version] * len(heads)
+
+
+async def published(log: Log, versions: Sequence[int], progress: ShareDone = lambda _: None) -> list[F32]:
+    """Return the published value [n] of each fragment at its version. Raises `InputError` for one that was collected,
+    `LogCorrupt` for one that is damaged."""
+    carry, done = fold.Publishing(log), 0
+
+    async def one(p: int, version: int) -> F32:
+        nonlocal done
+        try:
+            at = await fold.fold(log, p, carry, until=version)
+        except LogCorrupt:
+            first = await earliest(log, p)
+            if version >= first:
+                raise
+            newest = await log.newest(p, first)
+            raise InputError(
+                f"version {version} of fragment {p} was collected by `isthmus gc`: versions kept are {first} to "
+                f"{newest.version if newest else first}, and 0"
+            ) from None
+        done += 1
+        progress(done / len(versions))
+        return at.carried
+
+    return list(await asyncio.gather(*(one(p, version) for p, version in enumerate(versions))))
+
+
+def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) -> None:
+    """Write a model file, whole or not at all: the run's tensors under their names, in their shapes and dtypes.
+
+    Raises `InputError` where it cannot be written, as in a folder that is not there.
+    """
+    arrays: dict[str, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+    for fragment, flat in zip(run.layout.fragments, values, strict=True):
+        for t in fragment.tensors:
+            arrays[t.spec.name] = _stored(flat[t.start : t.stop], t.spec.dtype)
+    specs = {
+        s.name: safetensors.TensorSpec(
+            dtype=s.dtype, shape=list(s.shape), data_ptr=arrays[s.name].ctypes.data, data_len=arrays[s.name].nbytes
+        )
+        for s in run.layout.specs
+    }
+    metadata = {
+        "format": "pt",
+        "isthmus.run": run.digest.hex(),
+        "isthmus.versions": json.dumps(list(versions)),
+        _MODEL: run.header.model,
+        _SEED: str(run.header.seed),
+        # The format sorts tensors; a layout goes by the order in the model.
+        _ORDER: json.dumps([s.name for s in run.layout.specs]),
+        _EMBEDDINGS: json.dumps([s.name for s in run.layout.specs if s.role == EMBEDDING]),
+    }
+    scratch = path.with_name(f".{path.name}.new")
+    try:
+        safetensors.serialize_file(specs, str(scratch), metadata)
+        scratch.replace(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} cannot be written: {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model as a file holds it."""
+
+    specs: tuple[Spec, ...]
+    values: tuple[F32, ...]
+    """Flat float32 values of each tensor, in the order of `specs`."""
+    model: str
+    """How the model can be made (`package.module:function`), where the file says so."""
+    seed: int
+
+
+def read(path: Path) -> ModelFile:
+    """Read a model file, of ours or anybody's. Raises `InputError` that says what is wrong with it.
+
+    Files of others do not say which tensors are embeddings: all of them are dense then.
+    """
+    try:
+        with safetensors.safe_open(str(path), "np") as opened:
+            metadata: Mapping[str, str] = opened.metadata() or {}
+        tensors = dict(safetensors.deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
+        embeddings = set(json.loads(metadata.get(_EMBEDDINGS, "[]")))
+        order = json.loads(metadata.get(_ORDER, "[]")) or sorted(tensors)
+        if sorted(order) != sorted(tensors):
+            raise ValueError("its metadata names other tensors than it has")
+        seed = int(metadata.get(_SEED, "0"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (safetensors.SafetensorError, ValueError, TypeError) as error:
+        raise InputError(f"{path} is no safetensors file: {error}") from None
+    if not tensors:
+        raise InputError(f"{path} holds no tensor")
+    specs, values = [], []
+    for name in order:
+        tensor = tensors[name]
+        dtype = _NAMES.get(tensor["dtype"])
+        if dtype is None:
+            raise InputError(f"{path}: tensor {name!r} is {tensor['dtype']}: only {', '.join(_NAMES)} can be merged")
+        specs.append(Spec(name, tuple(tensor["shape"]), dtype, EMBEDDING if name in embeddings else DENSE))
+        values.append(_widened(np.frombuffer(tensor["data"], np.uint8), dtype))
+    return ModelFile(tuple(specs), tuple(values), metadata.get(_MODEL, ""), seed)
+
+
+def _stored(values: F32, dtype: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    if dtype == "bfloat16":
+        half = np.empty(values.size, np.uint16)
+        kernels.encode_bf16(values, half)
+        return half.view(np.uint8)
+    narrow = values.astype(np.float16) if dtype == "float16" else np.ascontiguousarray(values)
+    return narrow.view(np.uint8)
+
+
+def _widened(data: np.ndarray[tuple[int], np.dtype[np.uint8]], dtype: str) -> F32:
+    if dtype == "bfloat16":
+        out = np.empty(data.size // 2, np.float32)
+        kernels.decode_bf16(data.view(np.uint16), out)
+        return out
+    return data.view(np.dtype(dtype)).astype(np.float32)

@@ -1,0 +1,503 @@
+"""One fragment's rounds as a state machine without I/O: events with a time go in, actions come out.
+
+    closed → open (called) → quorum → grace → merging → closed
+
+The syncer feeds it announcements, arrivals, calls, passes and the clock, and does what it answers. Rounds are called,
+not drifted into: only a due update on the newest version opens one, then every learner is asked for what it has.
+Announced is not arrived: an update counts once its bytes are here and checked. Nobody waits for ever.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from isthmus.reasons import FINAL, Reason
+from isthmus.records.objects import CHANGES_MAX, LISTED_MAX, CommitHeader, Late, Rejection, Seen, What
+from isthmus.rounds.events import (
+    Abandon,
+    Action,
+    Announced,
+    Appended,
+    Arrived,
+    Called,
+    CallRound,
+    CatchUp,
+    CaughtUp,
+    ClosedBy,
+    Event,
+    Fetch,
+    Hold,
+    Invalid,
+    Lost,
+    Merge,
+    Passed,
+    Pointer,
+    Refused,
+    Spoiled,
+    Tick,
+    Unreachable,
+)
+from isthmus.rounds.grace import Terms, adaptive_grace, smooth
+from isthmus.rounds.members import Members
+from isthmus.rules import Pace
+
+POINTERS_MAX = 4096
+"""Updates of one fragment that wait at most; beyond that a newcomer is turned away."""
+
+FINAL_EACH = 16
+"""Final rejections of one learner that wait for a commit to list them."""
+
+AHEAD_MAX = 2
+"""Versions a base may be ahead of what this syncer has read; beyond that it is taken for made up."""
+
+STEP_UNKNOWN_S = 1.0
+"""Taken for a step's duration until a learner has said its own."""
+
+
+class Phase(StrEnum):
+    """Where a round is."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    GRACE = "grace"
+    MERGING = "merging"
+
+
+@dataclass(slots=True)
+class Round:
+    """What is known of the round under way; times are on the syncer's clock, in seconds."""
+
+    opened_at: float
+    boundary_at: float
+    called_at: float
+    called_by: str
+    arrived: dict[tuple[str, int], Pointer] = field(default_factory=dict)
+    """Accumulated, by learner and base, in order."""
+    passed: dict[str, float] = field(default_factory=dict)
+    """Who has nothing to give, and when that was heard."""
+    hold_until: float = 0.0
+    gives_up_at: float = math.inf
+    """When it merges what it has: H steps of the slowest member known at opening. Nobody's later word moves it."""
+    quorum_at: float | None = None
+    quorum_s: float = 0.0
+    grace_s: float = 0.0
+    overlap_steps: float = 0.0
+    terms: Terms = field(default_factory=Terms)
+    closed_by: ClosedBy | None = None
+    closed_at: float = 0.0
+    expected: frozenset[str] = frozenset()
+    quorum: int = 1
+    fresh: set[str] = field(default_factory=set)
+    seen: list[Seen] = field(default_factory=list)
+    """What it was decided by, in order: who was in, passed, came and went (see `records.objects.Seen`)."""
+    cut: bool = False
+    """Whether there was more of that than is kept."""
+
+    def note(self, what: What, learner: str, now: float) -> None:
+        """Add to what the round was decided by. Comings and goings are bounded: one learner could flap for ever."""
+        changes = what in ("here", "gone")
+        if not changes or len(self.seen) < CHANGES_MAX:
+            self.seen.append(Seen(now - self.opened_at, what, learner))
+        else:
+            self.cut = True
+
+    @property
+    def missing(self) -> set[str]:
+        """Expected learners of whom nothing is in and who did not pass."""
+        return set(self.expected) - self.fresh - self.passed.keys()
+
+    @property
+    def quorum_missed(self) -> bool:
+        """Whether fewer fresh updates than the quorum are in."""
+        return len(self.fresh) < self.quorum
+
+
+class Rounds:
+    """The rounds of one fragment at one syncer."""
+
+    def __init__(self, pace: Pace, sync_every: int, members: Members) -> None:
+        self.phase = Phase.CLOSED
+        self.round: Round | None = None
+        self.head = 0
+        self.holding = True
+        """Whether this syncer opens rounds here. One that does not keeps pointers and follows the log."""
+        self.rejected_total: dict[str, int] = {}
+        """By reason, over the fragment's log, what is not yet in a commit included."""
+        self._pace = pace
+        self._sync_every = sync_every
+        self._members = members
+        self._merged: dict[str, int] = {}  # newest base merged, by learner
+        self._refused: dict[bytes, tuple[int, Reason]] = {}  # base and reason of what the log says is rejected for good
+        self._recent: list[set[str]] = []  # learners of the last two commits
+        self._waiting: dict[tuple[str, int], Pointer] = {}
+        self._fetching: dict[tuple[str, int], Pointer] = {}
+        self._rejections: dict[tuple[str, int, str], tuple[int, float, bytes]] = {}
+        # How often, when last, and the digest of that one.
+        self._close_to_commit_s = 0.0
+        self._opened: dict[int, float] = {}  # when, by version: of this round and the one before
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def restored(self, head: int, last: Iterable[CommitHeader]) -> None:
+        """Start from the end of the log: its version and its newest commits, oldest first."""
+        self.head = head
+        for commit in last:
+            self._note_commit(commit)
+
+    def on(self, event: Event, now: float) -> list[Action]:
+        """Take what happened, in order; return what is to be done about it, in order. `now`: the syncer's clock."""
+        match event:
+            case Tick():
+                return self._tick(now)
+            case Announced(pointer):
+                return self._announced(pointer, now)
+            case Arrived(pointer):
+                return self._arrived(pointer, now)
+            case Refused(pointer, reason):
+                return self._turned_away(pointer, reason, now)
+            case Unreachable(pointer):
+                self._fetching.pop((pointer.learner, pointer.base), None)
+            case Passed(learner, version):
+                return self._passed(learner, version, now)
+            case Called(version, by):
+                return self._called(version, by, now)
+            case Hold(holding):
+                return self._hold(holding, now)
+            case Invalid(pointer, reason):
+                self._reject(pointer, reason, now)
+            case Appended(commit):
+                self._appended(commit, now)
+            case CaughtUp():
+                return self._caught_up(now)
+            case Spoiled():
+                self._spoiled(now)
+            case Lost():
+                self._lost()
+        return []
+
+    def _hold(self, holding: bool, now: float) -> list[Action]:
+        """Take the fragment over, or leave it to another syncer once the round under way is through."""
+        taken = holding and not self.holding
+        self.holding = holding
+        return self._caught_up(now) if taken else []
+
+    def _announced(self, pointer: Pointer, now: float) -> list[Action]:
+        """Take an announcement."""
+        if pointer.base > self.head + AHEAD_MAX:
+            self._reject(pointer, Reason.UNKNOWN_BASE, now)
+            return [CatchUp()]
+        place = (pointer.learner, pointer.base)
+        reason = self._judge(pointer)
+        known = self._waiting.get(place)
+        in_round = self.round.arrived.get(place) if self.round else None
+        if reason is None and pointer.digest in {p.digest for p in (known, in_round) if p is not None}:
+            reason = Reason.DUPLICATE
+        elif reason is None and known is not None and known.rank > pointer.rank:
+            reason = Reason.SUPERSEDED
+        elif reason is None and known is None and len(self._waiting) >= POINTERS_MAX:
+            reason = Reason.OVERSIZED
+        if reason is not None:
+            self._reject(pointer, reason, now, count=not pointer.old)
+            # What is repeated, or was replaced, still opens where it is due: that round may have come to nothing.
+            if reason not in (Reason.DUPLICATE, Reason.SUPERSEDED):
+                return []
+        else:
+            if known is not None:
+                self._reject(known, Reason.SUPERSEDED, now)
+            elif pointer.base < self.head:
+                self._note_answer(pointer, now)  # too late for the round it answers
+            self._waiting[place] = pointer
+        # Its base is newer than what we hold: another syncer committed, and the log has more to read.
+        actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
+        # Due once is due: a later life repeats an update without knowing that it was.
+        due = pointer.due or (known is not None and known.due)
+        if self._may_open and due and pointer.base == self.head:
+            self._open(pointer.boundary_at, now, pointer.learner)
+            actions.append(CallRound(self.head + 1))
+        return actions + self.fetches()
+
+    def _called(self, version: int, by: str, now: float) -> list[Action]:
+        """Take another syncer's call: one round, whoever called it."""
+        if version > self.head + 1:
+            return [CatchUp()]
+        if version == self.head + 1 and self._may_open:
+            self._open(now, now, by)
+            return self.fetches()
+        return []
+
+    def _passed(self, learner: str, version: int, now: float) -> list[Action]:
+        """Take a learner's word that it has nothing for this round."""
+        if self.round is not None and version == self.head + 1 and learner not in self.round.passed:
+            self.round.passed[learner] = now
+            self.round.note("pass", learner, now)
+        return self._tick(now)
+
+    def accepts(self, pointer: Pointer) -> bool:
+        """Return whether a fetched update still belongs into the round; if so the caller accumulates it now."""
+        place = (pointer.learner, pointer.base)
+        self._fetching.pop(place, None)
+        if self.round is None or self.phase not in (Phase.OPEN, Phase.GRACE):
+            return False  # too late for this round: it stays a pointer and is fetched again
+        # Another one there: replaced by one with more tokens while it was fetched.
+        return self._waiting.get(place) is pointer
+
+    def _arrived(self, pointer: Pointer, now: float) -> list[Action]:
+        """Note that an accepted update is accumulated."""
+        place = (pointer.learner, pointer.base)
+        assert self.round is not None, "arrived without a round"
+        self._waiting.pop(place, None)
+        self.round.arrived[place] = pointer
+        self.round.note("in", pointer.learner, now)
+        if pointer.base == self.head:
+            self.round.fresh.add(pointer.learner)
+            self._note_answer(pointer, now)
+        return self._tick(now) + self.fetches()
+
+    def fetches(self) -> list[Action]:
+        """Return what to fetch now: the oldest bases first, and what was heard first; of each learner one at a time.
+
+        Without grace a round closes as soon as its quorum is in: who always came last in some order would never be.
+        """
+        if self.phase not in (Phase.OPEN, Phase.GRACE):
+            return []
+        busy = {learner for learner, _ in self._fetching}
+        actions: list[Action] = []
+        for place, pointer in sorted(self._waiting.items(), key=lambda w: (w[1].base, w[1].heard_at, w[0])):
+            if place[0] in busy:
+                continue
+            if pointer.base > self.head or self._judge(pointer) or (self.round and place in self.round.arrived):
+                continue  # not yet ours to judge, or settled by the commit of this round
+            busy.add(place[0])
+            self._fetching[place] = pointer
+            actions.append(Fetch(pointer))
+        return actions
+
+    def _turned_away(self, pointer: Pointer, reason: Reason, now: float) -> list[Action]:
+        """Note that an update's bytes are missing or not acceptable."""
+        place = (pointer.learner, pointer.base)
+        self._fetching.pop(place, None)
+        if self._waiting.get(place) is pointer:
+            del self._waiting[place]
+        self._reject(pointer, reason, now)
+        return self._tick(now) + self.fetches()
+
+    def _tick(self, now: float) -> list[Action]:
+        """Look at the clock: close the round if there is nothing left to wait for. Due after every event, too: where
+        messages never cease, no timer would ever find the queue empty."""
+        r = self.round
+        if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
+            return []
+        expected = self._expected(now)
+        self._note_expected(r, expected, now)
+        r.quorum = min(self._pace.quorum, max(1, len(expected)))
+        if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:
+            self.phase = Phase.GRACE
+            r.quorum_at = now
+            r.quorum_s = max(0.0, now - r.boundary_at)
+            r.terms = self._terms(r, expected)
+            granted = adaptive_grace(self._pace, self._sync_every, r.terms, r.quorum_s)
+            r.grace_s, r.overlap_steps = granted.seconds, granted.overlap_steps
+        answered = r.fresh | r.passed.keys()
+        everyone = bool(r.arrived) and expected <= answered
+        # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
+        settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= answered)
+        if everyone and settled:
+            # Where the last of them came only after grace, grace is what ended the round.
+            last = r.opened_at + (r.seen[-1].at if r.seen else 0.0)
+            over = self.phase is Phase.GRACE and last > self._grace_ends(r)
+            return self._close(ClosedBy.GRACE if over else ClosedBy.EVERYONE, now)
+        if self.phase is Phase.GRACE and now >= self._grace_ends(r):
+            return self._close(ClosedBy.GRACE, now)
+        if now >= self._gives_up(r):
+            if r.arrived:
+                return self._close(ClosedBy.DEADLINE, now)
+            self.phase, self.round = Phase.CLOSED, None
+            return [Abandon()]
+        if now >= r.called_at + self._pace.heartbeat_s:  # as `deadline` adds it up: else a rounding is due for ever
+            # Calls get lost like everything on the bus, and fetches fail: ask again.
+            r.called_at = now
+            return [CallRound(self.head + 1), *self.fetches()]
+        return []
+
+    def deadline(self, now: float) -> float | None:
+        """Return when `tick` has to be called, `now` where that is overdue; None without a round that waits."""
+        r = self.round
+        if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
+            return None
+        # At least every heartbeat: calls are repeated, and members fall silent without an event.
+        times = [self._gives_up(r), r.called_at + self._pace.heartbeat_s]
+        if self._members.hold_until > now:
+            times.append(self._members.hold_until)
+        if self.phase is Phase.GRACE:
+            times.append(self._grace_ends(r))
+        return max(now, min(times))
+
+    def _appended(self, commit: CommitHeader, now: float) -> None:
+        """Note the next commit of the log, ours or another syncer's; what it left over is taken up again.
+
+        After the last of several call `reopen`: a round opened in between would be for a version that exists.
+        """
+        ours = self.round is not None and self.phase is Phase.MERGING
+        if ours and self.round is not None:
+            self._close_to_commit_s = smooth(self._close_to_commit_s, now - self.round.closed_at)
+        leftover = list(self.round.arrived.values()) if self.round else []
+        self.phase, self.round = Phase.CLOSED, None
+        self.head = commit.version
+        self._note_commit(commit)
+        merged = {given.digest for given in commit.inputs}
+        for pointer in leftover:
+            self._waiting.setdefault((pointer.learner, pointer.base), pointer)
+        for place, pointer in list(self._waiting.items()):
+            reason = self._judge(pointer)
+            if reason is not None:
+                del self._waiting[place]
+                if pointer.digest not in merged:
+                    self._reject(pointer, reason, now)
+
+    def _caught_up(self, now: float) -> list[Action]:
+        """Open the next round where a due update on the newest version waits for it."""
+        for pointer in self._waiting.values():
+            if self._may_open and pointer.due and pointer.base == self.head:
+                self._open(pointer.boundary_at, now, pointer.learner)
+                return [CallRound(self.head + 1), *self.fetches()]
+        return []
+
+    def _spoiled(self, now: float) -> None:
+        """Note that merging the round would give no finite state: its updates are turned away, all of them."""
+        if self.round is not None:
+            for pointer in self.round.arrived.values():
+                self._reject(pointer, Reason.OVERFLOW, now)
+        self.phase, self.round = Phase.CLOSED, None
+
+    def _lost(self) -> None:
+        """Note that our merge did not become the log: the round is forgotten until the winner's commit is folded."""
+        if self.round is not None:
+            for pointer in self.round.arrived.values():
+                self._waiting.setdefault((pointer.learner, pointer.base), pointer)
+        self.phase, self.round = Phase.CLOSED, None
+
+    # --- what a commit records ----------------------------------------------------------------------------------------
+
+    def late(self, wall: Callable[[float], float]) -> tuple[Late, ...]:
+        """Return the updates that wait but are not in this round (bounded). `wall` turns our times into dates."""
+        waiting = list(self._waiting.values())[:LISTED_MAX]
+        return tuple(Late(learner=p.learner, base=p.base, digest=p.digest, heard_at=wall(p.heard_at)) for p in waiting)
+
+    def rejections(self, wall: Callable[[float], float]) -> tuple[Rejection, ...]:
+        """Return what was turned away and is in no commit yet: final rejections first, what does not fit next time."""
+        turns: dict[str, int] = {}
+        order: list[tuple[bool, int, tuple[str, int, str]]] = []
+        for place in self._rejections:
+            turns[place[0]] = turns.get(place[0], 0) + 1
+            order.append((place[2] not in FINAL, turns[place[0]], place))
+        # Final ones first, each learner in its turn: it goes on repeating what it was not told of.
+        listed = [(place, self._rejections[place]) for _, _, place in sorted(order)[:LISTED_MAX]]
+        return tuple(
+            Rejection(learner=who, base=base, reason=reason, digest=digest, count=count, at=wall(at))
+            for (who, base, reason), (count, at, digest) in listed
+        )
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _judge(self, pointer: Pointer) -> Reason | None:
+        if pointer.base < self.head - self._pace.staleness:
+            return Reason.STALE
+        if pointer.base <= self._merged.get(pointer.learner, -1):
+            return Reason.BASE_MERGED
+        if pointer.digest in self._refused:
+            return self._refused[pointer.digest][1]
+        if self.round is not None:
+            newest = max((b for who, b in self.round.arrived if who == pointer.learner), default=-1)
+            if pointer.base < newest:
+                return Reason.OVERTAKEN
+        return None
+
+    def _reject(self, pointer: Pointer, reason: Reason, now: float, *, count: bool = True) -> None:
+        if not count:
+            return
+        self.rejected_total[reason.value] = self.rejected_total.get(reason.value, 0) + 1
+        place = (pointer.learner, pointer.base, reason.value)
+        if place not in self._rejections:
+            # One learner's never take the place of another's; what is beyond that is counted only.
+            final = reason.value in FINAL
+            same = [p for p in self._rejections if (p[2] in FINAL) == final and (not final or p[0] == pointer.learner)]
+            if len(same) >= (FINAL_EACH if final else LISTED_MAX):
+                return
+        before = self._rejections[place][0] if place in self._rejections else 0
+        self._rejections[place] = before + 1, now, pointer.digest
+
+    def _note_commit(self, commit: CommitHeader) -> None:
+        for given in commit.inputs:
+            self._merged[given.learner] = max(given.base, self._merged.get(given.learner, -1))
+        # Older bases are stale anyway; forgetting them keeps memory bounded by who is here.
+        oldest = commit.version - self._pace.staleness - 1
+        self._merged = {who: base for who, base in self._merged.items() if base >= oldest}
+        self._recent = [*self._recent, {given.learner for given in commit.inputs}][-2:]
+        for reason, total in commit.rejected_total.items():
+            self.rejected_total[reason] = max(total, self.rejected_total.get(reason, 0))
+        self._refused = {digest: of for digest, of in self._refused.items() if of[0] >= oldest}
+        for turned in commit.rejected:
+            if turned.reason in FINAL:
+                self._refused[turned.digest] = turned.base, Reason(turned.reason)
+            self._rejections.pop((turned.learner, turned.base, turned.reason), None)
+
+    def _known(self) -> set[str]:
+        return set().union(*self._recent)
+
+    def _expected(self, now: float) -> set[str]:
+        # Beside who is here: whose update is on its way to us. Who has left can be waited for no longer than that, and
+        # no later round would take what it left behind.
+        return self._members.expected(self._known(), now) | {learner for learner, _ in self._fetching}
+
+    @property
+    def _may_open(self) -> bool:
+        return self.holding and self.phase is Phase.CLOSED
+
+    def _note_answer(self, pointer: Pointer, now: float) -> None:
+        opened_at = self._opened.get(pointer.base + 1, math.inf)
+        if not pointer.old and pointer.boundary_at > opened_at:
+            self._members.answered(pointer.learner, now - opened_at)
+
+    def _open(self, boundary_at: float, now: float, by: str) -> None:
+        self.phase = Phase.OPEN
+        self._opened = {v: at for v, at in self._opened.items() if v >= self.head} | {self.head + 1: now}
+        expected = self._expected(now)
+        slowest = self._members.terms(expected, ()).slowest_step_s or STEP_UNKNOWN_S
+        self.round = Round(
+            opened_at=now,
+            boundary_at=min(boundary_at, now),
+            called_at=now,
+            called_by=by,
+            gives_up_at=now + self._sync_every * slowest,
+            expected=frozenset(expected),
+        )
+
+    def _note_expected(self, r: Round, expected: set[str], now: float) -> None:
+        for learner in sorted(expected - r.expected):
+            r.note("here", learner, now)
+        for learner in sorted(r.expected - expected):
+            r.note("gone", learner, now)
+        r.expected = frozenset(expected)
+
+    def _terms(self, r: Round, expected: set[str]) -> Terms:
+        terms = self._members.terms(expected, expected - r.fresh - r.passed.keys())
+        return replace(terms, sync_s=terms.sync_s + self._close_to_commit_s)
+
+    def _grace_ends(self, r: Round) -> float:
+        assert r.quorum_at is not None, "grace without quorum"
+        ends = r.quorum_at + r.grace_s
+        # One learner heard so far does not mean there is only one.
+        return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
+
+    def _gives_up(self, r: Round) -> float:
+        # Where steps are quicker than the store, H of them pass before the first update is here.
+        first_by = 0.0 if r.arrived else r.opened_at + self._pace.silence_s
+        return max(r.gives_up_at, self._members.hold_until, first_by)
+
+    def _close(self, by: ClosedBy, now: float) -> list[Action]:
+        assert self.round is not None, "closing without a round"
+        self.phase = Phase.MERGING
+        self.round.closed_by, self.round.closed_at = by, now
+        self.round.hold_until = self._members.hold_until
+        return [Merge(self.head + 1, by)]

@@ -1,0 +1,88 @@
+"""`isthmus doctor`: every check in turn, a line each, and what to do; exit code 1 if anything fails."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+from rich.console import Console
+from rich.text import Text
+
+from isthmus.doctor import (
+    FAILURE,
+    NOTE,
+    OK,
+    WARNING,
+    Finding,
+    Role,
+    counted,
+    examine_bus,
+    examine_machine,
+    examine_store,
+)
+from isthmus.log.run import Run
+from isthmus.records.fields import require_name
+from isthmus.runtime import Runtime, threaded
+from isthmus.urls import split
+from isthmus_services.output.report import stdout, write_json
+from isthmus_services.process import logs
+from isthmus_services.settings import declared, shared
+
+_STYLE = {OK: "green", NOTE: "cyan", WARNING: "yellow", FAILURE: "bold red"}
+NO_RUN = bytes(32)
+"""Stands for the run on the bus where there is none yet."""
+
+
+def run(settings: declared.Doctor) -> int:
+    """Check, print, and say whether anything failed."""
+    logs.quiet()
+    require_name("--learner", settings.learner)
+    role = Role(settings.role, settings.learner)
+    bus = shared.bus_of(settings, settings.run)
+    console = stdout()
+    found: list[Finding] = []
+
+    async def go() -> None:
+        runtime, pool = threaded(4)
+        try:
+            async for finding in examine(settings.run, bus, role, runtime, int(settings.size * (1 << 20))):
+                found.append(finding)
+                show(finding, console)
+        finally:
+            pool.shutdown(wait=False)
+
+    asyncio.run(go())
+    counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in (OK, NOTE, WARNING, FAILURE)}
+    console.print(summary(counts), highlight=False)
+    write_json({"role": role.kind, "counts": counts, "findings": [f.as_json() for f in found]}, settings.json)
+    return 1 if counts[FAILURE] else 0
+
+
+async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
+    """Yield the findings about machine, store and bus, in this order."""
+    parts = split(url)
+    folder = (parts.path if parts.scheme else url) if parts.scheme in ("", "file") else None
+    for finding in examine_machine(folder, role, runtime):
+        yield finding
+    digest = NO_RUN
+    async for said in examine_store(url, role, runtime, size):
+        if isinstance(said, Run):
+            digest = said.digest
+        else:
+            yield said
+    async for finding in examine_bus(bus, digest, role, runtime):
+        yield finding
+
+
+def summary(counts: Mapping[str, int]) -> str:
+    """Return the last line: how many findings of each outcome there are."""
+    notes = f", {counted(counts[NOTE], 'note')}" if counts.get(NOTE) else ""
+    return f"{counts[OK]} ok{notes}, {counted(counts[WARNING], 'warning')}, {counted(counts[FAILURE], 'failure')}"
+
+
+def show(finding: Finding, console: Console) -> None:
+    """Print one line, and a second where something is to be done."""
+    line = Text(f"{finding.outcome:<8}", style=_STYLE[finding.outcome])
+    line.append(f"{finding.check}: ", style="bold")
+    line.append(finding.said, style="default")
+    console.print(line, soft_wrap=True)
+    if finding.advice:
+        console.print(Text(f"{'':8}→ {finding.advice}"), soft_wrap=True)

@@ -1,0 +1,21 @@
+"""`isthmus explain`: the story of one update or one commit."""
+
+import asyncio
+
+from isthmus.readers.explain import Told, explain
+from isthmus_services.output.report import write_json
+from isthmus_services.ports import open_log
+from isthmus_services.settings import declared
+
+
+def run(settings: declared.Explain) -> int:
+    """Tell it."""
+
+    async def go() -> Told:
+        async with open_log(settings.run) as log:
+            return await explain(log, settings.what)
+
+    told = asyncio.run(go())
+    print("\n".join(told.lines))
+    write_json(told.facts | {"lines": told.lines}, settings.json)
+    return 0

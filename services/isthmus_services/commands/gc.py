@@ -1,0 +1,61 @@
+"""`isthmus gc`: say what the log has passed by, and with --apply delete it."""
+
+import asyncio
+
+from rich.text import Text
+
+from isthmus.log import gc
+from isthmus_services.output import report
+from isthmus_services.output.progress import progress
+from isthmus_services.output.tables import Column, fitted
+from isthmus_services.ports import open_log
+from isthmus_services.settings import declared
+
+
+def run(settings: declared.Gc) -> int:
+    """Plan, show, and apply where it was asked for."""
+    plan = asyncio.run(_collect(settings))
+    rows = [
+        (kind, f"{len(entries):,}", f"{sum(e.size for e in entries):,}")
+        for kind, entries in sorted(plan.doomed.items())
+    ]
+    rows.append(("all", f"{plan.objects:,}", f"{plan.bytes:,}"))
+    console = report.stdout()
+    columns = (Column("kind", justify="left"), Column("objects"), Column("bytes"))
+    # The terminal wraps it, if at all: there is no better place to break a URL than where it ends.
+    console.print(Text(f"garbage of {settings.run}", style="italic"), soft_wrap=True)
+    console.print(fitted("", columns, rows, console.width))
+    packed = sum(map(len, plan.pack))
+    first, last = min(plan.starts), max(plan.starts)
+    print(f"commits to pack: {packed} into {len(plan.pack)} segments; too young for now: {plan.young} objects")
+    if plan.young:
+        print(
+            f"too young is what was written less than {settings.min_age:g} s ago: later it goes; --min-age 0 takes it "
+            "too, once no learner and no syncer of the run is left"
+        )
+    print(f"foldable afterwards: from version {first if first == last else f'{first} to {last} (by fragment)'}")
+    print("done" if settings.apply else "dry run: nothing was deleted; --apply does it")
+    report.write_json(
+        {
+            "applied": settings.apply,
+            "objects": {kind: len(entries) for kind, entries in plan.doomed.items()},
+            "bytes": plan.bytes,
+            "packed": packed,
+            "segments": len(plan.pack),
+            "young": plan.young,
+            "starts": plan.starts,
+            "heads": plan.heads,
+        },
+        settings.json,
+    )
+    return 0
+
+
+async def _collect(settings: declared.Gc) -> gc.Garbage:
+    async with open_log(settings.run) as log:
+        with progress("reading the log") as say:
+            plan = await gc.plan(log, keep=settings.keep, min_age_s=settings.min_age, progress=say)
+        if settings.apply:
+            with progress("collecting") as say:
+                await gc.apply(log, plan, say)
+        return plan

@@ -1,0 +1,84 @@
+"""`isthmus heal`: find fragments that cannot be folded to their end, and with --apply start them again from what was
+published. Without it nothing is written."""
+
+import asyncio
+
+from isthmus.log import Commit, heal
+from isthmus.log.heal import Diagnosis
+from isthmus_services.output import report
+from isthmus_services.output.progress import progress
+from isthmus_services.ports import open_log
+from isthmus_services.settings import declared
+
+FRESH_S = 120.0
+"""A log written to more lately than this may still have a syncer that holds what is missing in it."""
+
+
+def run(settings: declared.Heal) -> int:
+    """Diagnose, say, and heal where it was asked for; 1 where a fragment is left that cannot be folded."""
+    found, healed, now = asyncio.run(_heal(settings))
+    left = 0
+    for diagnosis in found:
+        commit = healed.get(diagnosis.fragment)
+        for line in _lines(diagnosis, commit, settings.apply, now):
+            print(line)
+        left += not diagnosis.sound and commit is None
+    sound = sum(diagnosis.sound for diagnosis in found)
+    print(f"{len(found)} fragments: {sound} sound, {len(healed)} healed, {left} that cannot be folded")
+    if left and not settings.apply and any(d.wound for d in found):
+        print("dry run: nothing was written; --apply starts them again as said above")
+    report.write_json(
+        {
+            "applied": settings.apply,
+            "fragments": [
+                {
+                    "fragment": d.fragment,
+                    "head": d.head,
+                    "sound": d.sound,
+                    "healed": healed[d.fragment].version if d.fragment in healed else None,
+                    "source": d.wound.source if d.wound else None,
+                    "broken_at": d.wound.broken_at if d.wound else None,
+                    "key": d.wound.key if d.wound else "",
+                    "why": d.wound.why if d.wound else d.hopeless,
+                }
+                for d in found
+            ],
+        },
+        settings.json,
+    )
+    return 1 if left else 0
+
+
+async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Commit], float]:
+    healed = {}
+    async with open_log(settings.run) as log:
+        with progress("folding") as say:
+            found = await heal.diagnose(log, settings.fragment, say)
+        for diagnosis in found if settings.apply else ():
+            if diagnosis.wound is not None and (commit := await heal.heal(log, diagnosis)) is not None:
+                healed[diagnosis.fragment] = commit
+        return found, healed, log.runtime.wall()
+
+
+def _lines(found: Diagnosis, commit: Commit | None, applied: bool, now: float) -> list[str]:
+    """Return what is said of one fragment."""
+    name = f"fragment {found.fragment}"
+    if found.hopeless:
+        return [f"{name} cannot be healed: {found.hopeless}"]
+    if found.wound is None:
+        return []
+    w = found.wound
+    lines = [f"{name}, at version {found.head}, cannot be folded beyond version {w.broken_at - 1}: {w.key}: {w.why}"]
+    if commit is not None:
+        lines.append(f"  healed: version {commit.version} starts again from version {w.source} as published")
+        return lines
+    if applied:
+        return [*lines, "  not healed: somebody else has committed meanwhile; look again"]
+    lost = "" if w.source == found.head else f"; what came after version {w.source} is lost"
+    lines.append(f"  --apply starts it again from version {w.source} as published, without its momentum{lost}")
+    if now - found.head_at < FRESH_S:
+        lines.append(
+            f"  its newest commit is {max(0.0, now - found.head_at):.0f} s old: a syncer that still serves it knows "
+            "its state; stop that one in order (SIGTERM) and it leaves a snapshot: then nothing is lost at all"
+        )
+    return lines

@@ -1,0 +1,96 @@
+"""`isthmus init`: make the model from its seed, write version 0, then the run object. Doing it twice is harmless."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from isthmus.errors import InputError
+from isthmus.log.run import Run, Seed, create_run, run_below
+from isthmus.readers import export as exports
+from isthmus.rules import Pace, overdrive
+from isthmus.runtime import threaded
+from isthmus.store import AT_START, RUNNING, open_store, require_create_only
+from isthmus_services.settings import declared, shared
+
+
+def run(settings: declared.Init) -> int:
+    """Create the run the settings describe."""
+    made = create(
+        settings, settings.run, model=settings.model, source=settings.source, create_bucket=settings.create_bucket
+    )
+    layout = made.layout
+    print(
+        f"{made.url}: run {made.digest[:8].hex()}, {layout.size:,} parameters in {len(layout.fragments)} fragments, "
+        f"H {made.rules.sync_every}, {made.rules.merge}, {made.rules.codec_up} up, {made.rules.codec_down} down"
+    )
+    if warning := overdrive(made.rules):
+        print(f"warning: {warning}")
+    return 0
+
+
+def create(
+    settings: declared.Init | declared.Demo,
+    url: str,
+    *,
+    model: str | None = None,
+    source: str | None = None,
+    create_bucket: bool = False,
+) -> Run:
+    """Create the run at this URL. Raises `InputError` and what the store raises."""
+    shared.need("torch", "torch")
+    import torch
+
+    from isthmus.pytorch import model as torch_model
+
+    rules, pace = shared.rules_of(settings), shared.pace_of(settings, Pace())
+    file = exports.read(Path(source)) if source else None
+    model_path = model or (file.model if file else shared.BUILT_IN_MODEL)
+    factory = shared.callable_of(model_path, "--model") if model or not file else _made_by(str(source), file.model)
+    torch.manual_seed(settings.seed)
+    made = factory()
+    if not isinstance(made, torch.nn.Module):
+        raise InputError(f"--model {model_path} returned a {type(made).__name__}, not a torch.nn.Module")
+    if file is not None:
+        torch_model.load_named(made, file.specs, file.values)
+    seed = Seed(
+        torch_model.specs_of(made),
+        torch_model.values_of(made),
+        torch_model.frozen_of(made),
+        rules,
+        pace,
+        model_path,
+        settings.seed,
+    )
+
+    async def go() -> Run:
+        runtime, pool = threaded(2)
+        try:
+            async with open_store(url, runtime, make=create_bucket) as store:
+                store.patience = AT_START
+                if below := await run_below(store):
+                    raise InputError(f"{url}: there is a run in it already, {below}: choose another place")
+                await require_create_only(store, runtime)
+                store.patience = RUNNING
+                return await create_run(store, runtime, seed)
+        finally:
+            pool.shutdown(wait=False)
+
+    return asyncio.run(go())
+
+
+def _made_by(source: str, named: str) -> Callable[[], Any]:
+    """Return what makes the model that a file names, if that is ours. Raises `InputError` that says what to add.
+
+    Whoever wrote the file chose the name, and a model file is not expected to run code: only the operator may ask.
+    """
+    if (ours := shared.built_in(named)) is not None:
+        return ours
+    if not named:
+        raise InputError(f"{source} does not say how its model is made: give --model PACKAGE.MODULE:FUNCTION")
+    if not shared.CALLABLE.fullmatch(named):
+        raise InputError(f"{source} says {named[:80]!a} made its model, which names no function: give --model")
+    raise InputError(
+        f"{source} says its model was made by {named}, and code that a file names is not run unasked: "
+        f"add --model {named} to run it"
+    )

@@ -1,0 +1,134 @@
+"""`isthmus learner`: hand a trainer its task. SIGTERM finishes the step, announces what is under way and leaves."""
+
+import asyncio
+import functools
+import hashlib
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isthmus import kernels
+from isthmus.errors import InputError
+from isthmus.link import Link
+from isthmus.log.run import Run
+from isthmus.records.fields import require_name
+from isthmus.runtime import threaded
+from isthmus.sinks import TensorBoard
+from isthmus.store import AT_START, open_store
+from isthmus_services.ports import known_run
+from isthmus_services.process import logs
+from isthmus_services.process.health_server import Board, shown
+from isthmus_services.process.minutes import Diary
+from isthmus_services.settings import declared, shared
+from isthmus_services.settings.resolve import host_name
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("isthmus.services.learner")
+
+NEVER_MERGED = 3
+"""Exit code of a learner that has done its steps, and of whose work no commit holds anything."""
+
+
+def run(settings: declared.Learner) -> int:
+    """Train."""
+    name = host_name(settings.learner)
+    require_name("--learner", name)
+    shared.need("torch", "torch")
+    logs.configure(settings.log_format, settings.log_level, service="learner", run=settings.run, learner=name)
+    board = Board("learner")
+    with shown(board, settings.http):
+        return _train(settings, name, board)
+
+
+def _train(settings: declared.Learner, name: str, board: Board) -> int:
+    from isthmus.demo.trainer import Task
+
+    train = shared.callable_of(settings.train, "--train")
+    shard, order = _shard(settings.shard, name)
+    bus = shared.bus_of(settings, settings.run)
+    sink = TensorBoard(str(Path(settings.tensorboard) / name)) if settings.tensorboard else None
+    made = asyncio.run(_read(settings.run))
+    logger.info("%s starts: %s, %d steps in all, part %d of %d of the data", name, made.url, settings.steps, *shard)
+    stop: list[int] = []
+    links: list[Link] = []
+    diary = Diary(logger, name)
+
+    def ask(number: int, _: object) -> None:
+        if number == signal.SIGINT and stop:
+            raise KeyboardInterrupt  # asked twice: now
+        stop.append(number)
+        diary.asked(number)
+        board.stops()
+        for link in links:
+            link.let_go()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)
+
+    def joined(link: Link) -> None:
+        links.append(link)
+        board.serves(link.vitals, link.metrics)
+        logs.serving()
+        diary.joined(settings.steps, link)
+
+    kernels.warm()
+    try:
+        train(
+            Task(
+                run=settings.run,
+                bus=bus,
+                learner=name,
+                model=functools.partial(_model, made),
+                steps=settings.steps,
+                seed=made.header.seed if settings.seed is None else settings.seed,
+                data=settings.data,
+                shard=shard,
+                adopt=settings.adopt,
+                should_stop=lambda: bool(stop),
+                checkpoint_s=settings.checkpoint,
+                order=order,
+                sink=sink,
+                joined=joined,
+            )
+        )
+    finally:
+        diary.close()  # the end is the link's to sum up
+    if stop and not (links and links[-1].steps_done >= settings.steps):
+        # Not 0: for whoever keeps it running, 0 means that there is nothing left to do.
+        return 128 + stop[-1]
+    return NEVER_MERGED if links and links[-1].summary.never_merged else 0
+
+
+def _model(made: Run) -> "torch.nn.Module":
+    """Return the run's model with its initial values; joining brings it to the newest ones."""
+    import torch
+
+    if not made.header.model:
+        raise InputError(f"{made.url} was created from a module in a script: train it from there with isthmus.join")
+    torch.manual_seed(made.header.seed)
+    model = shared.callable_of(made.header.model, "model of the run")()
+    assert isinstance(model, torch.nn.Module), "init checked this"
+    return model
+
+
+async def _read(url: str) -> Run:
+    runtime, pool = threaded(2)
+    try:
+        async with open_store(url, runtime) as store:
+            store.patience = AT_START
+            return await known_run(store)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _shard(text: str | None, name: str) -> tuple[tuple[int, int], int]:
+    """Return the part of the data and the order in it: without a part, all of it in an order drawn from the name."""
+    if text is None:
+        return (0, 1), int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise InputError(f"--shard {text}: write it as I/M with I from 0 to M − 1")
+    return (int(index), int(count)), int(index)

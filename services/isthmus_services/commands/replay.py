@@ -1,0 +1,210 @@
+"""`isthmus replay`: fold the log again and compare; under other rules with --set; as a timeline with --trace."""
+
+import asyncio
+import math
+from pathlib import Path
+
+from isthmus import kernels
+from isthmus.errors import InputError
+from isthmus.log import Log
+from isthmus.log.select import all_or
+from isthmus.readers import export as exports
+from isthmus.readers import replay as replays
+from isthmus.readers import whatif
+from isthmus.readers.trace import trace
+from isthmus_services.output.progress import progress
+from isthmus_services.output.report import require_free, stdout, write_json
+from isthmus_services.output.tables import Column, fitted
+from isthmus_services.ports import open_log
+from isthmus_services.settings import declared, shared
+
+ROWS_MAX = 20
+"""Lines of a table of departures; the JSON report has all of them."""
+
+
+def run(arguments: declared.Replay) -> int:
+    """Replay, in the way the flags say."""
+    settings = whatif.parse(arguments.set) if arguments.set else None
+    if settings is None and (arguments.export or arguments.plot):
+        raise InputError("--export and --plot belong to --set; the log as it is: isthmus export")
+    if settings is not None and (arguments.first != 1 or arguments.trace):
+        raise InputError("--set folds from the beginning: leave --from and --trace out")
+    if settings is not None and arguments.export and (arguments.fragment is not None or arguments.last is not None):
+        raise InputError("--export writes the whole model at its newest versions: leave --fragment and --to out")
+    if arguments.export:
+        require_free(arguments.export, "--export", force=arguments.force)
+    if arguments.plot:
+        shared.need("matplotlib", "demo")
+    kernels.warm()
+    return asyncio.run(_replay(arguments, settings))
+
+
+async def _replay(arguments: declared.Replay, settings: whatif.Settings | None) -> int:
+    async with open_log(arguments.run, arguments.threads) as log:
+        if arguments.trace:
+            await _trace(log, arguments)
+        if settings is not None:
+            return await _what_if(log, arguments, settings)
+        return await _compare(log, arguments)
+
+
+# --- as it was --------------------------------------------------------------------------------------------------------
+
+
+async def _compare(log: Log, a: declared.Replay) -> int:
+    with progress("replaying") as say:
+        found = await replays.replay(
+            log, fragments=a.fragment, first=a.first, last=a.last, at_once=a.threads, progress=say
+        )
+    compared, different = sum(r.compared for r in found), [r.difference for r in found if r.difference is not None]
+    for r in found:
+        if r.earliest > 0 and a.first <= r.earliest:
+            print(f"fragment {r.fragment}: from version {r.earliest} on; what came before was collected")
+    for difference in different:
+        print("\n".join(difference.lines()))
+    for replayed in found:
+        for gap in replayed.gaps:
+            print(gap.line(replayed.fragment))
+    unverifiable = sum(gap.last - gap.first + 1 for replayed in found for gap in replayed.gaps)
+    healed = f", {unverifiable} cannot be verified (healed)" if unverifiable else ""
+    print(f"{compared + len(different)} commits, {len(different)} differ{healed}")
+    write_json(
+        {
+            "commits": compared + len(different),
+            "differ": len(different),
+            "unverifiable": unverifiable,
+            "fragments": [
+                {
+                    "fragment": r.fragment,
+                    "start": r.start,
+                    "earliest": r.earliest,
+                    "compared": r.compared,
+                    "gaps": [{"first": g.first, "last": g.last, "key": g.key, "detail": g.detail} for g in r.gaps],
+                }
+                for r in found
+            ],
+            "differences": [
+                {
+                    "fragment": d.fragment,
+                    "version": d.version,
+                    "key": d.key,
+                    "detail": d.detail,
+                    "inputs": list(d.inputs),
+                    "tensors": [
+                        {"name": t.name, "different": t.different, "elements": t.elements, "largest": t.largest}
+                        for t in d.tensors
+                    ],
+                }
+                for d in different
+            ],
+        },
+        a.json,
+    )
+    return 1 if different else 0
+
+
+async def _trace(log: Log, a: declared.Replay) -> None:
+    headers = []
+    for p in all_or(log, a.fragment):
+        async for commit in log.commits(p, a.first - 1):
+            if a.last is not None and commit.version > a.last:
+                break
+            headers.append(commit.header)
+    write_json(trace(headers), a.trace)
+    print(f"timeline of {len(headers)} commits in {a.trace}: open it in https://ui.perfetto.dev")
+
+
+# --- as it might have been --------------------------------------------------------------------------------------------
+
+
+async def _what_if(log: Log, a: declared.Replay, settings: whatif.Settings) -> int:
+    with progress("folding") as say:
+        outcome = await whatif.what_if(
+            log, settings, fragments=a.fragment, last=a.last, at_once=a.threads, progress=say
+        )
+    said = ", ".join(a.set or [])
+    rows = [
+        (
+            str(row.version),
+            str(row.inputs_other),
+            str(row.inputs_recorded),
+            f"{row.difference:.4g}",
+            f"{row.relative:.2%}",
+            f"{row.cosine:.5f}",
+        )
+        for row in _some(outcome.rows)
+    ]
+    names = ("version", "updates in", "as recorded", "difference", "of the way", "cosine")
+    console = stdout()
+    console.print(fitted(f"{a.run} with {said}", [Column(n, i) for i, n in enumerate(names)], rows, console.width))
+    if any(outcome.starts):
+        print(f"from versions {outcome.starts} on; what came before was collected")
+    print(
+        "updates are taken as recorded, from their original bases: under these rules learners would have trained "
+        "otherwise"
+    )
+    if a.plot:
+        _plot(Path(a.plot), outcome.rows, said)
+        print(f"picture {a.plot}")
+    if a.export:
+        values = [outcome.states[p].published for p in sorted(outcome.states)]
+        exports.write(Path(a.export), log.run, values, outcome.heads)
+        print(f"weights {a.export}")
+    write_json(
+        {
+            "set": list(a.set or []),
+            "starts": outcome.starts,
+            "heads": outcome.heads,
+            "rows": [
+                {
+                    "version": r.version,
+                    "inputs_recorded": r.inputs_recorded,
+                    "inputs_other": r.inputs_other,
+                    "difference": r.difference,
+                    "way": r.way,
+                    "relative": r.relative,
+                    "cosine": None if math.isnan(r.cosine) else r.cosine,
+                }
+                for r in outcome.rows
+            ],
+        },
+        a.json,
+    )
+    return 0
+
+
+def _some(rows: list[whatif.Departure]) -> list[whatif.Departure]:
+    """Return at most `ROWS_MAX` rows, spread evenly, the last one among them."""
+    if len(rows) <= ROWS_MAX:
+        return rows
+    chosen = sorted({round(i * (len(rows) - 1) / (ROWS_MAX - 1)) for i in range(ROWS_MAX)})
+    return [rows[i] for i in chosen]
+
+
+def _plot(path: Path, rows: list[whatif.Departure], said: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (upper, lower) = pyplot.subplots(2, sharex=True, figsize=(8, 6), layout="constrained")
+    versions = [row.version for row in rows]
+    upper.plot(versions, [row.difference for row in rows], color="tab:orange", label="difference between the two")
+    upper.plot(
+        versions,
+        [row.way for row in rows],
+        color="tab:gray",
+        linestyle="--",
+        label="way of the recorded run from its start",
+    )
+    upper.set_ylabel("norm of the published values")
+    upper.legend()
+    upper.set_title(f"what if {said}")
+    lower.plot(versions, [row.cosine for row in rows], color="tab:blue")
+    lower.set_ylabel("cosine of the two ways")
+    lower.set_xlabel("version")
+    for axes in (upper, lower):
+        axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

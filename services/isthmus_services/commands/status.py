@@ -1,0 +1,108 @@
+"""`isthmus status`: one look at a run, or with --watch a live one, from store and bus alone."""
+
+import asyncio
+import time
+
+from rich.console import Console, Group
+from rich.live import Live as Display
+from rich.text import Text
+
+from isthmus.log.run import Run
+from isthmus.log.select import checkpoints_in
+from isthmus.readers.status import Ledger, Live, Status, read_ledgers, read_status
+from isthmus.readers.verdict import health
+from isthmus.records.keys import LEARNERS
+from isthmus_services.output import view
+from isthmus_services.output.report import stdout, write_json
+from isthmus_services.output.tables import WIDEN, in_view
+from isthmus_services.ports import open_ports
+from isthmus_services.process import logs
+from isthmus_services.settings import declared, shared
+
+LISTEN_BEATS = 1.5
+"""Heartbeats to listen for before a learner counts as silent."""
+
+REFRESH_S = 0.5
+LINES_EVERY_S = 5.0
+
+
+def run(settings: declared.Status) -> int:
+    """Print the state of a run."""
+    console = stdout()
+    if settings.watch:
+        asyncio.run(_watch(settings, console))
+        return 0
+
+    async def go() -> tuple[Status, Run, str, dict[str, Ledger]]:
+        bus = shared.bus_of(settings, settings.run)
+        async with open_ports(settings.run, bus, bus_must_answer=False) as ports:
+            made = ports.log.run
+            listen_s = LISTEN_BEATS * made.pace.heartbeat_s
+            status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
+            listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
+            return status, made, ports.bus.url, await read_ledgers(ports.log, listed)
+
+    status, made, bus, ledgers = asyncio.run(go())
+    found = health(status, made.url, bus)
+    console.print(Text(found.said, style="" if found.ok else "yellow"))
+    console.print(title(made), highlight=False)
+    console.print(view.tables(status, console.width))
+    for learner, ledger in sorted(ledgers.items()):
+        console.print(view.ledger(learner, ledger, console.width))
+    report = status.as_json() | {"health": {"ok": found.ok, "said": found.said}}
+    write_json(report | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)
+    return 1 if settings.check and not found.ok else 0
+
+
+def title(made: Run) -> str:
+    """Return what a run is, in one line."""
+    return (
+        f"{made.url}: run {made.digest[:8].hex()}, {made.layout.size:,} parameters, "
+        f"{len(made.layout.fragments)} fragments, H {made.rules.sync_every}, {made.rules.merge}, "
+        f"{made.rules.codec_up} up, {made.rules.codec_down} down"
+    )
+
+
+async def _watch(settings: declared.Status, console: Console) -> None:
+    """Show the run until interrupted: a display on a terminal, a line now and then into a pipe."""
+    logs.quiet()
+    bus = shared.bus_of(settings, settings.run)
+    async with open_ports(settings.run, bus, bus_must_answer=False) as ports:
+        live = Live(ports.log, ports.store, ports.bus, ports.runtime)
+        await live.begin()
+        following = asyncio.ensure_future(live.run())
+        try:
+            # Before there was time to hear anybody, everybody would look silent.
+            await asyncio.wait([following], timeout=LISTEN_BEATS * ports.log.run.pace.heartbeat_s)
+            if console.is_terminal:
+                await _display(live, ports.log.run, ports.bus.url, console, following)
+            else:
+                await _lines(live, following)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def _display(live: Live, made: Run, bus: str, console: Console, following: "asyncio.Future[None]") -> None:
+    with Display(console=console, screen=True, auto_refresh=False) as display:
+        while not following.done():
+            status = live.status()
+            lines = [
+                Text(health(status, made.url, bus).said),
+                Text(title(made)),
+                Text(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}"),
+            ]
+            display.update(in_view(Group(*lines, view.tables(status, console.width, WIDEN)), console), refresh=True)
+            await asyncio.wait([following], timeout=REFRESH_S)
+    following.result()
+
+
+async def _lines(live: Live, following: "asyncio.Future[None]") -> None:
+    while not following.done():
+        status = live.status()
+        waits = {p: names for p in status.hearing.rounds if (names := status.waited_for(p))}
+        said = f", rounds wait for {', '.join(sorted(set.union(*waits.values())))}" if waits else ""
+        trouble = f", {status.bus_error}" if status.bus_error else ""
+        print(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}{said}{trouble}", flush=True)
+        await asyncio.wait([following], timeout=LINES_EVERY_S)
+    following.result()

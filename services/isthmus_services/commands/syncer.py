@@ -1,0 +1,119 @@
+"""`isthmus syncer`: check the store, fold the log, serve until told to stop. SIGTERM finishes the merges under way."""
+
+import asyncio
+import logging
+import signal
+
+from isthmus import kernels
+from isthmus.errors import IsthmusError
+from isthmus.records.fields import require_name
+from isthmus.runtime import random_id, threaded
+from isthmus.store import AT_START, open_store, require_create_only
+from isthmus.syncer import Syncer
+from isthmus_services.ports import open_ports, until_created
+from isthmus_services.process import logs
+from isthmus_services.process.health_server import Board, shown
+from isthmus_services.process.minutes import EVERY_S, SyncerMinute
+from isthmus_services.settings import declared, shared
+from isthmus_services.settings.resolve import host_name
+
+logger = logging.getLogger("isthmus.services.syncer")
+
+DRAIN_S = 20.0
+"""Merges under way get this long after SIGTERM; after that they are left to the next syncer."""
+
+
+def run(settings: declared.Syncer) -> int:
+    """Serve a run."""
+    name = host_name(settings.name) if settings.name else f"syncer-{random_id()[:6]}"
+    require_name("--name", name)
+    logs.configure(settings.log_format, settings.log_level, service="syncer", run=settings.run, syncer=name)
+    board = Board("syncer")
+    with shown(board, settings.http):
+        kernels.warm()
+        asyncio.run(_serve(settings, name, board))
+    return 0
+
+
+async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
+    stopping = asyncio.Event()
+    bus = shared.bus_of(settings, settings.run)
+    if settings.wait and not await _created(settings.run, name, board):
+        return
+    async with open_ports(settings.run, bus) as ports:
+        pace = shared.pace_of(settings, ports.log.run.pace)
+        syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)
+        started = ports.runtime.now()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(require_create_only(ports.store, ports.runtime))
+            tasks.create_task(syncer.recover())
+        heads = [keeper.head for keeper in syncer.keepers]
+        logger.info(
+            "%s serves %s: %d fragments, versions %d to %d, folded in %.2f s",
+            name,
+            ports.log.run.url,
+            len(heads),
+            min(heads),
+            max(heads),
+            ports.runtime.now() - started,
+        )
+        loop = asyncio.get_running_loop()
+        serving = asyncio.ensure_future(syncer.run(stopping))
+        board.serves(syncer.vitals, syncer.metrics)
+
+        def stop(number: signal.Signals) -> None:
+            logger.info("%s was asked to stop by %s: merges under way are finished", name, number.name)
+            board.stops()
+            stopping.set()
+            loop.call_later(DRAIN_S, serving.cancel)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        logs.serving()
+        minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
+        try:
+            await serving
+        except asyncio.CancelledError:
+            if not stopping.is_set():
+                raise
+            logger.warning("%s: not through after %g s, the next syncer goes on from the log", name, DRAIN_S)
+        finally:
+            minutes.cancel()
+        logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.commits_lost)
+
+
+async def _minutes(minute: SyncerMinute) -> None:
+    """Say how it goes, for as long as it does."""
+    while True:
+        await asyncio.sleep(EVERY_S)
+        line, facts = minute.say()
+        logger.info("%s", line, extra=facts)
+
+
+async def _created(url: str, name: str, board: Board) -> bool:
+    """Wait for the run; return whether there is one now, False after SIGTERM."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    board.phase, before = "waiting for the run", board.phase
+    runtime, pool = threaded(1)
+    # As the first process of a container it would not end of a signal that nobody handles.
+    for number in signals:
+        loop.add_signal_handler(number, stopping.set)
+
+    def say(error: IsthmusError) -> None:
+        logger.warning("%s waits for the run: %s", name, error)
+
+    try:
+        async with open_store(url, runtime) as store:
+            store.patience = AT_START
+            found = await until_created(store, runtime, stopping, say)
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        pool.shutdown(wait=False)
+    if found:
+        board.phase = before
+    else:
+        logger.info("%s stops: there was no run to serve", name)
+    return found

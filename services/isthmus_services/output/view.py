@@ -1,0 +1,154 @@
+"""How a run looks on a terminal: the tables of `status`, of `status --watch` and of the demo."""
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from isthmus.readers.heard import LearnerView
+from isthmus.readers.status import Ledger, Status
+from isthmus.records.messages import PARTS
+from isthmus_services.output.tables import OR_JSON, Column, fitted
+
+
+def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
+    """Return everything about a run at one moment."""
+    parts: list[RenderableType] = []
+    if status.bus_error:
+        parts.append(Text(status.bus_error, style="red"))
+    parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
+    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))
+    parts.append(Text(f"rejected: {rejected or 'nothing'}"))
+    return Group(*parts)
+
+
+_LEARNERS = (
+    Column("learner", justify="left"),
+    Column("life", 9),
+    Column("step"),
+    Column("tokens/s", 6),
+    Column("loss", 1),
+    Column("versions", 3),
+    *(Column(part, 2 if part == PARTS[0] else 10) for part in PARTS),
+    Column("up MB", 7),
+    Column("ckpt MB", 8),
+    Column("down MB", 7),
+    Column("state", justify="left"),
+)
+
+
+def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
+    """Return a row per learner: how far it is, where its tokens went, what it moved, what it waits for."""
+    rows = [_learner(status, view) for view in sorted(status.hearing.learners.values(), key=lambda v: v.name)]
+    return fitted("learners", _LEARNERS, rows, width, hint)
+
+
+def _learner(status: Status, view: LearnerView) -> list[str]:
+    beat, state = view.heartbeat, status.why_behind(view)
+    target = f"/{beat.steps_target}" if beat and beat.steps_target else ""
+    row = [view.name, str(view.incarnation), f"{view.step}{target}"]
+    if beat is None:
+        return [*row, *[""] * (6 + len(PARTS)), state]
+    per_step = beat.tokens_seen / max(beat.step, 1)
+    return [
+        *row,
+        f"{per_step / beat.step_s:,.0f}" if beat.step_s else "",
+        "" if beat.loss is None else f"{beat.loss:.3f}",
+        f"{min(beat.versions, default=0)}–{max(beat.versions, default=0)}",
+        *(f"{getattr(beat.ledger, part) / max(beat.ledger.processed, 1):.1%}" for part in PARTS),
+        f"{(beat.bytes_up - beat.checkpoint_bytes) / 1e6:.1f}",
+        f"{beat.checkpoint_bytes / 1e6:.1f}",
+        f"{beat.bytes_down / 1e6:.1f}",
+        state or "training",
+    ]
+
+
+_FRAGMENTS = (
+    Column("fragment"),
+    Column("version"),
+    Column("age s"),
+    Column("merged", 1),
+    Column("quorum ms", 6),
+    Column("grace ms", 7),
+    Column("waited ms", 4),
+    Column("closed by", 3, justify="left"),
+    Column("missing", 8, justify="left"),
+    Column("writer", 9, justify="left"),
+    Column("open round", justify="left"),
+)
+
+
+def fragments(status: Status, width: int, hint: str = OR_JSON) -> Group:
+    """Return a row per fragment: its newest commit, and the round that is open."""
+    return fitted("fragments", _FRAGMENTS, [_fragment(status, p) for p in range(len(status.heads))], width, hint)
+
+
+def _fragment(status: Status, p: int) -> list[str]:
+    commit, open_round = status.heads[p], status.hearing.rounds.get(p)
+    waits = ""
+    if open_round is not None:
+        names = ", ".join(sorted(status.waited_for(p)))
+        waits = f"{open_round.version}: " + (f"waits for {names}" if names else "all have answered")
+    if commit is None:
+        return [str(p), "0", *[""] * (len(_FRAGMENTS) - 3), waits]
+    w = commit.header.waited
+    took_part = {given.learner for given in commit.header.inputs}
+    return [
+        str(p),
+        str(commit.version),
+        f"{max(0.0, status.at - commit.header.written_at):.1f}",
+        f"{len(took_part)}/{len(took_part.union(w.expected))}",  # 0/0 where it was healed
+        f"{w.quorum_s * 1e3:.0f}",
+        f"{w.grace_s * 1e3:.0f}",
+        f"{w.waited_s * 1e3:.0f}",
+        w.closed_by if commit.header.healed is None else "healed",
+        " ".join(w.missing),
+        commit.header.writer,
+        waits,
+    ]
+
+
+def syncers(status: Status) -> list[Text]:
+    """Return a line per syncer, and one for each fragment it cannot fold."""
+    lines = []
+    for alive in sorted(status.hearing.syncers.values(), key=lambda a: a.syncer):
+        live = "stopped" if alive.stopping else "alive" if alive.syncer in status.syncers_live else "silent"
+        waiting = f", waiting for {alive.waiting_for}" if alive.waiting_for else ""
+        lines.append(
+            Text(
+                f"syncer {alive.syncer}: {live}, holds {alive.held} of {len(alive.heads)} fragments, "
+                f"{alive.commits} commits since its start, loop lag {alive.lag_ms:.0f} ms{waiting}"
+            )
+        )
+        if alive.dropped:
+            loudest = ", ".join(f"{count:,} of {who}" for who, count in alive.dropped.items())
+            lines.append(Text(f"syncer {alive.syncer} dropped messages, too many waited: {loudest}", style="yellow"))
+        if not alive.able and not alive.stopping:
+            lines.append(Text(f"syncer {alive.syncer} cannot serve for now: others keep its fragments", style="red"))
+        for p in alive.broken:
+            lines.append(Text(f"syncer {alive.syncer} cannot fold fragment {p}: see its log", style="red"))
+    return lines
+
+
+def totals(status: Status) -> str:
+    """Return the run in one line: commits, learners, ledger, bytes."""
+    beats = [v.heartbeat for v in status.hearing.learners.values() if v.heartbeat is not None]
+    processed = sum(b.ledger.processed for b in beats)
+    shares = " ".join(f"{part} {sum(getattr(b.ledger, part) for b in beats) / max(processed, 1):.0%}" for part in PARTS)
+    checkpoints = sum(b.checkpoint_bytes for b in beats)
+    up, down = sum(b.bytes_up for b in beats) - checkpoints, sum(b.bytes_down for b in beats)
+    commits = sum(commit.version for commit in status.heads if commit is not None)
+    return (
+        f"{commits} commits, {len(status.live)} of {len(status.hearing.learners)} learners here, "
+        f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
+        f"{checkpoints / 1e6:.1f} MB of checkpoints"
+    )
+
+
+def ledger(learner: str, found: Ledger, width: int) -> Group:
+    """Return one learner's ledger: where the tokens it processed went, in each fragment."""
+    lost = f", {found['tokens_lost']:,} of them beyond a checkpoint" if found["tokens_lost"] else ""
+    title = f"ledger of {learner}: {found['processed']:,} tokens processed{lost}"
+    columns = [Column("fragment"), Column("base"), *(Column(part, n) for n, part in enumerate(PARTS))]
+    rows = [
+        [str(row["fragment"]), str(row["base"]), *(f"{row[part]:,}" for part in PARTS)] for row in found["fragments"]
+    ]
+    return fitted(title, columns, rows, width)

@@ -1,0 +1,75 @@
+"""What holds where a setting was not given: the run's own, what suits the others, or what lies beside the run."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from isthmus.bus import default_bus
+from isthmus.errors import IsthmusError, RunMissing
+from isthmus.log.run import Run
+from isthmus.rules import Pace
+from isthmus_services.ports import open_log
+from isthmus_services.settings import declared
+from isthmus_services.settings.shared import ArithmeticOfRun, OnBus, PaceOfRun, rules_of
+
+DEFAULT, OF_RUN = "default", "run"
+NEVER = "never"
+READ_S = 5.0
+"""Settings are shown without the run where reading it takes longer."""
+
+Effective = Mapping[str, tuple[object, str]]
+"""By field: the value, and where it comes from."""
+
+
+def effective(values: object) -> Effective:
+    """Return what holds for settings that were not given, as far as it can be known now."""
+    found: dict[str, tuple[object, str]] = {}
+    run = getattr(values, "run", None)
+    if isinstance(values, declared.Demo):
+        run = values.store or str(Path(values.out) / "run")
+        found["store"] = run, DEFAULT
+    if isinstance(values, OnBus) and run is not None and (bus := _bus(run)) is not None:
+        found["bus"] = bus, DEFAULT
+    if isinstance(values, ArithmeticOfRun):
+        rules = rules_of(values)
+        found["outer_lr"], found["outer_momentum"] = (rules.outer_lr, DEFAULT), (rules.outer_momentum, DEFAULT)
+    if isinstance(values, declared.Syncer | declared.Learner):
+        made, source = _run(run)
+        if isinstance(values, declared.Learner):
+            found["seed"] = (made.header.seed if made else "", source)
+        else:
+            found |= _pace(made.pace if made else None, source)
+    elif isinstance(values, PaceOfRun):
+        found |= _pace(Pace(), DEFAULT)
+    return {name: value for name, value in found.items() if getattr(values, name) is None}
+
+
+def _pace(pace: Pace | None, source: str) -> dict[str, tuple[object, str]]:
+    if pace is None:
+        return dict.fromkeys(Pace.__struct_fields__, ("", source))
+    given = {name: getattr(pace, name) for name in Pace.__struct_fields__}
+    return {name: (NEVER if value is None else value, source) for name, value in given.items()}
+
+
+def _bus(run: str) -> str | None:
+    try:
+        return default_bus(run)
+    except IsthmusError:
+        return None  # the URL cannot be read: using it will say so
+
+
+def _run(url: str | None) -> tuple[Run | None, str]:
+    """Return the run, and what to call it as a source."""
+    if url is None:
+        return None, "run (not named)"
+
+    async def read() -> Run:
+        async with asyncio.timeout(READ_S), open_log(url, 1) as log:
+            return log.run
+
+    try:
+        return asyncio.run(read()), OF_RUN
+    except RunMissing:
+        return None, "run (there is none yet)"
+    except (IsthmusError, TimeoutError, BaseExceptionGroup):
+        return None, "run (cannot be read)"

@@ -1,0 +1,258 @@
+"""Settings that several commands share, and the checks that turn bad ones into one clear line."""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+
+from isthmus.bus import default_bus
+from isthmus.codecs import CODECS
+from isthmus.errors import InputError
+from isthmus.rules import LONG_STEPS, MERGES, Pace, Rules, outer_for
+from isthmus.urls import split
+from isthmus_services.settings.resolve import setting
+
+BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
+
+CALLABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+"""PACKAGE.MODULE:FUNCTION, and nothing that a terminal or a shell would take for more than a name."""
+
+_OURS = re.compile(r"(isthmus\.demo(?:\.[a-z]\w*)*):([a-z]\w*)", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InRun:
+    """Where the run is."""
+
+    run: Annotated[str, setting("s3://bucket/prefix or a folder", positional=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnBus:
+    """Where the bus is."""
+
+    bus: Annotated[
+        str | None, setting("redis://host:port (default: the embedded bus beside a run in a folder)", metavar="URL")
+    ] = None
+    bus_user: Annotated[str | None, setting("user of the bus, where its URL names none", metavar="NAME")] = None
+    bus_password: Annotated[str | None, setting("password of the bus", secret=True)] = None
+    bus_password_file: Annotated[str | None, setting("file that holds the password of the bus", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded:
+    """Initial parameters."""
+
+    seed: Annotated[
+        int, setting("seed of the initial parameters, and of what a demo draws (0)", ge=0, le=(1 << 63) - 1)
+    ] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What is written besides what is printed."""
+
+    json: Annotated[str | None, setting("write what is printed there as JSON too", metavar="PATH", flag_only=True)] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a service shows itself."""
+
+    http: Annotated[
+        str | None,
+        setting("serve /metrics, /healthz and /livez there, e.g. 0.0.0.0:9464 (default: not)", metavar="HOST:PORT"),
+    ] = None
+    log_format: Annotated[
+        str,
+        setting(
+            "json: one object per line; text: for people; auto: text on a terminal (auto)",
+            choices=("auto", "json", "text"),
+        ),
+    ] = "auto"
+    log_level: Annotated[
+        str, setting("least level that is logged (info)", choices=("debug", "info", "warning", "error"))
+    ] = "info"
+
+
+def _by_period(which: int) -> str:
+    """Say what outer rate (0) or momentum (1) is, by H and merge rule."""
+    (short, long), (short_avg, long_avg) = (
+        [f"{outer_for(merge, h)[which]:g}" for h in (LONG_STEPS, LONG_STEPS + 1)] for merge in ("rda", "avg")
+    )
+    if (short, long) == (short_avg, long_avg):
+        return f"{short}, or {long} where H is above {LONG_STEPS}"
+    return f"{short}, or {long} where H is above {LONG_STEPS}; for avg {short_avg} and {long_avg}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArithmeticOfRun:
+    """Arithmetic of the run (fixed once it is created)."""
+
+    fragments: Annotated[int, setting("fragments of the model (12)", metavar="P", within=(Rules, "fragments"))] = 12
+    sync_every: Annotated[
+        int, setting("steps between uploads of one (12)", metavar="H", within=(Rules, "sync_every"))
+    ] = 12
+    merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=MERGES)] = "rda"
+    codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CODECS))] = "int4"
+    codec_down: Annotated[str, setting("codec of new versions (int4)", choices=tuple(CODECS))] = "int4"
+    outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})", within=(Rules, "outer_lr"))] = (
+        None
+    )
+    outer_momentum: Annotated[
+        float | None, setting(f"outer Nesterov momentum ({_by_period(1)})", within=(Rules, "outer_momentum"))
+    ] = None
+
+
+_PACE = Pace()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaceOfRun:
+    """Pace (may change on the way; default: the run's)."""
+
+    quorum: Annotated[
+        int | None,
+        setting(
+            f"learners a round waits for before grace starts ({_PACE.quorum})", metavar="K", within=(Pace, "quorum")
+        ),
+    ] = None
+    overlap: Annotated[
+        float | None,
+        setting(f"steps a fragment may be under way ({_PACE.overlap:g})", metavar="TAU", within=(Pace, "overlap")),
+    ] = None
+    grace: Annotated[
+        float | None,
+        setting(
+            f"share of the slack spent waiting for more learners ({_PACE.grace:g})",
+            metavar="GAMMA",
+            within=(Pace, "grace"),
+        ),
+    ] = None
+    staleness: Annotated[
+        int | None, setting(f"versions old a base may be ({_PACE.staleness})", metavar="N", within=(Pace, "staleness"))
+    ] = None
+    lead: Annotated[
+        float | None,
+        setting(
+            "steps past the overlap after which a learner waits for a version (it never does)",
+            metavar="STEPS",
+            within=(Pace, "lead"),
+        ),
+    ] = None
+    snapshot_every: Annotated[
+        int | None,
+        setting(f"versions between full states ({_PACE.snapshot_every})", metavar="S", within=(Pace, "snapshot_every")),
+    ] = None
+    heartbeat_s: Annotated[
+        float | None,
+        setting(
+            f"seconds between signs of life ({_PACE.heartbeat_s:g})",
+            name="heartbeat",
+            metavar="S",
+            within=(Pace, "heartbeat_s"),
+        ),
+    ] = None
+    silence_s: Annotated[
+        float | None,
+        setting(
+            f"seconds after which a silent learner is not waited for ({_PACE.silence_s:g})",
+            name="silence",
+            metavar="S",
+            within=(Pace, "silence_s"),
+        ),
+    ] = None
+
+
+def bus_of(settings: OnBus, run: str) -> str:
+    """Return the URL of the bus to use, with user and password in it. Raises `InputError` where it has to be given."""
+    bus = settings.bus or default_bus(run)
+    if bus is None:
+        raise InputError(f"{run} is in a bucket: say which bus it uses with --bus redis://host:port")
+    password = settings.bus_password
+    if settings.bus_password_file:
+        if password:
+            raise InputError("bus_password and bus_password_file are both set: leave one out")
+        try:
+            password = Path(settings.bus_password_file).read_text().strip()
+        except OSError as error:
+            raise InputError(f"--bus-password-file {settings.bus_password_file}: {error.strerror}") from None
+    if not (settings.bus_user or password):
+        return bus
+    parts = split(bus)
+    if parts.scheme not in ("redis", "rediss"):
+        raise InputError(f"{parts.scheme}:// takes no user or password: leave bus_user and bus_password out")
+    if "@" in parts.netloc:
+        raise InputError("the bus's URL and other settings both name a user or password: leave one out")
+    user = f"{quote(settings.bus_user or '', safe='')}:{quote(password or '', safe='')}"
+    return parts._replace(netloc=f"{user}@{parts.netloc}").geturl()
+
+
+def rules_of(a: ArithmeticOfRun) -> Rules:
+    """Return the rules these settings ask for. Raises `InputError`."""
+    outer = {name: getattr(a, name) for name in ("outer_lr", "outer_momentum") if getattr(a, name) is not None}
+    return Rules.suited(
+        **outer,
+        fragments=a.fragments,
+        sync_every=a.sync_every,
+        merge=a.merge,
+        codec_up=a.codec,
+        codec_down=a.codec_down,
+    ).check()
+
+
+def pace_of(a: PaceOfRun, default: Pace) -> Pace:
+    """Return the default with what these settings change. Raises `InputError`."""
+    given = {name: value for name in Pace.__struct_fields__ if (value := getattr(a, name)) is not None}
+    return msgspec.structs.replace(default, **given).check()
+
+
+def callable_of(path: str, flag: str) -> Callable[..., Any]:
+    """Import PACKAGE.MODULE:FUNCTION, the current folder included. Raises `InputError` that says what failed."""
+    module_name, colon, name = path.partition(":")
+    if not colon or not module_name or not name:
+        raise InputError(f"{flag} {path}: write it as PACKAGE.MODULE:FUNCTION")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise InputError(f"{flag} {path}: {error}") from None
+    except AttributeError:
+        raise InputError(f"{flag} {path}: module {module_name} has no {name}") from None
+    if not callable(found):
+        raise InputError(f"{flag} {path}: {name} is not callable")
+    return found  # type: ignore[no-any-return]
+
+
+def built_in(path: str) -> Callable[[], Any] | None:
+    """Return what makes a model of `isthmus.demo` under this name; None for a name of anything else.
+
+    Only what a module of that package defines itself, not what it imports, and nothing else is imported to find out.
+    """
+    named = _OURS.fullmatch(path)
+    if named is None:
+        return None
+    try:
+        found = vars(importlib.import_module(named[1])).get(named[2])
+    except ImportError:
+        return None
+    ours = inspect.isfunction(found) and found.__module__ == named[1] and not inspect.signature(found).parameters
+    return found if ours else None
+
+
+def need(package: str, extra: str) -> None:
+    """Raise `InputError` that says how to install it, unless a package can be imported."""
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"this needs {package}: pip install 'isthmus[{extra}]'")

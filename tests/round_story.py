@@ -1,0 +1,69 @@
+"""The rounds of one fragment told as a story: who is there, what happens when, and what came of it."""
+
+from isthmus.records.objects import CommitHeader
+from isthmus.rounds.events import Announced, Appended, Arrived, CaughtUp, Fetch, Pointer
+from isthmus.rounds.members import Members
+from isthmus.rounds.rounds import Rounds
+from isthmus.rules import Pace
+from log_helpers import committed, digest_of, given
+
+PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)
+STEP_S = 0.1
+
+
+class Story:
+    """Rounds of one fragment at a syncer that knows these learners, with a clock that is told what time it is."""
+
+    def __init__(self, *learners: str, pace: Pace = PACE, sync_every: int = 12, step_s: float = STEP_S) -> None:
+        self.now = 100.0
+        self.step_s = step_s
+        self.members = Members(pace, 0.0)
+        self.rounds = Rounds(pace, sync_every, self.members)
+        for learner in learners:
+            self.beat(learner)
+
+    def beat(self, learner: str, **durations: float) -> None:
+        self.members.heard(
+            learner, 1, self.now, **{"step_s": self.step_s, "upload_s": 0.02, "sync_s": 0.01} | durations
+        )
+
+    def pointer(self, learner: str, base: int = 0, *, due: bool = False, tokens: int = 1000, name: str = "") -> Pointer:
+        return Pointer(
+            learner=learner,
+            incarnation=1,
+            base=base,
+            digest=digest_of((name or f"{learner}/{base}") + ("" if tokens == 1000 else f" {tokens}")),
+            key="k",
+            size=10,
+            steps=10,
+            tokens=tokens,
+            step=10,
+            tokens_seen=tokens,
+            due=due,
+            boundary_at=self.now - 0.02,
+            heard_at=self.now,
+        )
+
+    def announce(self, learner: str, base: int = 0, **options):
+        """Announce an update; return what is to be done."""
+        return self.rounds.on(Announced(self.pointer(learner, base, **options)), self.now)
+
+    def arrive(self, actions):
+        """Let every fetch asked for succeed; return what came of it."""
+        following = []
+        for action in actions:
+            if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
+                following += self.rounds.on(Arrived(action.pointer), self.now)
+        return following
+
+    def commit(self, *learners: str, base: int | None = None, **changed):
+        """Take the next commit of the log, which merges what these have sent on a base, the head by default."""
+        version = self.rounds.head + 1
+        self.rounds.on(Appended(merged(version, *learners, base=base, **changed)), self.now)
+        return self.rounds.on(CaughtUp(), self.now)
+
+
+def merged(version: int, *learners: str, base: int | None = None, **changed) -> CommitHeader:
+    """Return a commit that merges what these learners have sent on a base, the version before by default."""
+    on = version - 1 if base is None else base
+    return committed(version, *(given(who, on, version) for who in learners), **changed)
