@@ -18,7 +18,7 @@ from isthmus.log.run import Run, Seed, create_run
 from isthmus.records.frame import Blob
 from isthmus.rules import Pace, Rules
 from isthmus.runtime import Runtime, single_threaded
-from isthmus.store import EdgeStore, open_store
+from isthmus.store import RUNNING, EdgeStore, Patience, open_store
 from isthmus.syncer import Syncer
 from isthmus.syncer.shards import Shards
 
@@ -69,10 +69,9 @@ class World:
         """A log of its own for each caller, as processes have."""
         return Log(self.run, self.store, self.runtime)
 
-    def through(self, wrap: Callable[[EdgeStore], object]) -> "World":
+    def through(self, wrap: Callable[[EdgeStore], object], patience: Patience = RUNNING) -> "World":
         """Return the same world behind a store that is wrapped: slow, faulty, asleep."""
-        store = EdgeStore(wrap(self.store), self.runtime, self.store.patience)  # type: ignore[arg-type]
-        return replace(self, store=store)
+        return replace(self, store=EdgeStore(wrap(self.store), self.runtime, patience))  # type: ignore[arg-type]
 
     def syncer(self, name: str = "s1", pace: Pace | None = None, *, deaf: bool = False) -> Syncer:
         """Return a syncer that is not started. A deaf one hears of no other: it believes it holds everything."""

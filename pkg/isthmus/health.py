@@ -67,14 +67,14 @@ class Vitals:
         self._metrics = metrics
         self._turned_at = runtime.now()
         self._began_at = runtime.now()
-        metrics.store_silence.set_function(lambda: self._since(store.answered_at))
+        metrics.store_silence.set_function(lambda: self._since(store.outage.answered_at))
         metrics.bus_silence.set_function(self._bus_s)
 
     def pulse(self) -> Pulse:
         """Look."""
         if self._at_rest:
             return Pulse(0.0, 0.0, 0.0, ended=True)
-        return Pulse(self._runtime.now() - self._turned_at, self._since(self._store.answered_at), self._bus_s())
+        return Pulse(self._runtime.now() - self._turned_at, self._since(self._store.outage.answered_at), self._bus_s())
 
     def rest(self) -> None:
         """The agent was asked to end, and has."""
@@ -99,7 +99,7 @@ class Vitals:
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(PROBE_S / 2)
-            if self._since(self._store.answered_at) >= PROBE_S:
+            if self._since(self._store.outage.answered_at) >= PROBE_S:
                 with contextlib.suppress(Unavailable, Denied, ObjectMissing):
                     await self._store.get_range(RUN_KEY, 0, 1)
 

@@ -15,10 +15,9 @@ import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
-from isthmus.bus import default_bus, open_bus
+from isthmus.bus import default_bus
 from isthmus.errors import InputError, IsthmusError, RunMissing, Unavailable, first_cause
 from isthmus.health import Vitals
 from isthmus.layout import Layout
@@ -26,14 +25,13 @@ from isthmus.learner import Boundary, LearnerAgent, Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver, Stateful
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
-from isthmus.log import Log
-from isthmus.log.run import Run, Seed, create_run, read_run, run_below
+from isthmus.log.run import Run, Seed, create_run
 from isthmus.metrics import LearnerMetrics
+from isthmus.ports import Find, known_run, open_ports
 from isthmus.records.fields import require_name
 from isthmus.rules import Pace, Rules
-from isthmus.runtime import Runtime, threaded
 from isthmus.sinks import CLOSE_S, Feeder, Sink
-from isthmus.store import AT_START, RUNNING, EdgeStore, open_store, require_create_only
+from isthmus.store import EdgeStore, require_create_only
 
 if TYPE_CHECKING:
     import torch
@@ -41,10 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Enter = Callable[[EdgeStore, Runtime], Awaitable[Run]]
 FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
 
-OFFLOAD_THREADS = 4
 START_S = 60.0
 """Reaching the run may take this long before joining gives up; each request fails much sooner. Writing version 0 of a
 missing run is not reaching it: that takes as long as it takes."""
@@ -277,8 +273,8 @@ def join(
         values, frozen = torch_model.values_of(model), torch_model.frozen_of(model)
         return Seed(torch_model.specs_of(model), values, frozen, rules, pace or Pace())
 
-    async def enter(store: EdgeStore, runtime: Runtime) -> Run:
-        found = await reach_or_create(store, runtime, create, seed)
+    async def enter(store: EdgeStore) -> Run:
+        found = await reach_or_create(store, create, seed)
         found.require(torch_model.specs_of(model), torch_model.frozen_of(model))
         return found
 
@@ -297,34 +293,27 @@ def join(
     return Link(shell, origin, warmup_steps)
 
 
-async def reach_or_create(
-    store: EdgeStore, runtime: Runtime, create: Rules | None, seed: Callable[[Rules], Seed]
-) -> Run:
+async def reach_or_create(store: EdgeStore, create: Rules | None, seed: Callable[[Rules], Seed]) -> Run:
     """Return the run at this store; with rules, a missing one is created from the seed they make.
 
     Raises `Unavailable` where reading the run, or the check before creating one, takes longer than `START_S`; and what
-    `read_run`, `require_create_only` and `create_run` raise.
+    `known_run`, `require_create_only` and `create_run` raise.
     """
-    store.patience = AT_START
     try:
         async with asyncio.timeout(START_S):
             try:
-                found = await read_run(store)
-            except RunMissing:
-                if near := await run_below(store):
-                    raise RunMissing(store.url, near) from None  # never create one around another
-                if create is None:
+                found = await known_run(store)
+            except RunMissing as missing:
+                if create is None or missing.near:  # never create one around another
                     raise
-                await require_create_only(store, runtime)
+                await require_create_only(store.at_start, store.runtime)
             else:
                 if create is not None:
                     found.require_rules(create.check())
                 return found
     except TimeoutError:
         raise Unavailable(f"{store.url}: not reached within {START_S:g} s") from None
-    finally:
-        store.patience = RUNNING
-    return await create_run(store, runtime, seed(create))
+    return await create_run(store, store.runtime, seed(create))
 
 
 class _Shell:
@@ -360,7 +349,7 @@ class _Shell:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, enter: Enter, find_donor: FindDonor) -> None:
+    def start(self, enter: Find, find_donor: FindDonor) -> None:
         """Start the thread; return once the run is joined, and a donor looked for where one is needed."""
         self._thread = threading.Thread(target=self._main, args=(enter, find_donor), name="isthmus-agent", daemon=True)
         self._thread.start()
@@ -410,7 +399,7 @@ class _Shell:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
 
-    def _main(self, enter: Enter, find_donor: FindDonor) -> None:
+    def _main(self, enter: Find, find_donor: FindDonor) -> None:
         from isthmus.pytorch.model import keep_denormals
 
         try:
@@ -426,42 +415,35 @@ class _Shell:
             if self.feeder is not None:
                 self.feeder.close()
 
-    async def _agent(self, enter: Enter, find_donor: FindDonor) -> None:
+    async def _agent(self, enter: Find, find_donor: FindDonor) -> None:
         self._loop = asyncio.get_running_loop()
-        runtime, pool = threaded(OFFLOAD_THREADS)
         run_url, bus_url = self._urls
         learner, adopt, steps, pace, checkpoint_s = self._settings
-        started = runtime.now()
-        try:
-            async with AsyncExitStack() as stack:
-                store = await stack.enter_async_context(open_store(run_url, runtime))
-                self.run = await enter(store, runtime)
-                bus = await stack.enter_async_context(open_bus(bus_url, self.run.digest))
-                log = Log(self.run, store, runtime)
-                self.agent = LearnerAgent(
-                    log, store, bus, runtime, learner,
-                    adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-                )  # fmt: skip
-                # As long as it takes: values and a checkpoint of a large model are many bytes.
-                await self.agent.join()
-                self.joined_at = [known.version for known in self.agent.downlink.known]
-                if self.agent.history.checkpoint is None and any(self.joined_at):
-                    self.donor = await find_donor(self.agent)
-                history = self.agent.history
-                logger.info(
-                    "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",
-                    learner,
-                    run_url,
-                    self.agent.incarnation,
-                    history.step,
-                    history.tokens_lost,
-                    runtime.now() - started,
-                )
-                if self._sink is not None:
-                    self.feeder = Feeder(self._sink, self.agent.scalars)
-                self._joined.set()
-                await runtime.offload(self._attached.wait)
-                if not self._abandoned:
-                    await self.agent.run()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        started = self._loop.time()
+        async with open_ports(run_url, bus_url, enter) as ports:
+            self.run = ports.log.run
+            self.agent = LearnerAgent(
+                ports.log, ports.store, ports.bus, ports.runtime, learner,
+                adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
+            )  # fmt: skip
+            # As long as it takes: values and a checkpoint of a large model are many bytes.
+            await self.agent.join()
+            self.joined_at = [known.version for known in self.agent.downlink.known]
+            if self.agent.history.checkpoint is None and any(self.joined_at):
+                self.donor = await find_donor(self.agent)
+            history = self.agent.history
+            logger.info(
+                "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",
+                learner,
+                run_url,
+                self.agent.incarnation,
+                history.step,
+                history.tokens_lost,
+                self._loop.time() - started,
+            )
+            if self._sink is not None:
+                self.feeder = Feeder(self._sink, self.agent.scalars)
+            self._joined.set()
+            await ports.runtime.offload(self._attached.wait)
+            if not self._abandoned:
+                await self.agent.run()

@@ -8,8 +8,9 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -48,14 +49,21 @@ def random_id() -> str:
     return os.urandom(8).hex()
 
 
-def threaded(workers: int, seed: int | None = None) -> tuple[Runtime, ThreadPoolExecutor]:
-    """Return the real world, with a pool of `workers` threads for offloaded work (the caller shuts it down)."""
+@contextmanager
+def threaded(workers: int, seed: int | None = None) -> Iterator[Runtime]:
+    """Give the real world, with `workers` threads for offloaded work.
+
+    What has not begun at the end of it is cancelled, and what has is not waited for.
+    """
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="isthmus-offload")
 
     def offload(fn: Callable[..., T], /, *args: Any) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(pool, fn, *args)
 
-    return Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id), pool
+    try:
+        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def single_threaded(seed: int | None = None) -> Runtime:

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from isthmus.bus.base import Bus, Said
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.records.frame import Blob
 from isthmus.records.keys import RUN_KEY, UPDATES
 from isthmus.runtime import Runtime
-from isthmus.store.base import Entry, Store
+from isthmus.store.base import Store
+from isthmus.store.layer import Layer, Send
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +82,14 @@ class Tolerance:
             logger.warning("no longer refused (%s)", kind)
 
 
-class TolerantStore:
+class TolerantStore(Layer):
     """A store of which refusals are ridden out, by what is done below which of a run's folders.
 
     But for reading updates: what a learner stored may be refused for its own sake, so that says nothing of the rest.
     """
 
     def __init__(self, store: Store, tolerance: Tolerance) -> None:
-        self.url = store.url
-        self._store = store
+        super().__init__(store)
         self._tolerance = tolerance
         self._vouched = False
 
@@ -98,36 +97,10 @@ class TolerantStore:
         """From now on what never worked is ridden out too: whoever has come this far was let in."""
         self._vouched = True
 
-    async def get(self, key: str) -> bytearray:
-        """See `Store.get`."""
-        if key.startswith(UPDATES):
-            return await self._store.get(key)
-        return await self._of(_kind("read", key), self._store.get(key))
-
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
-        """See `Store.get_range`."""
-        if key.startswith(UPDATES):
-            return await self._store.get_range(key, start, stop)
-        return await self._of(_kind("read", key), self._store.get_range(key, start, stop))
-
-    async def put(self, key: str, data: Blob) -> None:
-        """See `Store.put`."""
-        await self._of(_kind("write", key), self._store.put(key, data))
-
-    async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`."""
-        return await self._of(_kind("create", key), self._store.create(key, data))
-
-    async def list(self, prefix: str) -> Sequence[Entry]:
-        """See `Store.list`."""
-        return await self._of(_kind("list", prefix), self._store.list(prefix))
-
-    async def delete(self, key: str) -> None:
-        """See `Store.delete`."""
-        await self._of(_kind("delete", key), self._store.delete(key))
-
-    async def _of(self, kind: str, request: Awaitable[T]) -> T:
-        return await self._tolerance.of(kind, request, vouched=self._vouched)
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if operation == "get" and key.startswith(UPDATES):
+            return await send()
+        return await self._tolerance.of(_kind(_VERBS.get(operation, operation), key), send(), vouched=self._vouched)
 
 
 class TolerantBus:
@@ -157,6 +130,9 @@ class TolerantBus:
     async def names(self) -> set[str]:
         """See `Bus.names`."""
         return await self._tolerance.of("find streams", self._bus.names())
+
+
+_VERBS = {"get": "read", "put": "write"}
 
 
 def _kind(what: str, key: str) -> str:

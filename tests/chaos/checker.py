@@ -11,12 +11,10 @@ from typing import Any
 from isthmus.errors import IsthmusError, LogCorrupt
 from isthmus.log import Commit, Log, fold
 from isthmus.log.merge import State
-from isthmus.log.run import read_run
 from isthmus.log.select import checkpoints_in
+from isthmus.ports import open_log
 from isthmus.readers.status import read_ledgers
 from isthmus.records.keys import LEARNERS, values_prefix
-from isthmus.runtime import threaded
-from isthmus.store import open_store
 
 RECENT, SAMPLED = 50, 20
 """Commits of each fragment that are read again in each round: the newest, and some of all."""
@@ -150,12 +148,8 @@ class Checker:
 
     def _run(self, body: Any) -> Any:
         async def go() -> Any:
-            runtime, pool = threaded(2)
-            try:
-                async with open_store(self.url, runtime) as store:
-                    return await body(Log(await read_run(store), store, runtime))
-            finally:
-                pool.shutdown()
+            async with open_log(self.url) as log:
+                return await body(log)
 
         with _environment(self.environment):
             return asyncio.run(go())

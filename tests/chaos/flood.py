@@ -4,11 +4,10 @@ import asyncio
 import sys
 
 from isthmus.bus import open_bus
-from isthmus.log.run import Run, read_run
+from isthmus.log.run import Run
+from isthmus.ports import open_log
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream
-from isthmus.runtime import threaded
-from isthmus.store import open_store
 
 BATCH, PAUSE_S = 60, 0.05
 
@@ -28,9 +27,8 @@ def announcement(run: Run, learner: str, fragment: int, number: int) -> bytes:
 
 async def main(url: str, bus_url: str, learner: str) -> None:
     """Flood."""
-    runtime, _ = threaded(1)
-    async with open_store(url, runtime) as store:
-        run = await read_run(store)
+    async with open_log(url, threads=1) as log:
+        run = log.run
     number = 0
     async with open_bus(bus_url, run.digest) as bus:
         while True:

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
-from isthmus.runtime import threaded
+from isthmus.ports import open_place
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
-from isthmus.store import AT_START, EdgeStore, Patience, open_store, require_create_only
+from isthmus.store import EdgeStore, Patience, require_create_only
 
 KINDS = ["files", "moto", "seaweedfs", "simulated"]
 
@@ -29,10 +29,8 @@ def opened(request, tmp_path, use):
 
     @asynccontextmanager
     async def open_it() -> AsyncIterator[EdgeStore]:
-        runtime, pool = threaded(4)
-        async with open_store(url, runtime, make=True) as store:
+        async with open_place(url, make=True) as store:
             yield store
-        pool.shutdown()
 
     return open_it
 
@@ -205,13 +203,8 @@ def test_prefixes_end_with_a_slash(opened):
 
 
 async def failing(url):
-    runtime, pool = threaded(1)
-    try:
-        async with open_store(url, runtime) as store:
-            store.patience = AT_START
-            await store.get("run")
-    finally:
-        pool.shutdown()
+    async with open_place(url) as store:
+        await store.at_start.get("run")
 
 
 async def test_a_missing_bucket_is_named(seaweedfs, use):
@@ -264,19 +257,16 @@ async def test_a_folder_without_permission_is_denied(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", "somewhere")
 
     monkeypatch.setattr(files.os, "link", refuse)
-    runtime, pool = threaded(1)
-    with pool, pytest.raises(Denied, match="Permission denied"):
-        async with open_store(str(tmp_path / "s"), runtime) as store:
+    async with open_place(str(tmp_path / "s")) as store:
+        with pytest.raises(Denied, match="Permission denied"):
             await store.create("k", b"")
 
 
 @pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a//b", "a/./b", ".hidden", "a/.x"])
 async def test_a_key_never_leaves_the_folder(tmp_path, key):
-    runtime, pool = threaded(1)
-    async with open_store(str(tmp_path / "s"), runtime) as store:
+    async with open_place(str(tmp_path / "s")) as store:
         with pytest.raises(ValueError, match="not a key"):
             await store.put(key, b"x")
-    pool.shutdown()
 
 
 class Flaky:
@@ -306,7 +296,7 @@ def test_the_edge_tries_again_and_counts(opened, after):
         edge = EdgeStore(Flaky(store, 3, after=after), store.runtime, QUICK)
         await edge.put("k", b"abc")
         assert bytes(await store.get("k")) == b"abc"
-        assert (edge.traffic.retries, edge.traffic.bytes_up, edge.down_s) == (3, 3, 0.0)
+        assert (edge.traffic.retries, edge.traffic.bytes_up, edge.outage.down_s) == (3, 3, 0.0)
 
     run(opened, body)
 
@@ -316,7 +306,7 @@ def test_the_edge_gives_up_and_remembers_since_when(opened):
         edge = EdgeStore(Flaky(store, 99, after=False), store.runtime, QUICK)
         with pytest.raises(Unavailable):
             await edge.get("k")
-        assert edge.down_s > 0
+        assert edge.outage.down_s > 0
 
     run(opened, body)
 

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from isthmus.log import gc
+from isthmus.ports import open_log
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
-from isthmus_services.ports import open_log
 from tests_helpers import seed_of, serving, train, world
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)

@@ -18,14 +18,11 @@ import pytest
 import forking
 from forking import Forked
 from isthmus.bus import default_bus
-from isthmus.log import Log, fold
-from isthmus.log.run import read_run
-from isthmus.runtime import threaded
-from isthmus.store import open_store
+from isthmus.log import fold
+from isthmus.ports import open_log
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
 from isthmus_services.demo.servers import redis_server, s3_server
-from isthmus_services.ports import open_log
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_loop.py"
@@ -103,17 +100,12 @@ def place(request, tmp_path, use):
 
 def commits_of(run: str):
     async def go():
-        runtime, pool = threaded(4)
-        try:
-            async with open_store(run, runtime) as store:
-                log = Log(await read_run(store), store, runtime)
-                commits = await judge.read_commits(log)
-                # The fold checks every digest on the way.
-                for fragment in log.run.layout.fragments:
-                    await fold.fold(log, fragment.index, fold.Merging(log))
-                return commits
-        finally:
-            pool.shutdown()
+        async with open_log(run) as log:
+            commits = await judge.read_commits(log)
+            # The fold checks every digest on the way.
+            for fragment in log.run.layout.fragments:
+                await fold.fold(log, fragment.index, fold.Merging(log))
+            return commits
 
     return asyncio.run(go())
 

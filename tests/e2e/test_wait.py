@@ -9,10 +9,10 @@ import pytest
 
 from e2e.test_processes import processes, wait_for
 from isthmus.errors import Denied, ObjectMissing, RunMissing, Unavailable
+from isthmus.ports import LOOK_S, SAY_S, until_created
 from isthmus.runtime import Runtime, inline
 from isthmus.simulate.clock import Clock
 from isthmus_services.cli import main
-from isthmus_services.ports import LOOK_S, SAY_S, until_created
 
 HOUR_S = 3600.0
 

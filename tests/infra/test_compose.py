@@ -19,11 +19,11 @@ from infra import graph
 from isthmus.bus import open_bus
 from isthmus.errors import Denied
 from isthmus.metrics import LearnerMetrics, SyncerMetrics
+from isthmus.ports import open_log
 from isthmus.readers import replay as replays
-from isthmus.runtime import threaded
+from isthmus.runtime import single_threaded
 from isthmus_services.commands import access
 from isthmus_services.demo import judge
-from isthmus_services.ports import open_log
 from isthmus_services.settings import declared
 from isthmus_services.settings.resolve import fields
 
@@ -345,20 +345,15 @@ async def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(gu
 
 
 async def test_the_doctor_finds_each_role_as_it_should_be(guarded, folder):
-    runtime, pool = threaded(1)
-
     async def outcomes(role, user):
         from isthmus.doctor import examine_bus
 
-        return {f.check: f.outcome async for f in examine_bus(guarded(user), bytes(32), role, runtime)}
+        return {f.check: f.outcome async for f in examine_bus(guarded(user), bytes(32), role, single_threaded())}
 
     from isthmus.doctor import Role
 
-    try:
-        for role, user in ((Role("syncer"), "syncer"), (Role("learner", "eu-1"), "learner-eu-1")):
-            found = await outcomes(role, user)
-            assert found["bus: must not write for others"] == "ok"
-            assert "failure" not in found.values(), found
-        assert (await outcomes(Role("learner", "us-1"), "learner-eu-1"))["bus: streams"] == "failure"
-    finally:
-        pool.shutdown()
+    for role, user in ((Role("syncer"), "syncer"), (Role("learner", "eu-1"), "learner-eu-1")):
+        found = await outcomes(role, user)
+        assert found["bus: must not write for others"] == "ok"
+        assert "failure" not in found.values(), found
+    assert (await outcomes(Role("learner", "us-1"), "learner-eu-1"))["bus: streams"] == "failure"

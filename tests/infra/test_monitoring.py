@@ -277,8 +277,9 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
     with ExitStack() as stack:
         for job, address, metrics in zip(jobs, addresses, served, strict=True):
             never = SimpleNamespace(answered_at=None, down_since=None)
+            store = SimpleNamespace(outage=never)
             board = Board(job)
-            board.serves(Vitals(single_threaded(0), never, never, never, metrics), metrics)
+            board.serves(Vitals(single_threaded(0), store, never, never, metrics), metrics)
             feed(metrics)
             stack.enter_context(shown(board, address))
         listen = f"--web.listen-address=127.0.0.1:{port}"

@@ -243,8 +243,7 @@ class Faulty:
 async def test_lost_replies_and_refusals_leave_the_log_whole(folder):
     async with world(folder) as w:
         faulty = Faulty(w.store, w.runtime.random)
-        w = w.through(lambda _: faulty)
-        w.store.patience = Patience(attempts=3, first_s=0.001, longest_s=0.01)
+        w = w.through(lambda _: faulty, Patience(attempts=3, first_s=0.001, longest_s=0.01))
         syncers = [w.syncer("s1"), w.syncer("s2")]
         learners = [w.learner(f"l{i}") for i in range(2)]
         async with serving(syncers[0]), serving(syncers[1]):

@@ -104,20 +104,20 @@ class Away:
 async def test_the_store_is_counted_and_its_silence_shows(folder):
     async with world(folder) as w:
         away = Away(w.store)
-        store = w.through(lambda _: away).store
-        store.metrics = m = Metrics()
+        m = Metrics()
+        store = w.through(lambda _: away).store.measured_by(m)
         await store.put("scratch/x", b"abc")
         assert bytes(await store.get("scratch/x")) == b"abc"
-        assert store.answered_at is not None
-        answered = store.answered_at
+        assert store.outage.answered_at is not None
+        answered = store.outage.answered_at
         away.away = True
         task = asyncio.ensure_future(store.get("scratch/x"))
         await until(lambda: store.traffic.retries >= 2, "two failures")
-        assert store.down_s > 0
-        assert store.answered_at == answered
+        assert store.outage.down_s > 0
+        assert store.outage.answered_at == answered
         away.away = False
         await task
-        assert store.down_s == 0.0
+        assert store.outage.down_s == 0.0
         r = m.registry
         assert value(r, "store_bytes_total", direction="up") == 3
         assert value(r, "store_bytes_total", direction="down") == 6

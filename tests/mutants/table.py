@@ -808,17 +808,30 @@ MUTANTS = [
         row("creating-is-putting", '                IfNoneMatch="*",\n', ""),
     ),
     *of(
-        "store/edge.py",
+        "store/retrying.py",
         "tests/unit/test_store_answers.py",
         row(
             "one-try-more",
-            "stop_after_attempt(self.patience.attempts - 1)",
-            "stop_after_attempt(self.patience.attempts)",
+            "stop_after_attempt(self._patience.attempts - 1)",
+            "stop_after_attempt(self._patience.attempts)",
         ),
-        row("pauses-without-end", "ceiling = min(self.patience.longest_s,", "ceiling = max(self.patience.longest_s,"),
+        row(
+            "pauses-without-end",
+            "ceiling_s = min(self._patience.longest_s,",
+            "ceiling_s = max(self._patience.longest_s,",
+        ),
+    ),
+    *of(
+        "store/limited.py",
+        "tests/unit/test_store_answers.py",
+        row("waited-for-without-end", "asyncio.timeout(self._request_s)", "asyncio.timeout(None)"),
+    ),
+    *of(
+        "store/watched.py",
+        "tests/unit/test_store_answers.py",
         row(
             "no-such-object-is-no-answer",
-            "        except (ObjectMissing, Denied):\n            self._answered(operation, started)\n            raise\n",
+            "        except (ObjectMissing, Denied):\n            self._outage.answered()\n            raise\n",
             "        except (ObjectMissing, Denied):\n            raise\n",
         ),
         row(
@@ -833,8 +846,17 @@ MUTANTS = [
         ),
         row(
             "down-since-the-last-try",
-            "            if self._down_since is None:\n                self._down_since",
-            "            if True:\n                self._down_since",
+            "        if self._down_since is None:\n            self._down_since",
+            "        if True:\n            self._down_since",
+        ),
+    ),
+    *of(
+        "store/measured.py",
+        "tests/integration/test_vitals.py",
+        row(
+            "only-answers-with-bytes-are-measured",
+            "        self._answered(operation, started)\n        return result",
+            "        return result",
         ),
     ),
     *of(
@@ -955,7 +977,7 @@ MUTANTS = [
             "        except ObjectMissing:\n            raise\n",
         ),
         row("all-folders-are-one", "return f\"{what} {key.split('/', maxsplit=1)[0]}/\"", "return what"),
-        row("creating-is-another-writing", '_kind("create", key)', '_kind("read", key)'),
+        row("creating-is-another-reading", '"put": "write"}', '"put": "write", "create": "read"}'),
         row(
             "what-was-refused-long-ago-still-is",
             "lately = [since for kind, since in self._since.items() if now - self._last[kind] <= LATELY_S]",
@@ -963,7 +985,7 @@ MUTANTS = [
         ),
         row(
             "an-update-is-ridden-out",
-            "        if key.startswith(UPDATES):\n            return await self._store.get(key)\n",
+            '        if operation == "get" and key.startswith(UPDATES):\n            return await send()\n',
             "",
         ),
         row("it-is-said-every-time", "                self._said_at = now\n", ""),

@@ -22,6 +22,7 @@ FLOORS = (
     "records",  # objects, messages and trees of state as bytes, and the keys they live under
     "bus rounds store",  # the two ports · when to stop waiting, without I/O
     "health log tolerance",  # is a process well · state = fold(merge, snapshot, log) · refusals that pass
+    "ports",  # the ways to a run, opened
     "doctor learner readers syncer",  # who takes part, and who only reads
     "pytorch simulate",
     "forecast link",  # what a run would come to · the front door
@@ -34,7 +35,6 @@ SERVICES = (
     "probe",
     "process",  # logs, health, a line a minute
     "output",
-    "ports",
     "settings",
     "commands",  # one module each
     "demo",

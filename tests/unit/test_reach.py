@@ -17,7 +17,7 @@ def entering(world, weather, create=None):
     async def body():
         ports = world.ports(world.process("l0"), weather)
         since = world.clock.time()
-        run = await reach_or_create(ports.store, ports.process.runtime, create, seed_of)
+        run = await reach_or_create(ports.store, create, seed_of)
         return run, world.clock.time() - since
 
     return world.clock.run_until_complete(body())

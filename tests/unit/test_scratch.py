@@ -63,8 +63,7 @@ async def test_sweeping_leaves_the_event_loop(scratch, tmp_path, monkeypatch):
         swept(*arguments)
 
     monkeypatch.setattr(files, "_sweep", sweep)
-    runtime, pool = threaded(1)
-    with pool:
+    with threaded(1) as runtime:
         await FileStore(tmp_path, runtime).put("a", b"x")
     assert where
     assert where[0] is not threading.main_thread()

@@ -201,13 +201,13 @@ def test_any_answer_ends_an_outage(answer):
         with pytest.raises(Unavailable):
             await edge.get("k")
         await asyncio.sleep(100.0)
-        assert edge.down_s >= 100.0
+        assert edge.outage.down_s >= 100.0
         try:
             await edge.get("k")
         except (ObjectMissing, Denied):
             pass
-        assert edge.down_s == 0.0
-        assert edge.answered_at is not None
+        assert edge.outage.down_s == 0.0
+        assert edge.outage.answered_at is not None
 
     drive(Away(1, answer), Patience(attempts=1), body)
 
@@ -218,7 +218,7 @@ def test_an_outage_is_as_long_as_nothing_was_answered():
             with pytest.raises(Unavailable):
                 await edge.get("k")
             await asyncio.sleep(100.0)
-        assert edge.down_s == pytest.approx(300.0)
+        assert edge.outage.down_s == pytest.approx(300.0)
 
     drive(Away(99), Patience(attempts=1), body)
 
@@ -227,18 +227,18 @@ def test_a_request_nobody_answers_hangs_since_it_was_sent_or_since_the_last_answ
     async def body(edge):
         hung = asyncio.ensure_future(edge.get("k"))
         await asyncio.sleep(30.0)
-        assert edge.hung_s == pytest.approx(30.0)
+        assert edge.outage.hung_s == pytest.approx(30.0)
         later = asyncio.ensure_future(edge.get("k"))
         await asyncio.sleep(10.0)
-        assert edge.hung_s == pytest.approx(40.0), "since the first of them"
+        assert edge.outage.hung_s == pytest.approx(40.0), "since the first of them"
         away.takes_s = 0.0
         await edge.get("k")
         await asyncio.sleep(5.0)
-        assert edge.hung_s == pytest.approx(5.0), "another one was answered meanwhile"
+        assert edge.outage.hung_s == pytest.approx(5.0), "another one was answered meanwhile"
         for task in (hung, later):
             task.cancel()
         await asyncio.gather(hung, later, return_exceptions=True)
-        assert edge.hung_s == 0.0
+        assert edge.outage.hung_s == 0.0
 
     away = Away(0, takes_s=1e6)
     drive(away, Patience(attempts=1), body)

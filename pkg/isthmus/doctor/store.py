@@ -20,7 +20,7 @@ from isthmus.errors import (
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.records.keys import LEARNERS, RUN_KEY, commit_key
 from isthmus.runtime import Runtime
-from isthmus.store import AT_START, RUNNING, EdgeStore, Store, open_store
+from isthmus.store import EdgeStore, Store, open_store
 from isthmus.store.atomic import swept, why_not_create_only
 from isthmus.urls import split
 
@@ -96,7 +96,6 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
                 yield missing
             return
         async with open_store(url, runtime) as store:
-            store.patience = AT_START
             async for finding in examine_open_store(store, role, runtime, size):
                 yield finding
     except InputError as error:
@@ -110,7 +109,7 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         for _ in range(LATENCY_SAMPLES):
             started = runtime.now()
             with contextlib.suppress(ObjectMissing):
-                await store.get(f"{role.place}doctor-{runtime.new_id()}")
+                await store.at_start.get(f"{role.place}doctor-{runtime.new_id()}")
             took.append(runtime.now() - started)
     except BucketMissing as error:
         yield Finding("store: access", FAILURE, str(error), f"create it: isthmus init {store.url} --create-bucket")
@@ -121,7 +120,6 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
     except (Unavailable, InputError) as error:
         yield Finding("store: access", FAILURE, str(error), advice.away.format(url=store.url))
         return
-    store.patience = RUNNING
     yield Finding("store: access", OK, f"{store.url} answers: {spread(took)} requests")
 
     run = None

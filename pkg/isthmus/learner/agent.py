@@ -76,11 +76,11 @@ class LearnerAgent:
         self.pace = (pace or log.run.pace).check()
         self.history = History()
         self.boundary: Boundary | None = None
+        self.metrics = LearnerMetrics()
         tolerance = Tolerance(runtime)
+        store = store.measured_by(self.metrics)
         self._store = TolerantStore(store, tolerance)
         self._log = log = Log(log.run, self._store, runtime)
-        self.metrics = LearnerMetrics()
-        store.metrics = self.metrics
         self._bus = bus = TolerantBus(TimedBus(bus, self.metrics, runtime), tolerance)
         self._runtime = runtime
         self._run = log.run

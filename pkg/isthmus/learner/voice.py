@@ -199,8 +199,8 @@ class Voice:
     def waiting_for(self) -> tuple[str, ...]:
         """What does not answer just now, as heartbeats say it."""
         waiting = []
-        if self._edge.down_s:
-            waiting.append(f"store ({self._edge.down_s:.0f} s)")
+        if self._edge.outage.down_s:
+            waiting.append(f"store ({self._edge.outage.down_s:.0f} s)")
         if self._tolerance.refused_s:
             waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
         if self._speaker.down_since is not None or self._listener.down_since is not None:
@@ -214,7 +214,7 @@ class Voice:
         now = self._runtime.now()
         deaf_or_mute = [since for since in (self._listener.down_since, self._speaker.down_since) if since is not None]
         found = [
-            (self._edge.down_s, "the store does not answer", f"see whether {self._edge.url} is there"),
+            (self._edge.outage.down_s, "the store does not answer", f"see whether {self._edge.url} is there"),
             (self._tolerance.refused_s, "what was allowed before is refused", "see to credentials and policies"),
         ]
         if deaf_or_mute:

@@ -187,8 +187,8 @@ class Live:
     def trouble(self) -> str:
         """What does not answer, and for how long, or empty."""
         down = []
-        if self._store.down_s:
-            down.append(f"the store has not answered for {self._store.down_s:.0f} s")
+        if self._store.outage.down_s:
+            down.append(f"the store has not answered for {self._store.outage.down_s:.0f} s")
         if self._listener.down_since is not None:
             down.append(f"the bus has not answered for {self._runtime.now() - self._listener.down_since:.0f} s")
         return ", ".join(down)

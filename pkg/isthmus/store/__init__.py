@@ -1,4 +1,4 @@
-"""Where the bytes of a run live: the port, its implementations, the edge that retries, and opening by URL."""
+"""Where the bytes of a run live: the port, its implementations, the layers at its edge, and opening by URL."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,8 +8,11 @@ from isthmus.errors import InputError
 from isthmus.runtime import Runtime
 from isthmus.store.atomic import require_create_only
 from isthmus.store.base import Entry, Store
-from isthmus.store.edge import AT_START, RUNNING, EdgeStore, Patience
+from isthmus.store.edge import EdgeStore
 from isthmus.store.files import FileStore
+from isthmus.store.layer import Layer
+from isthmus.store.retrying import AT_START, RUNNING, Patience
+from isthmus.store.watched import Outage
 from isthmus.urls import redacted, split
 
 __all__ = [
@@ -18,6 +21,8 @@ __all__ = [
     "EdgeStore",
     "Entry",
     "FileStore",
+    "Layer",
+    "Outage",
     "Patience",
     "Store",
     "open_store",

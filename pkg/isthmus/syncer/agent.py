@@ -97,10 +97,9 @@ class Syncer:
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of."""
         self._tolerance = Tolerance(runtime)
+        self._store = store = store.measured_by(self.metrics)
         self._tolerant = TolerantStore(store, self._tolerance)
         self._log = Log(log.run, self._tolerant, runtime)
-        self._store = store
-        store.metrics = self.metrics
         bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
         self._runtime = runtime
         self._run = log.run
@@ -351,18 +350,18 @@ class Syncer:
         now, silent_s = self._runtime.now(), self._shards.silent_s
         deaf_since, mute_since = self._listener.down_since, self._speaker.down_since
         away_s = max(
-            self._store.down_s,
+            self._store.outage.down_s,
             self._tolerance.refused_s,
             0.0 if deaf_since is None else now - deaf_since,
             0.0 if mute_since is None else now - mute_since,
         )
-        return away_s < silent_s and self._store.hung_s < HUNG_S
+        return away_s < silent_s and self._store.outage.hung_s < HUNG_S
 
     async def _ask(self) -> None:
         """While the store is away or refuses, ask it for a byte: a syncer that holds nothing has no other reason to."""
         while True:
             await asyncio.sleep(self.pace.heartbeat_s)
-            if self._store.down_s or self._store.hung_s >= HUNG_S or self._tolerance.refused_s:
+            if self._store.outage.down_s or self._store.outage.hung_s >= HUNG_S or self._tolerance.refused_s:
                 with contextlib.suppress(Unavailable, ObjectMissing):
                     await self._log.store.get_range(RUN_KEY, 0, 1)  # raises what has been refused for too long
 
@@ -374,8 +373,8 @@ class Syncer:
 
     def _alive(self, *, stopping: bool = False) -> Alive:
         waiting = []
-        if self._store.down_s:
-            waiting.append(f"store ({self._store.down_s:.0f} s)")
+        if self._store.outage.down_s:
+            waiting.append(f"store ({self._store.outage.down_s:.0f} s)")
         if self._tolerance.refused_s:
             waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
         if self._listener.down_since is not None or self._speaker.down_since is not None:

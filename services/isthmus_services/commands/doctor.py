@@ -19,6 +19,7 @@ from isthmus.doctor import (
     examine_store,
 )
 from isthmus.log.run import Run
+from isthmus.ports import THREADS
 from isthmus.records.fields import require_name
 from isthmus.runtime import Runtime, threaded
 from isthmus.urls import split
@@ -41,13 +42,10 @@ def run(settings: declared.Doctor) -> int:
     found: list[Finding] = []
 
     async def go() -> None:
-        runtime, pool = threaded(4)
-        try:
+        with threaded(THREADS) as runtime:
             async for finding in examine(settings.run, bus, role, runtime, int(settings.size * (1 << 20))):
                 found.append(finding)
                 show(finding, console)
-        finally:
-            pool.shutdown(wait=False)
 
     asyncio.run(go())
     counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in (OK, NOTE, WARNING, FAILURE)}

@@ -2,9 +2,9 @@
 
 import asyncio
 
+from isthmus.ports import open_log
 from isthmus.readers.explain import Told, explain
 from isthmus_services.output.report import write_json
-from isthmus_services.ports import open_log
 from isthmus_services.settings import declared
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from isthmus import kernels
 from isthmus.errors import InputError
+from isthmus.ports import open_log
 from isthmus.readers import export as exports
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_free, write_json
-from isthmus_services.ports import open_log
 from isthmus_services.settings import declared
 
 

@@ -5,10 +5,10 @@ import asyncio
 from rich.text import Text
 
 from isthmus.log import gc
+from isthmus.ports import open_log
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.output.tables import Column, fitted
-from isthmus_services.ports import open_log
 from isthmus_services.settings import declared
 
 

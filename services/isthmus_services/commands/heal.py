@@ -5,9 +5,9 @@ import asyncio
 
 from isthmus.log import Commit, heal
 from isthmus.log.heal import Diagnosis
+from isthmus.ports import open_log
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
-from isthmus_services.ports import open_log
 from isthmus_services.settings import declared
 
 FRESH_S = 120.0

@@ -7,10 +7,10 @@ from typing import Any
 
 from isthmus.errors import InputError
 from isthmus.log.run import Run, Seed, create_run, run_below
+from isthmus.ports import open_place
 from isthmus.readers import export as exports
 from isthmus.rules import Pace, overdrive
-from isthmus.runtime import threaded
-from isthmus.store import AT_START, RUNNING, open_store, require_create_only
+from isthmus.store import require_create_only
 from isthmus_services.settings import declared, shared
 
 
@@ -64,17 +64,11 @@ def create(
     )
 
     async def go() -> Run:
-        runtime, pool = threaded(2)
-        try:
-            async with open_store(url, runtime, make=create_bucket) as store:
-                store.patience = AT_START
-                if below := await run_below(store):
-                    raise InputError(f"{url}: there is a run in it already, {below}: choose another place")
-                await require_create_only(store, runtime)
-                store.patience = RUNNING
-                return await create_run(store, runtime, seed)
-        finally:
-            pool.shutdown(wait=False)
+        async with open_place(url, make=create_bucket) as store:
+            if below := await run_below(store.at_start):
+                raise InputError(f"{url}: there is a run in it already, {below}: choose another place")
+            await require_create_only(store.at_start, store.runtime)
+            return await create_run(store, store.runtime, seed)
 
     return asyncio.run(go())
 

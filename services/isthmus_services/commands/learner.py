@@ -12,11 +12,9 @@ from isthmus import kernels
 from isthmus.errors import InputError
 from isthmus.link import Link
 from isthmus.log.run import Run
+from isthmus.ports import open_log
 from isthmus.records.fields import require_name
-from isthmus.runtime import threaded
 from isthmus.sinks import TensorBoard
-from isthmus.store import AT_START, open_store
-from isthmus_services.ports import known_run
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown
 from isthmus_services.process.minutes import Diary
@@ -115,13 +113,8 @@ def _model(made: Run) -> "torch.nn.Module":
 
 
 async def _read(url: str) -> Run:
-    runtime, pool = threaded(2)
-    try:
-        async with open_store(url, runtime) as store:
-            store.patience = AT_START
-            return await known_run(store)
-    finally:
-        pool.shutdown(wait=False)
+    async with open_log(url) as log:
+        return log.run
 
 
 def _shard(text: str | None, name: str) -> tuple[tuple[int, int], int]:

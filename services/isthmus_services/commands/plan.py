@@ -18,7 +18,7 @@ from isthmus.forecast import speeds
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
 from isthmus.forecast.outcome import Island, Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
-from isthmus.runtime import threaded
+from isthmus.runtime import single_threaded
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import declared, shared
 
@@ -97,12 +97,8 @@ def init_line(found: Plan, model: str | None = None) -> str:
 
 
 def _measure(path: Path) -> int:
-    runtime, threads = threaded(1)
-    try:
-        when = f"{platform.node()}, Python {platform.python_version()}"
-        found = speeds.measured(runtime.now, _cpu(), when)
-    finally:
-        threads.shutdown()
+    when = f"{platform.node()}, Python {platform.python_version()}"
+    found = speeds.measured(single_threaded().now, _cpu(), when)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(speeds.written(found))

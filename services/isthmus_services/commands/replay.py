@@ -8,6 +8,7 @@ from isthmus import kernels
 from isthmus.errors import InputError
 from isthmus.log import Log
 from isthmus.log.select import all_or
+from isthmus.ports import open_log
 from isthmus.readers import export as exports
 from isthmus.readers import replay as replays
 from isthmus.readers import whatif
@@ -15,7 +16,6 @@ from isthmus.readers.trace import trace
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_free, stdout, write_json
 from isthmus_services.output.tables import Column, fitted
-from isthmus_services.ports import open_log
 from isthmus_services.settings import declared, shared
 
 ROWS_MAX = 20
@@ -40,7 +40,7 @@ def run(arguments: declared.Replay) -> int:
 
 
 async def _replay(arguments: declared.Replay, settings: whatif.Settings | None) -> int:
-    async with open_log(arguments.run, arguments.threads) as log:
+    async with open_log(arguments.run, threads=arguments.threads) as log:
         if arguments.trace:
             await _trace(log, arguments)
         if settings is not None:

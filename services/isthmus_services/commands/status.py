@@ -2,20 +2,22 @@
 
 import asyncio
 import time
+from contextlib import suppress
 
 from rich.console import Console, Group
 from rich.live import Live as Display
 from rich.text import Text
 
+from isthmus.errors import Unavailable
 from isthmus.log.run import Run
 from isthmus.log.select import checkpoints_in
+from isthmus.ports import bus_answers, open_ports
 from isthmus.readers.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus.readers.verdict import health
 from isthmus.records.keys import LEARNERS
 from isthmus_services.output import view
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.output.tables import WIDEN, in_view
-from isthmus_services.ports import open_ports
 from isthmus_services.process import logs
 from isthmus_services.settings import declared, shared
 
@@ -35,7 +37,9 @@ def run(settings: declared.Status) -> int:
 
     async def go() -> tuple[Status, Run, str, dict[str, Ledger]]:
         bus = shared.bus_of(settings, settings.run)
-        async with open_ports(settings.run, bus, bus_must_answer=False) as ports:
+        async with open_ports(settings.run, bus) as ports:
+            with suppress(Unavailable):
+                await bus_answers(ports.bus)
             made = ports.log.run
             listen_s = LISTEN_BEATS * made.pace.heartbeat_s
             status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
@@ -67,7 +71,9 @@ async def _watch(settings: declared.Status, console: Console) -> None:
     """Show the run until interrupted: a display on a terminal, a line now and then into a pipe."""
     logs.quiet()
     bus = shared.bus_of(settings, settings.run)
-    async with open_ports(settings.run, bus, bus_must_answer=False) as ports:
+    async with open_ports(settings.run, bus) as ports:
+        with suppress(Unavailable):
+            await bus_answers(ports.bus)
         live = Live(ports.log, ports.store, ports.bus, ports.runtime)
         await live.begin()
         following = asyncio.ensure_future(live.run())

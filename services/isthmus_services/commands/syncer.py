@@ -6,11 +6,11 @@ import signal
 
 from isthmus import kernels
 from isthmus.errors import IsthmusError
+from isthmus.ports import open_place, open_ports, until_created
 from isthmus.records.fields import require_name
-from isthmus.runtime import random_id, threaded
-from isthmus.store import AT_START, open_store, require_create_only
+from isthmus.runtime import random_id
+from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
-from isthmus_services.ports import open_ports, until_created
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown
 from isthmus_services.process.minutes import EVERY_S, SyncerMinute
@@ -96,7 +96,6 @@ async def _created(url: str, name: str, board: Board) -> bool:
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     board.phase, before = "waiting for the run", board.phase
-    runtime, pool = threaded(1)
     # As the first process of a container it would not end of a signal that nobody handles.
     for number in signals:
         loop.add_signal_handler(number, stopping.set)
@@ -105,13 +104,11 @@ async def _created(url: str, name: str, board: Board) -> bool:
         logger.warning("%s waits for the run: %s", name, error)
 
     try:
-        async with open_store(url, runtime) as store:
-            store.patience = AT_START
-            found = await until_created(store, runtime, stopping, say)
+        async with open_place(url, threads=1) as store:
+            found = await until_created(store.at_start, store.runtime, stopping, say)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-        pool.shutdown(wait=False)
     if found:
         board.phase = before
     else:

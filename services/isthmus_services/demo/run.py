@@ -17,12 +17,11 @@ from isthmus import kernels
 from isthmus.bus.base import Said
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.log import Log
+from isthmus.ports import bus_answers, open_place, open_ports
 from isthmus.readers.heard import Hearing
 from isthmus.readers.status import Live
 from isthmus.records.keys import RUN_KEY
 from isthmus.records.messages import Heartbeat, decode
-from isthmus.runtime import threaded
-from isthmus.store import AT_START, open_store
 from isthmus.urls import split
 from isthmus_services.commands import init
 from isthmus_services.demo import judge, mark, report
@@ -31,7 +30,6 @@ from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, 
 from isthmus_services.demo.servers import redis_server, s3_server
 from isthmus_services.demo.watch import Watch
 from isthmus_services.output.report import stdout, write_json
-from isthmus_services.ports import open_ports
 from isthmus_services.process import logs
 from isthmus_services.settings import declared, shared
 from isthmus_services.settings.resolve import public
@@ -80,6 +78,7 @@ def run(settings: declared.Demo) -> int:
 
 async def _demo(a: declared.Demo, out: Path, store: str, bus: str, started: float) -> int:
     async with open_ports(store, bus) as ports:
+        await bus_answers(ports.bus)
         log = ports.log
         traffic = Totals()
         run = Live(log, ports.store, ports.bus, ports.runtime)
@@ -296,15 +295,10 @@ def _place(a: declared.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
 async def _refuse_existing(store: str) -> None:
     if split(store).scheme not in ("", "file", "s3"):
         return  # opening it will say so
-    runtime, pool = threaded(1)
-    try:
-        async with open_store(store, runtime) as opened:
-            opened.patience = AT_START
-            with contextlib.suppress(ObjectMissing):
-                await opened.get_range(RUN_KEY, 0, 1)
-                raise InputError(f"{store} already holds a run: choose another --store (the demo starts from nothing)")
-    finally:
-        pool.shutdown(wait=False)
+    async with open_place(store, threads=1) as opened:
+        with contextlib.suppress(ObjectMissing):
+            await opened.at_start.get_range(RUN_KEY, 0, 1)
+            raise InputError(f"{store} already holds a run: choose another --store (the demo starts from nothing)")
 
 
 def _fleet(a: declared.Demo, out: Path, store: str, bus: str) -> Fleet:

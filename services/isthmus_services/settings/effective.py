@@ -7,8 +7,8 @@ from pathlib import Path
 from isthmus.bus import default_bus
 from isthmus.errors import IsthmusError, RunMissing
 from isthmus.log.run import Run
+from isthmus.ports import open_log
 from isthmus.rules import Pace
-from isthmus_services.ports import open_log
 from isthmus_services.settings import declared
 from isthmus_services.settings.shared import ArithmeticOfRun, OnBus, PaceOfRun, rules_of
 
@@ -64,7 +64,7 @@ def _run(url: str | None) -> tuple[Run | None, str]:
         return None, "run (not named)"
 
     async def read() -> Run:
-        async with asyncio.timeout(READ_S), open_log(url, 1) as log:
+        async with asyncio.timeout(READ_S), open_log(url, threads=1) as log:
             return log.run
 
     try:

@@ -14,9 +14,9 @@ from isthmus.errors import InputError
 from isthmus.forecast import failures, recorded
 from isthmus.forecast import goodput as model
 from isthmus.forecast.goodput import DECOUPLED, ELASTIC, RESTART, Cluster
+from isthmus.ports import open_log
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import MARKERS, save, stdout, write_json
-from isthmus_services.ports import open_log
 from isthmus_services.settings import declared, shared
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
@@ -109,7 +109,7 @@ def run(arguments: declared.Goodput) -> int:
 
 
 async def _check(run_url: str, json: str | None) -> int:
-    async with open_log(run_url, 1) as log:
+    async with open_log(run_url, threads=1) as log:
         found = recorded.check(await recorded.observe(log))
     seen, predicted = found.observed, found.predicted
     table = Table(title=f"{run_url}: prediction and record", title_justify="left")

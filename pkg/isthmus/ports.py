@@ -1,0 +1,103 @@
+"""The ways to a run: its store, its bus and the threads of whoever uses them, opened with patience.
+
+The first requests are tried twice and for seconds, since somebody is watching; once something has answered, an outage
+is ridden out.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from isthmus.bus import Bus, open_bus
+from isthmus.errors import RunMissing, Unavailable
+from isthmus.log import Log
+from isthmus.log.run import Run, read_run, run_below
+from isthmus.records.messages import SYNCER_STREAM
+from isthmus.runtime import Runtime, threaded
+from isthmus.store import EdgeStore, Store, open_store
+
+THREADS = 4
+"""For work that leaves the event loop, where nobody says otherwise."""
+
+LOOK_S = 2.0
+"""How often one looks whether a run has been created."""
+
+SAY_S = 300.0
+"""How often it is said that there is still none."""
+
+Find = Callable[[EdgeStore], Awaitable[Run]]
+"""Finds the run at a store, or makes one there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """A run and the ways to it."""
+
+    log: Log
+    store: EdgeStore
+    bus: Bus
+    runtime: Runtime
+
+
+async def known_run(store: EdgeStore) -> Run:
+    """Return the run at this store, or say within seconds that it cannot be read.
+
+    Raises what `read_run` does; `RunMissing` says where there is one nearby.
+    """
+    try:
+        return await read_run(store.at_start)
+    except RunMissing:
+        raise RunMissing(store.url, await run_below(store.at_start)) from None
+
+
+@asynccontextmanager
+async def open_place(url: str, *, threads: int = THREADS, make: bool = False) -> AsyncIterator[EdgeStore]:
+    """Open the store at a URL, whether there is a run or not, with threads of its own (`store.runtime`)."""
+    with threaded(threads) as runtime:
+        async with open_store(url, runtime, make=make) as store:
+            yield store
+
+
+@asynccontextmanager
+async def open_log(url: str, *, threads: int = THREADS) -> AsyncIterator[Log]:
+    """Open a run's log alone, without a bus. Raises what `known_run` does."""
+    async with open_place(url, threads=threads) as store:
+        yield Log(await known_run(store), store, store.runtime)
+
+
+@asynccontextmanager
+async def open_ports(url: str, bus_url: str, find: Find = known_run) -> AsyncIterator[Ports]:
+    """Open store and bus of the run that `find` finds. Raises what `find` does; the bus is not asked for anything."""
+    async with open_place(url) as store:
+        run = await find(store)
+        async with open_bus(bus_url, run.digest) as bus:
+            yield Ports(Log(run, store, store.runtime), store, bus, store.runtime)
+
+
+async def bus_answers(bus: Bus) -> None:
+    """Return if the bus can be used. Raises `Unavailable`, `Denied`."""
+    await bus.tail(SYNCER_STREAM)
+
+
+async def until_created(
+    store: Store, runtime: Runtime, stopping: asyncio.Event, say: Callable[[RunMissing | Unavailable], None]
+) -> bool:
+    """Wait until there is a run, and return True; False once `stopping` is set. What is missing is said now and then.
+
+    It waits as long as it takes: when somebody creates the run is not for a number of seconds to know. Raises `Denied`,
+    which waiting would not cure, and what else `read_run` raises.
+    """
+    said_at: float | None = None
+    while not stopping.is_set():
+        try:
+            await read_run(store)
+            return True
+        except (RunMissing, Unavailable) as error:
+            if said_at is None or runtime.now() - said_at >= SAY_S:
+                said_at = runtime.now()
+                say(error)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await stopping.wait()
+    return False

@@ -1,0 +1,48 @@
+"""A store that stands before another and does one job more; layers stack in any number."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from isthmus.records.frame import Blob
+from isthmus.store.base import Entry, Store
+
+T = TypeVar("T")
+
+Send = Callable[[], Awaitable[T]]
+"""Sends a request to the store below, and may be called again."""
+
+
+class Layer:
+    """The store below, unchanged: every request passes `_through`, which is where a layer does its job."""
+
+    def __init__(self, store: Store) -> None:
+        self.url = store.url
+        self._store = store
+
+    async def get(self, key: str) -> bytearray:
+        """See `Store.get`."""
+        return await self._through("get", key, lambda: self._store.get(key))
+
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        """See `Store.get_range`."""
+        return await self._through("get", key, lambda: self._store.get_range(key, start, stop))
+
+    async def put(self, key: str, data: Blob) -> None:
+        """See `Store.put`."""
+        await self._through("put", key, lambda: self._store.put(key, data))
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`."""
+        return await self._through("create", key, lambda: self._store.create(key, data))
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """See `Store.list`."""
+        return await self._through("list", prefix, lambda: self._store.list(prefix))
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        await self._through("delete", key, lambda: self._store.delete(key))
+
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        """Send a request (`get`, `put`, `create`, `list` or `delete`) for a key or prefix; return its result."""
+        return await send()

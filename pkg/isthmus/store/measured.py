@@ -1,0 +1,83 @@
+"""A store whose requests are counted and measured, each try by itself."""
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.metrics import Metrics
+from isthmus.records.frame import Blob
+from isthmus.runtime import Runtime
+from isthmus.store.base import Store
+from isthmus.store.layer import Layer, Send
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over the wire: objects and their bytes, each counted once it was through."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    requests: int = 0
+    retries: int = 0
+
+
+class MeasuredStore(Layer):
+    """Counts bytes, requests and failures, and measures how long answers take."""
+
+    def __init__(self, store: Store, runtime: Runtime, traffic: Traffic, metrics: Metrics | None) -> None:
+        super().__init__(store)
+        self._runtime = runtime
+        self._traffic = traffic
+        self._metrics = metrics
+
+    async def get(self, key: str) -> bytearray:
+        """See `Store.get`."""
+        return self._down(await super().get(key))
+
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        """See `Store.get_range`."""
+        return self._down(await super().get_range(key, start, stop))
+
+    async def put(self, key: str, data: Blob) -> None:
+        """See `Store.put`."""
+        await super().put(key, data)
+        self._up(data)
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`."""
+        created = await super().create(key, data)
+        self._up(data)
+        return created
+
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        self._traffic.requests += 1
+        started = self._runtime.now()
+        try:
+            result = await send()
+        except Unavailable:
+            self._traffic.retries += 1
+            if self._metrics is not None:
+                self._metrics.store_failures.labels(operation).inc()
+            raise
+        except (ObjectMissing, Denied):
+            self._answered(operation, started)
+            raise
+        self._answered(operation, started)
+        return result
+
+    def _answered(self, operation: str, started: float) -> None:
+        if self._metrics is not None:
+            self._metrics.store_seconds.labels(operation).observe(self._runtime.now() - started)
+
+    def _up(self, data: Blob) -> None:
+        self._traffic.bytes_up += len(data)
+        if self._metrics is not None:
+            self._metrics.store_bytes.labels("up").inc(len(data))
+
+    def _down(self, data: bytearray) -> bytearray:
+        self._traffic.bytes_down += len(data)
+        if self._metrics is not None:
+            self._metrics.store_bytes.labels("down").inc(len(data))
+        return data
