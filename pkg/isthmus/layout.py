@@ -6,6 +6,7 @@ optimum. The same list of tensors gives the same layout everywhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import prod
 
 from isthmus.errors import InputError
@@ -13,8 +14,12 @@ from isthmus.errors import InputError
 DTYPES = ("float32", "bfloat16", "float16")
 """Element types a merged parameter may have; all arithmetic on them is float32."""
 
-DENSE, EMBEDDING = "dense", "embedding"
-"""Classes of tensors: embeddings may be merged by a rule of their own."""
+
+class TensorClass(StrEnum):
+    """Classes of tensors, each of which may be merged by a rule of its own."""
+
+    DENSE = "dense"
+    EMBEDDING = "embedding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class Spec:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    role: str
+    role: TensorClass
 
     @property
     def size(self) -> int:

@@ -29,7 +29,7 @@ from isthmus.log.run import Run, Seed, create_run
 from isthmus.metrics import LearnerMetrics
 from isthmus.ports import Find, known_run, open_ports
 from isthmus.records.fields import require_name
-from isthmus.rules import Pace, Rules
+from isthmus.rules import Adoption, Pace, Rules
 from isthmus.sinks import CLOSE_S, Feeder, Sink
 from isthmus.store import EdgeStore, require_create_only
 
@@ -209,7 +209,7 @@ def join(
     learner: str,
     create: Rules | None = None,
     pace: Pace | None = None,
-    adopt: str = "overwrite",
+    adopt: str = Adoption.OVERWRITE.value,
     steps: int = 0,
     data: Stateful | None = None,
     checkpoint_s: float = CHECKPOINT_S,

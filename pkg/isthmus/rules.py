@@ -3,12 +3,13 @@
 import math
 import types
 import typing
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from isthmus.errors import InputError, plainly
-from isthmus.layout import EMBEDDING
+from isthmus.layout import TensorClass
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 FRAGMENTS_MAX = 4096
@@ -19,8 +20,31 @@ Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 STALENESS_MAX = 64
 """No pace lets a base be older than this and still be merged: what is beyond it is settled for good."""
 
-MERGES = ("rda", "avg")
-ADOPTIONS = ("overwrite", "blend", "carry")
+
+class MergeRule(StrEnum):
+    """How the updates of a round become one."""
+
+    RDA = "rda"  # radial-directional averaging: the mean length, in the mean direction of unit vectors
+    AVG = "avg"  # the weighted mean
+
+
+class Adoption(StrEnum):
+    """What a new version does to the work a learner did meanwhile."""
+
+    OVERWRITE = "overwrite"  # it is in the update that is under way, or lost
+    BLEND = "blend"  # half of each
+    CARRY = "carry"  # done again on top of it
+
+
+Name = TypeVar("Name", bound=StrEnum)
+
+
+def named(kind: type[Name], name: str, what: str) -> Name:
+    """Return the member of a closed vocabulary. Raises `InputError` that lists it where there is none of this name."""
+    try:
+        return kind(name)
+    except ValueError:
+        raise InputError(f"unknown {what} {name!r}: choose one of {', '.join(kind)}") from None
 
 
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,9 +62,9 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """P: fragments the model is cut into (at most one per tensor)."""
     sync_every: Count = 12
     """H: steps between two uploads of one fragment."""
-    merge: str = "rda"
-    """How the updates of a round are merged: `rda` or `avg`."""
-    merge_embeddings: str = "avg"
+    merge: str = MergeRule.RDA.value
+    """How the updates of a round are merged: a `MergeRule`, or its name."""
+    merge_embeddings: str = MergeRule.AVG.value
     """The same for embeddings; the paper merges them by plain averaging."""
     outer_lr: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.4
     outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.8
@@ -66,9 +90,9 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             rate = round(rate / (1.0 - momentum) * (1.0 - given), 6)
         return cls(**{"outer_lr": rate, "outer_momentum": momentum} | fields)
 
-    def merge_for(self, role: str) -> str:
+    def merge_for(self, role: TensorClass) -> MergeRule:
         """Return the merge rule for a class of tensors."""
-        return self.merge_embeddings if role == EMBEDDING else self.merge
+        return MergeRule(self.merge_embeddings if role == TensorClass.EMBEDDING else self.merge)
 
     def check(self) -> "Rules":
         """Return self. Raises `InputError` for a name that does not exist or a number out of range."""
@@ -76,8 +100,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
         _validate(self)
         for name in (self.merge, self.merge_embeddings):
-            if name not in MERGES:
-                raise InputError(f"unknown merge {name!r}: choose one of {', '.join(MERGES)}")
+            named(MergeRule, name, "merge")
         codec(self.codec_up)
         codec(self.codec_down)
         return self
@@ -86,17 +109,17 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 LONG_STEPS = 24
 """H above which rounds are long: measured were 12, 24 (where both are alike) and 48."""
 
-_SHORT_ROUNDS = {"rda": (0.4, 0.8), "avg": (0.7, 0.8)}
-_LONG_ROUNDS = {"rda": (0.6, 0.7), "avg": (1.05, 0.7)}
+_SHORT_ROUNDS = {MergeRule.RDA: (0.4, 0.8), MergeRule.AVG: (0.7, 0.8)}
+_LONG_ROUNDS = {MergeRule.RDA: (0.6, 0.7), MergeRule.AVG: (1.05, 0.7)}
 
 
 def outer_for(merge: str, sync_every: int) -> tuple[float, float]:
     """Return outer rate and momentum for a merge rule and H; RDA's merged update is up to √M longer than Avg's."""
     found = _LONG_ROUNDS if sync_every > LONG_STEPS else _SHORT_ROUNDS
-    return found.get(merge, found["rda"])
+    return found[MergeRule(merge)] if merge in found else found[MergeRule.RDA]
 
 
-EFFECTIVE_MAX = {"rda": 3.0, "avg": 6.0}
+EFFECTIVE_MAX = {MergeRule.RDA: 3.0, MergeRule.AVG: 6.0}
 """Effective outer rates above which the lab's losses are clearly worse, at H up to 64."""
 
 MOMENTUM_MAX = 0.9
@@ -138,7 +161,7 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 def overdrive(rules: Rules) -> str | None:
     """Return a warning where the outer optimizer is known to hurt at this H, else None."""
     effective = rules.outer_lr / (1.0 - rules.outer_momentum)
-    most = EFFECTIVE_MAX[rules.merge]
+    most = EFFECTIVE_MAX[MergeRule(rules.merge)]
     if rules.sync_every > 64 or (rules.outer_momentum <= MOMENTUM_MAX and effective <= most + 1e-9):
         return None
     rate, momentum = outer_for(rules.merge, rules.sync_every)

@@ -10,7 +10,7 @@ import pytest
 
 from e2e.test_processes import isthmus
 from isthmus.bus.redis import ServerFacts
-from isthmus.doctor import FAILURE, NOTE, OK, WARNING, Finding, Role, examine_bus, examine_open_store
+from isthmus.doctor import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, examine_bus, examine_open_store
 from isthmus.doctor.bus import judge
 from isthmus.doctor.machine import BITS, examine_machine, fingerprint
 from isthmus.errors import Denied
@@ -263,7 +263,7 @@ async def test_a_store_that_loses_races_is_found_out(folder):
 
 
 async def findings(store: EdgeStore, runtime: Runtime, role: Role | None = None) -> dict[str, Finding]:
-    given = examine_open_store(store, role or Role("operator"), runtime, 1 << 16)
+    given = examine_open_store(store, role or Role(RoleKind.OPERATOR), runtime, 1 << 16)
     return {f.check: f async for f in given if not isinstance(f, Run)}
 
 
@@ -275,7 +275,7 @@ async def test_a_skewed_clock(off_s, outcome, moto, redis, use):
     off = Runtime(right.now, lambda: right.wall() + off_s, right.random, right.offload, right.new_id)
     async with open_store("s3://clock/run", off, make=True) as store:
         found = await findings(store, off)
-    async for finding in examine_bus(redis.url, bytes(32), Role("operator"), off):
+    async for finding in examine_bus(redis.url, bytes(32), Role(RoleKind.OPERATOR), off):
         found[finding.check] = finding
     for check in ("store: clock", "bus: clock"):
         assert found[check].outcome == outcome, found[check]
@@ -373,7 +373,7 @@ def test_what_a_server_says_of_itself_is_judged(facts, expected):
 def test_kernels_that_give_other_bits_are_a_failure(monkeypatch, folder):
     assert fingerprint() == BITS[ARITHMETIC]
     monkeypatch.setattr("isthmus.doctor.machine.fingerprint", lambda: "0" * 64)
-    found = {f.check: f for f in examine_machine(str(folder), Role("syncer"), single_threaded())}
+    found = {f.check: f for f in examine_machine(str(folder), Role(RoleKind.SYNCER), single_threaded())}
     assert found["machine: kernels"].outcome == FAILURE
     assert "machine: torch" not in found, "a syncer needs none"
 
@@ -381,5 +381,5 @@ def test_kernels_that_give_other_bits_are_a_failure(monkeypatch, folder):
 def test_a_full_disk_is_a_failure(monkeypatch, folder):
     monkeypatch.setattr("isthmus.doctor.machine.DISK_FAILURE", 1 << 60)
     monkeypatch.setattr("isthmus.doctor.machine.DISK_WARNING", 1 << 60)
-    found = {f.check: f for f in examine_machine(str(folder), Role("syncer"), single_threaded())}
+    found = {f.check: f for f in examine_machine(str(folder), Role(RoleKind.SYNCER), single_threaded())}
     assert found["machine: disk"].outcome == FAILURE

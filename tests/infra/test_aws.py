@@ -31,7 +31,7 @@ from moto.core.authorization import enable_iam_authentication
 from moto.iam.access_control import IAMPolicy, IAMRequestBase
 
 from isthmus.bus import open_bus
-from isthmus.doctor import FAILURE, Finding, Role, examine_open_store
+from isthmus.doctor import FAILURE, Finding, Role, RoleKind, examine_open_store
 from isthmus.errors import Denied
 from isthmus.log import Log, gc
 from isthmus.log.run import create_run
@@ -414,11 +414,11 @@ async def doctors_agree(store: Mapping[str, EdgeStore], runtime: Runtime) -> Non
         assert {f.check for f in found if isinstance(f, Finding)} >= {"store: conditional PUT", "store: may delete"}
         return {f.check for f in found if isinstance(f, Finding) and f.outcome == FAILURE}
 
-    assert await failures("operator", Role("operator")) == set()
-    assert await failures("syncer", Role("syncer")) == set()
-    assert await failures("eu-1", Role("learner", "eu-1")) == set()
+    assert await failures("operator", Role(RoleKind.OPERATOR)) == set()
+    assert await failures("syncer", Role(RoleKind.SYNCER)) == set()
+    assert await failures("eu-1", Role(RoleKind.LEARNER, "eu-1")) == set()
     too_much = {f"store: must not write {what}" for what in ("the run object", "a commit", "another's claim")}
-    assert await failures("operator", Role("learner", "eu-1")) == too_much
+    assert await failures("operator", Role(RoleKind.LEARNER, "eu-1")) == too_much
 
 
 # --- the bus ----------------------------------------------------------------------------------------------------------

@@ -350,10 +350,10 @@ async def test_the_doctor_finds_each_role_as_it_should_be(guarded, folder):
 
         return {f.check: f.outcome async for f in examine_bus(guarded(user), bytes(32), role, single_threaded())}
 
-    from isthmus.doctor import Role
+    from isthmus.doctor import Role, RoleKind
 
-    for role, user in ((Role("syncer"), "syncer"), (Role("learner", "eu-1"), "learner-eu-1")):
+    for role, user in ((Role(RoleKind.SYNCER), "syncer"), (Role(RoleKind.LEARNER, "eu-1"), "learner-eu-1")):
         found = await outcomes(role, user)
         assert found["bus: must not write for others"] == "ok"
         assert "failure" not in found.values(), found
-    assert (await outcomes(Role("learner", "us-1"), "learner-eu-1"))["bus: streams"] == "failure"
+    assert (await outcomes(Role(RoleKind.LEARNER, "us-1"), "learner-eu-1"))["bus: streams"] == "failure"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from isthmus.forecast.recorded import check, observe
-from isthmus.layout import DENSE, Spec
+from isthmus.layout import Spec, TensorClass
 from isthmus.log import Log
 from isthmus.log.run import Seed, read_run
 from isthmus.rules import Pace, Rules
@@ -72,7 +72,7 @@ class Failing:
 
     async def run(self):
         self.over = False
-        specs = [Spec(f"w{i}", (8,), "float32", DENSE) for i in range(4)]
+        specs = [Spec(f"w{i}", (8,), "float32", TensorClass.DENSE) for i in range(4)]
         values = [np.zeros(8, np.float32) for _ in specs]
         rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
         pace = Pace(heartbeat_s=5.0, silence_s=15.0)

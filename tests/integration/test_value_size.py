@@ -9,7 +9,7 @@ import yaml
 
 from isthmus.bus import open_bus
 from isthmus.bus.base import VALUE_MAX
-from isthmus.doctor import OK, WARNING, Finding, Role, examine_bus
+from isthmus.doctor import OK, WARNING, Finding, Role, RoleKind, examine_bus
 from isthmus.errors import Unavailable
 from isthmus.records.frame import Kind, largest
 from isthmus.records.messages import learner_stream
@@ -71,7 +71,7 @@ def test_what_it_does_not_bound_is_a_message_of_many_fields(shipped):
 
 async def about_values(url: str) -> tuple[Finding, int]:
     """Return the doctor's finding about the size of values, and how many messages its stream holds afterwards."""
-    role = Role("learner", "eu-1")
+    role = Role(RoleKind.LEARNER, "eu-1")
     found = {f.check: f async for f in examine_bus(url, RUN, role, single_threaded())}
     async with open_bus(url, RUN) as bus:
         said = await bus.read({role.stream: ""}, 0.1)

@@ -225,7 +225,7 @@ MUTANTS = [
         row("lengths-are-not-weighted", "self._norms[i] += weight * norm", "self._norms[i] += norm"),
         row(
             "embeddings-are-merged-like-all-else",
-            'if self.outer[t.spec.role].merge == "rda":\n                norm = kernels.norm(piece)',
+            "if self.outer[t.spec.role].merge == MergeRule.RDA:\n                norm = kernels.norm(piece)",
             'if self.outer["dense"].merge == "rda":\n                norm = kernels.norm(piece)',
         ),
         row(

@@ -569,7 +569,7 @@ def embeddings_are_merged_like_the_rest():
 
     def outers(rules):
         found = original(rules)
-        return dict.fromkeys(found, found[merge.DENSE])
+        return dict.fromkeys(found, found[merge.TensorClass.DENSE])
 
     original = merge.outers
     with patch.object(merge, "outers", outers):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isthmus.layout import EMBEDDING
+from isthmus.layout import TensorClass
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary, Captured
 from isthmus.learner.uplink import PACKED_MAX, Uplink
@@ -68,7 +68,11 @@ class Values:
         self.fragments = []
         for fragment in run.layout.fragments:
             tensors = [
-                Tensor(t.start, t.stop, run.rules.merge_embeddings if t.spec.role == EMBEDDING else run.rules.merge)
+                Tensor(
+                    t.start,
+                    t.stop,
+                    run.rules.merge_embeddings if t.spec.role == TensorClass.EMBEDDING else run.rules.merge,
+                )
                 for t in fragment.tensors
             ]
             rules = run.rules

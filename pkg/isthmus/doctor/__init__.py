@@ -4,7 +4,7 @@
 """
 
 from isthmus.doctor.bus import examine_bus
-from isthmus.doctor.findings import FAILURE, NOTE, OK, ROLES, WARNING, Finding, Role, counted
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Outcome, Role, RoleKind, counted
 from isthmus.doctor.machine import examine_machine
 from isthmus.doctor.store import examine_open_store, examine_store
 
@@ -12,10 +12,11 @@ __all__ = [
     "FAILURE",
     "NOTE",
     "OK",
-    "ROLES",
     "WARNING",
     "Finding",
+    "Outcome",
     "Role",
+    "RoleKind",
     "counted",
     "examine_bus",
     "examine_machine",

@@ -2,14 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from isthmus.records.keys import LEARNERS, SCRATCH
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 
-OK, NOTE, WARNING, FAILURE = "ok", "note", "warning", "failure"
-"""A note is what cannot be otherwise in this place, and is worth knowing."""
 
-ROLES = ("operator", "syncer", "learner")
+class Outcome(StrEnum):
+    """How a check ended. A note is what cannot be otherwise in this place, and is worth knowing."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+OK, NOTE, WARNING, FAILURE = Outcome
+
+
+class RoleKind(StrEnum):
+    """Who takes part in a run."""
+
+    OPERATOR = "operator"
+    SYNCER = "syncer"
+    LEARNER = "learner"
 
 
 @dataclass(frozen=True)
@@ -17,8 +33,7 @@ class Finding:
     """One line of the doctor's report."""
 
     check: str
-    outcome: str
-    """ok, note, warning or failure."""
+    outcome: Outcome
     said: str
     """What is the case, with figures and units."""
     advice: str = ""
@@ -33,24 +48,24 @@ class Finding:
 class Role:
     """Whose permissions are looked at. An operator creates runs and collects garbage: it may do everything."""
 
-    kind: str
+    kind: RoleKind
     learner: str = ""
 
     @property
     def place(self) -> str:
         """Where this role may create objects, and delete them."""
         # A learner's identity may delete old checkpoints and nothing else.
-        return f"{LEARNERS}{self.learner}/doctor/checkpoints/" if self.kind == "learner" else SCRATCH
+        return f"{LEARNERS}{self.learner}/doctor/checkpoints/" if self.kind == RoleKind.LEARNER else SCRATCH
 
     @property
     def stream(self) -> str:
         """The stream this role writes."""
-        return learner_stream(self.learner) if self.kind == "learner" else SYNCER_STREAM
+        return learner_stream(self.learner) if self.kind == RoleKind.LEARNER else SYNCER_STREAM
 
     @property
     def others_stream(self) -> str | None:
         """A stream this role must not write."""
-        return {"learner": SYNCER_STREAM, "syncer": learner_stream("doctor")}.get(self.kind)
+        return {RoleKind.LEARNER: SYNCER_STREAM, RoleKind.SYNCER: learner_stream("doctor")}.get(self.kind)
 
 
 def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:

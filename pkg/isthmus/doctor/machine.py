@@ -12,11 +12,11 @@ import numpy as np
 
 from isthmus import kernels
 from isthmus.codecs import CODECS, pack, packed_size
-from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, counted
+from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind, counted
 from isthmus.kernels import ARITHMETIC, F32
-from isthmus.layout import DENSE, EMBEDDING, Spec, partition
+from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import merge
-from isthmus.rules import Rules
+from isthmus.rules import MergeRule, Rules
 from isthmus.runtime import Runtime
 
 DISK_WARNING, DISK_FAILURE = 2 << 30, 100 << 20
@@ -31,7 +31,7 @@ def examine_machine(folder: str | None, role: Role, runtime: Runtime) -> Iterato
     if folder is not None:
         yield _disk(Path(folder))
     yield _kernels(runtime)
-    if role.kind != "syncer":
+    if role.kind != RoleKind.SYNCER:
         yield _torch(role)
 
 
@@ -67,7 +67,7 @@ def _kernels(runtime: Runtime) -> Finding:
 def _torch(role: Role) -> Finding:
     check = "machine: torch"
     if importlib.util.find_spec("torch") is None:
-        outcome = FAILURE if role.kind == "learner" else WARNING
+        outcome = FAILURE if role.kind == RoleKind.LEARNER else WARNING
         return Finding(check, outcome, "not installed", "pip install 'isthmus[torch]' where learners run")
     import torch
 
@@ -77,7 +77,8 @@ def _torch(role: Role) -> Finding:
 
 def fingerprint() -> str:
     """Return a digest of merges of fixed numbers by every rule and through every codec: it uses every kernel."""
-    layout = partition([Spec("e", (64, 16), "float32", EMBEDDING), Spec("d", (1000, 9), "float32", DENSE)], 1)
+    embedding = Spec("e", (64, 16), "float32", TensorClass.EMBEDDING)
+    layout = partition([embedding, Spec("d", (1000, 9), "float32", TensorClass.DENSE)], 1)
     fragment, bits = layout.fragments[0], np.random.PCG64(20260421)
 
     def draw() -> F32:
@@ -85,7 +86,7 @@ def fingerprint() -> str:
         return ((bits.random_raw(fragment.size) >> np.uint64(40)).astype(np.float32) - 2**23) * np.float32(2**-23)
 
     state, digest = merge.initial(draw()), hashlib.sha256()
-    for rule in ("rda", "avg"):
+    for rule in (MergeRule.RDA, MergeRule.AVG):
         accumulator = merge.Accumulator(fragment, merge.outers(Rules(merge=rule, outer_lr=0.4, outer_momentum=0.5)))
         for i in range(3):
             accumulator.add(draw(), merge.weight(100 + i, 10))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, spread
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, clock, spread
 from isthmus.errors import (
     BucketMissing,
     Denied,
@@ -142,7 +142,7 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
     async for finding in _write(store, role, runtime, size):
         yield finding
         atomic |= finding.outcome == OK and finding.check == "store: conditional PUT"
-    if role.kind != "operator" and advice is IN_FOLDER:
+    if role.kind != RoleKind.OPERATOR and advice is IN_FOLDER:
         said = f"whoever may write in this folder may write all of it; nothing keeps a {role.kind} to its own objects"
         more = "where they do not trust each other: a bucket, with a policy per role (infra/aws)"
         yield Finding("store: must not write for others", NOTE, said, more)
@@ -210,16 +210,16 @@ async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) ->
 
 async def _must_not(store: EdgeStore, role: Role) -> AsyncIterator[Finding]:
     """Whether this role is kept from what is not its own: tried with the bytes that are there already."""
-    if role.kind == "operator":
+    if role.kind == RoleKind.OPERATOR:
         return
     forbidden = {"the run object": RUN_KEY}
-    if role.kind == "learner":
+    if role.kind == RoleKind.LEARNER:
         forbidden["a commit"] = commit_key(0, 1)
     try:
         claims = [e.key for e in await store.list(LEARNERS) if e.key.endswith("/claim")]
     except IsthmusError:
         claims = []
-    others = [key for key in claims if role.kind != "learner" or key.split("/")[1] != role.learner]
+    others = [key for key in claims if role.kind != RoleKind.LEARNER or key.split("/")[1] != role.learner]
     forbidden["another's claim"] = others[0] if others else ""
     for what, key in forbidden.items():
         yield await _refuses(store, role, what, key)

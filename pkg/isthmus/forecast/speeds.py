@@ -15,7 +15,7 @@ import numpy as np
 
 from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
 from isthmus.errors import InputError
-from isthmus.layout import DENSE, Fragment, Spec, partition
+from isthmus.layout import Fragment, Spec, TensorClass, partition
 from isthmus.log.merge import Accumulator, advance, initial, outers
 from isthmus.records import frame
 from isthmus.rules import Rules
@@ -126,7 +126,7 @@ def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int 
 
 
 def _fragment(size: int) -> Fragment:
-    return partition([Spec("weight", (max(1, size // 1024), 1024), "float32", DENSE)], 1).fragments[0]
+    return partition([Spec("weight", (max(1, size // 1024), 1024), "float32", TensorClass.DENSE)], 1).fragments[0]
 
 
 def _packed(name: str, fragment: Fragment, values: "np.ndarray[Any, np.dtype[np.float32]]") -> bytearray:

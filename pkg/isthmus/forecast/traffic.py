@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from isthmus.codecs import codec, packed_size
-from isthmus.layout import DENSE, Layout, Spec, partition
+from isthmus.layout import Layout, Spec, TensorClass, partition
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Replica
 from isthmus.learner.checkpoint import Saver
@@ -61,7 +61,7 @@ class MessageCosts:
 def bits(name: str, params: float, fragments: int) -> float:
     """Return a codec's bits per parameter for a model of this size, its scales and padding included."""
     rows = max(1, math.ceil(params / fragments / 1024))
-    layout = partition([Spec("weight", (rows, 1024), "float32", DENSE)], 1)
+    layout = partition([Spec("weight", (rows, 1024), "float32", TensorClass.DENSE)], 1)
     return 8.0 * packed_size(codec(name), layout.fragments[0]) / layout.size
 
 
@@ -109,7 +109,7 @@ def measure(rules: Rules, pace: Pace, learners: int, step_s: float = 1.0) -> Mes
 
 async def _run(world: World, rules: Rules, pace: Pace, learners: int, step_s: float) -> MessageCosts:
     p = rules.fragments
-    specs = [Spec(f"w{i}", (ELEMENTS,), "float32", DENSE) for i in range(p)]
+    specs = [Spec(f"w{i}", (ELEMENTS,), "float32", TensorClass.DENSE) for i in range(p)]
     values = [np.zeros(ELEMENTS, np.float32) for _ in specs]
     run = await world.create(Seed(specs, values, {}, rules, pace))
     stopping = asyncio.Event()

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.errors import InputError
 from isthmus.lab.setting import Failures, Guests, Row, Setting, Shape, Wires
-from isthmus.rules import ADOPTIONS, Rules, outer_for
+from isthmus.rules import Adoption, Rules, outer_for
 
 STEPS = {"quick": 150, "paper": 600}
 """Steps of one learner where `--steps` says nothing."""
@@ -149,7 +149,7 @@ def _adoption(steps: int) -> list[Setting]:
     away = named(mixed, "", wires=Wires(latency_s=0.2, spread=0.5))
     far = named(mixed, "", wires=Wires(latency_s=0.5, spread=0.5))
     return [
-        *(named(away, f"adopt: {rule}", adopt=rule) for rule in ADOPTIONS),
+        *(named(away, f"adopt: {rule}", adopt=rule) for rule in Adoption),
         *(named(away, f"staleness: {bases}", pace_staleness=bases) for bases in (0, 1, 4)),
         *(named(away, f"grace: {gamma:g}", pace_grace=gamma) for gamma in (0.0, 0.4, 0.8)),
         *(named(away, f"overlap: {tau:g}", pace_overlap=tau) for tau in (1.0, 2.0, 4.0)),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from isthmus.bus import START, Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
-from isthmus.errors import InputError, RecordInvalid, Unavailable
+from isthmus.errors import RecordInvalid, Unavailable
 from isthmus.health import Vitals
 from isthmus.layout import Layout
 from isthmus.learner import history
@@ -39,7 +39,7 @@ from isthmus.records.messages import (
     learner_stream,
 )
 from isthmus.records.objects import CheckpointHeader
-from isthmus.rules import ADOPTIONS, Pace
+from isthmus.rules import Adoption, Pace, named
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
 from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
@@ -65,13 +65,11 @@ class LearnerAgent:
         runtime: Runtime,
         name: str,
         *,
-        adopt: str = "overwrite",
+        adopt: str = Adoption.OVERWRITE.value,
         steps_target: int = 0,
         pace: Pace | None = None,
         checkpoint_s: float = math.inf,
     ) -> None:
-        if adopt not in ADOPTIONS:
-            raise InputError(f"unknown adoption {adopt!r}: choose one of {', '.join(ADOPTIONS)}")
         self.name = name
         self.pace = (pace or log.run.pace).check()
         self.history = History()
@@ -84,7 +82,7 @@ class LearnerAgent:
         self._bus = bus = TolerantBus(TimedBus(bus, self.metrics, runtime), tolerance)
         self._runtime = runtime
         self._run = log.run
-        self._adopt = adopt
+        self._adopt = named(Adoption, adopt, "adoption")
         speaker = self._speaker = Speaker(bus, learner_stream(name), runtime)
         listener = self._listener = Listener(bus, runtime, None)
         self.vitals = Vitals(runtime, store, listener, speaker, self.metrics)

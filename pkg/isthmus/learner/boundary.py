@@ -21,7 +21,7 @@ from isthmus.layout import Layout, Tensor
 from isthmus.learner.checkpoint import Frozen, Point, Saver
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.rounds.grace import smooth
-from isthmus.rules import Pace
+from isthmus.rules import Adoption, Pace
 
 UPLOADS_MAX = LIMIT_MAX + 1
 """Captures under way at once; a further one waits for a later boundary."""
@@ -200,7 +200,7 @@ class Boundary:
         *,
         sync_every: int,
         pace: Pace,
-        adopt: str,
+        adopt: Adoption,
         versions: Sequence[tuple[int, F32]],
         step: int,
         tokens_seen: int,
@@ -462,7 +462,7 @@ class Boundary:
         self._replica.read(fragment, values)
         slot.sent_step, slot.sent_tokens, slot.captured_step = self.step, self.tokens_seen, self.step
         slot.prior_values = slot.sent_values
-        slot.sent_values = None if self._adopt_rule == "overwrite" else values
+        slot.sent_values = None if self._adopt_rule == Adoption.OVERWRITE else values
         slot.called = None
         slot.due_at = self.step + self._sync_every
         slot.uploading = True
@@ -489,14 +489,14 @@ class Boundary:
         version, values = slot.ready.version, slot.ready.values
         overwritten, left = 0, slot.base
         sent = 0 if slot.sent_step is None else slot.sent_tokens - slot.origin_tokens
-        if self._adopt_rule == "overwrite":
+        if self._adopt_rule == Adoption.OVERWRITE:
             self._replica.write(fragment, values)
             overwritten = self.local_tokens(fragment)
             slot.origin_step, slot.origin_tokens = self.step, self.tokens_seen
         else:
             local = np.empty_like(values)
             self._replica.read(fragment, local)
-            if self._adopt_rule == "blend":
+            if self._adopt_rule == Adoption.BLEND:
                 mixed = BLEND * local + (np.float32(1.0) - BLEND) * values
             else:
                 since = slot.sent_values

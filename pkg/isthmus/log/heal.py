@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from isthmus.errors import LogCorrupt
 from isthmus.kernels import ARITHMETIC, F32
+from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.select import all_or
 from isthmus.records import frame
@@ -75,8 +76,8 @@ async def heal(log: Log, found: Diagnosis) -> Commit | None:
         version=version,
         inputs=(),
         late=(),
-        dense=outer["dense"],
-        embedding=outer["embedding"],
+        dense=outer[TensorClass.DENSE],
+        embedding=outer[TensorClass.EMBEDDING],
         codec_down="f32",
         cancelled=0,
         value_key=key,

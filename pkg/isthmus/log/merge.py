@@ -18,10 +18,10 @@ import numpy as np
 from isthmus import kernels
 from isthmus.codecs import Codec, as_bytes, codec, pack, packed_size, unpack
 from isthmus.kernels import F32
-from isthmus.layout import DENSE, EMBEDDING, Fragment
+from isthmus.layout import Fragment, TensorClass
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
-from isthmus.rules import Rules
+from isthmus.rules import MergeRule, Rules
 
 CANCELLED_BELOW = 1e-3
 """Norm of the mean direction under which RDA does not renormalise it: such directions cancel, what is left is noise.
@@ -66,11 +66,11 @@ def outers(rules: Rules) -> dict[str, Outer]:
     """Return the arithmetic of each class of tensors under these rules."""
     return {
         role: Outer(
-            merge="rda" if rules.merge_for(role) == "rda" else "avg",
+            merge=rules.merge_for(role),
             learning_rate=rules.outer_lr,
             momentum=rules.outer_momentum,
         )
-        for role in (DENSE, EMBEDDING)
+        for role in TensorClass
     }
 
 
@@ -94,7 +94,7 @@ class Accumulator:
         for i, t in enumerate(self.fragment.tensors):
             piece = x[t.start : t.stop]
             coefficient = weight
-            if self.outer[t.spec.role].merge == "rda":
+            if self.outer[t.spec.role].merge == MergeRule.RDA:
                 norm = kernels.norm(piece)
                 self._norms[i] += weight * norm
                 coefficient = weight / norm if norm > 0.0 else 0.0
@@ -108,7 +108,7 @@ class Accumulator:
         scales, cancelled = [], 0
         for i, t in enumerate(self.fragment.tensors):
             scale = 1.0 / self._weights
-            if self.outer[t.spec.role].merge == "rda":
+            if self.outer[t.spec.role].merge == MergeRule.RDA:
                 magnitude = self._norms[i] / self._weights
                 norm = kernels.norm(self._total[t.start : t.stop])
                 if norm / self._weights >= CANCELLED_BELOW:

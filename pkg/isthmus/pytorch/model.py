@@ -16,7 +16,7 @@ from torch import nn
 
 from isthmus.errors import InputError, LayoutMismatch, RecordInvalid
 from isthmus.kernels import F32
-from isthmus.layout import DENSE, EMBEDDING, Layout, Spec
+from isthmus.layout import Layout, Spec, TensorClass
 from isthmus.reasons import Reason
 from isthmus.records.tree import Leaf, LeafSpec
 
@@ -63,7 +63,12 @@ def specs_of(model: nn.Module) -> list[Spec]:
     """Return the trainable parameters, in the module's own order; tied ones appear once, under their first name."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     return [
-        Spec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), EMBEDDING if id(p) in embeddings else DENSE)
+        Spec(
+            name,
+            tuple(p.shape),
+            str(p.dtype).removeprefix("torch."),
+            TensorClass.EMBEDDING if id(p) in embeddings else TensorClass.DENSE,
+        )
         for name, p in named(model)
         if p.requires_grad
     ]

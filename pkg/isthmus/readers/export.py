@@ -14,7 +14,7 @@ import safetensors
 from isthmus import kernels
 from isthmus.errors import InputError, LogCorrupt
 from isthmus.kernels import F32
-from isthmus.layout import DENSE, EMBEDDING, Spec
+from isthmus.layout import Spec, TensorClass
 from isthmus.log import Log, fold
 from isthmus.log.run import Run
 from isthmus.log.select import ShareDone, earliest
@@ -94,7 +94,7 @@ def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) 
         _SEED: str(run.header.seed),
         # The format sorts tensors; a layout goes by the order in the model.
         _ORDER: json.dumps([s.name for s in run.layout.specs]),
-        _EMBEDDINGS: json.dumps([s.name for s in run.layout.specs if s.role == EMBEDDING]),
+        _EMBEDDINGS: json.dumps([s.name for s in run.layout.specs if s.role == TensorClass.EMBEDDING]),
     }
     scratch = path.with_name(f".{path.name}.new")
     try:
@@ -145,7 +145,11 @@ def read(path: Path) -> ModelFile:
         dtype = _NAMES.get(tensor["dtype"])
         if dtype is None:
             raise InputError(f"{path}: tensor {name!r} is {tensor['dtype']}: only {', '.join(_NAMES)} can be merged")
-        specs.append(Spec(name, tuple(tensor["shape"]), dtype, EMBEDDING if name in embeddings else DENSE))
+        specs.append(
+            Spec(
+                name, tuple(tensor["shape"]), dtype, TensorClass.EMBEDDING if name in embeddings else TensorClass.DENSE
+            )
+        )
         values.append(_widened(np.frombuffer(tensor["data"], np.uint8), dtype))
     return ModelFile(tuple(specs), tuple(values), metadata.get(_MODEL, ""), seed)
 

@@ -18,7 +18,7 @@ import numpy as np
 from isthmus.codecs import codec
 from isthmus.errors import InputError
 from isthmus.kernels import F32
-from isthmus.layout import EMBEDDING
+from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, fold
 from isthmus.log.merge import State
 from isthmus.log.select import ShareDone, all_or, earliest
@@ -27,13 +27,13 @@ from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, 
 from isthmus.rounds.grace import Terms
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
-from isthmus.rules import MERGES, STALENESS_MAX, Pace
+from isthmus.rules import STALENESS_MAX, MergeRule, Pace
 
 _OUTER = {"merge": "merge", "merge.embeddings": "merge", "outer.lr": "learning_rate", "outer.momentum": "momentum"}
 _PACE = ("quorum", "grace", "overlap", "staleness")
 _TAKES = {
-    "merge": f"one of {', '.join(MERGES)}",
-    "merge.embeddings": f"one of {', '.join(MERGES)}",
+    "merge": f"one of {', '.join(MergeRule)}",
+    "merge.embeddings": f"one of {', '.join(MergeRule)}",
     "outer.lr": "a number above 0 and at most 10",
     "outer.momentum": "a number from 0 to below 1",
     "quorum": "a whole number of learners, at least 1",
@@ -69,7 +69,7 @@ class Settings:
         """Return the arithmetic of a commit under these rules, by class of tensors."""
         found = {role: msgspec.structs.replace(outer, **self.outer) for role, outer in fold.outer_of(header).items()}
         if self.embeddings is not None:
-            found[EMBEDDING] = msgspec.structs.replace(found[EMBEDDING], merge=self.embeddings)
+            found[TensorClass.EMBEDDING] = msgspec.structs.replace(found[TensorClass.EMBEDDING], merge=self.embeddings)
         return found
 
 
@@ -99,9 +99,7 @@ def parse(pairs: Iterable[str]) -> Settings:
 def _value(name: str, text: str) -> Any:
     """Return what a text sets this name to. Raises `ValueError` or `InputError` for what it does not take."""
     if name in ("merge", "merge.embeddings"):
-        if text not in MERGES:
-            raise ValueError(text)
-        return text
+        return MergeRule(text)
     if name in _PACE:
         number: float = int(text) if name in ("quorum", "staleness") else float(text)
         msgspec.structs.replace(Pace(), **{name: number}).check()

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from isthmus.layout import TensorClass
 from isthmus.records.fields import (
     Bytes,
     Counter,
@@ -21,7 +22,7 @@ from isthmus.records.fields import (
     Weight,
 )
 from isthmus.records.tree import LeafSpec
-from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
+from isthmus.rules import FRAGMENTS_MAX, MergeRule, Pace, Rules
 
 Schema = Literal[1]
 SCHEMA: Schema = 1
@@ -44,7 +45,7 @@ class TensorSpec(Record, frozen=True, kw_only=True):
     name: Text
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 40)], ...], msgspec.Meta(max_length=16)]
     dtype: Literal["float32", "bfloat16", "float16"]
-    role: Literal["dense", "embedding"]
+    role: TensorClass
     fragment: Index
 
 
@@ -249,7 +250,7 @@ class Rejection(Record, frozen=True, kw_only=True):
 class Outer(Record, frozen=True, kw_only=True):
     """The arithmetic of one class of tensors in this commit."""
 
-    merge: Literal["rda", "avg"]
+    merge: MergeRule
     learning_rate: Finite
     momentum: Finite
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from isthmus.codecs import codec
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
-from isthmus.layout import DENSE, EMBEDDING
+from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.merge import Accumulator, Advance, State
 from isthmus.log.updates import Update, open_update
@@ -399,8 +399,8 @@ class Keeper:
             version=version,
             inputs=tuple(self._inputs),
             late=self.rounds.late(self._wall),
-            dense=self._outer[DENSE],
-            embedding=self._outer[EMBEDDING],
+            dense=self._outer[TensorClass.DENSE],
+            embedding=self._outer[TensorClass.EMBEDDING],
             codec_down=self._down.name,
             cancelled=result.cancelled,
             value_key=key,

@@ -12,7 +12,9 @@ from isthmus.doctor import (
     OK,
     WARNING,
     Finding,
+    Outcome,
     Role,
+    RoleKind,
     counted,
     examine_bus,
     examine_machine,
@@ -36,7 +38,7 @@ def run(settings: declared.Doctor) -> int:
     """Check, print, and say whether anything failed."""
     logs.quiet()
     require_name("--learner", settings.learner)
-    role = Role(settings.role, settings.learner)
+    role = Role(RoleKind(settings.role), settings.learner)
     bus = shared.bus_of(settings, settings.run)
     console = stdout()
     found: list[Finding] = []
@@ -48,7 +50,7 @@ def run(settings: declared.Doctor) -> int:
                 show(finding, console)
 
     asyncio.run(go())
-    counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in (OK, NOTE, WARNING, FAILURE)}
+    counts = {outcome: sum(f.outcome == outcome for f in found) for outcome in Outcome}
     console.print(summary(counts), highlight=False)
     write_json({"role": role.kind, "counts": counts, "findings": [f.as_json() for f in found]}, settings.json)
     return 1 if counts[FAILURE] else 0
@@ -70,7 +72,7 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
         yield finding
 
 
-def summary(counts: Mapping[str, int]) -> str:
+def summary(counts: Mapping[Outcome, int]) -> str:
     """Return the last line: how many findings of each outcome there are."""
     notes = f", {counted(counts[NOTE], 'note')}" if counts.get(NOTE) else ""
     return f"{counts[OK]} ok{notes}, {counted(counts[WARNING], 'warning')}, {counted(counts[FAILURE], 'failure')}"

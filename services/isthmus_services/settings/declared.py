@@ -8,11 +8,13 @@ from isthmus.codecs import CODECS
 from isthmus.forecast.goodput import REJOINS, Cluster
 from isthmus.forecast.outcome import Island
 from isthmus.lab.experiments import EXPERIMENTS
-from isthmus.rules import ADOPTIONS
+from isthmus.rules import Adoption
 from isthmus_services.settings.resolve import fields, setting
 from isthmus_services.settings.shared import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
+
+Adopt = Annotated[str, setting("what a new version does to local work (overwrite)", choices=tuple(Adoption))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
     data: Annotated[str | None, setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
         None
     )
-    adopt: Annotated[str, setting("what a new version does to local work (overwrite)", choices=ADOPTIONS)] = "overwrite"
+    adopt: Adopt = Adoption.OVERWRITE.value
     kill_every: Annotated[float | None, setting("SIGKILL a random learner every S seconds", metavar="S", gt=0)] = None
     kill_syncer_every: Annotated[float | None, setting("SIGKILL the syncer every S seconds", metavar="S", gt=0)] = None
     out: Annotated[
@@ -79,7 +81,7 @@ class Learner(InRun, OnBus, Serving):
         setting("this learner's part of the data (default: all of it, in an order of its own)", metavar="I/M"),
     ] = None
     seed: Annotated[int | None, setting("seed of the data order (default: the run's)", ge=0, le=(1 << 63) - 1)] = None
-    adopt: Annotated[str, setting("what a new version does to local work (overwrite)", choices=ADOPTIONS)] = "overwrite"
+    adopt: Adopt = Adoption.OVERWRITE.value
     checkpoint: Annotated[float, setting("seconds between checkpoints (60)", metavar="S", gt=0)] = 60.0
     tensorboard: Annotated[str | None, setting("write training metrics there for TensorBoard", metavar="DIR")] = None
 

@@ -17,7 +17,7 @@ import msgspec
 from isthmus.bus import default_bus
 from isthmus.codecs import CODECS
 from isthmus.errors import InputError
-from isthmus.rules import LONG_STEPS, MERGES, Pace, Rules, outer_for
+from isthmus.rules import LONG_STEPS, MergeRule, Pace, Rules, outer_for
 from isthmus.urls import split
 from isthmus_services.settings.resolve import setting
 
@@ -104,7 +104,7 @@ class ArithmeticOfRun:
     sync_every: Annotated[
         int, setting("steps between uploads of one (12)", metavar="H", within=(Rules, "sync_every"))
     ] = 12
-    merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=MERGES)] = "rda"
+    merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=tuple(MergeRule))] = "rda"
     codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CODECS))] = "int4"
     codec_down: Annotated[str, setting("codec of new versions (int4)", choices=tuple(CODECS))] = "int4"
     outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})", within=(Rules, "outer_lr"))] = (
