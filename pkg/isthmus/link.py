@@ -191,7 +191,7 @@ class Link:
             self._closed = True
             self._shell.close(done)
             found = self.summary
-            logger.log(logging.WARNING if found.never_merged else logging.INFO, "%s", found)
+            logger.log(logging.WARNING if found.never_merged or found.diverged else logging.INFO, "%s", found)
 
     def __enter__(self) -> "Link":
         return self

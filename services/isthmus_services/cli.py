@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in declared.ALL:
         *family_name, name = command.name.split()
         within = families[family_name[0]] if family_name else subparsers
-        subparser = within.add_parser(name, help=command.help)
+        said = f"{command.help[:1].upper()}{command.help[1:]}."
+        subparser = within.add_parser(name, help=command.help, description=said)
         resolve.add_flags(subparser, command.settings, resolve.environment())
         subparser.set_defaults(command=command, parser=subparser)
     arguments, unknown = parser.parse_known_args(argv)

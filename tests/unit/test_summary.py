@@ -1,7 +1,9 @@
 """A learner's last line: steps, versions, where the work went, where the model is; and what cannot be missed."""
 
+import math
 from dataclasses import replace
 
+import pytest
 from msgspec.structs import replace as replaced
 
 from isthmus.learner.summary import Summary
@@ -17,6 +19,7 @@ FOUND = Summary(
     seconds=90.0,
     versions=(12, 14),
     ledger=LEDGER,
+    loss=1.5,
     trouble="",
 )
 
@@ -45,3 +48,12 @@ def test_work_of_which_nothing_was_merged_cannot_be_missed():
 def test_who_has_trained_nothing_has_lost_nothing():
     idle = replace(FOUND, steps=0, steps_done=0, ledger=replaced(NOTHING, processed=0.0, pending=0.0))
     assert not idle.never_merged
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_cannot_be_missed(loss):
+    found = replace(FOUND, loss=loss)
+    assert found.diverged
+    assert f"ITS LAST LOSS IS {loss}" in str(found)
+    assert not FOUND.diverged
+    assert not replace(FOUND, loss=None).diverged

@@ -1,5 +1,6 @@
 """What a learner's stay in a run came to, in one line: said when it leaves, and there for whoever wants to show it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ class Summary:
     """Of each fragment of the model."""
     ledger: Tally
     """Where the tokens of all lives went; `processed` is their sum."""
+    loss: float | None
+    """Of the last step; None: it was given none."""
     trouble: str
     """What keeps its work from being merged just now, or empty."""
 
@@ -31,12 +34,19 @@ class Summary:
         """Whether it has trained, and no commit that it knows of holds anything of it."""
         return self.ledger.processed > 0 and not self.ledger.merged
 
+    @property
+    def diverged(self) -> bool:
+        """Whether its last loss was a NaN or an infinity."""
+        return self.loss is not None and not math.isfinite(self.loss)
+
     def __str__(self) -> str:
         """Return steps, versions, where the work went and where the model is."""
         low, high = min(self.versions, default=0), max(self.versions, default=0)
         versions = f"version {low}" if low == high else f"versions {low} to {high}"
         known = f", {self.steps_done:,} over all its lives" if self.steps_done != self.steps else ""
         line = f"{self.learner}: {self.steps:,} steps in {_lasted(self.seconds)}{known}; its model is at {versions}"
+        if self.diverged:
+            line += f"; ITS LAST LOSS IS {self.loss}: nothing it learns from there is sent, go back to a checkpoint"
         if self.never_merged:
             why = f": {self.trouble}" if self.trouble else ""
             return (

@@ -237,6 +237,7 @@ class Voice:
             seconds=self._runtime.now() - self._began_at,
             versions=beat.versions,
             ledger=beat.ledger,
+            loss=None if self.boundary is None else self.boundary.loss,
             trouble=self._concern.said
             or next((f"{what}; {remedy}" for for_s, what, remedy in self._troubles() if for_s > quiet_s), ""),
         )

@@ -430,7 +430,9 @@ class Keeper:
             return []
         if ours:
             self._tallies.commits += 1
-            logger.debug(
+            first = self._tallies.commits == 1  # the rest are counted, once a minute
+            logger.log(
+                logging.INFO if first else logging.DEBUG,
                 "commit %d/%d merges %d updates of %d expected learners, closed by %s",
                 self.fragment.index,
                 version,

@@ -300,7 +300,7 @@ def _who(island: Island) -> str:
 
 def _forecasts(found: Plan) -> list[Table]:
     """Return two tables: time, and what goes over the links."""
-    time = _columns("what to expect", ("learner", "utilisation", "goodput", "merged", "in the model", "memory"))
+    time = _columns("what to expect", ("learner", "utilisation", "goodput", "merged", "in the model", "memory of one"))
     links = _columns("over its links", ("learner", "up", "down", "round trip", "GB a day, up + down", "requests a day"))
     for f in found.forecasts:
         time.add_row(

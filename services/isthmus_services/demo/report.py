@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isthmus_services.demo.judge import Point
+from isthmus_services.output.view import turned_away
 
 
 def plot(path: Path, global_points: list[Point], single_points: list[Point], learners: int, title: str) -> None:
@@ -69,9 +70,11 @@ def show(report: dict[str, object], console: Console) -> None:
     table.add_row("tokens trained (lost)", f"{number('tokens_total'):,.0f} ({number('tokens_lost'):,.0f})")
     table.add_row("commits", f"{number('commits'):,.0f}")
     table.add_row("participation", f"{number('participation'):.1%}")
-    rejected = report["updates_rejected"]
-    assert isinstance(rejected, dict)
-    table.add_row("updates rejected", ", ".join(f"{k} {v}" for k, v in sorted(rejected.items())) or "none")
+    counts = report["updates_rejected"]
+    assert isinstance(counts, dict)
+    rejected, spare = turned_away(counts)
+    table.add_row("updates rejected", rejected or "none")
+    table.add_row("turned away, nothing lost by it", spare or "none")
     table.add_row("bytes up / down", f"{number('bytes_up') / 1e6:.1f} / {number('bytes_down') / 1e6:.1f} MB")
     kills, recovered = report["kills"], report["recoveries"]
     table.add_row("kills (recovered)", f"{kills} ({recovered})")

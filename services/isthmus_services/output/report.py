@@ -1,6 +1,7 @@
 """What a command leaves: text on a console as wide as what it goes to, JSON, pictures."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,8 +23,8 @@ PIPE_WIDTH = 200
 
 
 def stdout() -> Console:
-    """Return a console on stdout."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    """Return a console on stdout, as wide as the terminal, or as COLUMNS says; else as a file has room for."""
+    return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH)
 
 
 def require_free(path: str | Path, flag: str, *, force: bool) -> None:

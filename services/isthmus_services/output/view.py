@@ -1,10 +1,13 @@
 """How a run looks on a terminal: the tables of `status`, of `status --watch` and of the demo."""
 
+from collections.abc import Mapping
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from isthmus.readers.heard import LearnerView
 from isthmus.readers.status import Ledger, Status
+from isthmus.reasons import HARMLESS
 from isthmus.records.messages import PARTS
 from isthmus_services.output.tables import OR_JSON, Column, fitted
 
@@ -15,9 +18,18 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     if status.bus_error:
         parts.append(Text(status.bus_error, style="red"))
     parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
-    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(status.rejected.items()))
-    parts.append(Text(f"rejected: {rejected or 'nothing'}"))
+    rejected, spare = turned_away(status.rejected)
+    parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; nothing lost by: {spare}" if spare else "")))
     return Group(*parts)
+
+
+def turned_away(counts: Mapping[str, int]) -> tuple[str, str]:
+    """Return in words what was rejected, by reason, and apart from it what every healthy run turns away."""
+    found = sorted(counts.items())
+    return (
+        ", ".join(f"{reason} {count}" for reason, count in found if reason not in HARMLESS),
+        ", ".join(f"{reason} {count}" for reason, count in found if reason in HARMLESS),
+    )
 
 
 _LEARNERS = (
