@@ -1,8 +1,9 @@
 """Real servers for the tests, started once per session on free loopback ports and stopped at its end."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xdist.remote import Producer
@@ -84,7 +85,7 @@ def moto() -> Iterator[Server]:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch):
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Point the AWS environment at a server."""
 
     def point(server: Server) -> None:

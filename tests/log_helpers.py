@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 from isthmus.errors import ObjectMissing
 from isthmus.log import Commit
@@ -26,7 +27,7 @@ def opened_at(version: int) -> float:
     return CREATED_AT + ROUND_S * version
 
 
-def given(learner: str, base: int, version: int, name: str = "", p: int = 0, **changed) -> Input:
+def given(learner: str, base: int, version: int, name: str = "", p: int = 0, **changed: Any) -> Input:
     """Return an input of this version: trained for 5 s, taken 1 s before the round opened, accumulated 3 s after."""
     digest, at = digest_of(name or f"{learner}/{base}"), opened_at(version)
     fields = {
@@ -62,7 +63,7 @@ def rejected(learner: str, base: int, reason: str, version: int, name: str = "")
     return Rejection(learner=learner, base=base, reason=reason, digest=digest, count=1, at=opened_at(version))
 
 
-def committed(version: int, *inputs: Input, p: int = 0, **changed) -> CommitHeader:
+def committed(version: int, *inputs: Input, p: int = 0, **changed: Any) -> CommitHeader:
     """Return a commit whose round was open for 4 s, then merged for 0.5 s and in the log after 1 s."""
     at = opened_at(version)
     waited = Waited(

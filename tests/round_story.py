@@ -1,7 +1,9 @@
 """The rounds of one fragment told as a story: who is there, what happens when, and what came of it."""
 
+from typing import Any
+
 from isthmus.records.objects import CommitHeader
-from isthmus.rounds.events import Announced, Appended, Arrived, CaughtUp, Fetch, Pointer
+from isthmus.rounds.events import Announced, Appended, Arrived, CallRound, CaughtUp, Fetch, Merge, Pointer
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
 from isthmus.rules import Pace
@@ -44,11 +46,11 @@ class Story:
             heard_at=self.now,
         )
 
-    def announce(self, learner: str, base: int = 0, **options):
+    def announce(self, learner: str, base: int = 0, **options: Any) -> Any:
         """Announce an update; return what is to be done."""
         return self.rounds.on(Announced(self.pointer(learner, base, **options)), self.now)
 
-    def arrive(self, actions):
+    def arrive(self, actions: Any) -> list[Merge]:
         """Let every fetch asked for succeed; return what came of it."""
         following = []
         for action in actions:
@@ -56,14 +58,14 @@ class Story:
                 following += self.rounds.on(Arrived(action.pointer), self.now)
         return following
 
-    def commit(self, *learners: str, base: int | None = None, **changed):
+    def commit(self, *learners: str, base: int | None = None, **changed: Any) -> list[CallRound | Fetch]:
         """Take the next commit of the log, which merges what these have sent on a base, the head by default."""
         version = self.rounds.head + 1
         self.rounds.on(Appended(merged(version, *learners, base=base, **changed)), self.now)
         return self.rounds.on(CaughtUp(), self.now)
 
 
-def merged(version: int, *learners: str, base: int | None = None, **changed) -> CommitHeader:
+def merged(version: int, *learners: str, base: int | None = None, **changed: Any) -> CommitHeader:
     """Return a commit that merges what these learners have sent on a base, the version before by default."""
     on = version - 1 if base is None else base
     return committed(version, *(given(who, on, version) for who in learners), **changed)

@@ -14,6 +14,7 @@ from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec
 from isthmus.learner import LearnerAgent
 from isthmus.log import Log, fold, merge
+from isthmus.log.commits import Commit
 from isthmus.log.run import Run, Seed, create_run
 from isthmus.records.frame import Blob
 from isthmus.rules import Pace, Rules
@@ -182,16 +183,16 @@ def balanced(agent: LearnerAgent) -> None:
         assert account.processed == processed, f"fragment {p}: {account} does not add up to {processed}"
 
 
-async def head(w, fragment: int) -> fold.At[merge.State]:
+async def head(w: World, fragment: int) -> fold.At[merge.State]:
     """Return the fragment at the end of its log."""
     return await fold.fold(w.log, fragment, fold.Merging(w.log))
 
 
-async def all_commits(log: Log):
+async def all_commits(log: Log) -> dict[int, list[Commit]]:
     return {f.index: [c async for c in log.commits(f.index, 0, log.run.digest)] for f in log.run.layout.fragments}
 
 
-async def check_log(w) -> int:
+async def check_log(w: World) -> int:
     """Assert what must hold for any log: contiguous, chained, every input there, every base once, every digest right.
 
     Of the log as it is now: syncers may go on.

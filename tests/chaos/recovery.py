@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -119,7 +120,7 @@ def _until_steady(cluster: Cluster, checker: Checker) -> None:
     _tend_until(cluster, lambda: all(v > before[p] for p, v in checker.newest().items()))
 
 
-def _tend_until(cluster: Cluster, condition) -> None:
+def _tend_until(cluster: Cluster, condition: Any) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end, f"never happened; logs in {cluster.logs}"

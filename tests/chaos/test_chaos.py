@@ -1,5 +1,7 @@
 """A short chaos run: a few kinds of trouble, on real processes, a real Redis and a real S3 server."""
 
+from pathlib import Path
+
 import pytest
 
 from chaos.run import FAULTS, run
@@ -14,7 +16,7 @@ HOSTILE = (
 
 
 @pytest.mark.timeout(400)
-def test_a_few_rounds_of_chaos_leave_the_log_whole_and_the_ledgers_balanced(tmp_path):
+def test_a_few_rounds_of_chaos_leave_the_log_whole_and_the_ledgers_balanced(tmp_path: Path) -> None:
     said = []
     report = run(tmp_path, rounds=3, seed=3, syncers=2, learners=2, deck=SHORT * 2, forked=True, say=said.append)
     assert report["violations"] == [], "\n".join(said)
@@ -26,7 +28,7 @@ def test_a_few_rounds_of_chaos_leave_the_log_whole_and_the_ledgers_balanced(tmp_
 
 
 @pytest.mark.timeout(400)
-def test_no_learner_and_no_half_dead_syncer_stops_the_others(tmp_path):
+def test_no_learner_and_no_half_dead_syncer_stops_the_others(tmp_path: Path) -> None:
     said = []
     report = run(tmp_path, rounds=4, seed=5, syncers=2, learners=3, deck=HOSTILE * 3, forked=True, say=said.append)
     assert report["violations"] == [], "\n".join(said)

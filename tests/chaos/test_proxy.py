@@ -6,9 +6,10 @@ import re
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -29,7 +30,7 @@ def port_of(url: str) -> int:
 
 
 @pytest.fixture
-def proxy(seaweedfs, use, monkeypatch) -> Iterator[FaultProxy]:
+def proxy(seaweedfs: Any, use: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """A proxy before the S3 server, and the environment that leads to it."""
     use(seaweedfs)
     with FaultProxy(port_of(seaweedfs.url), seed=1) as opened:
@@ -38,7 +39,7 @@ def proxy(seaweedfs, use, monkeypatch) -> Iterator[FaultProxy]:
 
 
 @asynccontextmanager
-async def bucket():
+async def bucket() -> AsyncIterator[Any]:
     """Open an empty bucket at wherever the environment leads."""
     name = f"chaos-{uuid.uuid4().hex[:10]}"
     async with open_s3(name, "", f"s3://{name}", single_threaded(0)) as store:
@@ -46,8 +47,8 @@ async def bucket():
         yield store
 
 
-def run(body):
-    async def go():
+def run(body: Any) -> None:
+    async def go() -> None:
         async with bucket() as store:
             await body(store)
 
@@ -62,8 +63,8 @@ def counted(proxy: FaultProxy) -> dict[str, int]:
 # --- before a real S3 server ------------------------------------------------------------------------------------------
 
 
-def test_everything_comes_through(proxy):
-    async def body(store):
+def test_everything_comes_through(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         for data in (b"", b"x", BIG):
             await store.put("a/k", data)
             assert await store.get("a/k") == data
@@ -81,8 +82,8 @@ def test_everything_comes_through(proxy):
     assert counted(proxy) == {}
 
 
-def test_many_at_once_come_through(proxy):
-    async def body(store):
+def test_many_at_once_come_through(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         names = [f"many/{i:03d}" for i in range(100)]
         await asyncio.gather(*(store.put(n, n.encode() * 3000) for n in names))
         assert [e.key for e in await store.list("many/")] == names  # an answer long enough to come in chunks
@@ -91,10 +92,10 @@ def test_many_at_once_come_through(proxy):
     run(body)
 
 
-def test_refuse_closes_the_port_and_gives_the_same_one_back(proxy):
+def test_refuse_closes_the_port_and_gives_the_same_one_back(proxy: Any) -> None:
     url = proxy.url
 
-    async def body(store):
+    async def body(store: Any) -> None:
         await store.put("k", b"x")
         for _ in range(2):
             proxy.set(Fault.REFUSE)
@@ -110,8 +111,8 @@ def test_refuse_closes_the_port_and_gives_the_same_one_back(proxy):
     assert (proxy.url, counted(proxy)) == (url, {Fault.REFUSE: 2})
 
 
-def test_refuse_drops_requests_under_way(proxy):
-    async def body(store):
+def test_refuse_drops_requests_under_way(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         proxy.set(Fault.SLOW, slow_s=1000.0)
         under_way = asyncio.ensure_future(store.put("k", BIG))
         await until(lambda: proxy.counts[Fault.SLOW] == 1, "a request under way")
@@ -124,8 +125,8 @@ def test_refuse_drops_requests_under_way(proxy):
     run(body)
 
 
-def test_errors_are_answers_and_the_server_sees_nothing(proxy):
-    async def body(store):
+def test_errors_are_answers_and_the_server_sees_nothing(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         proxy.set(Fault.ERRORS)
         for call in (
             store.put("k", b"x"),
@@ -144,8 +145,8 @@ def test_errors_are_answers_and_the_server_sees_nothing(proxy):
 
 
 @pytest.mark.parametrize("data", [b"small", BIG])
-def test_a_lost_reply_leaves_the_object(proxy, data):
-    async def body(store):
+def test_a_lost_reply_leaves_the_object(proxy: Any, data: Any) -> None:
+    async def body(store: Any) -> None:
         proxy.set(Fault.LOST_REPLIES)
         with pytest.raises(Unavailable):
             await store.create("k", data)
@@ -156,8 +157,8 @@ def test_a_lost_reply_leaves_the_object(proxy, data):
     run(body)
 
 
-def test_whatever_a_create_says_its_object_is_there(proxy):
-    async def body(store):
+def test_whatever_a_create_says_its_object_is_there(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         proxy.set(Fault.LOST_REPLIES, rate=0.5)
         said = set()
         for i in range(40):
@@ -174,8 +175,8 @@ def test_whatever_a_create_says_its_object_is_there(proxy):
 
 
 @pytest.mark.parametrize("data", [b"x", b"small", BIG])
-def test_a_truncated_get_is_unavailable(proxy, data):
-    async def body(store):
+def test_a_truncated_get_is_unavailable(proxy: Any, data: Any) -> None:
+    async def body(store: Any) -> None:
         await store.put("k", data)
         proxy.set(Fault.TRUNCATED)
         for call in (lambda: store.get("k"), lambda: store.get_range("k", 0, len(data))):
@@ -189,8 +190,8 @@ def test_a_truncated_get_is_unavailable(proxy, data):
     run(body)
 
 
-def test_a_truncated_listing_is_unavailable(proxy):
-    async def body(store):
+def test_a_truncated_listing_is_unavailable(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         await asyncio.gather(*(store.put(f"many/{i:03d}", b"") for i in range(50)))
         proxy.set(Fault.TRUNCATED)
         with pytest.raises(Unavailable):
@@ -200,8 +201,8 @@ def test_a_truncated_listing_is_unavailable(proxy):
     run(body)
 
 
-def test_slow_requests_succeed(proxy):
-    async def body(store):
+def test_slow_requests_succeed(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         proxy.set(Fault.SLOW, slow_s=0.05)
         await store.put("k", BIG)
         assert await store.get("k") == BIG
@@ -210,8 +211,8 @@ def test_slow_requests_succeed(proxy):
     run(body)
 
 
-def test_the_rate_is_the_share_that_is_hit(proxy):
-    async def body(store):
+def test_the_rate_is_the_share_that_is_hit(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         await store.put("k", b"x")
         proxy.set(Fault.ERRORS, rate=0.5)
         failed = 0
@@ -226,8 +227,8 @@ def test_the_rate_is_the_share_that_is_hit(proxy):
     run(body)
 
 
-def test_mixed_faults_never_give_wrong_data(proxy):
-    async def body(store):
+def test_mixed_faults_never_give_wrong_data(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         await store.put("k", BIG)
         proxy.set(Fault.MIXED, slow_s=0.01)
 
@@ -248,8 +249,8 @@ def test_mixed_faults_never_give_wrong_data(proxy):
     run(body)
 
 
-def test_faults_switch_while_requests_run(proxy):
-    async def body(store):
+def test_faults_switch_while_requests_run(proxy: Any) -> None:
+    async def body(store: Any) -> None:
         await store.put("k", BIG)
         switching = True
 
@@ -274,10 +275,10 @@ def test_faults_switch_while_requests_run(proxy):
     asyncio.run(until(lambda: not proxy._conversations, "every connection ends"))
 
 
-def test_leaving_with_a_request_under_way_ends_it(seaweedfs, use, monkeypatch):
+def test_leaving_with_a_request_under_way_ends_it(seaweedfs: Any, use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(seaweedfs)
 
-    async def go():
+    async def go() -> None:
         with ExitStack() as stack:
             proxy = stack.enter_context(FaultProxy(port_of(seaweedfs.url)))
             monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
@@ -353,13 +354,13 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_answers_come_as_they_are(answer):
+def test_answers_come_as_they_are(answer: Any) -> None:
     with answering(answer) as (proxy, seen):
         assert exchange(proxy, GET) == answer
     assert seen == [GET]
 
 
-def test_an_answer_to_head_has_no_body():
+def test_an_answer_to_head_has_no_body() -> None:
     request, answer = GET.replace(b"GET", b"HEAD"), b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
     with answering(answer) as (proxy, _):
         assert exchange(proxy, request) == answer
@@ -367,14 +368,14 @@ def test_an_answer_to_head_has_no_body():
         assert exchange(proxy, request).endswith(b"\r\n\r\n")
 
 
-def test_a_chunked_request_goes_as_it_is():
+def test_a_chunked_request_goes_as_it_is() -> None:
     request = b"PUT / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n\r\n\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
     with answering(ANSWERS["length"], b"0\r\n\r\n") as (proxy, seen):
         assert exchange(proxy, request) == ANSWERS["length"]
     assert seen == [request]
 
 
-def test_the_first_half_of_a_body_is_sent():
+def test_the_first_half_of_a_body_is_sent() -> None:
     with answering(ANSWERS["length"]) as (proxy, _):
         proxy.set(Fault.TRUNCATED)
         assert exchange(proxy, GET) == ANSWERS["length"][:-2]
@@ -382,14 +383,14 @@ def test_the_first_half_of_a_body_is_sent():
         assert counted(proxy) == {Fault.TRUNCATED: 1}
 
 
-def test_nothing_of_a_lost_reply_is_sent():
+def test_nothing_of_a_lost_reply_is_sent() -> None:
     with answering(CHUNKED) as (proxy, seen):
         proxy.set(Fault.LOST_REPLIES)
         assert exchange(proxy, GET) == b""
     assert seen == [GET]
 
 
-def test_an_error_reads_the_body_before_it_answers():
+def test_an_error_reads_the_body_before_it_answers() -> None:
     request = b"PUT / HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(BIG), BIG)
     with answering(b"") as (proxy, seen):
         proxy.set(Fault.ERRORS)
@@ -398,7 +399,7 @@ def test_an_error_reads_the_body_before_it_answers():
     assert seen == [b""]  # the connection that was never used
 
 
-def test_an_early_answer_is_passed_on():
+def test_an_early_answer_is_passed_on() -> None:
     request = b"PUT / HTTP/1.1\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
     with answering(ANSWERS["length"]) as (proxy, seen):
         assert exchange(proxy, request) == ANSWERS["length"]
@@ -412,7 +413,7 @@ def test_an_early_answer_is_passed_on():
         b"PUT / HTTP/1.1\r\nContent-Length: many\r\n\r\n",
     ],
 )
-def test_what_is_not_understood_ends_the_connection(request_bytes):
+def test_what_is_not_understood_ends_the_connection(request_bytes: Any) -> None:
     with answering(ANSWERS["length"]) as (proxy, _):
         assert exchange(proxy, request_bytes) == b""
         assert exchange(proxy, GET) == ANSWERS["length"]
@@ -422,20 +423,20 @@ def test_what_is_not_understood_ends_the_connection(request_bytes):
     "answer",
     [b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
 )
-def test_a_server_that_breaks_off_ends_the_connection(answer):
+def test_a_server_that_breaks_off_ends_the_connection(answer: Any) -> None:
     with answering(answer) as (proxy, _):
         assert exchange(proxy, GET) in {b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"}
         assert exchange(proxy, GET) in {b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"}
 
 
-def test_a_client_that_breaks_off_takes_its_connection_to_the_server_with_it():
+def test_a_client_that_breaks_off_takes_its_connection_to_the_server_with_it() -> None:
     with answering(ANSWERS["length"], b"never") as (proxy, seen):
         with socket.create_connection(("127.0.0.1", port_of(proxy.url))) as connection:
             connection.sendall(b"PUT / HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc")
         asyncio.run(until(lambda: len(seen) == 1, "the server learns of it"))
 
 
-def test_a_server_that_is_down_closes_the_connection():
+def test_a_server_that_is_down_closes_the_connection() -> None:
     with FaultProxy(free_ports(1)[0]) as proxy:
         for _ in range(3):
             connection = http.client.HTTPConnection("127.0.0.1", port_of(proxy.url), timeout=10.0)
@@ -445,7 +446,7 @@ def test_a_server_that_is_down_closes_the_connection():
             connection.close()
 
 
-def test_nothing_is_left_behind():
+def test_nothing_is_left_behind() -> None:
     before = threading.active_count()
     with FaultProxy(free_ports(1)[0]) as proxy:
         proxy.set(Fault.REFUSE)
@@ -454,10 +455,10 @@ def test_nothing_is_left_behind():
     assert threading.active_count() == before
 
 
-def test_a_request_cut_before_its_body_leaves_nothing_behind(proxy):
+def test_a_request_cut_before_its_body_leaves_nothing_behind(proxy: Any) -> None:
     """SeaweedFS 4.48 keeps an empty object after this, for good, unless the request says what its body must be."""
 
-    async def body(store):
+    async def body(store: Any) -> None:
         proxy.set(Fault.CUT)
         for number in range(5):
             with pytest.raises(Unavailable):

@@ -2,21 +2,25 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.bus import START, Bus, open_bus, sqlite
 from isthmus.bus.base import RETAINED
 from isthmus.bus.endpoints import Listener, Speaker
+from isthmus.bus.redis import RedisBus
+from isthmus.bus.sqlite import SqliteBus
 from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.records.messages import Leave, decode
 from isthmus.runtime import single_threaded
-from isthmus.simulate.bus import Streams
+from isthmus.simulate.bus import SimulatedBus, Streams
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
-from isthmus_services.demo.servers import redis_server
+from isthmus_services.demo.servers import Server, redis_server
 
 NEVER_S = 3600.0
 """Longer than any test may take: what comes back from a wait like that was woken."""
@@ -25,7 +29,7 @@ KINDS = ["sqlite", "redis", "simulated"]
 
 
 @pytest.fixture(params=KINDS)
-def place(request, tmp_path):
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Return (URL, run) of an empty bus."""
     run = os.urandom(32)
     if request.param == "simulated":
@@ -35,7 +39,7 @@ def place(request, tmp_path):
     return request.getfixturevalue("redis").url, run
 
 
-def run(place, body, connections=1):
+def run(place: Any, body: Callable[..., Any], connections: int = 1) -> None:
     if isinstance(place[0], World):
         # The simulator's bus in good weather; it lives in virtual time.
         world = place[0]
@@ -43,7 +47,7 @@ def run(place, body, connections=1):
         return world.clock.run_until_complete(body(*buses))
 
     @asynccontextmanager
-    async def opened(count) -> AsyncIterator[list[Bus]]:
+    async def opened(count: int) -> AsyncIterator[list[Bus]]:
         async with open_bus(*place) as bus:
             if count == 1:
                 yield [bus]
@@ -51,14 +55,14 @@ def run(place, body, connections=1):
                 async with opened(count - 1) as others:
                     yield [bus, *others]
 
-    async def go():
+    async def go() -> None:
         async with opened(connections) as buses:
             return await body(*buses)
 
     return asyncio.run(go())
 
 
-async def drain(bus, stream, position=START):
+async def drain(bus: RedisBus | SqliteBus | SimulatedBus, stream: str, position: str = START) -> Any:
     found = []
     while messages := (await bus.read({stream: position}, 0.0)).get(stream):
         found += [m.body for m in messages]
@@ -66,8 +70,8 @@ async def drain(bus, stream, position=START):
     return found, position
 
 
-def test_messages_come_back_in_order(place):
-    async def body(bus):
+def test_messages_come_back_in_order(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         for i in range(5):
             await bus.append("s", f"{i}".encode())
         found, position = await drain(bus, "s")
@@ -78,8 +82,8 @@ def test_messages_come_back_in_order(place):
     run(place, body)
 
 
-def test_several_messages_go_in_at_once_and_in_order(place):
-    async def body(bus):
+def test_several_messages_go_in_at_once_and_in_order(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         await bus.append("s", b"0")
         await bus.append("s", b"1", b"2", b"3")
         found, position = await drain(bus, "s")
@@ -90,8 +94,12 @@ def test_several_messages_go_in_at_once_and_in_order(place):
     run(place, body)
 
 
-def test_readers_have_positions_of_their_own(place):
-    async def body(writer, one, other):
+def test_readers_have_positions_of_their_own(place: Any) -> None:
+    async def body(
+        writer: RedisBus | SqliteBus | SimulatedBus,
+        one: RedisBus | SqliteBus | SimulatedBus,
+        other: RedisBus | SqliteBus | SimulatedBus,
+    ) -> None:
         await writer.append("s", b"x")
         assert (await drain(one, "s"))[0] == (await drain(other, "s"))[0] == [b"x"]
         assert (await drain(one, "s"))[0] == [b"x"]
@@ -99,8 +107,8 @@ def test_readers_have_positions_of_their_own(place):
     run(place, body, 3)
 
 
-def test_several_streams_are_read_at_once(place):
-    async def body(bus):
+def test_several_streams_are_read_at_once(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         await bus.append("a", b"1")
         await bus.append("b", b"2")
         found = await bus.read({"a": START, "b": START, "never": START}, 0.0)
@@ -109,9 +117,9 @@ def test_several_streams_are_read_at_once(place):
     run(place, body)
 
 
-def test_reading_waits_for_what_comes(place):
-    async def body(reader, writer):
-        async def later():
+def test_reading_waits_for_what_comes(place: Any) -> None:
+    async def body(reader: RedisBus | SqliteBus | SimulatedBus, writer: RedisBus | SqliteBus | SimulatedBus) -> None:
+        async def later() -> None:
             await asyncio.sleep(0.2)
             await writer.append("s", b"late")
 
@@ -123,8 +131,8 @@ def test_reading_waits_for_what_comes(place):
     run(place, body, 2)
 
 
-def test_what_one_connection_says_it_hears_itself(place):
-    async def body(bus):
+def test_what_one_connection_says_it_hears_itself(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         reading = asyncio.ensure_future(bus.read({"s": START}, NEVER_S))
         await asyncio.sleep(0.1)
         await bus.append("s", b"x")
@@ -133,8 +141,8 @@ def test_what_one_connection_says_it_hears_itself(place):
     run(place, body)
 
 
-def test_reading_nothing_ends_in_time(place):
-    async def body(bus, patient):
+def test_reading_nothing_ends_in_time(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus, patient: RedisBus | SqliteBus | SimulatedBus) -> None:
         await bus.append("s", b"x")
         _, position = await drain(bus, "s")
         loop = asyncio.get_running_loop()
@@ -151,8 +159,8 @@ def test_reading_nothing_ends_in_time(place):
     run(place, body, 2)
 
 
-def test_the_tail_is_behind_the_newest_message(place):
-    async def body(bus):
+def test_the_tail_is_behind_the_newest_message(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         assert (await drain(bus, "s", await bus.tail("s")))[0] == []
         await bus.append("s", b"old")
         position = await bus.tail("s")
@@ -162,10 +170,12 @@ def test_the_tail_is_behind_the_newest_message(place):
     run(place, body)
 
 
-def test_a_position_of_some_time_ago_lies_before_what_was_said_since_and_behind_what_was_said_before(place):
+def test_a_position_of_some_time_ago_lies_before_what_was_said_since_and_behind_what_was_said_before(
+    place: Any,
+) -> None:
     """An agent that reads a thousand streams begins a few heartbeats back."""
 
-    async def body(bus):
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         await bus.append("busy", b"old")
         await bus.append("idle", b"long ago")
         await asyncio.sleep(1.0)
@@ -183,8 +193,8 @@ def test_a_position_of_some_time_ago_lies_before_what_was_said_since_and_behind_
     run(place, body)
 
 
-def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_more(place):
-    async def body(bus):
+def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_more(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         await bus.append("learner/a", b"old")
         await asyncio.sleep(1.0)
         await bus.append("learner/a", b"new")
@@ -194,7 +204,7 @@ def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_mor
         # One it was told to read stays, whether it is there or not.
         listener.positions["syncer"] = START
 
-        async def nobody():
+        async def nobody() -> set[Any]:
             return set()
 
         bus.names = nobody
@@ -204,8 +214,8 @@ def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_mor
     run(place, body)
 
 
-def test_streams_are_found_by_name(place):
-    async def body(bus, other):
+def test_streams_are_found_by_name(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus, other: RedisBus | SqliteBus | SimulatedBus) -> None:
         assert await bus.names() == set()
         await bus.append("learner/eu-1", b"x")
         await other.append("syncer", b"x")
@@ -214,8 +224,8 @@ def test_streams_are_found_by_name(place):
     run(place, body, 2)
 
 
-def test_runs_do_not_hear_each_other(place):
-    async def body(bus):
+def test_runs_do_not_hear_each_other(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         await bus.append("s", b"mine")
         if isinstance(place[0], World):  # a world holds one run: another run is another world
             place[0].streams = Streams()
@@ -224,15 +234,15 @@ def test_runs_do_not_hear_each_other(place):
         async with open_bus(place[0], os.urandom(32)) as other:
             await silent(other)
 
-    async def silent(other):
+    async def silent(other: RedisBus | SqliteBus | SimulatedBus) -> None:
         assert await other.names() == set()
         assert (await drain(other, "s"))[0] == []
 
     run(place, body)
 
 
-def test_old_messages_are_dropped_and_memory_stays_bounded(place):
-    async def body(bus):
+def test_old_messages_are_dropped_and_memory_stays_bounded(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         for i in range(0, 3 * RETAINED, 3):
             await bus.append("s", *(f"{i + j}".encode() for j in range(3)))
         found, _ = await drain(bus, "s")
@@ -242,8 +252,8 @@ def test_old_messages_are_dropped_and_memory_stays_bounded(place):
     run(place, body)
 
 
-def test_any_bytes_survive(place):
-    async def body(bus):
+def test_any_bytes_survive(place: Any) -> None:
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
         data = bytes(range(256)) * 100
         await bus.append("s", data)
         assert (await drain(bus, "s"))[0] == [data]
@@ -251,9 +261,9 @@ def test_any_bytes_survive(place):
     run(place, body)
 
 
-def test_many_writers_lose_nothing(place):
-    async def body(*buses):
-        async def write(i, bus, some):
+def test_many_writers_lose_nothing(place: Any) -> None:
+    async def body(*buses: Any) -> None:
+        async def write(i: int, bus: RedisBus | SqliteBus, some: Any) -> None:
             for n in some:
                 await bus.append("s", f"{i} {n}".encode())
 
@@ -265,11 +275,11 @@ def test_many_writers_lose_nothing(place):
     run(place, body, 4)
 
 
-def test_a_cancelled_task_ends_whatever_it_was_doing(place):
+def test_a_cancelled_task_ends_whatever_it_was_doing(place: Any) -> None:
     """redis-py loses a cancellation that meets a finished write (Python 3.11): about one in a hundred here."""
 
-    async def body(bus):
-        async def talk():
+    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+        async def talk() -> None:
             while True:
                 await bus.append("s", b"x")
                 await bus.read({"s": START}, 0.0)
@@ -288,11 +298,11 @@ def test_a_cancelled_task_ends_whatever_it_was_doing(place):
 # --- what agents say --------------------------------------------------------------------------------------------------
 
 
-async def test_a_distant_bus_is_not_one_round_trip_a_message():
+async def test_a_distant_bus_is_not_one_round_trip_a_message() -> None:
     requests = []
 
     class Far:
-        async def append(self, stream, *bodies):
+        async def append(self, stream: str, *bodies: Any) -> None:
             await asyncio.sleep(0)
             requests.append(bodies)
             if len(requests) == 1:
@@ -312,7 +322,7 @@ async def test_a_distant_bus_is_not_one_round_trip_a_message():
 # --- losing everything ------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path):
+async def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path: Path) -> None:
     """Redis restarted empty, or without its last second: ids are issued again, positions lie in the future."""
     with redis_server(tmp_path) as server:
         async with open_bus(server.url, b"r" * 32) as bus:
@@ -323,13 +333,13 @@ async def test_a_reader_ahead_of_what_is_left_starts_again(tmp_path):
             assert [m.body for m in (await bus.read({"s": ahead}, 0.5))["s"]] == [f"{i}".encode() for i in range(10)]
 
 
-def test_what_is_not_ours_in_a_stream_is_passed_over(redis):
+def test_what_is_not_ours_in_a_stream_is_passed_over(redis: Server) -> None:
     """Whoever may write a stream may write other fields into it: that must stop no reader, and be read once only."""
     import redis as client
 
     digest = os.urandom(32)
 
-    async def body(bus):
+    async def body(bus: RedisBus) -> None:
         listener = Listener(bus, single_threaded(), lambda _: True)
         with client.Redis.from_url(redis.url) as strange:
             strange.xadd(f"isthmus:{digest[:8].hex()}:s", {"other": "field"})
@@ -343,7 +353,7 @@ def test_what_is_not_ours_in_a_stream_is_passed_over(redis):
     run((redis.url, digest), body)
 
 
-async def test_a_wiped_redis_is_heard_again(redis):
+async def test_a_wiped_redis_is_heard_again(redis: Server) -> None:
     import redis as client
 
     run = os.urandom(32)
@@ -358,7 +368,7 @@ async def test_a_wiped_redis_is_heard_again(redis):
         assert [m.body for m in found["s"]] == [b"after"]
 
 
-async def test_a_deleted_sqlite_file_is_made_again(tmp_path):
+async def test_a_deleted_sqlite_file_is_made_again(tmp_path: Path) -> None:
     path, run = tmp_path / "bus.sqlite", os.urandom(32)
     async with open_bus(f"sqlite://{path}", run) as bus, open_bus(f"sqlite://{path}", run) as reader:
         for i in range(5):
@@ -370,7 +380,9 @@ async def test_a_deleted_sqlite_file_is_made_again(tmp_path):
         assert [m.body for m in (await reader.read({"s": position}, 1.0))["s"]] == [b"after"]
 
 
-async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(tmp_path, monkeypatch):
+async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite, "EXPIRE_S", 0.5)
     async with open_bus(f"sqlite://{tmp_path / 'bus.sqlite'}", bytes(32)) as bus:
         await bus.append("gone", b"1")
@@ -381,7 +393,7 @@ async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(tmp_path, mon
         assert await bus.names() == {"here"}
 
 
-async def test_a_file_that_is_no_database_is_unavailable(tmp_path):
+async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "bus.sqlite"
     path.write_bytes(b"this is not a database at all" * 100)
     async with open_bus(f"sqlite://{path}", bytes(32)) as bus:
@@ -392,17 +404,17 @@ async def test_a_file_that_is_no_database_is_unavailable(tmp_path):
 # --- not getting in ---------------------------------------------------------------------------------------------------
 
 
-async def failing(url):
+async def failing(url: str) -> None:
     async with open_bus(url, bytes(32)) as bus:
         await bus.tail("syncer")
 
 
-async def test_a_redis_that_is_not_there_is_unavailable():
+async def test_a_redis_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=r"redis://127\.0\.0\.1:9"):
         await failing("redis://127.0.0.1:9")
 
 
-async def test_a_redis_that_asks_for_a_password_is_denied(tmp_path):
+async def test_a_redis_that_asks_for_a_password_is_denied(tmp_path: Path) -> None:
     with redis_server(tmp_path, arguments=("--save", "", "--requirepass", "sesame")) as server:
         with pytest.raises(Denied, match="asks for a password"):
             await failing(server.url)
@@ -411,13 +423,13 @@ async def test_a_redis_that_asks_for_a_password_is_denied(tmp_path):
         await failing(server.url.replace("redis://", "redis://:sesame@"))
 
 
-async def test_a_password_is_never_part_of_an_error():
+async def test_a_password_is_never_part_of_an_error() -> None:
     with pytest.raises(Unavailable) as caught:
         await failing("redis://:sesame@127.0.0.1:9")
     assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["http://host", "/just/a/path", "redis://host:notaport"])
-async def test_a_url_of_no_bus_is_refused(url):
+async def test_a_url_of_no_bus_is_refused(url: str) -> None:
     with pytest.raises(InputError):
         await failing(url)

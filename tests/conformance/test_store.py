@@ -2,8 +2,10 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,13 @@ from isthmus.ports import open_place
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from isthmus.store import EdgeStore, Patience, require_create_only
+from isthmus_services.demo.servers import Server
 
 KINDS = ["files", "moto", "seaweedfs", "simulated"]
 
 
 @pytest.fixture(params=KINDS)
-def opened(request, tmp_path, use):
+def opened(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[..., Any]) -> Callable[..., Any]:
     """Return a context that opens an empty store of this kind."""
     if request.param == "simulated":
         return simulated()
@@ -35,7 +38,7 @@ def opened(request, tmp_path, use):
     return open_it
 
 
-def simulated():
+def simulated() -> Callable[..., Any]:
     """The simulator's store in good weather; it lives in virtual time."""
     world = World("conformance")
 
@@ -47,16 +50,16 @@ def simulated():
     return open_it
 
 
-def run(opened, body):
-    async def go():
+def run(opened: Callable[..., Any], body: Callable[..., Any]) -> None:
+    async def go() -> None:
         async with opened() as store:
             return await body(store)
 
     return getattr(opened, "drive", asyncio.run)(go())
 
 
-def test_what_is_put_is_there(opened):
-    async def body(store):
+def test_what_is_put_is_there(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         await store.put("a/b", b"one")
         assert bytes(await store.get("a/b")) == b"one"
         await store.put("a/b", memoryview(b"two!"))
@@ -65,8 +68,8 @@ def test_what_is_put_is_there(opened):
     run(opened, body)
 
 
-def test_what_was_never_put_is_missing(opened):
-    async def body(store):
+def test_what_was_never_put_is_missing(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         with pytest.raises(ObjectMissing) as caught:
             await store.get("nothing/here")
         assert caught.value.key == "nothing/here"
@@ -80,16 +83,16 @@ def test_what_was_never_put_is_missing(opened):
     ("start", "stop", "found"),
     [(0, 4, b"0123"), (3, 5, b"34"), (8, 99, b"89"), (10, 12, b""), (50, 60, b""), (4, 4, b"")],
 )
-def test_a_range_is_cut_at_the_end(opened, start, stop, found):
-    async def body(store):
+def test_a_range_is_cut_at_the_end(opened: Callable[..., Any], start: int, stop: int, found: bytes) -> None:
+    async def body(store: EdgeStore) -> None:
         await store.put("digits", b"0123456789")
         assert bytes(await store.get_range("digits", start, stop)) == found
 
     run(opened, body)
 
 
-def test_create_writes_only_where_there_is_nothing(opened):
-    async def body(store):
+def test_create_writes_only_where_there_is_nothing(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         assert await store.create("commits/1", b"first")
         assert not await store.create("commits/1", b"second")
         assert bytes(await store.get("commits/1")) == b"first"
@@ -97,8 +100,8 @@ def test_create_writes_only_where_there_is_nothing(opened):
     run(opened, body)
 
 
-def test_of_racing_creators_one_wins_and_its_bytes_stay(opened):
-    async def body(store):
+def test_of_racing_creators_one_wins_and_its_bytes_stay(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         for version in range(3):
             bodies = [f"writer {i}".encode() * 50 for i in range(8)]
             won = await asyncio.gather(*(store.create(f"race/{version}", b) for b in bodies))
@@ -108,8 +111,8 @@ def test_of_racing_creators_one_wins_and_its_bytes_stay(opened):
     run(opened, body)
 
 
-def test_listing_goes_by_folder_and_in_order(opened):
-    async def body(store):
+def test_listing_goes_by_folder_and_in_order(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         for key in ("b/2", "b/10", "a/1", "b/c/3", "bb/1"):
             await store.put(key, b"x" * len(key))
         assert [e.key for e in await store.list("b/")] == ["b/10", "b/2", "b/c/3"]
@@ -121,8 +124,8 @@ def test_listing_goes_by_folder_and_in_order(opened):
     run(opened, body)
 
 
-def test_a_listing_says_when_objects_were_written(opened):
-    async def body(store):
+def test_a_listing_says_when_objects_were_written(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         now = store.runtime.wall
         before = now()
         await store.put("a/x", b"1")
@@ -133,16 +136,16 @@ def test_a_listing_says_when_objects_were_written(opened):
     run(opened, body)
 
 
-def test_a_listing_has_more_than_one_page(opened):
-    async def body(store):
+def test_a_listing_has_more_than_one_page(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         await asyncio.gather(*(store.put(f"many/{i:05d}", b"") for i in range(1005)))
         assert len(await store.list("many/")) == 1005
 
     run(opened, body)
 
 
-def test_deleting_twice_is_harmless(opened):
-    async def body(store):
+def test_deleting_twice_is_harmless(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         await store.put("gone", b"x")
         await store.delete("gone")
         await store.delete("gone")
@@ -153,10 +156,10 @@ def test_deleting_twice_is_harmless(opened):
 
 
 @pytest.mark.parametrize("size", [0, 1, 5 << 20])
-def test_objects_of_any_size_come_back_whole(opened, size):
+def test_objects_of_any_size_come_back_whole(opened: Callable[..., Any], size: int) -> None:
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
 
-    async def body(store):
+    async def body(store: EdgeStore) -> None:
         await store.put("big", data)
         assert await store.get("big") == data
         assert store.traffic.bytes_up == store.traffic.bytes_down == size
@@ -164,15 +167,15 @@ def test_objects_of_any_size_come_back_whole(opened, size):
     run(opened, body)
 
 
-def test_readers_never_see_half_an_object(opened):
-    async def body(store):
+def test_readers_never_see_half_an_object(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         await store.put("k", b"a" * 100_000)
 
-        async def write():
+        async def write() -> None:
             for letter in b"bcde":
                 await store.put("k", bytes([letter]) * 100_000)
 
-        async def read():
+        async def read() -> None:
             for _ in range(12):
                 assert len(set(await store.get("k"))) == 1
 
@@ -181,8 +184,8 @@ def test_readers_never_see_half_an_object(opened):
     run(opened, body)
 
 
-def test_the_create_only_check_passes(opened):
-    async def body(store):
+def test_the_create_only_check_passes(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         from isthmus.runtime import single_threaded
 
         await require_create_only(store, single_threaded())
@@ -191,8 +194,8 @@ def test_the_create_only_check_passes(opened):
     run(opened, body)
 
 
-def test_prefixes_end_with_a_slash(opened):
-    async def body(store):
+def test_prefixes_end_with_a_slash(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         with pytest.raises(ValueError, match="ends with"):
             await store.list("commits")
 
@@ -202,25 +205,29 @@ def test_prefixes_end_with_a_slash(opened):
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-async def failing(url):
+async def failing(url: str) -> None:
     async with open_place(url) as store:
         await store.at_start.get("run")
 
 
-async def test_a_missing_bucket_is_named(seaweedfs, use):
+async def test_a_missing_bucket_is_named(seaweedfs: Server, use: Callable[..., Any]) -> None:
     use(seaweedfs)
     with pytest.raises(Denied, match=r"s3://no-such-bucket-here/x at http://127.0.0.1:\d+: there is no such bucket"):
         await failing("s3://no-such-bucket-here/x")
 
 
-async def test_wrong_credentials_are_said_so(seaweedfs, use, monkeypatch):
+async def test_wrong_credentials_are_said_so(
+    seaweedfs: Server, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(seaweedfs)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(Denied, match="secret key does not fit"):
         await failing("s3://bucket/x")
 
 
-async def test_missing_credentials_are_said_so(seaweedfs, use, monkeypatch):
+async def test_missing_credentials_are_said_so(
+    seaweedfs: Server, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(seaweedfs)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -230,7 +237,9 @@ async def test_missing_credentials_are_said_so(seaweedfs, use, monkeypatch):
         await failing("s3://bucket/x")
 
 
-async def test_an_endpoint_that_does_not_answer_is_unavailable(seaweedfs, use, monkeypatch):
+async def test_an_endpoint_that_does_not_answer_is_unavailable(
+    seaweedfs: Server, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(seaweedfs)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
@@ -238,22 +247,22 @@ async def test_an_endpoint_that_does_not_answer_is_unavailable(seaweedfs, use, m
 
 
 @pytest.mark.parametrize("url", ["s3://", "ftp://host/x", "s3://UPPER_case!/x"])
-async def test_a_url_of_no_store_is_refused(url, seaweedfs, use):
+async def test_a_url_of_no_store_is_refused(url: str, seaweedfs: Server, use: Callable[..., Any]) -> None:
     use(seaweedfs)
     with pytest.raises(InputError):
         await failing(url)
 
 
-async def test_a_file_is_no_folder(tmp_path):
+async def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
         await failing(str(tmp_path / "file"))
 
 
-async def test_a_folder_without_permission_is_denied(tmp_path, monkeypatch):
+async def test_a_folder_without_permission_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import isthmus.store.files as files
 
-    def refuse(*_args, **_kwargs):
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
         raise PermissionError(13, "Permission denied", "somewhere")
 
     monkeypatch.setattr(files.os, "link", refuse)
@@ -263,7 +272,7 @@ async def test_a_folder_without_permission_is_denied(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a//b", "a/./b", ".hidden", "a/.x"])
-async def test_a_key_never_leaves_the_folder(tmp_path, key):
+async def test_a_key_never_leaves_the_folder(tmp_path: Path, key: str) -> None:
     async with open_place(str(tmp_path / "s")) as store:
         with pytest.raises(ValueError, match="not a key"):
             await store.put(key, b"x")
@@ -272,11 +281,11 @@ async def test_a_key_never_leaves_the_folder(tmp_path, key):
 class Flaky:
     """A store that fails so many times, with its effect or without, and then works."""
 
-    def __init__(self, inner, failures, *, after: bool) -> None:
+    def __init__(self, inner: EdgeStore, failures: int, *, after: bool) -> None:
         self.inner, self.failures, self.after, self.url = inner, failures, after, inner.url
 
-    def __getattr__(self, name):
-        async def call(*args):
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*args: Any) -> bool | bytearray | None:
             if self.failures > 0:
                 self.failures -= 1
                 if self.after:
@@ -291,8 +300,8 @@ QUICK = Patience(attempts=5, first_s=0.001, longest_s=0.002)
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_the_edge_tries_again_and_counts(opened, after):
-    async def body(store):
+def test_the_edge_tries_again_and_counts(opened: Callable[..., Any], after: bool) -> None:
+    async def body(store: EdgeStore) -> None:
         edge = EdgeStore(Flaky(store, 3, after=after), store.runtime, QUICK)
         await edge.put("k", b"abc")
         assert bytes(await store.get("k")) == b"abc"
@@ -301,8 +310,8 @@ def test_the_edge_tries_again_and_counts(opened, after):
     run(opened, body)
 
 
-def test_the_edge_gives_up_and_remembers_since_when(opened):
-    async def body(store):
+def test_the_edge_gives_up_and_remembers_since_when(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         edge = EdgeStore(Flaky(store, 99, after=False), store.runtime, QUICK)
         with pytest.raises(Unavailable):
             await edge.get("k")
@@ -311,8 +320,8 @@ def test_the_edge_gives_up_and_remembers_since_when(opened):
     run(opened, body)
 
 
-def test_a_create_whose_reply_was_lost_finds_its_own_object(opened):
-    async def body(store):
+def test_a_create_whose_reply_was_lost_finds_its_own_object(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         edge = EdgeStore(Flaky(store, 1, after=True), store.runtime, QUICK)
         assert not await edge.create("k", b"mine")
         assert bytes(await edge.get("k")) == b"mine"
@@ -320,8 +329,8 @@ def test_a_create_whose_reply_was_lost_finds_its_own_object(opened):
     run(opened, body)
 
 
-def test_the_edge_does_not_swallow_cancellation(opened):
-    async def body(store):
+def test_the_edge_does_not_swallow_cancellation(opened: Callable[..., Any]) -> None:
+    async def body(store: EdgeStore) -> None:
         edge = EdgeStore(Flaky(store, 10**9, after=False), store.runtime, Patience(attempts=10**9, first_s=0.01))
         task = asyncio.ensure_future(edge.get("k"))
         await asyncio.sleep(0.05)
@@ -332,19 +341,19 @@ def test_the_edge_does_not_swallow_cancellation(opened):
     run(opened, body)
 
 
-def test_a_store_that_ignores_the_condition_is_refused(opened):
+def test_a_store_that_ignores_the_condition_is_refused(opened: Callable[..., Any]) -> None:
     class Careless:
-        def __init__(self, inner) -> None:
+        def __init__(self, inner: EdgeStore) -> None:
             self.inner, self.url = inner, inner.url
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Callable[..., Any]:
             return getattr(self.inner, name)
 
-        async def create(self, key, data):
+        async def create(self, key: str, data: bytes) -> bool:
             await self.inner.put(key, data)
             return True
 
-    async def body(store):
+    async def body(store: EdgeStore) -> None:
         with pytest.raises(Denied, match="does not honour create-only PUT"):
             await require_create_only(Careless(store), store.runtime)
 

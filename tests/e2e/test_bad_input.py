@@ -5,6 +5,8 @@ That nobody waits long for it is in unit/test_patience.py: there the clock is a 
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from isthmus_services.demo.servers import redis_server
 CLOSED = "127.0.0.1:9"
 
 
-def refused(*arguments: str, environment=None) -> str:
+def refused(*arguments: str, environment: Any = None) -> str:
     done = isthmus(*arguments, environment=environment)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -82,7 +84,9 @@ def refused(*arguments: str, environment=None) -> str:
         (["init", "x", "--from", "nothing.safetensors"], "nothing.safetensors cannot be read"),
     ],
 )
-def test_a_wrong_flag_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+def test_a_wrong_flag_is_one_line(
+    arguments: Any, message: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
     try:
@@ -110,8 +114,13 @@ def test_a_wrong_flag_is_one_line(arguments, message, tmp_path, monkeypatch, cap
     ],
 )
 def test_a_value_out_of_range_is_one_line_whatever_its_source(
-    environment, file, message, tmp_path, monkeypatch, capsys
-):
+    environment: Any,
+    file: Any,
+    message: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "i.toml").write_text(file)
     for name, value in environment.items():
@@ -122,7 +131,7 @@ def test_a_value_out_of_range_is_one_line_whatever_its_source(
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
-def test_why_a_service_does_not_start_is_text_in_a_pipe(command, tmp_path):
+def test_why_a_service_does_not_start_is_text_in_a_pipe(command: Any, tmp_path: Path) -> None:
     name, *rest = command
     done = isthmus(name, str(tmp_path / "nowhere"), *rest, "--log-format", "json")
     assert done.returncode == 2
@@ -145,7 +154,9 @@ def test_why_a_service_does_not_start_is_text_in_a_pipe(command, tmp_path):
         ["status", "file:OUT"],
     ],
 )
-def test_a_folder_that_holds_a_run_names_it(command, folder, tmp_path, monkeypatch, capsys):
+def test_a_folder_that_holds_a_run_names_it(
+    command: Any, folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
     out = folder.parent
@@ -157,7 +168,7 @@ def test_a_folder_that_holds_a_run_names_it(command, folder, tmp_path, monkeypat
     assert line.endswith(f"{out}: no run here; did you mean {folder}?")
 
 
-def test_no_run_is_created_around_another(folder, capsys):
+def test_no_run_is_created_around_another(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     before = sorted(folder.parent.iterdir())
     assert main(["init", str(folder.parent)]) == 2
@@ -165,7 +176,7 @@ def test_no_run_is_created_around_another(folder, capsys):
     assert sorted(folder.parent.iterdir()) == before
 
 
-def test_the_version_is_a_short_line(capsys):
+def test_the_version_is_a_short_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
@@ -173,19 +184,19 @@ def test_the_version_is_a_short_line(capsys):
     assert re.fullmatch(r"isthmus \d+\.\d+\.\d+, Python 3\.\d+\.\d+, torch \S+", line)
 
 
-def test_a_learners_name_is_checked(folder):
+def test_a_learners_name_is_checked(folder: Any) -> None:
     assert main(["init", str(folder)]) == 0
     assert "--learner 'a/b'" in refused("learner", str(folder), "--learner", "a/b")
 
 
-def test_another_run_in_the_same_place_is_refused(folder):
+def test_another_run_in_the_same_place_is_refused(folder: Any) -> None:
     assert main(["init", str(folder)]) == 0
     assert "merge is rda there, not avg" in refused("init", str(folder), "--merge", "avg")
     assert "already holds a run" in refused("demo", "--store", str(folder), "--steps", "1")
 
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["status"], ["learner", "--learner", "a"]])
-def test_a_missing_bucket_is_named(command, seaweedfs, redis, use):
+def test_a_missing_bucket_is_named(command: Any, seaweedfs: Any, redis: Any, use: Any) -> None:
     use(seaweedfs)
     name, *rest = command
     bus = [] if name == "init" else ["--bus", redis.url]
@@ -196,7 +207,7 @@ def test_a_missing_bucket_is_named(command, seaweedfs, redis, use):
 
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
-def test_an_endpoint_that_does_not_answer_is_named(command, seaweedfs, redis, use):
+def test_an_endpoint_that_does_not_answer_is_named(command: Any, seaweedfs: Any, redis: Any, use: Any) -> None:
     use(seaweedfs)
     name, *rest = command
     bus = [] if name == "init" else ["--bus", redis.url]
@@ -204,7 +215,9 @@ def test_an_endpoint_that_does_not_answer_is_named(command, seaweedfs, redis, us
 
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
-def test_an_endpoint_that_accepts_and_never_answers_is_named(command, seaweedfs, redis, use):
+def test_an_endpoint_that_accepts_and_never_answers_is_named(
+    command: Any, seaweedfs: Any, redis: Any, use: Any
+) -> None:
     import socket
 
     use(seaweedfs)
@@ -217,21 +230,21 @@ def test_an_endpoint_that_accepts_and_never_answers_is_named(command, seaweedfs,
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
-def test_a_redis_that_is_not_there_is_named(command, folder):
+def test_a_redis_that_is_not_there_is_named(command: Any, folder: Any) -> None:
     assert main(["init", str(folder)]) == 0
     name, *rest = command
     assert f"redis://{CLOSED}" in refused(name, str(folder), *rest, "--bus", f"redis://{CLOSED}")
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"], ["status"]])
-def test_a_redis_that_asks_for_a_password_is_named(command, folder, tmp_path):
+def test_a_redis_that_asks_for_a_password_is_named(command: Any, folder: Any, tmp_path: Path) -> None:
     assert main(["init", str(folder)]) == 0
     with redis_server(tmp_path / "redis", arguments=("--save", "", "--requirepass", "sesame")) as server:
         name, *rest = command
         assert "asks for a password" in refused(name, str(folder), *rest, "--bus", server.url)
 
 
-def test_a_store_without_conditional_put_is_refused(use, tmp_path):
+def test_a_store_without_conditional_put_is_refused(use: Any, tmp_path: Path) -> None:
     """A server that ignores If-None-Match, as some do."""
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,25 +29,25 @@ FADED = np.full(FRAGMENT.size, 1e-40, np.float32)
 
 
 @pytest.fixture
-def flushing():
+def flushing() -> Iterator[Any]:
     """A thread in which the processor flushes denormals; no other thread of the tests is touched."""
     with ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
         yield lambda fn: pool.submit(fn).result()
 
 
-def a_round():
+def a_round() -> Any:
     accumulator = merge.Accumulator(FRAGMENT, merge.outers(Rules()))
     accumulator.add(FADED, 1.0)
     return accumulator
 
 
-def a_difference():
+def a_difference() -> Any:
     out = np.zeros(packed_size(codec("f32"), FRAGMENT), np.uint8)
     pack(codec("f32"), FRAGMENT, FADED, out)
     return memoryview(out)
 
 
-def test_a_thread_is_told_from_one_that_flushes(flushing):
+def test_a_thread_is_told_from_one_that_flushes(flushing: Any) -> None:
     assert not kernels.flushes_denormals()
     assert flushing(kernels.flushes_denormals)
     kernels.require_denormals()
@@ -63,7 +65,7 @@ def test_a_thread_is_told_from_one_that_flushes(flushing):
     ],
     ids=["accumulate", "advance", "apply a value"],
 )
-def test_what_the_log_records_is_not_computed_there(work, flushing):
+def test_what_the_log_records_is_not_computed_there(work: Any, flushing: Any) -> None:
     work()
     with pytest.raises(DenormalsFlushed):
         flushing(work)
@@ -85,11 +87,13 @@ def made_of(model: nn.Module) -> Seed:
     return Seed(torch_model.specs_of(model), torch_model.values_of(model), {}, rules, pace)
 
 
-async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes_on_flushing(folder, flushing):
+async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes_on_flushing(
+    folder: Any, flushing: Any
+) -> None:
     """Its agent applies published differences to denormal values, each compared with a digest in the log."""
     flushed = []
 
-    def train():
+    def train() -> None:
         model = tiny()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         with isthmus.join(str(folder), model, optimizer, learner="a") as link:

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,9 @@ from tests_helpers import world
 SMALL = ("--size", "0.25")
 
 
-def doctor(*arguments: str, tmp_path, capsys) -> tuple[int, dict[str, dict[str, str]]]:
+def doctor(
+    *arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, dict[str, dict[str, str]]]:
     """Run the command as a user does; return its exit code and its findings by check."""
     report = tmp_path / "doctor.json"
     code = main(["doctor", *arguments, *SMALL, "--json", str(report)])
@@ -44,7 +48,7 @@ def failures(found: dict[str, dict[str, str]]) -> dict[str, str]:
 # --- what works -------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_healthy(folder, tmp_path, capsys):
+def test_a_folder_is_healthy(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     code, found = doctor(str(folder), tmp_path=tmp_path, capsys=capsys)
     assert code == 0
@@ -52,7 +56,9 @@ def test_a_folder_is_healthy(folder, tmp_path, capsys):
     assert not list((folder / "scratch").iterdir()), "it cleans up behind itself"
 
 
-def test_an_s3_server_and_a_redis_are_healthy_and_nothing_is_left_behind(seaweedfs, redis, use, tmp_path, capsys):
+def test_an_s3_server_and_a_redis_are_healthy_and_nothing_is_left_behind(
+    seaweedfs: Any, redis: Any, use: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     use(seaweedfs)
     assert main(["init", "s3://doctor/run", "--create-bucket"]) == 0
     code, found = doctor("s3://doctor/run", "--bus", redis.url, tmp_path=tmp_path, capsys=capsys)
@@ -69,7 +75,9 @@ def test_an_s3_server_and_a_redis_are_healthy_and_nothing_is_left_behind(seaweed
     assert asyncio.run(left()) == 0
 
 
-def test_a_run_that_is_not_there_yet_is_a_warning(folder, tmp_path, capsys):
+def test_a_run_that_is_not_there_yet_is_a_warning(
+    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, found = doctor(str(folder), tmp_path=tmp_path, capsys=capsys)
     assert code == 0
     assert found["store: run"]["advice"] == "create it: isthmus init"
@@ -77,7 +85,7 @@ def test_a_run_that_is_not_there_yet_is_a_warning(folder, tmp_path, capsys):
     assert not folder.exists(), "looking for it does not make it"
 
 
-def test_a_folder_around_a_run_names_it(folder, tmp_path, capsys):
+def test_a_folder_around_a_run_names_it(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     _, found = doctor(str(folder.parent), tmp_path=tmp_path, capsys=capsys)
     assert found["store: run"]["said"].endswith(f"no run here; did you mean {folder}?")
@@ -88,7 +96,7 @@ BUCKETS_OWN = re.compile(r"s3:|bucket|AWS|credential|ACL|password|TLS|region", r
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written(folder, tmp_path, capsys):
+def test_a_folder_that_may_not_be_written(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     folder.chmod(0o500)
     try:
@@ -105,20 +113,20 @@ def test_a_folder_that_may_not_be_written(folder, tmp_path, capsys):
 class Refusing:
     """A folder's store that refuses what a disk may refuse."""
 
-    def __init__(self, store) -> None:
+    def __init__(self, store: Any) -> None:
         self._store, self.url = store, store.url
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: Any) -> Any:
         return getattr(self._store, name)
 
-    async def put(self, key, data) -> None:
+    async def put(self, key: Any, data: Any) -> None:
         raise Denied(f"{self.url}: Permission denied: {key}")
 
-    async def list(self, prefix):
+    async def list(self, prefix: Any) -> None:
         raise Denied(f"{self.url}: Permission denied: {prefix}")
 
 
-async def test_advice_for_a_folder_speaks_of_folders(folder):
+async def test_advice_for_a_folder_speaks_of_folders(folder: Any) -> None:
     async with world(folder) as w:
         found = await findings(EdgeStore(Refusing(w.store), w.runtime), w.runtime)
     for check in ("store: may write", "store: may list"):
@@ -127,7 +135,9 @@ async def test_advice_for_a_folder_speaks_of_folders(folder):
         assert not BUCKETS_OWN.search(found[check].advice)
 
 
-def test_advice_for_a_bus_in_a_file_speaks_of_files(folder, tmp_path, capsys):
+def test_advice_for_a_bus_in_a_file_speaks_of_files(
+    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["init", str(folder)]) == 0
     (tmp_path / "bus").mkdir()
     code, found = doctor(str(folder), "--bus", f"sqlite://{tmp_path}/bus", tmp_path=tmp_path, capsys=capsys)
@@ -139,7 +149,7 @@ def test_advice_for_a_bus_in_a_file_speaks_of_files(folder, tmp_path, capsys):
 # --- what does not ----------------------------------------------------------------------------------------------------
 
 
-def test_no_bucket(seaweedfs, redis, use, tmp_path, capsys):
+def test_no_bucket(seaweedfs: Any, redis: Any, use: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     use(seaweedfs)
     code, found = doctor("s3://no-such-bucket/run", "--bus", redis.url, tmp_path=tmp_path, capsys=capsys)
     assert code == 1
@@ -147,7 +157,7 @@ def test_no_bucket(seaweedfs, redis, use, tmp_path, capsys):
     assert found["store: access"]["advice"] == "create it: isthmus init s3://no-such-bucket/run --create-bucket"
 
 
-def test_no_permission_to_create(tmp_path, use, capsys):
+def test_no_permission_to_create(tmp_path: Path, use: Any, capsys: pytest.CaptureFixture[str]) -> None:
     identities = [
         {"name": who, "credentials": [{"accessKey": who, "secretKey": who * 3}], "actions": actions}
         for who, actions in (("owner", ["Admin", "Read", "List", "Write"]), ("reader", ["Read", "List"]))
@@ -217,7 +227,9 @@ class Deaf:
             writer.close()
 
 
-def test_no_conditional_put(moto, redis, use, tmp_path, capsys):
+def test_no_conditional_put(
+    moto: Any, redis: Any, use: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Deaf(int(moto.url.rpartition(":")[2])) as url:
         use(Server(url, None, {**moto.environment, "AWS_ENDPOINT_URL": url}))
         assert main(["init", "s3://deaf/run", "--create-bucket"]) == 2
@@ -227,7 +239,7 @@ def test_no_conditional_put(moto, redis, use, tmp_path, capsys):
         assert "a second create-only PUT" in failures(found)["store: conditional PUT"]
 
 
-def test_a_syncer_refuses_a_store_without_conditional_put(moto, redis, use):
+def test_a_syncer_refuses_a_store_without_conditional_put(moto: Any, redis: Any, use: Any) -> None:
     use(moto)
     assert main(["init", "s3://once-good/run", "--create-bucket"]) == 0
     with Deaf(int(moto.url.rpartition(":")[2])) as url:
@@ -239,13 +251,13 @@ def test_a_syncer_refuses_a_store_without_conditional_put(moto, redis, use):
 class Racy:
     """A store that looks first and writes later: right for one client, wrong for several."""
 
-    def __init__(self, store) -> None:
+    def __init__(self, store: Any) -> None:
         self._store, self.url = store, store.url
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: Any) -> Any:
         return getattr(self._store, name)
 
-    async def create(self, key, data) -> bool:
+    async def create(self, key: Any, data: Any) -> bool:
         if any(e.key == key for e in await self._store.list(key.rpartition("/")[0] + "/")):
             return False
         await asyncio.sleep(0.01)
@@ -253,7 +265,7 @@ class Racy:
         return True
 
 
-async def test_a_store_that_loses_races_is_found_out(folder):
+async def test_a_store_that_loses_races_is_found_out(folder: Any) -> None:
     async with world(folder) as w:
         store = EdgeStore(Racy(w.store), w.runtime)
         found = await findings(store, w.runtime)
@@ -268,7 +280,7 @@ async def findings(store: EdgeStore, runtime: Runtime, role: Role | None = None)
 
 
 @pytest.mark.parametrize(("off_s", "outcome"), [(0.0, OK), (60.0, WARNING), (-3600.0, FAILURE)])
-async def test_a_skewed_clock(off_s, outcome, moto, redis, use):
+async def test_a_skewed_clock(off_s: Any, outcome: Any, moto: Any, redis: Any, use: Any) -> None:
     """The doctor's clock is a given: this one is off, the servers' are right."""
     use(moto)
     right = single_threaded()
@@ -283,7 +295,7 @@ async def test_a_skewed_clock(off_s, outcome, moto, redis, use):
     assert ("ahead of" in found["bus: clock"].said) == (off_s > 0)
 
 
-def test_redis_evicts(folder, tmp_path, capsys):
+def test_redis_evicts(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evicting = ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru", "--appendonly", "yes")
     with redis_server(tmp_path, arguments=evicting) as server:
         code, found = doctor(str(folder), "--bus", server.url, tmp_path=tmp_path, capsys=capsys)
@@ -293,13 +305,15 @@ def test_redis_evicts(folder, tmp_path, capsys):
     assert found["bus: persistence"]["outcome"] == OK
 
 
-def test_redis_cannot_be_reached(folder, tmp_path, capsys):
+def test_redis_cannot_be_reached(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = doctor(str(folder), "--bus", "redis://127.0.0.1:9", tmp_path=tmp_path, capsys=capsys)
     assert code == 1
     assert "127.0.0.1:9" in failures(found)["bus: access"]
 
 
-def test_redis_wants_another_password(folder, tmp_path, capsys, monkeypatch):
+def test_redis_wants_another_password(
+    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ISTHMUS_BUS_PASSWORD", "sesame-secret")
     with redis_server(tmp_path, arguments=("--requirepass", "another", "--save", "")) as server:
         code, found = doctor(str(folder), "--bus", server.url, tmp_path=tmp_path, capsys=capsys)
@@ -308,7 +322,9 @@ def test_redis_wants_another_password(folder, tmp_path, capsys, monkeypatch):
     assert "sesame-secret" not in json.dumps(found), "no password is ever shown"
 
 
-def test_whoever_may_do_too_much_is_told(seaweedfs, redis, use, tmp_path, capsys):
+def test_whoever_may_do_too_much_is_told(
+    seaweedfs: Any, redis: Any, use: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     use(seaweedfs)
     assert main(["init", "s3://too-much/run", "--create-bucket"]) == 0
     arguments = ("s3://too-much/run", "--bus", redis.url, "--role", "learner", "--learner", "eu-1")
@@ -318,7 +334,9 @@ def test_whoever_may_do_too_much_is_told(seaweedfs, redis, use, tmp_path, capsys
 
 
 @pytest.mark.parametrize("role", ["learner", "syncer"])
-def test_what_a_folder_cannot_restrict_is_a_note(role, folder, tmp_path, capsys):
+def test_what_a_folder_cannot_restrict_is_a_note(
+    role: Any, folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["init", str(folder)]) == 0
     code, found = doctor(str(folder), "--role", role, "--learner", "eu-1", tmp_path=tmp_path, capsys=capsys)
     assert code == 0, failures(found)
@@ -326,7 +344,7 @@ def test_what_a_folder_cannot_restrict_is_a_note(role, folder, tmp_path, capsys)
     assert notes == ["store: must not write for others", "bus: must not write for others"]
 
 
-def test_an_address_of_another_kind(tmp_path, capsys):
+def test_an_address_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = doctor("ftp://x/y", "--bus", "amqp://z", tmp_path=tmp_path, capsys=capsys)
     assert code == 1
     assert set(failures(found)) == {"store: address", "bus: address"}
@@ -366,11 +384,11 @@ def changed(**facts: object) -> dict[str, str]:
         ({"memory_used": 900 << 20}, {"bus: memory": WARNING}),
     ],
 )
-def test_what_a_server_says_of_itself_is_judged(facts, expected):
+def test_what_a_server_says_of_itself_is_judged(facts: Any, expected: Any) -> None:
     assert changed(**facts) == expected
 
 
-def test_kernels_that_give_other_bits_are_a_failure(monkeypatch, folder):
+def test_kernels_that_give_other_bits_are_a_failure(monkeypatch: pytest.MonkeyPatch, folder: Any) -> None:
     assert fingerprint() == BITS[ARITHMETIC]
     monkeypatch.setattr("isthmus.doctor.machine.fingerprint", lambda: "0" * 64)
     found = {f.check: f for f in examine_machine(str(folder), Role(RoleKind.SYNCER), single_threaded())}
@@ -378,7 +396,7 @@ def test_kernels_that_give_other_bits_are_a_failure(monkeypatch, folder):
     assert "machine: torch" not in found, "a syncer needs none"
 
 
-def test_a_full_disk_is_a_failure(monkeypatch, folder):
+def test_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch, folder: Any) -> None:
     monkeypatch.setattr("isthmus.doctor.machine.DISK_FAILURE", 1 << 60)
     monkeypatch.setattr("isthmus.doctor.machine.DISK_WARNING", 1 << 60)
     found = {f.check: f for f in examine_machine(str(folder), Role(RoleKind.SYNCER), single_threaded())}

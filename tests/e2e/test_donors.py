@@ -9,6 +9,8 @@ import logging
 import shutil
 import subprocess
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,14 +32,14 @@ def net() -> nn.Module:
 class Learner:
     """A training loop on noise."""
 
-    def __init__(self, folder, name, kind=torch.optim.AdamW, **options):
+    def __init__(self, folder: Any, name: Any, kind: Any = torch.optim.AdamW, **options: Any) -> None:
         self.model = net()
         self.optimizer = kind(self.model.parameters(), lr=options.pop("lr", 1e-2))
         self.link = isthmus.join(
             str(folder), self.model, self.optimizer, learner=name, warmup_steps=WARMUP, pace=PACE, **options
         )
 
-    def steps(self, count):
+    def steps(self, count: Any) -> Any:
         for _ in range(count):
             x = torch.randn(3, 4, generator=torch.Generator().manual_seed(self.link.steps_done))
             self.model(x).square().sum().backward()
@@ -46,20 +48,20 @@ class Learner:
             self.link.step(tokens=10, loss=1.0)
         return self
 
-    def state(self):
+    def state(self) -> Any:
         """What the optimizer keeps, in the order of the parameters."""
         return [dict(self.optimizer.state[p]) for p in self.model.parameters()]
 
-    def leave(self):
+    def leave(self) -> Any:
         self.link.close()
         return self
 
-    def sane(self):
+    def sane(self) -> Any:
         return all(bool((p.abs() < 10.0).all()) for p in self.model.parameters())
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory):
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run in flight, with a checkpoint of the learner it has merged."""
     place = tmp_path_factory.mktemp("donors")
     veteran = Learner(place / "run", "veteran", create=Rules(fragments=2, sync_every=4))
@@ -79,11 +81,11 @@ def merged(tmp_path_factory):
 
 
 @pytest.fixture
-def run(merged, tmp_path):
+def run(merged: Any, tmp_path: Path) -> Any:
     return shutil.copytree(merged, tmp_path / "run")
 
 
-def spoiled(run, spoil, kind=torch.optim.AdamW):
+def spoiled(run: Any, spoil: Any, kind: Any = torch.optim.AdamW) -> Any:
     """Let the veteran come back and leave a checkpoint with its optimizer's entries so."""
     veteran = Learner(run, "veteran", kind).steps(3)
     for entries in veteran.optimizer.state.values():
@@ -91,7 +93,7 @@ def spoiled(run, spoil, kind=torch.optim.AdamW):
     return veteran.leave()
 
 
-def a_newcomer(run, kind=torch.optim.AdamW, **options):
+def a_newcomer(run: Any, kind: Any = torch.optim.AdamW, **options: Any) -> Any:
     """Join, train three steps, leave."""
     newcomer = Learner(run, "newcomer", kind, **options)
     newcomer.joined_with = copy.deepcopy(newcomer.state())
@@ -99,11 +101,11 @@ def a_newcomer(run, kind=torch.optim.AdamW, **options):
 
 
 @pytest.fixture(autouse=True)
-def _said(caplog):
+def _said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "isthmus")
 
 
-def test_honest_moments_are_taken(run):
+def test_honest_moments_are_taken(run: Any) -> None:
     veteran = Learner(run, "veteran").steps(3).leave()
     newcomer = Learner(run, "newcomer", lr=5e-3)
     assert newcomer.link.moments == "peer"
@@ -113,7 +115,7 @@ def test_honest_moments_are_taken(run):
     newcomer.leave()
 
 
-def test_they_are_taken_at_the_foot_of_a_schedule_too(run):
+def test_they_are_taken_at_the_foot_of_a_schedule_too(run: Any) -> None:
     Learner(run, "veteran").steps(3).leave()
     assert a_newcomer(run, lr=0.0).link.moments == "peer"
 
@@ -140,7 +142,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("how", SPOILED)
-def test_spoiled_moments_are_not(how, run, caplog):
+def test_spoiled_moments_are_not(how: Any, run: Any, caplog: pytest.LogCaptureFixture) -> None:
     spoil, why = SPOILED[how]
     spoiled(run, spoil)
     newcomer = a_newcomer(run)
@@ -153,14 +155,14 @@ def test_spoiled_moments_are_not(how, run, caplog):
 class Kept(torch.optim.Optimizer):
     """Signed descent that keeps what `keep` gives for each parameter."""
 
-    def __init__(self, params, lr=1e-2):
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
         super().__init__(params, {"lr": lr})
 
-    def keep(self, p):
+    def keep(self, p: Any) -> Any:
         return {}
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -172,11 +174,11 @@ class Kept(torch.optim.Optimizer):
 class EightBit(Kept):
     """As bitsandbytes keeps its moments: bytes, a scale per block, and a codebook that all share."""
 
-    def __init__(self, params, lr=1e-2):
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
         super().__init__(params, lr)
         self.book = torch.linspace(-1.0, 1.0, 256)
 
-    def keep(self, p):
+    def keep(self, p: Any) -> Any:
         codes = torch.full(p.shape, 200, dtype=torch.uint8)
         return {"step": 1, "state1": codes, "absmax1": torch.ones(-(-p.numel() // 8)), "qmap1": self.book}
 
@@ -184,28 +186,28 @@ class EightBit(Kept):
 class Float8(Kept):
     """Moments in float8 with a scale in float32."""
 
-    def keep(self, p):
+    def keep(self, p: Any) -> Any:
         return {"m": p.grad.to(torch.float8_e4m3fn), "v": p.grad.square().to(torch.float8_e5m2), "scale": torch.ones(1)}
 
 
 class Nested(Kept):
     """A preconditioner for each dimension, in a list, and a few settings, in a dict."""
 
-    def keep(self, p):
+    def keep(self, p: Any) -> Any:
         return {"left": [torch.eye(n) for n in p.shape], "how": {"mode": "full", "rank": 3, "since": (0, None)}}
 
 
 class NeedsClosure(Kept):
     """Steps only with the loss at hand."""
 
-    def step(self, closure):
+    def step(self, closure: Any) -> Any:
         return super().step()
 
 
 class TrainedWithClosure(NeedsClosure):
     """The loop's step has no argument; a copy's has none either, and fails."""
 
-    def __init__(self, params, lr=1e-2):
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
         super().__init__(params, lr)
         self.step = lambda: NeedsClosure.step(self, None)
 
@@ -214,7 +216,7 @@ KINDS = [EightBit, Float8, Nested]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_optimizers_moments_are_taken_bit_for_bit(kind, run):
+def test_any_optimizers_moments_are_taken_bit_for_bit(kind: Any, run: Any) -> None:
     veteran = spoiled(run, lambda entries: None, kind)
     newcomer = a_newcomer(run, kind)
     assert newcomer.link.moments == "peer"
@@ -222,7 +224,7 @@ def test_any_optimizers_moments_are_taken_bit_for_bit(kind, run):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, torch.optim.AdamW])
-def test_and_a_learner_goes_on_with_its_own(kind, run):
+def test_and_a_learner_goes_on_with_its_own(kind: Any, run: Any) -> None:
     before = spoiled(run, lambda entries: None, kind)
     after = Learner(run, "veteran", kind)
     assert after.link.moments == "own"
@@ -230,10 +232,10 @@ def test_and_a_learner_goes_on_with_its_own(kind, run):
     after.steps(2).leave()
 
 
-def test_ones_own_state_is_taken_even_where_no_donors_would_be(run):
+def test_ones_own_state_is_taken_even_where_no_donors_would_be(run: Any) -> None:
     """Its digest vouches for it, and what an optimizer keeps is its own affair."""
 
-    def odd(entries):
+    def odd(entries: Any) -> None:
         entries["exp_avg"].neg_().mul_(3.0)
         entries["scratch"] = torch.zeros(3).to(torch.float8_e4m3fn)
 
@@ -257,13 +259,17 @@ def test_ones_own_state_is_taken_even_where_no_donors_would_be(run):
         (Nested, lambda e: e["how"].update(rank=-3), "how, rank is -3, where it is never below 0 here"),
     ],
 )
-def test_theirs_are_judged_entry_by_entry_too(kind, spoil, why, run, caplog):
+def test_theirs_are_judged_entry_by_entry_too(
+    kind: Any, spoil: Any, why: Any, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     spoiled(run, spoil, kind)
     assert a_newcomer(run, kind).link.moments == "fresh"
     assert why in caplog.text
 
 
-def test_where_no_copy_can_step_no_donor_is_used_and_the_log_says_why(run, caplog):
+def test_where_no_copy_can_step_no_donor_is_used_and_the_log_says_why(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     spoiled(run, lambda entries: None, TrainedWithClosure)
     newcomer = a_newcomer(run, TrainedWithClosure)
     assert newcomer.link.moments == "fresh"
@@ -271,7 +277,7 @@ def test_where_no_copy_can_step_no_donor_is_used_and_the_log_says_why(run, caplo
     assert "missing 1 required positional argument: 'closure'" in caplog.text
 
 
-def test_a_stranger_of_whom_the_log_merged_nothing_is_not_asked(run, caplog):
+def test_a_stranger_of_whom_the_log_merged_nothing_is_not_asked(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     veteran = Learner(run, "veteran").steps(3).leave()
     Learner(run, "stranger").steps(5).leave()  # its checkpoint is newer, but no syncer is there to merge its work
     newcomer = a_newcomer(run)
@@ -283,7 +289,7 @@ def test_a_stranger_of_whom_the_log_merged_nothing_is_not_asked(run, caplog):
     assert a_newcomer(run).link.moments == "fresh", "nor where there is nobody else"
 
 
-def alike(a, b):
+def alike(a: Any, b: Any) -> Any:
     """Whether two trees hold the same, tensors bit by bit."""
     if isinstance(a, torch.Tensor):
         bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +17,10 @@ PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)
 
 
 @pytest.fixture
-def run(folder):
+def run(folder: Any) -> Any:
     """A run of two fragments, some versions long, of which `gc` has left the newest."""
 
-    async def body():
+    async def body() -> Any:
         async with world(folder, seed_of(Rules(fragments=2, sync_every=2), PACE)) as w:
             async with serving(w.syncer("s1")) as syncer:
                 await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 8)
@@ -29,13 +31,15 @@ def run(folder):
     return str(folder), asyncio.run(body())
 
 
-def said_by(capsys, *words: str) -> tuple[int, str]:
+def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     code = main([*words])
     captured = capsys.readouterr()
     return code, captured.err.strip() or captured.out.strip()
 
 
-def test_a_file_that_is_there_is_replaced_only_with_force(folder, tmp_path, capsys):
+def test_a_file_that_is_there_is_replaced_only_with_force(
+    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["init", str(folder)]) == 0
     out = tmp_path / "m.safetensors"
     out.write_text("ten years")
@@ -48,7 +52,7 @@ def test_a_file_that_is_there_is_replaced_only_with_force(folder, tmp_path, caps
     assert [p.name for p in tmp_path.iterdir() if "safetensors" in p.name] == [out.name], "nothing half made is left"
 
 
-def test_no_folder_is_made_up(folder, tmp_path, capsys):
+def test_no_folder_is_made_up(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
     code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path / "no" / "m.safetensors"))
@@ -59,7 +63,7 @@ def test_no_folder_is_made_up(folder, tmp_path, capsys):
     assert said == f"isthmus export: -o {tmp_path} is a folder: name a file"
 
 
-def test_a_time_before_the_run_is_refused(folder, tmp_path, capsys):
+def test_a_time_before_the_run_is_refused(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
     code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path / "m"), "--at", "2020-01-01")
@@ -71,7 +75,9 @@ def test_a_time_before_the_run_is_refused(folder, tmp_path, capsys):
     assert said.endswith("at version 0, as the run began")
 
 
-def test_a_version_that_was_collected_is_told_from_a_damaged_one(run, tmp_path, capsys):
+def test_a_version_that_was_collected_is_told_from_a_damaged_one(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url, plan = run
     first, out = max(plan.starts), str(tmp_path / "m")
     assert first > 2
@@ -83,7 +89,7 @@ def test_a_version_that_was_collected_is_told_from_a_damaged_one(run, tmp_path, 
     assert main(["export", url, "-o", out, "--version", str(first)]) == 0
     assert main(["export", url, "-o", out, "--version", "0", "--force"]) == 0
 
-    async def damage():
+    async def damage() -> Any:
         async with open_log(url) as log:
             head = (await log.newest(0)).version
             commit = await log.commit(0, head)
@@ -101,10 +107,12 @@ def test_a_version_that_was_collected_is_told_from_a_damaged_one(run, tmp_path, 
     assert "collected" not in said
 
 
-def test_explain_and_replay_know_what_was_collected(run, tmp_path, capsys):
+def test_explain_and_replay_know_what_was_collected(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url, plan = run
 
-    async def merged():
+    async def merged() -> Any:
         async with open_log(url) as log:
             return [(c.version, c.packed, c.header.inputs[0]) async for c in log.commits(0, 0)]
 
@@ -115,7 +123,7 @@ def test_explain_and_replay_know_what_was_collected(run, tmp_path, capsys):
     newest, packed, given = commits[-1]
     assert not packed
 
-    async def lose():
+    async def lose() -> None:
         async with open_log(url) as log:
             await log.store.delete(given.key)
 
@@ -128,7 +136,7 @@ def test_explain_and_replay_know_what_was_collected(run, tmp_path, capsys):
     assert json.loads((tmp_path / "r.json").read_text())["differ"] == 0
 
 
-def test_gc_says_what_to_do_about_what_is_too_young(run, capsys):
+def test_gc_says_what_to_do_about_what_is_too_young(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     url, _ = run
     assert main(["gc", url, "--keep", "1", "--apply"]) == 0
     said = capsys.readouterr().out

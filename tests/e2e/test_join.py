@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,24 +30,24 @@ def net(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
 
 
-def join(folder, model, **options):
+def join(folder: Any, model: Any, **options: Any) -> Any:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     return isthmus.join(str(folder), model, optimizer, learner=options.pop("learner", "a"), **options)
 
 
-def test_a_missing_run_names_init(folder):
+def test_a_missing_run_names_init(folder: Any) -> None:
     with pytest.raises(RunMissing, match="isthmus init"):
         join(folder, net())
 
 
-def test_a_folder_that_holds_a_run_names_it_and_gets_no_second_one(tmp_path):
+def test_a_folder_that_holds_a_run_names_it_and_gets_no_second_one(tmp_path: Path) -> None:
     join(tmp_path / "out" / "run", net(), create=RULES).close()
     for options in ({}, {"create": RULES}):
         with pytest.raises(RunMissing, match=r"out: no run here; did you mean .*out/run\?"):
             join(tmp_path / "out", net(), **options)
 
 
-def test_the_first_creates_and_the_next_adopts_its_values(folder):
+def test_the_first_creates_and_the_next_adopts_its_values(folder: Any) -> None:
     first, second = net(), net()
     with torch.no_grad():
         for p in second.parameters():
@@ -57,14 +59,14 @@ def test_the_first_creates_and_the_next_adopts_its_values(folder):
         assert torch.equal(p, q)
 
 
-def test_of_racing_creators_all_join_one_run(folder):
+def test_of_racing_creators_all_join_one_run(folder: Any) -> None:
     models = []
     for i in range(4):
         torch.manual_seed(i)
         models.append(nn.Linear(3, 3))
     digests, failures = [], []
 
-    def go(i):
+    def go(i: Any) -> None:
         try:
             with join(folder, models[i], learner=f"l{i}", create=RULES) as link:
                 digests.append(link.run.digest)
@@ -81,19 +83,19 @@ def test_of_racing_creators_all_join_one_run(folder):
     assert all(torch.equal(m.weight, models[0].weight) for m in models)
 
 
-def test_another_model_is_refused_by_its_first_difference(folder):
+def test_another_model_is_refused_by_its_first_difference(folder: Any) -> None:
     join(folder, net(), create=RULES).close()
     with pytest.raises(LayoutMismatch, match=r"tensor '0.weight' has shape \(9, 4\), the run has \(8, 4\)"):
         join(folder, net(9))
 
 
-def test_other_rules_are_refused(folder):
+def test_other_rules_are_refused(folder: Any) -> None:
     join(folder, net(), create=RULES).close()
     with pytest.raises(InputError, match="sync_every is 4 there, not 7"):
         join(folder, net(), create=Rules(fragments=2, sync_every=7))
 
 
-def test_tied_weights_are_merged_once(folder):
+def test_tied_weights_are_merged_once(folder: Any) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -108,7 +110,7 @@ def test_tied_weights_are_merged_once(folder):
     assert model.head.weight is model.embed.weight
 
 
-def test_frozen_parameters_stay_and_must_agree(folder):
+def test_frozen_parameters_stay_and_must_agree(folder: Any) -> None:
     model = net()
     model[0].weight.requires_grad_(False)
     with join(folder, model, create=RULES) as link:
@@ -122,7 +124,7 @@ def test_frozen_parameters_stay_and_must_agree(folder):
         join(folder, other)
 
 
-def test_buffers_stay_local(folder):
+def test_buffers_stay_local(folder: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     with join(folder, model, create=RULES):
         model[1].running_mean.add_(5.0)
@@ -130,7 +132,7 @@ def test_buffers_stay_local(folder):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_parameters_keep_their_dtype(folder, dtype):
+def test_parameters_keep_their_dtype(folder: Any, dtype: Any) -> None:
     model = net().to(dtype)
     before = [p.detach().clone() for p in model.parameters()]
     with join(folder, model, create=RULES) as link:
@@ -141,12 +143,12 @@ def test_parameters_keep_their_dtype(folder, dtype):
         assert torch.equal(p, q)
 
 
-def test_a_dtype_that_cannot_be_merged_is_refused(folder):
+def test_a_dtype_that_cannot_be_merged_is_refused(folder: Any) -> None:
     with pytest.raises(InputError, match="is float64"):
         join(folder, net().double(), create=RULES)
 
 
-def test_parameters_without_a_gradient_and_several_groups_are_fine(folder):
+def test_parameters_without_a_gradient_and_several_groups_are_fine(folder: Any) -> None:
     model = net()
     unused = nn.Linear(3, 3)
     model.append(unused)
@@ -167,7 +169,7 @@ def test_parameters_without_a_gradient_and_several_groups_are_fine(folder):
     assert link.steps_done == 10
 
 
-def test_an_optimizer_of_another_model_is_refused(folder):
+def test_an_optimizer_of_another_model_is_refused(folder: Any) -> None:
     with pytest.raises(InputError, match="parameter group 0"):
         isthmus.join(str(folder), net(), torch.optim.SGD(net().parameters(), lr=1.0), learner="a", create=RULES)
 
@@ -184,17 +186,17 @@ def test_an_optimizer_of_another_model_is_refused(folder):
         ({"create": Rules(fragments=0)}, "fragments"),
     ],
 )
-def test_bad_settings_are_named(folder, options, message):
+def test_bad_settings_are_named(folder: Any, options: Any, message: Any) -> None:
     with pytest.raises(InputError, match=message):
         join(folder, net(), **({"create": RULES} | options))
 
 
-def test_a_run_in_a_bucket_needs_a_bus():
+def test_a_run_in_a_bucket_needs_a_bus() -> None:
     with pytest.raises(InputError, match="say which bus"):
         join("s3://bucket/run", net())
 
 
-def test_steps_are_checked(folder):
+def test_steps_are_checked(folder: Any) -> None:
     link = join(folder, net(), create=RULES)
     with pytest.raises(InputError, match="at least 1"):
         link.step(tokens=0)
@@ -204,19 +206,19 @@ def test_steps_are_checked(folder):
         link.step(tokens=1)
 
 
-def test_a_sink_gets_every_step(folder):
+def test_a_sink_gets_every_step(folder: Any) -> None:
     taken: dict[int, dict[str, float]] = {}
 
     class Kept:
         closed = False
 
-        def scalars(self, step, values):
+        def scalars(self, step: Any, values: Any) -> None:
             taken.setdefault(step, {}).update(values)
 
-        def flush(self):
+        def flush(self) -> None:
             pass
 
-        def close(self):
+        def close(self) -> None:
             Kept.closed = True
 
     with join(folder, net(), create=RULES, sink=Kept()) as link:
@@ -232,7 +234,7 @@ def test_a_sink_gets_every_step(folder):
     assert registry.get_sample_value("isthmus_step_hold_seconds_count") == 5
 
 
-def test_importing_the_library_needs_no_torch():
+def test_importing_the_library_needs_no_torch() -> None:
     import subprocess
     import sys
 
@@ -240,7 +242,7 @@ def test_importing_the_library_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
-def test_values_go_in_and_out_of_a_module_unchanged():
+def test_values_go_in_and_out_of_a_module_unchanged() -> None:
     model = net()
     specs, values = torch_model.specs_of(model), torch_model.values_of(model)
     assert [s.size for s in specs] == [v.size for v in values]
@@ -256,14 +258,14 @@ def test_values_go_in_and_out_of_a_module_unchanged():
         assert np.array_equal(after, before + 1)
 
 
-def in_step(folder) -> tuple[isthmus.Link, threading.Thread, threading.Event]:
+def in_step(folder: Any) -> tuple[isthmus.Link, threading.Thread, threading.Event]:
     """Join with a lead of none, as in synchronous DiLoCo, and train twelve steps on a thread; nobody merges yet."""
     pace = isthmus.Pace(quorum=1, lead=0.0, overlap=0.0, grace=0.0, heartbeat_s=0.2, silence_s=0.8)
     model = net()
     link = join(folder, model, create=Rules(fragments=1, sync_every=2), pace=pace)
     done = threading.Event()
 
-    def loop():
+    def loop() -> None:
         for _ in range(12):
             with torch.no_grad():
                 for p in model.parameters():
@@ -278,7 +280,7 @@ def in_step(folder) -> tuple[isthmus.Link, threading.Thread, threading.Event]:
     return link, thread, done
 
 
-def test_a_loop_that_waits_for_a_version_can_be_let_go(folder):
+def test_a_loop_that_waits_for_a_version_can_be_let_go(folder: Any) -> None:
     """Or a learner that is told to stop would stand at its boundary for ever, once everybody else has left."""
     link, thread, done = in_step(folder)
     link.let_go()
@@ -287,7 +289,7 @@ def test_a_loop_that_waits_for_a_version_can_be_let_go(folder):
     link.close()
 
 
-async def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder):
+async def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder: Any) -> None:
     """Synchronous DiLoCo as a setting: the loop stands at its boundary until somebody merges."""
     link, thread, done = in_step(folder)
     runtime = single_threaded(0)

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +41,7 @@ HANGS_S = 240.0
 COMMAND = (sys.executable, "-m", "isthmus_services.cli")
 
 
-def isthmus(*arguments: str, timeout: float = HANGS_S, environment=None):
+def isthmus(*arguments: str, timeout: float = HANGS_S, environment: Any = None) -> Any:
     return forking.isthmus(*arguments, timeout=timeout, environment={**os.environ, **QUIET, **(environment or {})})
 
 
@@ -76,7 +78,7 @@ class Processes:
 
 
 @contextmanager
-def processes(folder: Path):
+def processes(folder: Path) -> Iterator[Any]:
     """End everything a test started, by its process id."""
     started = Processes(folder)
     try:
@@ -89,7 +91,7 @@ def processes(folder: Path):
 
 
 @pytest.fixture(params=["folder and sqlite", "s3 and redis"])
-def place(request, tmp_path, use):
+def place(request: pytest.FixtureRequest, tmp_path: Path, use: Any) -> Any:
     """Return (run, bus) of one of the two ways to run."""
     if request.param == "folder and sqlite":
         run = str(tmp_path / "run")
@@ -98,8 +100,8 @@ def place(request, tmp_path, use):
     return f"s3://b{uuid.uuid4().hex[:10]}/run", request.getfixturevalue("redis").url
 
 
-def commits_of(run: str):
-    async def go():
+def commits_of(run: str) -> Any:
+    async def go() -> Any:
         async with open_log(run) as log:
             commits = await judge.read_commits(log)
             # The fold checks every digest on the way.
@@ -110,7 +112,7 @@ def commits_of(run: str):
     return asyncio.run(go())
 
 
-def wait_for(condition, what: str, timeout: float = HANGS_S):
+def wait_for(condition: Any, what: str, timeout: float = HANGS_S) -> Any:
     end = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < end, f"never happened: {what}"
@@ -123,10 +125,10 @@ def init(*arguments: str) -> int:
     return main(["init", *arguments])
 
 
-def heads(run):
+def heads(run: Any) -> Any:
     """The sum of all fragments' versions."""
 
-    async def go():
+    async def go() -> Any:
         async with open_log(run) as log:
             found = await asyncio.gather(*(log.newest(f.index) for f in log.run.layout.fragments))
             return sum(commit.version for commit in found if commit)
@@ -135,16 +137,16 @@ def heads(run):
 
 
 @pytest.mark.timeout(600)
-def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
+def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place: Any, tmp_path: Path) -> None:
     run, bus = place
     assert init(run, *SMALL, "--seed", "3", "--create-bucket") == 0
     assert init(run, *SMALL, "--seed", "3") == 0, "creating the same run twice is harmless"
     with processes(tmp_path) as p:
 
-        def syncer(name):
+        def syncer(name: Any) -> Any:
             return p.start(name, *COMMAND, "syncer", run, "--bus", bus, "--name", name)
 
-        def learner(i):
+        def learner(i: Any) -> Any:
             arguments = ("--learner", f"l{i}", "--shard", f"{i}/2", *PACED, "900")
             arguments += ("--tensorboard", str(tmp_path / "boards"))
             return p.start(f"l{i}", *COMMAND, "learner", run, "--bus", bus, *arguments)
@@ -182,7 +184,7 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place, tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_path):
+def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs: Any, use: Any, tmp_path: Path) -> None:
     use(seaweedfs)
     run = f"s3://b{uuid.uuid4().hex[:10]}/run"
     assert init(run, *SMALL, "--create-bucket") == 0
@@ -209,7 +211,7 @@ def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs, use, tmp_pat
 
 
 @pytest.mark.timeout(600)
-def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis, use, tmp_path):
+def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis: Any, use: Any, tmp_path: Path) -> None:
     run = f"s3://b{uuid.uuid4().hex[:10]}/run"
     with processes(tmp_path) as p:
         with s3_server(tmp_path / "s3") as s3:
@@ -235,7 +237,7 @@ def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis, use, tmp_path)
 
 
 @pytest.mark.timeout(600)
-def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder, tmp_path):
+def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder: Any, tmp_path: Path) -> None:
     run = str(folder)
     assert init(run, *SMALL) == 0
     with processes(tmp_path) as p:
@@ -258,7 +260,7 @@ def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder, tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_the_example_trains_in_its_own_loop(folder, tmp_path):
+def test_the_example_trains_in_its_own_loop(folder: Any, tmp_path: Path) -> None:
     with processes(tmp_path) as p:
         command = (sys.executable, str(EXAMPLE), str(folder), "--steps", "150", "--step-seconds", "0.02", "--learner")
         first = p.start("eu-1", *command, "eu-1")
@@ -290,7 +292,7 @@ def train(task):
 """
 
 
-def test_a_model_and_a_trainer_of_ones_own(folder, tmp_path, monkeypatch):
+def test_a_model_and_a_trainer_of_ones_own(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ours.py").write_text(OWN)
     made = isthmus("init", str(folder), "--model", "ours:model", "--fragments", "2", "--sync-every", "4")
@@ -305,7 +307,7 @@ def test_a_model_and_a_trainer_of_ones_own(folder, tmp_path, monkeypatch):
     assert "trained 20 (1, 2) a" in done.stdout
 
 
-def test_a_syncer_runs_where_torch_cannot_be_imported(folder, tmp_path):
+def test_a_syncer_runs_where_torch_cannot_be_imported(folder: Any, tmp_path: Path) -> None:
     assert init(str(folder)) == 0
     code = (
         "import sys; sys.modules['torch'] = None; from isthmus_services.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -347,7 +349,7 @@ KILLED = ("--kill-every", "4", "--kill-syncer-every", "7", "--steps", "128")
 @pytest.mark.parametrize(
     ("given", "steps"), [(("--steps", "64"), 64), (("--servers", *KILLED), 128)], ids=["folder", "killed, with servers"]
 )
-def test_the_demo_recovers_and_reports(tmp_path, given, steps):
+def test_the_demo_recovers_and_reports(tmp_path: Path, given: Any, steps: Any) -> None:
     out = tmp_path / "demo"
     done = isthmus(
         "demo", "--out", str(out), "--learners", "2", "--data", TEXT, *given,

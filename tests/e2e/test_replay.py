@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from tests_helpers import all_commits, balanced, seed_of, serving, train, world
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3, grace=0.3)
 
 
-def cli(*arguments, timeout=240, **environment):
+def cli(*arguments: Any, timeout: int = 240, **environment: Any) -> Any:
     if not environment:
         return forking.isthmus(*map(str, arguments), timeout=timeout)
     # What libraries read as they are loaded: a process of its own from the start.
@@ -39,11 +41,11 @@ def cli(*arguments, timeout=240, **environment):
 
 
 @pytest.fixture(scope="session")
-def original(tmp_path_factory):
+def original(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run of three learners of different speeds, with late work in it."""
     folder = tmp_path_factory.mktemp("original") / "run"
 
-    async def body():
+    async def body() -> None:
         async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
             agents = [w.learner(f"l{i}") for i in range(3)]
             async with serving(w.syncer("s1")) as syncer:
@@ -63,29 +65,29 @@ def original(tmp_path_factory):
 
 
 @pytest.fixture
-def run(original, tmp_path):
+def run(original: Any, tmp_path: Path) -> Any:
     """A copy, without the bus."""
     copy = tmp_path / "copy"
     shutil.copytree(original, copy, ignore=shutil.ignore_patterns("bus.sqlite*"))
     return copy
 
 
-def in_world(folder, body):
-    async def go():
+def in_world(folder: Any, body: Any) -> Any:
+    async def go() -> Any:
         async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
             return await body(w)
 
     return asyncio.run(go())
 
 
-def commits(folder):
+def commits(folder: Any) -> Any:
     return in_world(folder, lambda w: all_commits(w.log))
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_commit_of_a_run_comes_out_as_recorded(run, tmp_path):
+def test_every_commit_of_a_run_comes_out_as_recorded(run: Any, tmp_path: Path) -> None:
     total = sum(map(len, commits(run).values()))
     done = cli("replay", run, "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
@@ -106,7 +108,7 @@ def test_every_commit_of_a_run_comes_out_as_recorded(run, tmp_path):
         (2, {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX"}),
     ],
 )
-def test_threads_and_instruction_sets_change_no_bit(run, threads, environment, tmp_path):
+def test_threads_and_instruction_sets_change_no_bit(run: Any, threads: Any, environment: Any, tmp_path: Path) -> None:
     if environment:
         environment |= {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     done = cli("replay", run, "--threads", threads, **environment)
@@ -114,14 +116,14 @@ def test_threads_and_instruction_sets_change_no_bit(run, threads, environment, t
     assert ", 0 differ" in done.stdout
 
 
-def rewrite(folder, fragment, version, change):
+def rewrite(folder: Any, fragment: Any, version: Any, change: Any) -> None:
     """Change a commit so that everything about it is valid but what it says."""
     path = folder / commit_key(fragment, version)
     header, _ = frame.parse(path.read_bytes(), Kind.COMMIT, CommitHeader)
     path.write_bytes(frame.draft(Kind.COMMIT, change(header)).blob)
 
 
-def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(run, tmp_path):
+def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(run: Any, tmp_path: Path) -> None:
     import msgspec
 
     last = next(c for c in reversed(commits(run)[1]) if len(c.header.inputs) > 1)
@@ -129,7 +131,7 @@ def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(r
         if int(path.name) > last.version:
             path.unlink()  # as if it were the newest: nothing after it vouches for its bytes
 
-    def heavier(header):
+    def heavier(header: Any) -> Any:
         first, *rest = header.inputs
         return msgspec.structs.replace(header, inputs=(msgspec.structs.replace(first, weight=first.weight * 3), *rest))
 
@@ -161,7 +163,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_damage_is_named_with_its_key_and_with_what_can_still_be_read(run, what):
+def test_damage_is_named_with_its_key_and_with_what_can_still_be_read(run: Any, what: Any) -> None:
     kind, change, said = DAMAGE[what]
     found = commits(run)[0]
     victim = next(c for c in found if c.version % 3 == 0 and c.version >= 3)
@@ -186,7 +188,7 @@ def test_damage_is_named_with_its_key_and_with_what_can_still_be_read(run, what)
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p != path} == before, "nothing is overwritten"
 
 
-def test_bad_choices_are_one_line_and_exit_2(run, tmp_path):
+def test_bad_choices_are_one_line_and_exit_2(run: Any, tmp_path: Path) -> None:
     for arguments, said in [
         (("--fragment", 9), "there is no fragment 9"),
         (("--from", 5, "--to", 3), "versions 5 to 3"),
@@ -207,7 +209,7 @@ def test_bad_choices_are_one_line_and_exit_2(run, tmp_path):
     assert cli("replay", tmp_path / "nowhere").returncode == 2
 
 
-def test_after_a_collection_it_says_from_where_it_can_start(run):
+def test_after_a_collection_it_says_from_where_it_can_start(run: Any) -> None:
     assert cli("gc", run, "--keep", 4, "--min-age", 0, "--apply").returncode == 0
     done = cli("replay", run)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -218,7 +220,7 @@ def test_after_a_collection_it_says_from_where_it_can_start(run):
 # --- what if ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_rules_give_the_same_trajectory(run, tmp_path):
+def test_the_same_rules_give_the_same_trajectory(run: Any, tmp_path: Path) -> None:
     header = commits(run)[0][0].header
     done = cli("replay", run, "--set", f"outer.lr={header.dense.learning_rate}", "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
@@ -229,7 +231,7 @@ def test_the_same_rules_give_the_same_trajectory(run, tmp_path):
     assert all(row["cosine"] == pytest.approx(1.0) for row in rows if row["way"])
 
 
-def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run, tmp_path):
+def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run: Any, tmp_path: Path) -> None:
     out, picture = tmp_path / "other.safetensors", tmp_path / "p.png"
     done = cli(
         "replay", run, "--set", "merge=avg", "--set", "outer.lr=0.7", "--set", "outer.momentum=0",
@@ -244,7 +246,7 @@ def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run, tmp_path
     # The exported weights are the fold under those rules, computed here the long way.
     weights = safetensors.torch.load_file(out)
 
-    async def by_hand(w):
+    async def by_hand(w: Any) -> Any:
         log, p = w.log, 0
         state = merge.initial(await fold.initial(log, p))
         settings = whatif.parse(["merge=avg", "outer.lr=0.7", "outer.momentum=0"])
@@ -261,10 +263,10 @@ def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run, tmp_path
         assert np.array_equal(weights[name].numpy().reshape(-1), flat)
 
 
-def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run):
+def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run: Any) -> None:
     found = commits(run)
 
-    async def decide(w, **changed):
+    async def decide(w: Any, **changed: Any) -> Any:
         return {p: whatif.decide(w.log, c, (), changed) for p, c in found.items()}
 
     # The recorded pace gives back the recorded rounds, every one, in the recorded order: each says what it saw and when.
@@ -287,7 +289,7 @@ def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run):
     assert sum(map(len, [i for d in patient.values() for i in d])) >= sum(len(b) for _, b in pairs) * 0.99
 
 
-def test_settings_are_parsed_whole():
+def test_settings_are_parsed_whole() -> None:
     found = whatif.parse(["merge=avg", "merge.embeddings=rda", "quorum=2", "grace=0", "staleness=3", "overlap=1.5"])
     assert found.outer == {"merge": "avg"}
     assert found.embeddings == "rda"
@@ -300,7 +302,7 @@ def test_settings_are_parsed_whole():
 # --- explain and trace ------------------------------------------------------------------------------------------------
 
 
-def test_the_story_of_a_commit_and_of_each_update_in_it(run, tmp_path):
+def test_the_story_of_a_commit_and_of_each_update_in_it(run: Any, tmp_path: Path) -> None:
     commit = commits(run)[2][4].header
     told = cli("explain", run, f"2/{commit.version}", "--json", tmp_path / "c.json")
     assert told.returncode == 0, told.stderr
@@ -319,7 +321,7 @@ def test_the_story_of_a_commit_and_of_each_update_in_it(run, tmp_path):
             assert f"trained by {given.learner}" in told.stdout
 
 
-def test_the_story_of_an_update_that_missed_its_round(run, tmp_path):
+def test_the_story_of_an_update_that_missed_its_round(run: Any, tmp_path: Path) -> None:
     late = [
         (c.header, i) for cs in commits(run).values() for c in cs for i in c.header.inputs if i.base < c.version - 1
     ]
@@ -335,14 +337,14 @@ def test_the_story_of_an_update_that_missed_its_round(run, tmp_path):
     assert missed > 0
 
 
-def test_what_nobody_ever_heard_of_is_exit_2(run):
+def test_what_nobody_ever_heard_of_is_exit_2(run: Any) -> None:
     for what in ("7/1", "0/9999", "0/nobody/3", "0/l0/99999", "updates/00000/l9/000000000001-0000000000000000", "what"):
         done = cli("explain", run, what)
         assert done.returncode == 2, (what, done.stdout)
         assert done.stderr.count("\n") == 1
 
 
-def test_the_timeline_has_tracks_spans_and_arrows_that_bind(run, tmp_path):
+def test_the_timeline_has_tracks_spans_and_arrows_that_bind(run: Any, tmp_path: Path) -> None:
     done = cli("replay", run, "--trace", tmp_path / "trace.json")
     assert done.returncode == 0, done.stderr
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -372,11 +374,11 @@ def test_the_timeline_has_tracks_spans_and_arrows_that_bind(run, tmp_path):
 # --- export and back --------------------------------------------------------------------------------------------------
 
 
-async def _created_at(w):
+async def _created_at(w: Any) -> Any:
     return w.run.header.created_at
 
 
-def test_an_export_is_what_was_published_at_that_version_or_time(run, tmp_path):
+def test_an_export_is_what_was_published_at_that_version_or_time(run: Any, tmp_path: Path) -> None:
     found = commits(run)
     newest = cli("export", run, "-o", tmp_path / "m.safetensors", "--json", tmp_path / "e.json")
     assert newest.returncode == 0, newest.stderr
@@ -395,7 +397,7 @@ def test_an_export_is_what_was_published_at_that_version_or_time(run, tmp_path):
         assert done.returncode == 0, done.stderr
         weights = safetensors.torch.load_file(out)
 
-        async def expected(w, versions=versions):
+        async def expected(w: Any, versions: Any = versions) -> Any:
             values = [
                 (await fold.fold(w.log, p, fold.Merging(w.log), until=v)).carried.published
                 for p, v in enumerate(versions)
@@ -431,7 +433,7 @@ def other():
 """
 
 
-def test_a_run_starts_from_an_exported_model_and_from_anybodys(tmp_path, monkeypatch):
+def test_a_run_starts_from_an_exported_model_and_from_anybodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MODEL)
     first = cli("init", "a", "--model", "mine:model", "--seed", "5", "--fragments", "3")

@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from pathlib import Path
+from typing import Any
 
 from e2e.test_processes import EXAMPLE, TOLD_TO_STOP, heads, init, isthmus, processes, wait_for
 
@@ -12,7 +14,7 @@ def messages(text: str) -> list[str]:
     return [json.loads(line)["message"] for line in text.splitlines()]
 
 
-def test_a_learner_and_a_syncer_say_how_it_went(folder, tmp_path):
+def test_a_learner_and_a_syncer_say_how_it_went(folder: Any, tmp_path: Path) -> None:
     run = str(folder)
     assert init(run) == 0
     with processes(tmp_path) as p:
@@ -35,7 +37,7 @@ def test_a_learner_and_a_syncer_say_how_it_went(folder, tmp_path):
     assert not [m for m in of_syncer if m.startswith("commit ")], "one line per commit is for debugging"
 
 
-def test_a_syncer_says_its_commits_at_debug(folder, tmp_path):
+def test_a_syncer_says_its_commits_at_debug(folder: Any, tmp_path: Path) -> None:
     run = str(folder)
     assert init(run) == 0
     with processes(tmp_path) as p:
@@ -49,7 +51,7 @@ def test_a_syncer_says_its_commits_at_debug(folder, tmp_path):
         assert any(re.match(r"commit \d+/\d+ merges 1 updates", m) for m in messages(p.said("s")))
 
 
-def test_the_example_on_a_learner_that_is_done_has_nothing_left_to_do(folder, tmp_path):
+def test_the_example_on_a_learner_that_is_done_has_nothing_left_to_do(folder: Any, tmp_path: Path) -> None:
     with processes(tmp_path) as p:
         command = (sys.executable, str(EXAMPLE), str(folder), "--steps", "20", "--learner", "eu-1")
         p.ends(p.start("first", *command))

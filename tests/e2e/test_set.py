@@ -1,5 +1,8 @@
 """`isthmus replay --set NAME=VALUE`: what a setting does not take is refused with what it does take."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from isthmus.errors import InputError
@@ -23,7 +26,9 @@ from isthmus_services.cli import main
         ("staleness=65", "staleness takes a whole number of versions from 0 to 64, not '65'"),
     ],
 )
-def test_it_names_the_setting_and_what_it_takes(pair, takes, tmp_path, capsys):
+def test_it_names_the_setting_and_what_it_takes(
+    pair: Any, takes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = str(tmp_path / "run")
     assert main(["init", run]) == 0
     assert main(["replay", run, "--set", pair]) == 2
@@ -40,7 +45,7 @@ def test_it_names_the_setting_and_what_it_takes(pair, takes, tmp_path, capsys):
         (["staleness=64"], ["staleness=64.5"]),
     ],
 )
-def test_the_ends_of_a_range_belong_to_it(ends, beyond):
+def test_the_ends_of_a_range_belong_to_it(ends: Any, beyond: Any) -> None:
     whatif.parse(ends)
     for pair in beyond:
         with pytest.raises(InputError):

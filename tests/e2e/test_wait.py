@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ def messages(text: str) -> list[str]:
     return [json.loads(line)["message"] for line in text.splitlines() if line.startswith("{")]
 
 
-def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(tmp_path):
+def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     with processes(tmp_path) as p:
         syncer = p.isthmus("s", "syncer", run, "--name", "s1", "--wait")
@@ -35,7 +37,7 @@ def test_a_syncer_that_was_started_first_serves_the_run_once_it_is_created(tmp_p
         assert waiting[0].startswith(f"s1 waits for the run: no run at {run}: create one with `isthmus init {run}`")
 
 
-def test_sigterm_ends_the_waiting(tmp_path):
+def test_sigterm_ends_the_waiting(tmp_path: Path) -> None:
     with processes(tmp_path) as p:
         syncer = p.isthmus("s", "syncer", str(tmp_path / "run"), "--name", "s1", "--wait")
         wait_for(lambda: "waits for the run" in p.said("s"), "the syncer says that it waits")
@@ -53,7 +55,7 @@ class Empty:
         self.answers = list(answers)
         self.asked = 0
 
-    async def get(self, key):
+    async def get(self, key: Any) -> None:
         self.asked += 1
         raise self.answers.pop(0) if self.answers else ObjectMissing(key)
 
@@ -62,7 +64,7 @@ def waited(store: Empty, for_s: float) -> tuple[bool, list[tuple[float, str]]]:
     clock, said = Clock(), []
     runtime = Runtime(clock.time, clock.time, random.Random(0), inline, lambda: "0" * 16)
 
-    async def body():
+    async def body() -> Any:
         stopping = asyncio.Event()
         asyncio.get_running_loop().call_later(for_s, stopping.set)
         return await until_created(
@@ -72,7 +74,7 @@ def waited(store: Empty, for_s: float) -> tuple[bool, list[tuple[float, str]]]:
     return clock.run_until_complete(body()), said
 
 
-def test_it_is_said_at_once_and_then_rarely():
+def test_it_is_said_at_once_and_then_rarely() -> None:
     store = Empty()
     found, said = waited(store, HOUR_S)
     assert not found
@@ -81,7 +83,7 @@ def test_it_is_said_at_once_and_then_rarely():
     assert store.asked == pytest.approx(HOUR_S / LOOK_S, abs=2)
 
 
-def test_a_store_that_is_not_up_yet_is_waited_for_and_one_that_refuses_is_not():
+def test_a_store_that_is_not_up_yet_is_waited_for_and_one_that_refuses_is_not() -> None:
     assert waited(Empty(Unavailable("refused"), Unavailable("refused")), 60.0) == (False, [(0.0, "Unavailable")])
     with pytest.raises(Denied):
         waited(Empty(Unavailable("refused"), Denied("no such bucket")), 60.0)

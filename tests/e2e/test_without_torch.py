@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from isthmus_services.settings import declared
 BLOCKED = "import sys; sys.modules['torch'] = None; from isthmus_services.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def without_torch(*arguments: str):
+def without_torch(*arguments: str) -> Any:
     command = [sys.executable, "-c", BLOCKED, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ, check=False)
 
@@ -28,7 +30,9 @@ def without_torch(*arguments: str):
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
-def test_what_trains_says_what_to_install(arguments, install, tmp_path, monkeypatch):
+def test_what_trains_says_what_to_install(
+    arguments: Any, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = without_torch(*arguments)
     assert done.returncode == 2, done.stderr
@@ -36,7 +40,7 @@ def test_what_trains_says_what_to_install(arguments, install, tmp_path, monkeypa
     assert done.stderr.strip().endswith(f"this needs torch: pip install '{install}'")
 
 
-def test_what_only_reads_the_log_needs_none(tmp_path):
+def test_what_only_reads_the_log_needs_none(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     assert main(["init", run]) == 0
     for arguments in (["status", run], ["replay", run], ["gc", run], ["export", run, "-o", str(tmp_path / "m")]):
@@ -44,7 +48,7 @@ def test_what_only_reads_the_log_needs_none(tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-def test_every_command_can_be_imported_without_it():
+def test_every_command_can_be_imported_without_it() -> None:
     modules = ", ".join(f"isthmus_services.{c.module}" for c in declared.ALL)
     command = [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; import {modules}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ, check=False)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,19 +42,19 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch.float()).pow(2).mean()
 
 
-def test_the_page_has_blocks():
+def test_the_page_has_blocks() -> None:
     assert len(BLOCKS) >= 10
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("number", BLOCKS)
-def test_a_block_runs_as_written(folder, number):
+def test_a_block_runs_as_written(folder: Any, number: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     links = []
 
-    def join(joined: nn.Module, with_: torch.optim.Optimizer, **options):
+    def join(joined: nn.Module, with_: torch.optim.Optimizer, **options: Any) -> Any:
         link = isthmus.join(str(folder), joined, with_, learner="a", create=Rules(fragments=2, sync_every=4), **options)
         links.append(link)
         return link

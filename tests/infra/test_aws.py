@@ -59,7 +59,7 @@ DIGEST = bytes(range(32))
 
 
 @pytest.mark.parametrize("name", ["isthmus", "learner", "redis"])
-def test_cfn_lint_finds_nothing(name):
+def test_cfn_lint_finds_nothing(name: Any) -> None:
     assert lint_file(AWS / f"{name}.yaml") == []
 
 
@@ -177,19 +177,19 @@ class Cloud:
 
 
 @pytest.fixture(scope="module")
-def cloud(moto) -> Iterator[Cloud]:
+def cloud(moto: Any) -> Iterator[Cloud]:
     with ExitStack() as opened:
         yield Cloud(moto.url, opened)
 
 
 @pytest.fixture
-def environments(cloud):
+def environments(cloud: Any) -> Any:
     """What the environment of a process in each role holds."""
     return {who: cloud.credentials(who) for who in cloud.roles}
 
 
 @pytest.fixture
-def stores(cloud, environments, monkeypatch, use):
+def stores(cloud: Any, environments: Any, monkeypatch: pytest.MonkeyPatch, use: Any) -> Iterator[Any]:
     """Open the run's store once for each role, while moto authenticates and `allows` decides."""
     monkeypatch.setattr(IAMRequestBase, "check_action_permitted", judge)
 
@@ -223,7 +223,7 @@ def resolved(node: Any, cloud: Cloud) -> Any:
 # --- the bucket -------------------------------------------------------------------------------------------------------
 
 
-def test_the_bucket_is_encrypted_private_and_keeps_everything(cloud):
+def test_the_bucket_is_encrypted_private_and_keeps_everything(cloud: Any) -> None:
     s3, bucket = cloud.client("s3"), {"Bucket": cloud.bucket}
     (rule,) = s3.get_bucket_encryption(**bucket)["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
@@ -251,7 +251,7 @@ def test_the_bucket_is_encrypted_private_and_keeps_everything(cloud):
     assert not {"Expiration", "Transitions", "NoncurrentVersionExpiration"} & set(rule)
 
 
-def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud):
+def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud: Any) -> None:
     properties = cfn_yaml.load(str(AWS / "isthmus.yaml"))["Resources"]["BucketPolicy"]["Properties"]
     policy = resolved(properties["PolicyDocument"], cloud)
     assert properties["Bucket"] == {"Ref": "Bucket"}
@@ -292,7 +292,7 @@ async def allowed(request: Any) -> bool:
     return True
 
 
-async def test_each_role_writes_and_deletes_its_own_and_reads_all(stores):
+async def test_each_role_writes_and_deletes_its_own_and_reads_all(stores: Any) -> None:
     async with AsyncExitStack() as stack:
         run = await stores(stack)
         for key, (writers, creators, deleters) in MAY.items():
@@ -323,7 +323,9 @@ def client_of(environment: Mapping[str, str]) -> Any:
     ("who", "key"),
     [("eu-1", update_key(3, "eu-1", 9, DIGEST)), ("eu-1", claim_key("eu-1", 9)), ("syncer", commit_key(3, 9))],
 )
-def test_what_may_only_be_created_cannot_be_written_over_in_any_way(cloud, environments, who, key):
+def test_what_may_only_be_created_cannot_be_written_over_in_any_way(
+    cloud: Any, environments: Any, who: Any, key: Any
+) -> None:
     """Parts, completions and copies are PutObject too; on S3 the first two never carry the condition."""
     at = {"Bucket": cloud.bucket, "Key": f"{PREFIX}/{key}"}
     with closing(client_of(environments["operator"])) as operator, closing(client_of(environments[who])) as s3:
@@ -362,7 +364,7 @@ def refusal(request: Callable[..., Any], **given: Any) -> str:
     return ""
 
 
-async def test_nothing_outside_the_prefix_is_open_to_anyone(stores):
+async def test_nothing_outside_the_prefix_is_open_to_anyone(stores: Any) -> None:
     async with AsyncExitStack() as stack:
         for who, store in (await stores(stack, "team")).items():
             for key in ("x", "run2/x"):
@@ -372,7 +374,7 @@ async def test_nothing_outside_the_prefix_is_open_to_anyone(stores):
                 assert not await allowed(store.list(prefix)), (who, prefix)
 
 
-def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud):
+def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud: Any) -> None:
     """S3 asks for ListBucket before it says 404; with which prefix is reported in two ways."""
     key = f"{PREFIX}/{commit_key(3, 9)}"
     for who in cloud.roles:
@@ -383,7 +385,7 @@ def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud):
         assert not allows(documents, "s3:ListAllMyBuckets", "*", {})
 
 
-async def test_a_run_needs_no_more_than_its_roles_have(stores, tmp_path):
+async def test_a_run_needs_no_more_than_its_roles_have(stores: Any, tmp_path: Path) -> None:
     """init and gc as the operator, a syncer, two learners: one run, each with the credentials of its role."""
     async with AsyncExitStack() as stack:
         store = await stores(stack)
@@ -434,14 +436,14 @@ def access_strings() -> dict[str, str]:
     }
 
 
-def test_each_bus_user_writes_one_stream_and_reads_those_of_isthmus():
+def test_each_bus_user_writes_one_stream_and_reads_those_of_isthmus() -> None:
     given = access_strings()
     for user, stream in (("syncer", SYNCER_STREAM), ("eu-1", learner_stream("eu-1"))):
         assert [r for r in given[user].split() if "~" in r] == ["%R~isthmus:*", f"%W~isthmus:*:{stream}"]
     assert given["default"].split()[0] == "off"
 
 
-async def test_the_bus_needs_no_more_commands_than_its_users_have(redis):
+async def test_the_bus_needs_no_more_commands_than_its_users_have(redis: Any) -> None:
     """On any Redis: reading and writing are one permission before 7.0, and CLIENT SETINFO came with 7.2."""
     name, password = f"u{uuid.uuid4().hex}", uuid.uuid4().hex
     port = urlsplit(redis.url).port

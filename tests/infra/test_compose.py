@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,19 @@ def compose() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "infra/compose/seaweedfs.yaml"])
-def test_it_is_valid_by_the_compose_specification(file):
+def test_it_is_valid_by_the_compose_specification(file: Any) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(ROOT / file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_images_recipe_passes_its_linter():
+def test_the_images_recipe_passes_its_linter() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([hadolint, INFRA / "images" / "Dockerfile"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_service_is_hardened_limited_and_pinned():
+def test_every_service_is_hardened_limited_and_pinned() -> None:
     for name, spec in compose().items():
         assert spec["user"] == "10001:10001", name
         assert spec["read_only"] is True, name
@@ -70,7 +71,7 @@ def test_every_service_is_hardened_limited_and_pinned():
             assert port.startswith("127.0.0.1:"), f"{name} would be reachable from outside"
 
 
-def test_it_fits_a_laptop():
+def test_it_fits_a_laptop() -> None:
     total = 0.0
     for spec in compose().values():
         memory = spec["deploy"]["resources"]["limits"]["memory"]
@@ -79,7 +80,7 @@ def test_it_fits_a_laptop():
     assert total <= 12.0, f"{total:.1f} GiB at most"
 
 
-def test_what_runs_for_long_has_a_health_check_and_time_to_stop():
+def test_what_runs_for_long_has_a_health_check_and_time_to_stop() -> None:
     for name, spec in compose().items():
         if spec.get("restart") == "unless-stopped" or name in ("syncer", "learner"):
             assert spec["healthcheck"]["test"], name
@@ -87,7 +88,7 @@ def test_what_runs_for_long_has_a_health_check_and_time_to_stop():
         assert float(compose()[name]["stop_grace_period"].removesuffix("s")) >= 20, name
 
 
-def test_no_secret_is_in_it():
+def test_no_secret_is_in_it() -> None:
     for name, spec in compose().items():
         for variable, value in spec.get("environment", {}).items():
             if re.search("PASSWORD|SECRET|TOKEN|CREDENTIAL", variable):
@@ -95,7 +96,7 @@ def test_no_secret_is_in_it():
     assert not re.search(r"://[^/\s]*:[^/\s]*@", (ROOT / "compose.yaml").read_text()), "a password in a URL"
 
 
-def test_its_commands_and_variables_exist():
+def test_its_commands_and_variables_exist() -> None:
     by_name = {c.name: c for c in declared.ALL}
     for name, spec in compose().items():
         if spec["image"] != graph.OURS:
@@ -108,7 +109,7 @@ def test_its_commands_and_variables_exist():
         assert given - shared <= known, name
 
 
-def test_what_it_mounts_exists_and_every_volume_is_given_its_owner():
+def test_what_it_mounts_exists_and_every_volume_is_given_its_owner() -> None:
     services = compose()
     named = set(yaml.safe_load((ROOT / "compose.yaml").read_text())["volumes"])
     assert {v.partition(":")[0] for v in services["prepare"]["volumes"]} == named
@@ -123,7 +124,7 @@ def test_what_it_mounts_exists_and_every_volume_is_given_its_owner():
                 assert volume["volume"]["nocopy"] is True, f"{name}: only `prepare` fills volumes"
 
 
-def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_anew(tmp_path):
+def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_anew(tmp_path: Path) -> None:
     """What Dockerfile and entrypoint.sh do: compile for a named processor, copy the cache, load it from there."""
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_DEBUG_CACHE": "1"}
     warm = [sys.executable, "-c", "from isthmus import kernels; kernels.warm()"]
@@ -151,7 +152,7 @@ def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Up, both syncers replaced while learners train, down: what the tests below look at."""
     folder = tmp_path_factory.mktemp("compose")
     with graph.up(folder, {"STEPS": "100000"}) as g:
@@ -208,17 +209,17 @@ def _heads(g: graph.Graph) -> dict[str, float]:
     return heads
 
 
-async def _replayed(url: str):
+async def _replayed(url: str) -> Any:
     async with open_log(url) as log:
         return await replays.replay(log), await judge.read_commits(log)
 
 
-def test_everything_ends_as_it_should(ran):
+def test_everything_ends_as_it_should(ran: Any) -> None:
     syncers = {f"syncer-{i}": 0 for i in (1, 2, 3, 4)}
     assert ran["codes"] == syncers | {f"learner-{i}": TOLD_TO_STOP for i in (1, 2, 3, 4)}, ran["logs"]
 
 
-def test_health_means_that_loop_store_and_bus_work(ran):
+def test_health_means_that_loop_store_and_bus_work(ran: Any) -> None:
     assert len(ran["healthy"]) == 6
     for name, said in ran["healthy"].items():
         report = json.loads(said)
@@ -226,7 +227,7 @@ def test_health_means_that_loop_store_and_bus_work(ran):
         assert set(report["seconds_since"]) == {"loop_turned", "store_answered", "bus_answered"}
 
 
-def test_no_commit_is_lost_when_the_syncers_are_replaced(ran):
+def test_no_commit_is_lost_when_the_syncers_are_replaced(ran: Any) -> None:
     assert all(r.difference is None for r in ran["replayed"])
     assert sum(r.compared for r in ran["replayed"]) == len(ran["commits"])
     assert judge.continuous(ran["commits"])
@@ -239,12 +240,12 @@ def test_no_commit_is_lost_when_the_syncers_are_replaced(ran):
     assert sum(ran["upgraded"].values()) > 0
 
 
-def test_all_learners_took_part(ran):
+def test_all_learners_took_part(ran: Any) -> None:
     merged = {i.learner for c in ran["commits"] for i in c.header.inputs}
     assert merged == {"learner-1", "learner-2", "learner-3", "learner-4"}
 
 
-def test_metrics_of_every_service_are_there(ran):
+def test_metrics_of_every_service_are_there(ran: Any) -> None:
     for name, text in ran["metrics"].items():
         declared = (SyncerMetrics() if name.startswith("syncer") else LearnerMetrics()).declared
         for metric in declared:
@@ -255,7 +256,7 @@ def test_metrics_of_every_service_are_there(ran):
     assert re.search(r'isthmus_ledger_tokens\{part="merged"\} [1-9]', learners)
 
 
-def test_logs_are_one_object_per_line_and_hold_no_secret(ran):
+def test_logs_are_one_object_per_line_and_hold_no_secret(ran: Any) -> None:
     secrets = [p.read_text().strip() for p in (ran["graph"].folder / "secrets").glob("bus-*")]
     secrets.append((ran["graph"].folder / "secrets" / "store-password").read_text().strip())
     said = 0
@@ -275,7 +276,7 @@ def test_logs_are_one_object_per_line_and_hold_no_secret(ran):
 
 
 @pytest.fixture
-def guarded(tmp_path):
+def guarded(tmp_path: Path) -> Iterator[Any]:
     """A Redis 7 with the ACL file that compose mounts, and a learner's user of its own."""
     if graph.redis_7() is None:
         message = "needs redis-server 7 or newer on PATH"
@@ -306,7 +307,7 @@ MAY_WRITE = {
 }
 
 
-async def test_each_user_writes_its_own_streams_and_reads_all(guarded):
+async def test_each_user_writes_its_own_streams_and_reads_all(guarded: Any) -> None:
     for user, may in MAY_WRITE.items():
         async with open_bus(guarded(user), bytes(32)) as bus:
             for stream in STREAMS:
@@ -321,7 +322,7 @@ async def test_each_user_writes_its_own_streams_and_reads_all(guarded):
             assert (await bus.facts()).append_only
 
 
-async def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(guarded):
+async def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(guarded: Any) -> None:
     import redis
 
     async with open_bus(guarded("reader").replace("reader:", "default:"), bytes(32)) as bus:
@@ -344,8 +345,8 @@ async def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(gu
                     client.execute_command(*command)
 
 
-async def test_the_doctor_finds_each_role_as_it_should_be(guarded, folder):
-    async def outcomes(role, user):
+async def test_the_doctor_finds_each_role_as_it_should_be(guarded: Any, folder: Any) -> None:
+    async def outcomes(role: Any, user: Any) -> Any:
         from isthmus.doctor import examine_bus
 
         return {f.check: f.outcome async for f in examine_bus(guarded(user), bytes(32), role, single_threaded())}

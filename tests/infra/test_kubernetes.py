@@ -76,7 +76,7 @@ def versions() -> list[str]:
 
 
 @pytest.mark.parametrize("version", versions())
-def test_every_object_is_valid(version):
+def test_every_object_is_valid(version: Any) -> None:
     found = manifests()
     assert len(found) > 10
     for path, manifest in found:
@@ -87,7 +87,7 @@ def test_every_object_is_valid(version):
 
 
 @pytest.mark.parametrize(("folder", "kind"), [(ROOT, "Kustomization"), (COMPONENT, "Component")])
-def test_a_kustomization_lists_every_manifest_but_the_secrets(folder, kind):
+def test_a_kustomization_lists_every_manifest_but_the_secrets(folder: Any, kind: Any) -> None:
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert kustomization["kind"] == kind
     assert kustomization["apiVersion"].startswith("kustomize.config.k8s.io/v1")
@@ -95,7 +95,7 @@ def test_a_kustomization_lists_every_manifest_but_the_secrets(folder, kind):
     assert sorted(kustomization["resources"]) == sorted(there)
 
 
-def test_the_kustomization_sets_namespace_and_image_and_leaves_redis_out():
+def test_the_kustomization_sets_namespace_and_image_and_leaves_redis_out() -> None:
     kustomization = yaml.safe_load((ROOT / "kustomization.yaml").read_text())
     assert "components" not in kustomization
     assert kustomization["namespace"] == named("Namespace", "isthmus")["metadata"]["name"]
@@ -105,7 +105,7 @@ def test_the_kustomization_sets_namespace_and_image_and_leaves_redis_out():
     assert all(re.search(r":\d+\.\d+\.\d+", i) for i in images), "a tag that never gets other contents"
 
 
-def test_the_component_points_the_config_at_its_service():
+def test_the_component_points_the_config_at_its_service() -> None:
     (patch,) = yaml.safe_load((COMPONENT / "kustomization.yaml").read_text())["patches"]
     (operation,) = yaml.safe_load(patch["patch"])
     config, service = named(patch["target"]["kind"], patch["target"]["name"]), named("Service", "redis")
@@ -123,7 +123,7 @@ def test_the_component_points_the_config_at_its_service():
     assert settings["--aclfile"] == "/etc/redis/users.acl"
 
 
-def test_containers_have_no_rights_and_have_limits():
+def test_containers_have_no_rights_and_have_limits() -> None:
     for pod, container in containers():
         name, of_pod, own = container["name"], pod["securityContext"], container["securityContext"]
         assert of_pod["runAsNonRoot"] is True, name
@@ -146,7 +146,7 @@ def test_containers_have_no_rights_and_have_limits():
             assert volumes["tmp"]["emptyDir"]["medium"] == "Memory", name
 
 
-def test_no_manifest_holds_a_secret():
+def test_no_manifest_holds_a_secret() -> None:
     secrets = [(path, m) for path, m in manifests() if m["kind"] == "Secret"]
     assert {m["metadata"]["name"] for _, m in secrets} == {"operator", "syncer", "learner", "redis"}
     for path, secret in secrets:
@@ -165,7 +165,7 @@ def test_no_manifest_holds_a_secret():
             assert not any("@" in value for value in manifest["data"].values()), "a password in a URL"
 
 
-def test_what_pods_refer_to_exists():
+def test_what_pods_refer_to_exists() -> None:
     for pod, container in containers():
         for source in container.get("envFrom", []):
             named("ConfigMap", source["configMapRef"]["name"])
@@ -185,7 +185,7 @@ def test_what_pods_refer_to_exists():
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
-def test_selectors_select():
+def test_selectors_select() -> None:
     pods = templates()
     assert set(pods) == {"init", "syncer", "learners", "redis"}
     for name in ("syncer", "redis"):
@@ -200,7 +200,7 @@ def test_selectors_select():
         assert [n for n, pod in pods.items() if selects(constraint["labelSelector"], pod)] == [name]
 
 
-def test_two_syncers_one_of_which_always_stays():
+def test_two_syncers_one_of_which_always_stays() -> None:
     spec = named("Deployment", "syncer")["spec"]
     assert spec["replicas"] == 2
     assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
@@ -210,7 +210,7 @@ def test_two_syncers_one_of_which_always_stays():
 
 
 @pytest.mark.parametrize("name", ["syncer", "learners"])
-def test_an_outage_of_the_store_kills_nothing(name):
+def test_an_outage_of_the_store_kills_nothing(name: Any) -> None:
     template, container = templates()[name], container_of(name)
     port = urlsplit("//" + named("ConfigMap", "isthmus")["data"]["ISTHMUS_HTTP"]).port
     paths = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/healthz"}
@@ -226,7 +226,7 @@ def test_an_outage_of_the_store_kills_nothing(name):
     assert template["spec"]["terminationGracePeriodSeconds"] >= 30, "a syncer drains for 20 s"
 
 
-def test_a_learner_keeps_its_name_and_its_shard():
+def test_a_learner_keeps_its_name_and_its_shard() -> None:
     spec = named("Job", "learners")["spec"]
     count = spec["completions"]
     assert spec["completionMode"] == "Indexed"
@@ -242,7 +242,7 @@ def test_a_learner_keeps_its_name_and_its_shard():
         assert names.index("JOB_COMPLETION_INDEX") < names.index(name), "expanded only when it was declared before"
 
 
-def test_a_reclaimed_learner_does_not_count_as_failed():
+def test_a_reclaimed_learner_does_not_count_as_failed() -> None:
     spec = named("Job", "learners")["spec"]
     # What the API server checks beyond the schema.
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
@@ -256,7 +256,7 @@ def test_a_reclaimed_learner_does_not_count_as_failed():
     assert list(spec["template"]["spec"]["nodeSelector"]) == ["eks.amazonaws.com/capacityType"]
 
 
-def test_nothing_comes_in_but_scrapes_and_little_goes_out():
+def test_nothing_comes_in_but_scrapes_and_little_goes_out() -> None:
     policies = {m["metadata"]["name"]: m["spec"] for _, m in manifests() if m["kind"] == "NetworkPolicy"}
     assert set(policies) == {"isthmus", "redis"}
     for name, pods in (("isthmus", {"init", "syncer", "learners"}), ("redis", {"redis"})):
@@ -275,7 +275,7 @@ def test_nothing_comes_in_but_scrapes_and_little_goes_out():
     assert "egress" not in policies["redis"]
 
 
-def test_every_name_in_the_environment_belongs_to_someone():
+def test_every_name_in_the_environment_belongs_to_someone() -> None:
     for _, container in containers():
         names = [entry["name"] for entry in container.get("env", [])]
         assert len(names) == len(set(names))

@@ -110,7 +110,7 @@ def rows(first: str) -> list[list[str]]:
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def test_every_expression_asks_for_what_there_is():
+def test_every_expression_asks_for_what_there_is() -> None:
     wrong = {where: found for where, expression in asked().items() if (found := mistakes(expression))}
     assert not wrong
     assert not any("$" in expression for expression in asked().values()), "a variable nobody declares"
@@ -127,11 +127,11 @@ def test_every_expression_asks_for_what_there_is():
         ("isthmus_fragment_version - on (fragment) group_left () isthmus_steps_total", "isthmus_steps_total has no f"),
     ],
 )
-def test_a_mistake_in_an_expression_is_found(expression, mistake):
+def test_a_mistake_in_an_expression_is_found(expression: Any, mistake: Any) -> None:
     assert any(found.startswith(mistake) for found in mistakes(expression))
 
 
-def test_everything_measured_is_shown():
+def test_everything_measured_is_shown() -> None:
     seen = set().union(*map(names_in, asked().values()))
     unseen = [d.name for d in declared() if not {d.name + s for s in SUFFIXES.get(d.kind, ("",))} & seen]
     assert not unseen
@@ -140,7 +140,7 @@ def test_everything_measured_is_shown():
 # --- the dashboard ----------------------------------------------------------------------------------------------------
 
 
-def test_panels_have_a_place_a_unit_and_a_sentence():
+def test_panels_have_a_place_a_unit_and_a_sentence() -> None:
     assert DASHBOARD["uid"] == "isthmus"
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
     for a, b in combinations(places, 2):
@@ -159,7 +159,7 @@ def test_panels_have_a_place_a_unit_and_a_sentence():
         assert all(target["legendFormat"] for target in panel["targets"]), title
 
 
-def test_the_dashboard_asks_the_provisioned_datasource():
+def test_the_dashboard_asks_the_provisioned_datasource() -> None:
     provisioned = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "prometheus.yaml").read_text())
     (source,) = ({"type": d["type"], "uid": d["uid"]} for d in provisioned["datasources"])
     used = [*PANELS, *DASHBOARD["templating"]["list"], *(target for panel in PANELS for target in panel["targets"])]
@@ -169,7 +169,7 @@ def test_the_dashboard_asks_the_provisioned_datasource():
 # --- the alerts -------------------------------------------------------------------------------------------------------
 
 
-def test_every_alert_says_how_bad_it_is_and_what_to_do():
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
     assert len({rule["alert"] for rule in ALERTS}) == len(ALERTS)
     for rule in ALERTS:
         assert rule["alert"].startswith("Isthmus"), rule["alert"]
@@ -180,14 +180,14 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do():
     assert others < {rule["alert"] for rule in ALERTS}
 
 
-def test_every_reason_is_harmless_or_explained():
+def test_every_reason_is_harmless_or_explained() -> None:
     (rule,) = (rule for rule in ALERTS if rule["alert"] == "IsthmusUpdatesRejected")
     (harmless,) = re.findall(r'reason!~"([^"]*)"', rule["expr"])
     explained = [r for r in Reason if re.search(rf"\b{r}\b", rule["annotations"]["description"])]
     assert sorted([*harmless.split("|"), *explained]) == sorted(Reason), "each is harmless or explained"
 
 
-def test_every_alert_is_seen_firing_and_quiet():
+def test_every_alert_is_seen_firing_and_quiet() -> None:
     seen: dict[str, set[bool]] = {}
     for case in (case for test in CASES for case in test["promql_expr_test"]):
         for name in re.findall(r'alertname="(\w+)"', case["expr"]):
@@ -207,7 +207,7 @@ def test_every_alert_is_seen_firing_and_quiet():
     ],
     ids=" ".join,
 )
-def test_promtool_is_content(arguments):
+def test_promtool_is_content(arguments: Any) -> None:
     done = subprocess.run([tool("promtool"), *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -305,12 +305,12 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
                 process.wait()
 
 
-def test_a_real_prometheus_evaluates_every_expression(api):
+def test_a_real_prometheus_evaluates_every_expression(api: Any) -> None:
     for expression in asked().values():
         api("query", query=expression)
 
 
-def test_every_panel_shows_something(api):
+def test_every_panel_shows_something(api: Any) -> None:
     expressions = asked()
     for panel in PANELS:
         for target in panel["targets"]:
@@ -324,14 +324,14 @@ def test_every_panel_shows_something(api):
             assert len(found) <= 1 or "{{" in target["legendFormat"], f"{where}: several lines of one name"
 
 
-def test_variables_have_values(api):
+def test_variables_have_values(api: Any) -> None:
     for variable in DASHBOARD["templating"]["list"]:
         selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
         found = api("query", query=f"count by ({label}) ({selector.replace('$job', '.*')})")["result"]
         assert len(found) == {"job": 2, "instance": 4}[variable["name"]], variable["name"]
 
 
-def test_the_rules_are_loaded_and_well(api):
+def test_the_rules_are_loaded_and_well(api: Any) -> None:
     rules = [rule for group in api("rules")["groups"] for rule in group["rules"]]
     assert [rule["name"] for rule in rules] == [rule["alert"] for rule in ALERTS]
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
@@ -340,22 +340,22 @@ def test_the_rules_are_loaded_and_well(api):
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
-def test_the_document_has_every_metric_as_it_is_declared():
+def test_the_document_has_every_metric_as_it_is_declared() -> None:
     expected = [[f"`{d.name}`", d.kind, ", ".join(d.labels) or "–", d.description] for d in declared()]
     wanted = "\n".join(f"| {' | '.join(row)} |" for row in expected)
     assert rows("metric") == expected, f"the table should be:\n{wanted}"
 
 
-def test_the_document_has_every_panel_with_its_description():
+def test_the_document_has_every_panel_with_its_description() -> None:
     assert rows("panel") == [[panel["title"], panel["description"]] for panel in PANELS]
 
 
-def test_the_document_has_every_alert():
+def test_the_document_has_every_alert() -> None:
     found = [[name.strip("`"), severity] for name, severity, when, what in rows("alert") if when and what]
     assert found == [[rule["alert"], rule["labels"]["severity"]] for rule in ALERTS]
 
 
-def test_texts_speak_of_metrics_there_are():
+def test_texts_speak_of_metrics_there_are() -> None:
     texts = [DOCUMENT, *(text for rule in ALERTS for text in rule["annotations"].values())]
     texts += [panel["description"] for panel in PANELS]
     known = samples().keys() | {d.name for d in declared()}

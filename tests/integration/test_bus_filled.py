@@ -1,6 +1,7 @@
 """One user fills the shared Redis: rounds stand, learners train on, and once it is emptied nothing was lost."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import redis as redis_client
@@ -25,7 +26,7 @@ def fill(client: redis_client.Redis) -> str:
     return key
 
 
-async def test_a_filled_redis_costs_time_and_nothing_else(folder, tmp_path):
+async def test_a_filled_redis_costs_time_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis", arguments=FULL) as server, redis_client.Redis.from_url(server.url) as client:
         async with world(folder, SEED, bus=server.url) as w:
             learners = [w.learner(name) for name in ("eu-1", "us-1")]

@@ -1,21 +1,26 @@
 """Collection of garbage: what goes, what stays, and that whoever slept through it does no harm."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.errors import LogCorrupt, ObjectMissing
 from isthmus.log import fold, gc, merge
+from isthmus.log.commits import Commit
+from isthmus.log.gc import Garbage
+from isthmus.log.merge import State
 from isthmus.records import frame
 from isthmus.records.frame import Kind
 from isthmus.records.keys import commit_key, version_in
 from isthmus.rules import Pace, Rules
-from tests_helpers import Sleepy, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
+from tests_helpers import Sleepy, World, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
 
 SMALL = seed_of(Rules(fragments=2, sync_every=2), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))
 
 
-async def grow(w, versions: int, **options) -> None:
+async def grow(w: World, versions: int, **options: Any) -> None:
     """Train until every fragment has so many versions."""
     async with serving(w.syncer("maker"), killed=True) as syncer:
         enough = lambda: min(k.head for k in syncer.keepers) >= versions  # noqa: E731
@@ -24,13 +29,13 @@ async def grow(w, versions: int, **options) -> None:
         )
 
 
-async def collected(w, keep: int):
+async def collected(w: World, keep: int) -> Garbage:
     plan = await gc.plan(w.log, keep=keep, min_age_s=-1.0)
     await gc.apply(w.log, plan)
     return plan
 
 
-async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(folder):
+async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 20, checkpoint_s=0.05)
         before = await all_commits(w.log)
@@ -68,7 +73,7 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
             assert (await head(w, p)).version >= 26
 
 
-async def test_age_delays_and_a_plan_changes_nothing(folder):
+async def test_age_delays_and_a_plan_changes_nothing(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 12)
         before = {e.key for e in await w.store.list("")}
@@ -80,7 +85,7 @@ async def test_age_delays_and_a_plan_changes_nothing(folder):
         assert {e.key for e in await w.store.list("")} == before
 
 
-async def test_nothing_is_collected_below_a_snapshot_that_cannot_be_believed(folder):
+async def test_nothing_is_collected_below_a_snapshot_that_cannot_be_believed(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 16)
         top = (await head(w, 0)).version
@@ -94,14 +99,16 @@ async def test_nothing_is_collected_below_a_snapshot_that_cannot_be_believed(fol
         assert (await fold.fold(w.log, 0, fold.Merging(w.log), until=chosen)).version == chosen
 
 
-async def test_a_collection_that_was_interrupted_is_finished_by_the_next(folder, monkeypatch):
+async def test_a_collection_that_was_interrupted_is_finished_by_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 16)
         before = await all_commits(w.log)
         plan = await gc.plan(w.log, keep=6, min_age_s=-1.0)
         put, puts = w.store.put, []
 
-        async def dies(key, data):
+        async def dies(key: str, data: bytearray) -> None:
             puts.append(key)
             if len(puts) == 5:
                 raise asyncio.CancelledError
@@ -120,7 +127,9 @@ async def test_a_collection_that_was_interrupted_is_finished_by_the_next(folder,
         }
 
 
-async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goes_on_from_a_snapshot(folder):
+async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goes_on_from_a_snapshot(
+    folder: Path,
+) -> None:
     """Its round was closed, its commit about to be written; then others went far ahead and collected behind them."""
     async with world(folder, SMALL) as w:
         await grow(w, 4)
@@ -146,7 +155,7 @@ async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goe
             assert (await head(w, p)).version == len(commits)
 
 
-async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot(folder):
+async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 3)
         sleeper = w.learner("sleeper")
@@ -166,14 +175,16 @@ async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot
         assert merge.array_digest(sleeper.downlink.known[0].values) == merge.array_digest(value.carried)
 
 
-async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(folder, monkeypatch):
+async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 8)
         log, begun, overtaken = w.log, asyncio.Event(), asyncio.Event()
         carry = fold.Merging(log)
         step = carry.step
 
-        async def slow(carried, commit):
+        async def slow(carried: State, commit: Commit) -> State:
             begun.set()
             await overtaken.wait()
             return await step(carried, commit)
@@ -182,7 +193,7 @@ async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(folder, mon
         # Start from far below, as a fold that began long ago would.
         old = [await log.snapshots(0), None]
 
-        async def stale(fragment):
+        async def stale(fragment: int) -> list[tuple[int, str]]:
             found, old[0] = old[0], None
             return [s for s in found if s[0] <= 3] if found else await type(log).snapshots(log, fragment)
 
@@ -197,7 +208,7 @@ async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(folder, mon
         assert at.carried.digest() == (await head(w, 0)).carried.digest()
 
 
-async def test_damage_in_a_segment_names_it(folder):
+async def test_damage_in_a_segment_names_it(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 12)
         await collected(w, keep=3)
@@ -213,7 +224,7 @@ async def test_damage_in_a_segment_names_it(folder):
             [c async for c in w.log.commits(0, 0)]
 
 
-async def test_the_key_of_a_packed_commit_cannot_be_created_again(folder):
+async def test_the_key_of_a_packed_commit_cannot_be_created_again(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 12)
         commit = await w.store.get(commit_key(0, 1))
@@ -227,7 +238,7 @@ async def test_the_key_of_a_packed_commit_cannot_be_created_again(folder):
         assert not await w.log.append(0, 1, bytes(commit[:-1]) + b"x")
 
 
-async def test_a_run_in_flight_is_collected_while_it_trains(folder):
+async def test_a_run_in_flight_is_collected_while_it_trains(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         async with serving(w.syncer("east")) as syncer:
             agents = [w.learner(f"l{i}", checkpoint_s=0.05) for i in range(2)]
@@ -243,7 +254,7 @@ async def test_a_run_in_flight_is_collected_while_it_trains(folder):
             assert (await head(w, p)).version >= 30
 
 
-async def test_check_log_needs_everything_and_says_so(folder):
+async def test_check_log_needs_everything_and_says_so(folder: Path) -> None:
     """The checker of these tests folds from version 0: it must notice a collected log."""
     async with world(folder, SMALL) as w:
         await grow(w, 12)

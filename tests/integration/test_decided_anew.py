@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ async def stall(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-async def test_the_recorded_pace_gives_the_recorded_rounds_every_one(folder, seed):
+async def test_the_recorded_pace_gives_the_recorded_rounds_every_one(folder: Path, seed: int) -> None:
     rules, pace = Rules(fragments=3, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, quorum=2)
     async with world(folder, seed_of(rules, pace)) as w:
         stalling = asyncio.ensure_future(stall(seed))
@@ -43,7 +44,7 @@ async def test_the_recorded_pace_gives_the_recorded_rounds_every_one(folder, see
             ], [c.header.waited for c, i in zip(commits, told, strict=True) if c.header.inputs != i]
 
 
-async def test_a_commit_that_does_not_say_what_its_round_saw_cannot_be_decided_anew(folder):
+async def test_a_commit_that_does_not_say_what_its_round_saw_cannot_be_decided_anew(folder: Path) -> None:
     import msgspec
 
     from isthmus.log import Commit

@@ -2,20 +2,26 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from isthmus.layout import Spec
+from isthmus.learner.agent import LearnerAgent
+from isthmus.learner.checkpoint import Checkpoint
 from isthmus.learner.history import HEAD_BYTES, donors, read_head
 from isthmus.log.select import checkpoints_in
 from isthmus.pytorch.moments import TorchSaver
 from isthmus.records.keys import checkpoint_key
+from isthmus.records.objects import CheckpointHeader
 from isthmus.store import Entry
-from tests_helpers import NumpyReplica, seed_of, serving, train, world
+from tests_helpers import NumpyReplica, World, seed_of, serving, train, world
 
 LARGE = seed_of(specs=[Spec(f"layer{i}", (100, 90), "float32", "dense") for i in range(4)])
 
@@ -23,21 +29,23 @@ LARGE = seed_of(specs=[Spec(f"layer{i}", (100, 90), "float32", "dense") for i in
 class Moments:
     """An optimizer's state of so many numbers, and so many names."""
 
-    def __init__(self, names=1):
+    def __init__(self, names: int = 1) -> None:
         self.names = names
 
-    def save(self):
+    def save(self) -> tuple[dict[str, NDArray[np.float32]], None]:
         return {f"a parameter with a long name {i}": np.full(30, i, np.float32) for i in range(self.names)}, None
 
-    def take(self, node):
+    def take(self, node: NDArray[np.float32]) -> None:
         return None
 
 
 @asynccontextmanager
-async def merged(folder, *names, saver=Moments):
+async def merged(
+    folder: Path, *names: Any, saver: Callable[..., Any] | type[Moments] = Moments
+) -> AsyncIterator[World]:
     """A run into which these learners trained at the same time, each of whom left a checkpoint as it went."""
 
-    async def live(agent):
+    async def live(agent: LearnerAgent) -> None:
         await agent.join()
         replica = NumpyReplica(w.run.layout)
         boundary = agent.attach(replica, saver=saver())
@@ -54,7 +62,7 @@ async def merged(folder, *names, saver=Moments):
     async with world(folder, LARGE) as w, serving(w.syncer()):
         agents = [w.learner(name) for name in names]
 
-        def ready():
+        def ready() -> bool:
             return all(sum(account.merged for account in agent.uplink.accounts) for agent in agents)
 
         await asyncio.gather(*map(live, agents))
@@ -67,7 +75,7 @@ def written(folder: Path, learner: str, at: float) -> None:
         os.utime(path, (at, at))
 
 
-async def test_the_newest_checkpoint_comes_first_whatever_its_learner_is_called(folder):
+async def test_the_newest_checkpoint_comes_first_whatever_its_learner_is_called(folder: Path) -> None:
     async with merged(folder, "a", "b", "c") as w:
         for order in (["b", "a", "c"], ["c", "b", "a"]):
             for age, name in enumerate(order):
@@ -77,7 +85,7 @@ async def test_the_newest_checkpoint_comes_first_whatever_its_learner_is_called(
         assert [e.key.split("/")[1] for e in await donors(w.log, "b", {"b", "c"})] == ["c"]
 
 
-async def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder, caplog):
+async def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with merged(folder, "a", "b", "c") as w:
         for age, name in enumerate("abc"):
             written(folder, name, 1e9 - age)
@@ -86,11 +94,11 @@ async def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder, caplog):
         assert newcomer.downlink.merged_lately <= {"a", "b", "c"}
         newcomer.downlink.merged_lately |= {"a", "b", "c"}
 
-        def fits(found):
+        def fits(found: Checkpoint) -> None:
             if found.header.learner == "a":
                 raise ZeroDivisionError("a's very own")
 
-        def glance(header):
+        def glance(header: CheckpointHeader) -> None:
             if header.learner == "b":
                 raise AttributeError("b's very own")
 
@@ -101,7 +109,7 @@ async def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder, caplog):
 
 
 @pytest.mark.parametrize("names", [1, 2000], ids=["short header", "long header"])
-async def test_one_that_its_header_gives_away_is_not_fetched(names, folder):
+async def test_one_that_its_header_gives_away_is_not_fetched(names: int, folder: Path) -> None:
     async with merged(folder, "a", saver=lambda: Moments(names)) as w:
         [entry] = checkpoints_in(await w.store.list("learners/"))
         header = await read_head(w.log, entry.key)
@@ -117,7 +125,7 @@ async def test_one_that_its_header_gives_away_is_not_fetched(names, folder):
         assert await newcomer.donor(lambda found: None) is not None, "it would have been there"
 
 
-async def test_a_damaged_header_is_passed_over(folder, caplog):
+async def test_a_damaged_header_is_passed_over(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with merged(folder, "a") as w:
         [entry] = checkpoints_in(await w.store.list("learners/"))
         whole = await w.store.get(entry.key)
@@ -129,7 +137,7 @@ async def test_a_damaged_header_is_passed_over(folder, caplog):
         assert caplog.text.count("is not used") == 5
 
 
-async def test_a_run_in_flight_whose_learners_wrote_no_checkpoint_has_no_donor(folder):
+async def test_a_run_in_flight_whose_learners_wrote_no_checkpoint_has_no_donor(folder: Path) -> None:
     async with world(folder, LARGE) as w, serving(w.syncer()) as syncer:
         await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 1)
         newcomer = w.learner("newcomer")
@@ -137,7 +145,7 @@ async def test_a_run_in_flight_whose_learners_wrote_no_checkpoint_has_no_donor(f
         assert await newcomer.donor(lambda found: None) is None
 
 
-def test_of_ones_own_checkpoints_those_of_later_lives_come_first_whatever_their_steps():
+def test_of_ones_own_checkpoints_those_of_later_lives_come_first_whatever_their_steps() -> None:
     """A life that went back to an older checkpoint, after a twin's damage say, stands at fewer steps than the one
     before it; what it wrote is what goes on."""
     keys = [checkpoint_key("l", life, step, bytes(32)) for life, step in ((3, 7), (2, 60), (2, 40), (1, 100), (1, 90))]
@@ -148,17 +156,17 @@ def test_of_ones_own_checkpoints_those_of_later_lives_come_first_whatever_their_
 class Sampler:
     """Returns the very dict it goes on changing."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.state = {"epoch": 0, "order": [3, 1, 2], "seen": np.zeros(3, np.int64)}
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, NDArray[np.int64] | int | list[int]]:
         return self.state
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Any) -> None:
         self.state = state
 
 
-def test_the_samplers_state_is_of_the_moment_it_was_asked_for():
+def test_the_samplers_state_is_of_the_moment_it_was_asked_for() -> None:
     model, sampler = torch.nn.Linear(2, 2), Sampler()
     _, data = TorchSaver(model, torch.optim.SGD(model.parameters(), 0.1), sampler).save()
     sampler.state["epoch"] = 1

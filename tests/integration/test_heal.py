@@ -2,21 +2,23 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from isthmus.errors import LogCorrupt
 from isthmus.log import fold, heal, merge
 from isthmus.readers.replay import replay
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
-from tests_helpers import all_commits, seed_of, serving, train, until, world
+from tests_helpers import World, all_commits, seed_of, serving, train, until, world
 
 FEW = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))
 
 
-async def grow(w, versions: int) -> list[int]:
+async def grow(w: World, versions: int) -> list[int]:
     """Let two learners train, then kill the only syncer; return the heads."""
     async with serving(w.syncer("east"), killed=True) as syncer:
         enough = lambda: min(k.head for k in syncer.keepers) >= versions  # noqa: E731
@@ -24,7 +26,7 @@ async def grow(w, versions: int) -> list[int]:
     return [(await w.log.newest(p)).version for p in range(2)]
 
 
-async def overwrite(w, fragment: int, version: int) -> str:
+async def overwrite(w: World, fragment: int, version: int) -> str:
     """Let a learner write over its own update that a version merged, whoever of them it was; return the key."""
     commit = await w.log.commit(fragment, version)
     key = commit.header.inputs[0].key
@@ -32,7 +34,7 @@ async def overwrite(w, fragment: int, version: int) -> str:
     return key
 
 
-async def published_at(w, fragment: int, version: int):
+async def published_at(w: World, fragment: int, version: int) -> NDArray[np.float32]:
     return (await fold.fold(w.log, fragment, fold.Publishing(w.log), until=version)).carried
 
 
@@ -41,7 +43,9 @@ async def run(*arguments: str) -> int:
     return await asyncio.to_thread(main, [*arguments])
 
 
-async def test_a_dry_run_says_what_is_broken_and_writes_nothing(folder, capsys):
+async def test_a_dry_run_says_what_is_broken_and_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with world(folder, FEW) as w:
         heads = await grow(w, 6)
         key = await overwrite(w, 0, 3)
@@ -60,14 +64,16 @@ async def test_a_dry_run_says_what_is_broken_and_writes_nothing(folder, capsys):
     assert report["fragments"][0]["broken_at"] == 3
 
 
-async def test_a_sound_run_has_nothing_to_heal(folder, capsys):
+async def test_a_sound_run_has_nothing_to_heal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with world(folder, FEW) as w:
         await grow(w, 2)
     assert await run("heal", str(folder), "--apply") == 0
     assert "2 fragments: 2 sound, 0 healed" in capsys.readouterr().out
 
 
-async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_says_so_for_good(folder, capsys):
+async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_says_so_for_good(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with world(folder, FEW) as w:
         heads = await grow(w, 6)
         await overwrite(w, 0, 3)
@@ -112,7 +118,7 @@ async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_say
         assert words in capsys.readouterr().out, arguments
 
 
-async def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_the_same(folder):
+async def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_the_same(folder: Path) -> None:
     """The process that healed was killed between its two writes."""
     async with world(folder, FEW) as w:
         heads = await grow(w, 6)
@@ -128,7 +134,9 @@ async def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_
         assert (await heal.diagnose(w.log, [0]))[0].sound
 
 
-async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_that_is_left_and_says_so(folder):
+async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_that_is_left_and_says_so(
+    folder: Path,
+) -> None:
     async with world(folder, FEW) as w:
         heads = await grow(w, 6)
         await overwrite(w, 0, 3)
@@ -144,7 +152,7 @@ async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_th
         assert (at.version, merge.array_digest(at.carried)) == (commit.version, merge.array_digest(before))
 
 
-async def test_whoever_committed_meanwhile_wins(folder):
+async def test_whoever_committed_meanwhile_wins(folder: Path) -> None:
     async with world(folder, FEW) as w:
         heads = await grow(w, 4)
         await overwrite(w, 0, 2)
@@ -154,7 +162,9 @@ async def test_whoever_committed_meanwhile_wins(folder):
         assert (await w.log.newest(0)).version == heads[0] + 1
 
 
-async def test_a_chain_that_is_broken_itself_is_left_to_people(folder, capsys):
+async def test_a_chain_that_is_broken_itself_is_left_to_people(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with world(folder, FEW) as w:
         await grow(w, 4)
         blob = await w.store.get("commits/00000/000000000002")
@@ -164,7 +174,7 @@ async def test_a_chain_that_is_broken_itself_is_left_to_people(folder, capsys):
     assert "cannot be healed: the chain of commits itself is broken" in capsys.readouterr().out
 
 
-async def test_a_syncer_that_could_not_fold_goes_on_once_somebody_healed(folder):
+async def test_a_syncer_that_could_not_fold_goes_on_once_somebody_healed(folder: Path) -> None:
     async with world(folder, FEW) as w:
         await grow(w, 5)
         await overwrite(w, 1, 2)
@@ -178,7 +188,7 @@ async def test_a_syncer_that_could_not_fold_goes_on_once_somebody_healed(folder)
             await train(w.learner("l0"), 20, enough=lambda: syncer.keepers[1].head > head)
 
 
-async def test_a_syncer_that_stops_in_order_leaves_nothing_to_heal(folder):
+async def test_a_syncer_that_stops_in_order_leaves_nothing_to_heal(folder: Path) -> None:
     async with world(folder, FEW) as w:
         async with serving(w.syncer("east")) as syncer:
             enough = lambda: min(k.head for k in syncer.keepers) >= 5  # noqa: E731

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +14,8 @@ from isthmus.errors import InputError
 from isthmus.lab.experiments import EXPERIMENTS, base, chosen, named, summary
 from isthmus.lab.setting import Failures, Guests, Row, Shape, Wires
 from isthmus.lab.training import train
-from isthmus.layout import Spec
+from isthmus.layout import Layout, Spec
+from isthmus.learner.agent import LearnerAgent
 from isthmus.log.run import Seed
 from isthmus.records import frame
 from isthmus.rules import Pace, Rules
@@ -25,7 +28,7 @@ TINY = named(
 )
 
 
-def test_a_setting_and_seed_give_the_same_row_again():
+def test_a_setting_and_seed_give_the_same_row_again() -> None:
     row = train(TINY, 3)
     assert train(TINY, 3) == row
     assert train(TINY, 4).val_loss != row.val_loss
@@ -40,7 +43,7 @@ class Voice(msgspec.Struct):
     words: str
 
 
-def test_a_small_model_stands_for_a_large_one_by_its_payloads_alone():
+def test_a_small_model_stands_for_a_large_one_by_its_payloads_alone() -> None:
     """A commit is as large for both: scaled along, commits took a third of a link that fragments should have had."""
     world = World("payload")
 
@@ -63,13 +66,13 @@ def test_a_small_model_stands_for_a_large_one_by_its_payloads_alone():
         world.clock.close()
 
 
-def test_a_name_decides_nothing_and_everything_else_does():
+def test_a_name_decides_nothing_and_everything_else_does() -> None:
     assert named(TINY, "other").key(0) == TINY.key(0)
     keys = {TINY.key(0), TINY.key(1), named(TINY, "", peak_lr=1.0).key(0), named(TINY, "", pace_grace=0.1).key(0)}
     assert len(keys) == 4
 
 
-def test_experiments_are_whole():
+def test_experiments_are_whole() -> None:
     for name, experiment in EXPERIMENTS.items():
         settings = chosen(name, "paper", None)
         assert len({s.name for s in settings}) == len(settings)
@@ -83,7 +86,7 @@ def test_experiments_are_whole():
         chosen("nonsense", "quick", None)
 
 
-def test_failures_cost_goodput_and_are_made_up_for():
+def test_failures_cost_goodput_and_are_made_up_for() -> None:
     failing = named(TINY, "failing", steps=40, failures=Failures(every_s=10.0, repair_s=5.0, checkpoint_s=3.0))
     row, calm = train(failing, 0), train(named(failing, "calm", failures=None), 0)
     assert row.goodput < calm.goodput - 0.1
@@ -94,7 +97,7 @@ def test_failures_cost_goodput_and_are_made_up_for():
         assert train(named(failing, moments, failures=changed), 0).tokens >= failing.budget
 
 
-def test_any_failure_stops_data_parallel_and_takes_back_what_no_checkpoint_has():
+def test_any_failure_stops_data_parallel_and_takes_back_what_no_checkpoint_has() -> None:
     job = named(TINY, "job", steps=60, until="time", method="data-parallel", wires=Wires(latency_s=0.0))
     calm = train(job, 0)
     assert (calm.tokens, calm.wall_virtual_s, calm.goodput, calm.uptime) == (60 * 2 * 128, 60.0, 1.0, 1.0)
@@ -113,7 +116,7 @@ def test_any_failure_stops_data_parallel_and_takes_back_what_no_checkpoint_has()
     assert train(more, 0).goodput < row.goodput, "with twice the learners it fails twice as often"
 
 
-def test_by_the_clock_a_thin_link_leaves_data_parallel_few_steps():
+def test_by_the_clock_a_thin_link_leaves_data_parallel_few_steps() -> None:
     wires = Wires(latency_s=0.0, gbit_s=0.01, parameters=1e6)
     row = train(named(TINY, "thin", steps=60, until="time", method="data-parallel", wires=wires), 0)
     # One time 16 bits of a million parameters over 10 Mbit/s: 1.6 s besides the step.
@@ -121,21 +124,21 @@ def test_by_the_clock_a_thin_link_leaves_data_parallel_few_steps():
     assert row.goodput == pytest.approx(23 / 60)
 
 
-def test_guests_shorten_the_run():
+def test_guests_shorten_the_run() -> None:
     alone = named(TINY, "alone", steps=40)
     helped = named(alone, "helped", guests=Guests(count=2, come=0.25, go=0.75))
     assert train(helped, 0).wall_virtual_s < 0.95 * train(alone, 0).wall_virtual_s
 
 
 @pytest.mark.parametrize("method", ["decoupled", "data-parallel"])
-def test_muon_is_an_inner_optimizer_too(method):
+def test_muon_is_an_inner_optimizer_too(method: str) -> None:
     setting = named(TINY, "muon", steps=30, inner="muon", method=method)
     row = train(setting, 0)
     assert row.val_loss < 5.0 < np.log(256)
     assert row.val_loss != train(named(setting, "", inner="adamw"), 0).val_loss
 
 
-def test_data_parallel_waits_for_the_slowest_and_for_its_gradients():
+def test_data_parallel_waits_for_the_slowest_and_for_its_gradients() -> None:
     mixed = named(TINY, "", method="data-parallel", step_s=(1.0, 2.0))
     row = train(mixed, 0)
     assert row.goodput == pytest.approx(0.75, abs=0.02)
@@ -144,20 +147,20 @@ def test_data_parallel_waits_for_the_slowest_and_for_its_gradients():
     assert train(thin, 0).wall_virtual_s == pytest.approx(16 * (1.0 + 16.0), rel=0.01)
 
 
-def test_experts_learn_and_are_counted():
+def test_experts_learn_and_are_counted() -> None:
     row = train(named(TINY, "experts", shape=Shape(width=16, layers=1, heads=1, experts=4)), 0)
     assert 0.0 <= row.extra["idle_experts"] <= 1.0
 
 
-def test_spread_is_over_seeds():
+def test_spread_is_over_seeds() -> None:
     row = train(TINY, 0)
     rows = [msgspec.structs.replace(row, seed=s, val_loss=loss) for s, loss in enumerate((1.0, 2.0, 3.0))]
     assert summary(rows)["tiny"]["val_loss"].mean == 2.0
     assert summary(rows)["tiny"]["val_loss"].deviation == 1.0
 
 
-def test_the_command_reports_draws_and_goes_on_where_it_was(tmp_path, capsys):
-    def run():
+def test_the_command_reports_draws_and_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> dict[str, Any]:
         cache, report, picture = tmp_path / "cache", tmp_path / "report.json", tmp_path / "picture.png"
         size = ("--scale", "quick", "--steps", "3", "--workers", "2")
         where = ("--cache", str(cache), "--json", str(report), "--plot", str(picture))
@@ -182,7 +185,7 @@ def test_the_command_reports_draws_and_goes_on_where_it_was(tmp_path, capsys):
     assert {name for name in stamps if again[name] != stamps[name]} == {kept[0].name, kept[1].name}
 
 
-def test_bad_choices_are_one_line_and_exit_2(capsys):
+def test_bad_choices_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "training", "nonsense"]) == 2
     assert "choose one of heterogeneous" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
@@ -197,24 +200,24 @@ class _Steps:
     def __init__(self, step_s: float, draw: random.Random) -> None:
         self.step_s, self.draw = step_s, draw
 
-    def begin(self, agent, layout):
+    def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Arrays, None]:
         self.model = Arrays(layout)
         return self.model, None
 
-    def duration(self):
+    def duration(self) -> float:
         return self.step_s * self.draw.uniform(0.9, 1.1)
 
-    def step(self, number):
+    def step(self, number: int) -> tuple[int, float]:
         for values in self.model.values:
             values -= np.float32(0.01)
         return 10, 1.0
 
-    def enough(self, agent):
+    def enough(self, agent: LearnerAgent) -> bool:
         return False
 
 
 @pytest.mark.parametrize(("lead", "far"), [(None, True), (0.0, False)])
-def test_with_a_lead_nobody_runs_ahead_of_who_is_slow_to_answer(lead, far):
+def test_with_a_lead_nobody_runs_ahead_of_who_is_slow_to_answer(lead: float | None, far: bool) -> None:
     """One learner answers calls at its next boundary, half a minute later: the other waits for it, or does not."""
     world = World("lead")
     pace = Pace(
@@ -222,7 +225,7 @@ def test_with_a_lead_nobody_runs_ahead_of_who_is_slow_to_answer(lead, far):
     )
     agents = {}
 
-    async def body():
+    async def body() -> dict[str, Times]:
         spec = Spec("w", (8,), "float32", "dense")
         rules = Rules(fragments=1, sync_every=4)
         await world.create(Seed([spec], [np.zeros(8, np.float32)], {}, rules, pace))

@@ -2,39 +2,42 @@
 
 import asyncio
 import random
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from isthmus.errors import Fenced
 from isthmus.learner.history import checkpoints_in
 from isthmus.records.keys import claim_key
 from isthmus.rules import Pace
-from tests_helpers import NumpyReplica, balanced, check_log, seed_of, serving, train, until, world
+from tests_helpers import NumpyReplica, World, balanced, check_log, seed_of, serving, train, until, world
 
 
 class Counting:
     """Says what was saved: a stand-in for optimizer and sampler."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.batches = 0
 
-    def save(self):
+    def save(self) -> tuple[dict[str, NDArray[np.float32]], dict[str, int]]:
         return {"moment": np.full(3, self.batches, np.float32)}, {"next": self.batches}
 
-    def take(self, node):
+    def take(self, node: NDArray[np.float32]) -> None:
         return None
 
 
 class Life:
     """One life of a learner, step by step."""
 
-    def __init__(self, w, name, **options):
+    def __init__(self, w: World, name: str, **options: Any) -> None:
         self.agent = w.learner(name, checkpoint_s=0.15, **options)
         self.saver = Counting()
         self.run = w.run
 
-    async def start(self):
+    async def start(self) -> "Life":
         await self.agent.join()
         c = self.agent.history.checkpoint
         if c is not None:
@@ -46,7 +49,7 @@ class Life:
         self.task = asyncio.ensure_future(self.agent.run())
         return self
 
-    async def steps(self, count, step_s=0.01):
+    async def steps(self, count: int, step_s: float = 0.01) -> None:
         for _ in range(count):
             for values in self.replica.values:
                 values += (0.01 * self.draw.normal(size=values.size)).astype(np.float32)
@@ -56,18 +59,18 @@ class Life:
             if self.task.done():
                 self.task.result()
 
-    async def kill(self):
+    async def kill(self) -> None:
         self.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await self.task
 
-    async def end(self):
+    async def end(self) -> None:
         self.boundary.freeze()
         self.agent.drain(done=True)
         await self.task
 
 
-async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its_lives(folder):
+async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its_lives(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()):
         other = asyncio.ensure_future(train(w.learner("other"), 700, seed=9))
         draw = random.Random(4)
@@ -98,7 +101,7 @@ async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its
         await check_log(w)
 
 
-async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder):
+async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder: Path) -> None:
     """The ledger's `merged` is checked against the commits: what earlier lives sent after their checkpoint counts."""
     async with world(folder) as w, serving(w.syncer()):
         trained = 0
@@ -128,7 +131,7 @@ async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder):
         await last.end()
 
 
-async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder):
+async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder: Path) -> None:
     async with world(folder) as w:  # no syncer: nothing is ever merged
         one = await Life(w, "l0").start()
         await one.steps(30)
@@ -149,7 +152,7 @@ async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder):
         balanced(two.agent)
 
 
-async def test_error_feedback_survives_with_the_update_it_belongs_to(folder):
+async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         one = await Life(w, "l0").start()
         while min(k.head for k in syncer.keepers) < 2:
@@ -167,7 +170,7 @@ async def test_error_feedback_survives_with_the_update_it_belongs_to(folder):
         await two.kill()
 
 
-async def test_of_two_processes_of_one_name_the_older_stops(folder):
+async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()):
         old = await Life(w, "l0").start()
         await old.steps(10)
@@ -182,7 +185,7 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder):
         await check_log(w)
 
 
-async def test_a_twin_is_found_without_the_bus(folder, monkeypatch):
+async def test_a_twin_is_found_without_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.learner.tenure.CLAIM_BEATS", 2)
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.5))) as w:
         old = await Life(w, "l0").start()
@@ -193,7 +196,7 @@ async def test_a_twin_is_found_without_the_bus(folder, monkeypatch):
         assert caught.group_contains(Fenced)
 
 
-async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder):
+async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()):
         one = await Life(w, "l0").start()
         while len(checkpoints_in(await w.store.list("learners/l0/"))) < 2:
@@ -212,7 +215,7 @@ async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder):
         await two.kill()
 
 
-async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(folder):
+async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         one = await Life(w, "l0").start()
         while min(k.head for k in syncer.keepers) < 1 or not checkpoints_in(await w.store.list("learners/")):
@@ -225,7 +228,7 @@ async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(f
         await one.end()
 
 
-async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_for_them(folder):
+async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_for_them(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         away = False
         steady = asyncio.ensure_future(train(w.learner("steady"), 700, seed=1, enough=lambda: away))
@@ -235,7 +238,7 @@ async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_fo
         for life in extra:
             await life.kill()
 
-        async def alone():
+        async def alone() -> bool:
             return (await w.log.newest(0)).header.waited.expected == ("steady",)
 
         while not await alone():

@@ -2,9 +2,14 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.layout import Spec
@@ -16,6 +21,7 @@ from isthmus.records.messages import decode, learner_stream
 from isthmus.records.objects import CommitHeader, UpdateHeader
 from isthmus.rules import Pace, Rules
 from isthmus.store import Patience
+from isthmus.store.edge import EdgeStore
 from tests_helpers import (
     NumpyReplica,
     all_commits,
@@ -30,13 +36,13 @@ from tests_helpers import (
 )
 
 
-async def test_learners_and_a_syncer_share_one_loop_without_any_thread(folder):
+async def test_learners_and_a_syncer_share_one_loop_without_any_thread(folder: Path) -> None:
     threads = threading.active_count()
     async with world(folder) as w:
         learners = [w.learner(f"l{i}") for i in range(3)]
         async with serving(w.syncer()) as syncer:
 
-            def enough():
+            def enough() -> bool:
                 return syncer.tallies.commits >= 40
 
             replicas = await asyncio.gather(*(train(a, 50, seed=i, enough=enough) for i, a in enumerate(learners)))
@@ -51,7 +57,7 @@ async def test_learners_and_a_syncer_share_one_loop_without_any_thread(folder):
 
 @pytest.mark.parametrize("adopt", ["overwrite", "blend", "carry"])
 @pytest.mark.parametrize("up", ["f32", "bf16", "int8", "int4"])
-async def test_every_adoption_and_codec_keeps_the_ledger(folder, adopt, up):
+async def test_every_adoption_and_codec_keeps_the_ledger(folder: Path, adopt: str, up: str) -> None:
     rules = Rules(fragments=3, sync_every=4, codec_up=up, codec_down=up)
     async with world(folder, seed_of(rules)) as w:
         learners = [w.learner(f"l{i}", adopt=adopt) for i in range(2)]
@@ -64,7 +70,7 @@ async def test_every_adoption_and_codec_keeps_the_ledger(folder, adopt, up):
             balanced(agent)
 
 
-async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder):
+async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder: Path) -> None:
     """A learner that trains nothing sends zeros: the model stays where it is, whatever codec and dtype."""
     specs = [Spec("half", (300,), "bfloat16", "dense"), Spec("whole", (200,), "float32", "dense")]
     async with world(folder, seed_of(Rules(fragments=2, sync_every=2), specs=specs)) as w:
@@ -75,13 +81,13 @@ async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folde
             from isthmus.learner.boundary import rounded
 
             class Still:
-                def __init__(self):
+                def __init__(self) -> None:
                     self.values = [None, None]
 
-                def read(self, fragment, out):
+                def read(self, fragment: int, out: NDArray[np.float32]) -> None:
                     out[:] = self.values[fragment]
 
-                def write(self, fragment, values):
+                def write(self, fragment: int, values: NDArray[np.float32]) -> None:
                     self.values[fragment] = rounded(values, w.run.layout.fragments[fragment].tensors)
 
             boundary = agent.attach(Still())
@@ -96,7 +102,7 @@ async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folde
             assert np.array_equal((await fold.fold(w.log, p, fold.Publishing(w.log))).carried, before[p])
 
 
-async def test_error_feedback_starts_from_the_last_merged_update(folder):
+async def test_error_feedback_starts_from_the_last_merged_update(folder: Path) -> None:
     async with world(folder) as w:
         agent = w.learner("l0")
         async with serving(w.syncer()) as syncer:
@@ -113,11 +119,11 @@ async def test_error_feedback_starts_from_the_last_merged_update(folder):
 class Slow:
     """A store in which requests take long enough to overlap."""
 
-    def __init__(self, inner):
+    def __init__(self, inner: EdgeStore) -> None:
         self.inner, self.url = inner, inner.url
 
-    def __getattr__(self, name):
-        async def call(*args):
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*args: Any) -> Any:
             await asyncio.sleep(0.004)
             return await getattr(self.inner, name)(*args)
 
@@ -127,14 +133,14 @@ class Slow:
 # --- several syncers, restarts ----------------------------------------------------------------------------------------
 
 
-async def test_two_syncers_that_both_hold_everything_do_no_harm(folder):
+async def test_two_syncers_that_both_hold_everything_do_no_harm(folder: Path) -> None:
     async with world(folder) as w:
         w = w.through(Slow)
         one, two = w.syncer("s1", deaf=True), w.syncer("s2", deaf=True)
         learners = [w.learner(f"l{i}") for i in range(3)]
         async with serving(one), serving(two):
 
-            def raced():
+            def raced() -> bool:
                 return one.tallies.commits_lost + two.tallies.commits_lost > 0
 
             await asyncio.gather(*(train(a, 120, seed=i, enough=raced) for i, a in enumerate(learners)))
@@ -145,7 +151,7 @@ async def test_two_syncers_that_both_hold_everything_do_no_harm(folder):
             balanced(agent)
 
 
-async def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder):
+async def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder: Path) -> None:
     async with world(folder) as w:
         learners = [w.learner(f"l{i}") for i in range(2)]
         training = [asyncio.ensure_future(train(a, 300, seed=i)) for i, a in enumerate(learners)]
@@ -168,14 +174,14 @@ async def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder):
             balanced(agent)
 
 
-async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(folder):
+async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(folder: Path) -> None:
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4))) as w:
         async with serving(w.syncer()) as syncer:
             await train(w.learner("l0"), 200, enough=lambda: syncer.keepers[0].head >= 14)
         log, read = w.log, []
         inner = log.store.get
 
-        async def get(key):
+        async def get(key: str) -> bytearray:
             read.append(key)
             return await inner(key)
 
@@ -189,7 +195,9 @@ async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(folder):
         assert len([k for k in read if k.startswith("snapshots/")]) == 1
 
 
-async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_what_was_merged_of_it_counts(folder):
+async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_what_was_merged_of_it_counts(
+    folder: Path,
+) -> None:
     async with world(folder) as w, serving(w.syncer()):
         first = w.learner("l0")
         await first.join()
@@ -225,11 +233,11 @@ async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_wha
 class Faulty:
     """A store that loses replies and refuses requests, at random, for a while."""
 
-    def __init__(self, inner, random):
+    def __init__(self, inner: EdgeStore, random: Random) -> None:
         self.inner, self.random, self.rate, self.url, self.faults = inner, random, 0.0, inner.url, 0
 
-    def __getattr__(self, name):
-        async def call(*args):
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*args: Any) -> Any:
             if self.random.random() < self.rate:
                 self.faults += 1
                 if self.random.random() < 0.5:
@@ -240,7 +248,7 @@ class Faulty:
         return call
 
 
-async def test_lost_replies_and_refusals_leave_the_log_whole(folder):
+async def test_lost_replies_and_refusals_leave_the_log_whole(folder: Path) -> None:
     async with world(folder) as w:
         faulty = Faulty(w.store, w.runtime.random)
         w = w.through(lambda _: faulty, Patience(attempts=3, first_s=0.001, longest_s=0.01))
@@ -258,7 +266,7 @@ async def test_lost_replies_and_refusals_leave_the_log_whole(folder):
             balanced(agent)
 
 
-async def test_learners_train_on_without_store_and_bus_and_catch_up(folder):
+async def test_learners_train_on_without_store_and_bus_and_catch_up(folder: Path) -> None:
     async with world(folder) as w:
         faulty = Faulty(w.store, w.runtime.random)
         w = w.through(lambda _: faulty)
@@ -269,7 +277,7 @@ async def test_learners_train_on_without_store_and_bus_and_catch_up(folder):
             await until(lambda: syncer.tallies.commits > 4, "a first few commits")
             bus, append = w.bus, w.bus.append
 
-            async def refuse(*_):
+            async def refuse(*_: Any) -> None:
                 raise Unavailable("the bus is away")
 
             faulty.rate, bus.append = 1.0, refuse
@@ -290,7 +298,7 @@ async def test_learners_train_on_without_store_and_bus_and_catch_up(folder):
         await check_log(w)
 
 
-async def test_a_bus_that_lost_everything_is_told_again(folder):
+async def test_a_bus_that_lost_everything_is_told_again(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         learners = [w.learner(f"l{i}") for i in range(2)]
         training = [asyncio.ensure_future(train(a, 400, seed=i)) for i, a in enumerate(learners)]
@@ -309,7 +317,7 @@ async def test_a_bus_that_lost_everything_is_told_again(folder):
 # --- a damaged log ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder):
+async def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder: Path) -> None:
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))) as w:
         async with serving(w.syncer()) as syncer:
             await train(w.learner("l0"), 150, enough=lambda: syncer.keepers[0].head >= 8)
@@ -323,7 +331,7 @@ async def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder):
 
 
 @pytest.mark.parametrize("what", ["input", "commit", "missing input"])
-async def test_damage_in_the_log_names_the_key(folder, what):
+async def test_damage_in_the_log_names_the_key(folder: Path, what: str) -> None:
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))) as w:
         async with serving(w.syncer(), killed=True) as syncer:
             await train(w.learner("l0"), 60, enough=lambda: syncer.keepers[0].head >= 4)
@@ -341,18 +349,18 @@ async def test_damage_in_the_log_names_the_key(folder, what):
         assert caught.value.key == key
 
 
-async def test_a_run_object_that_is_none_is_said_so(folder):
+async def test_a_run_object_that_is_none_is_said_so(folder: Path) -> None:
     async with world(folder) as w:
         await w.store.put("run", b"nonsense")
         with pytest.raises(LogCorrupt, match="not a run object"):
             await read_run(w.store)
 
 
-async def test_a_commit_survives_the_trip_and_records_what_the_design_lists(folder):
+async def test_a_commit_survives_the_trip_and_records_what_the_design_lists(folder: Path) -> None:
     async with world(folder) as w:
         async with serving(w.syncer()) as syncer:
 
-            def enough():
+            def enough() -> bool:
                 return syncer.keepers[0].head >= 3
 
             await asyncio.gather(*(train(w.learner(f"l{i}"), 40, seed=i, enough=enough) for i in range(2)))

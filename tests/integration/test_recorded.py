@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from isthmus.forecast.recorded import check, observe
-from isthmus.layout import Spec, TensorClass
+from isthmus.forecast.recorded import Observed, check, observe
+from isthmus.layout import Layout, Spec, TensorClass
+from isthmus.learner.agent import LearnerAgent
 from isthmus.log import Log
 from isthmus.log.run import Seed, read_run
 from isthmus.rules import Pace, Rules
@@ -22,35 +24,35 @@ WHOLE_S = 900.0
 class Steps:
     """Trains nothing, in even steps; counts them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.taken = 0
 
-    def begin(self, agent, layout):
+    def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Arrays, None]:
         self.first = agent.history.step
         return Arrays(layout), None
 
-    def duration(self):
+    def duration(self) -> float:
         return STEP_S
 
-    def step(self, number):
+    def step(self, number: int) -> tuple[int, float]:
         self.taken = number + 1
         return 1, 0.0
 
-    def enough(self, agent):
+    def enough(self, agent: LearnerAgent) -> bool:
         return False
 
 
 class Failing:
     """Learners that are killed after exponential times and come back after others; keeps the truth."""
 
-    def __init__(self, seed, learners, every_s, repair_s, checkpoint_s):
+    def __init__(self, seed: int, learners: int, every_s: float | None, repair_s: float, checkpoint_s: float) -> None:
         self.world = World(f"recorded/{seed}")
         self.draw = random.Random(seed)
         self.learners, self.every_s, self.repair_s, self.checkpoint_s = learners, every_s, repair_s, checkpoint_s
         self.failures = 0
         self.reached: dict[str, int] = {}
 
-    async def learner(self, name):
+    async def learner(self, name: str) -> None:
         life = 0
         while True:
             process = self.world.process(name, life)
@@ -70,7 +72,7 @@ class Failing:
                 return None
             life += 1
 
-    async def run(self):
+    async def run(self) -> Observed:
         self.over = False
         specs = [Spec(f"w{i}", (8,), "float32", TensorClass.DENSE) for i in range(4)]
         values = [np.zeros(8, np.float32) for _ in specs]
@@ -91,7 +93,9 @@ class Failing:
 
 
 @pytest.mark.parametrize(("every_s", "repair_s", "checkpoint_s"), [(150.0, 20.0, 10.0), (400.0, 60.0, 40.0)])
-def test_the_model_predicts_what_failing_learners_achieved(every_s, repair_s, checkpoint_s):
+def test_the_model_predicts_what_failing_learners_achieved(
+    every_s: float, repair_s: float, checkpoint_s: float
+) -> None:
     failing = Failing(1, 4, every_s, repair_s, checkpoint_s)
     seen = failing.world.clock.run_until_complete(failing.run())
     failing.world.clock.close()
@@ -109,7 +113,7 @@ def test_the_model_predicts_what_failing_learners_achieved(every_s, repair_s, ch
     assert found.observed.uptime > 0.99
 
 
-def test_without_failures_there_is_nothing_to_predict():
+def test_without_failures_there_is_nothing_to_predict() -> None:
     calm = Failing(2, 2, None, 0.0, 50.0)
     seen = calm.world.clock.run_until_complete(calm.run())
     calm.world.clock.close()
@@ -118,7 +122,7 @@ def test_without_failures_there_is_nothing_to_predict():
     assert seen.goodput == pytest.approx(1.0, abs=0.02)
 
 
-def test_a_run_without_updates_says_so(tmp_path, capsys):
+def test_a_run_without_updates_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(tmp_path / "run")]) == 0
     assert main(["simulate", "goodput", "--check", str(tmp_path / "run")]) == 2
     assert "holds no update" in capsys.readouterr().err

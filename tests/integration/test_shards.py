@@ -2,20 +2,25 @@
 
 import asyncio
 import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from isthmus.errors import LogCorrupt
+from isthmus.log.commits import Commit
 from isthmus.records.keys import commit_key, commits_prefix
 from isthmus.rules import Pace, Rules
-from tests_helpers import Sleepy, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
+from isthmus_services.demo.servers import Server
+from tests_helpers import Sleepy, World, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
 
 
-def writers(commits):
+def writers(commits: dict[int, list[Commit]]) -> dict[int, list[str]]:
     return {p: [c.header.writer for c in found] for p, found in commits.items()}
 
 
-async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder):
+async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder: Path) -> None:
     async with world(folder) as w:
         one, two = w.syncer("east"), w.syncer("west")
         async with serving(one), serving(two):
@@ -35,7 +40,9 @@ async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder)
             balanced(agent)
 
 
-async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_lost_when_another_joins(folder):
+async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_lost_when_another_joins(
+    folder: Path,
+) -> None:
     async with world(folder) as w:
         one, two = w.syncer("east"), w.syncer("west")
         await one.recover()
@@ -59,7 +66,7 @@ async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_
         await check_log(w)
 
 
-async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_folds_the_winners(folder):
+async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_folds_the_winners(folder: Path) -> None:
     """It had closed its round and was about to write the commit when it fell asleep."""
     async with world(folder) as w:
         asleep, wake = asyncio.Event(), asyncio.Event()
@@ -80,7 +87,9 @@ async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_
         assert {"east", "west"} <= {c.header.writer for c in commits}
 
 
-async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(seaweedfs, redis, use):
+async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(
+    seaweedfs: Server, redis: Server, use: Callable[..., Any]
+) -> None:
     use(seaweedfs)
     url = f"s3://b{uuid.uuid4().hex[:10]}/run"
     async with world(url, seed_of(pace=Pace(heartbeat_s=0.5, silence_s=2.0)), bus=redis.url) as w:
@@ -88,7 +97,7 @@ async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_
         learners = [w.learner(f"l{i}") for i in range(3)]
         async with serving(one), serving(two):
 
-            def raced():
+            def raced() -> bool:
                 both = one.tallies.commits > 5 and two.tallies.commits > 5
                 return both and one.tallies.commits_lost + two.tallies.commits_lost > 5
 
@@ -108,7 +117,7 @@ async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_
 FEW = seed_of(Rules(fragments=4, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=5))
 
 
-async def damage(w, fragment: int) -> str:
+async def damage(w: World, fragment: int) -> str:
     """Damage an update that the newest commit of a fragment merged; return its key."""
     commit = await w.log.newest(fragment)
     key = commit.header.inputs[0].key
@@ -118,7 +127,9 @@ async def damage(w, fragment: int) -> str:
     return key
 
 
-async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_served(folder, caplog):
+async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_served(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world(folder, FEW) as w:
         async with serving(w.syncer("east"), killed=True) as syncer:
             enough = lambda: all(k.head >= 6 for k in syncer.keepers)  # noqa: E731
@@ -141,7 +152,7 @@ async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_serv
         assert (await w.log.newest(victim)).version == newest[victim].version
 
 
-async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_had_merged_it(folder):
+async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_had_merged_it(folder: Path) -> None:
     async with world(folder, FEW) as w:
         healthy = w.syncer("east")
         async with serving(healthy):
@@ -155,7 +166,7 @@ async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_ha
             await training
 
 
-async def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder):
+async def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder: Path) -> None:
     async with world(folder, FEW) as w:
         for entry in await w.store.list("snapshots/"):
             await w.store.delete(entry.key)
@@ -163,7 +174,7 @@ async def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder):
             await w.syncer("east").recover()
 
 
-async def test_bytes_that_are_no_commit_under_the_next_key_stop_that_fragment_alone(folder):
+async def test_bytes_that_are_no_commit_under_the_next_key_stop_that_fragment_alone(folder: Path) -> None:
     async with world(folder, FEW) as w:
         syncer = w.syncer("east")
         async with serving(syncer):

@@ -1,17 +1,32 @@
 """Strangers on the bus and in the store: turned away by name, counted, and the run goes on."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from isthmus.records import frame
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, decode, encode, learner_stream
 from isthmus.records.objects import UpdateHeader
 from isthmus.rules import Rules
-from tests_helpers import QUICK, all_commits, check_log, seed_of, serving, train, until, world
+from tests_helpers import QUICK, World, all_commits, check_log, seed_of, serving, train, until, world
 
 
-async def post(w, learner, blob, *, base=0, announce=None, fragment=0, put=True, **changes):
+async def post(
+    w: World,
+    learner: str,
+    blob: bytes,
+    *,
+    base: int = 0,
+    announce: Any = None,
+    fragment: int = 0,
+    put: bool = True,
+    **changes: Any,
+) -> None:
     """Store an update and announce it, both exactly as given."""
     digest = frame.digest(blob)
     key = update_key(fragment, learner, base, digest)
@@ -40,7 +55,9 @@ async def post(w, learner, blob, *, base=0, announce=None, fragment=0, put=True,
     await w.bus.append(learner_stream(learner), announce or encode(Announce(**fields)))
 
 
-def forged(w, learner="evil", *, values=None, fragment=0, **changes):
+def forged(
+    w: World, learner: str = "evil", *, values: NDArray[np.float32] | None = None, fragment: int = 0, **changes: Any
+) -> bytes:
     from isthmus.codecs import as_bytes, codec, pack, packed_size
 
     cut = w.run.layout.fragments[fragment]
@@ -65,7 +82,7 @@ def forged(w, learner="evil", *, values=None, fragment=0, **changes):
     return bytes(out.blob)
 
 
-async def _other_bytes(w):
+async def _other_bytes(w: World) -> None:
     blob = forged(w)
     await w.store.put(update_key(0, "evil", 0, frame.digest(blob)), forged(w, tokens=501))
     await post(w, "evil", blob, put=False)
@@ -89,7 +106,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("reason", CASES)
-async def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder, reason):
+async def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder: Path, reason: str) -> None:
     rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
     async with world(folder, seed_of(rules, QUICK)) as w, serving(w.syncer()) as syncer:
         await CASES[reason](w)
@@ -106,7 +123,7 @@ async def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder, r
         await check_log(w)
 
 
-def _announce_by_syncer(w):
+def _announce_by_syncer(w: World) -> bytes:
     from isthmus.records.messages import Alive
 
     return encode(
@@ -127,7 +144,7 @@ def _announce_by_syncer(w):
     )
 
 
-def _announce_of(w, **changes):
+def _announce_of(w: World, **changes: Any) -> bytes:
     fields = {
         "run": w.run.digest,
         "id": "x",
@@ -162,13 +179,15 @@ def _announce_of(w, **changes):
         (lambda w: _announce_of(w, fragment=99), "wrong-layout"),
     ],
 )
-async def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(folder, body_of, reason):
+async def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(
+    folder: Path, body_of: Callable[..., Any], reason: str
+) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await w.bus.append(learner_stream("evil"), body_of(w))
         await until(lambda: syncer.tallies.rejected.get(reason) == 1, f"counted as {reason}")
 
 
-async def test_an_old_announcement_played_again_is_turned_away(folder):
+async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await train(w.learner("l0"), 40)
         said = (await w.bus.read({learner_stream("l0"): ""}, 0.0))[learner_stream("l0")]
@@ -186,7 +205,7 @@ async def test_an_old_announcement_played_again_is_turned_away(folder):
         await check_log(w)
 
 
-async def test_an_absurd_age_never_makes_a_commit_that_nobody_can_read(folder):
+async def test_an_absurd_age_never_makes_a_commit_that_nobody_can_read(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await post(w, "evil", forged(w), due=True, age_s=1e9, step_s=1e9, upload_s=1e9, sync_s=1e9)
         await until(lambda: syncer.keepers[0].head == 1, "merged all the same: the update itself is good")

@@ -1,6 +1,7 @@
 """One message cannot fill the bus: on a real Redis with the settings that are shipped, and what the doctor says of one
 without."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from isthmus.records.frame import Kind, largest
 from isthmus.records.messages import learner_stream
 from isthmus.runtime import single_threaded
 from isthmus_services.commands import access
-from isthmus_services.demo.servers import redis_server
+from isthmus_services.demo.servers import Server, redis_server
 
 ROOT = Path(__file__).parents[2]
 RUN = bytes(32)
@@ -25,7 +26,7 @@ LONGEST = largest(Kind.MESSAGE, 0)
 
 
 @pytest.fixture
-def shipped(tmp_path):
+def shipped(tmp_path: Path) -> Iterator[Server]:
     """A Redis with the settings that `isthmus access` writes."""
     (tmp_path / "access").mkdir()
     access.prepare(tmp_path / "access", [])
@@ -38,7 +39,7 @@ def settings(words: list[str]) -> dict[str, str]:
     return {w.removeprefix("--"): words[i + 1] for i, w in enumerate(words[:-1]) if w.startswith("--")}
 
 
-def test_every_redis_we_ship_has_the_same_bound():
+def test_every_redis_we_ship_has_the_same_bound() -> None:
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["redis"]["command"]
     manifests = yaml.safe_load_all((ROOT / "infra" / "kubernetes" / "redis" / "redis.yaml").read_text())
     (server,) = (m["spec"]["template"]["spec"]["containers"][0] for m in manifests if m["kind"] == "StatefulSet")
@@ -49,7 +50,7 @@ def test_every_redis_we_ship_has_the_same_bound():
             assert given[name] == written[name]
 
 
-async def test_the_longest_message_passes_and_a_larger_value_is_refused(shipped):
+async def test_the_longest_message_passes_and_a_larger_value_is_refused(shipped: Server) -> None:
     async with open_bus(shipped.url, RUN) as bus:
         await bus.append(STREAM, bytes(LONGEST))
         await bus.append(STREAM, bytes(VALUE_MAX))
@@ -62,7 +63,7 @@ async def test_the_longest_message_passes_and_a_larger_value_is_refused(shipped)
         assert [len(s.body) for s in said] == [LONGEST, VALUE_MAX, len(b"goes on")]
 
 
-def test_what_it_does_not_bound_is_a_message_of_many_fields(shipped):
+def test_what_it_does_not_bound_is_a_message_of_many_fields(shipped: Server) -> None:
     """Why threats.md does not promise that Redis cannot be filled: the bound is on one value, not on one command."""
     with redis_client.Redis.from_url(shipped.url) as client:
         client.xadd("stream", {f"field-{i}": bytes(VALUE_MAX) for i in range(4)})
@@ -80,19 +81,19 @@ async def about_values(url: str) -> tuple[Finding, int]:
     return found["bus: value size"], len(said[role.stream])
 
 
-async def test_the_doctor_finds_the_bound_by_trying_it(shipped):
+async def test_the_doctor_finds_the_bound_by_trying_it(shipped: Server) -> None:
     finding, left = await about_values(shipped.url)
     assert (finding.outcome, left) == (OK, 1)
     assert finding.said == "values over 1 MiB are refused"
 
 
-async def test_the_doctor_says_what_to_set_where_there_is_no_bound(redis):
+async def test_the_doctor_says_what_to_set_where_there_is_no_bound(redis: Server) -> None:
     finding, _ = await about_values(redis.url)
     assert finding.outcome == WARNING
     assert "proto-max-bulk-len 1mb" in finding.advice
 
 
-async def test_the_doctor_needs_no_right_that_a_learner_does_not_have(tmp_path):
+async def test_the_doctor_needs_no_right_that_a_learner_does_not_have(tmp_path: Path) -> None:
     """The rights that `isthmus access` gives; reading and writing are one permission before Redis 7."""
     line = access.acl_line("learner-eu-1", "sesame", STREAM).replace("%R~", "~").replace("%W~", "~")
     (tmp_path / "users.acl").write_text(f"user default off\n{line}\n")

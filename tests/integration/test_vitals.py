@@ -5,7 +5,10 @@ import json
 import logging
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,6 +17,8 @@ from isthmus.errors import InputError, Unavailable
 from isthmus.health import LOOP_S_MAX, PORT_S_MAX, Pulse
 from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.runtime import single_threaded
+from isthmus.store.base import Entry
+from isthmus.store.edge import EdgeStore
 from isthmus_services.demo.servers import free_ports
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown
@@ -28,7 +33,7 @@ def total(registry: CollectorRegistry, name: str) -> float:
     return sum(s.value for m in registry.collect() for s in m.samples if s.name == f"isthmus_{name}")
 
 
-async def test_what_is_counted_is_what_the_log_says(folder):
+async def test_what_is_counted_is_what_the_log_says(folder: Path) -> None:
     async with world(folder) as w:
         syncer = w.syncer()
         async with serving(syncer):
@@ -52,7 +57,7 @@ async def test_what_is_counted_is_what_the_log_says(folder):
     assert sum(beat_ledger.values()) > 0
 
 
-async def test_rejections_add_up_to_the_logs(folder):
+async def test_rejections_add_up_to_the_logs(folder: Path) -> None:
     async with world(folder) as w:
         syncer = w.syncer()
         async with serving(syncer):
@@ -71,7 +76,7 @@ async def test_rejections_add_up_to_the_logs(folder):
     assert {r: n for r, n in counted.items() if n} == {r: n for r, n in logged.items() if n}
 
 
-async def test_a_syncer_that_only_watches_counts_versions_and_no_rounds(folder):
+async def test_a_syncer_that_only_watches_counts_versions_and_no_rounds(folder: Path) -> None:
     async with world(folder) as w:
         async with serving(w.syncer("s1")) as first:
             await train(w.learner("a"), 20, enough=lambda: first.tallies.commits > 0)
@@ -89,11 +94,11 @@ class Away:
 
     url = "away"
 
-    def __init__(self, store) -> None:
+    def __init__(self, store: EdgeStore) -> None:
         self.store, self.away = store, False
 
-    def __getattr__(self, name):
-        async def request(*args):
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def request(*args: Any) -> bytearray | list[Entry] | None:
             if self.away:
                 raise Unavailable("away")
             return await getattr(self.store, name)(*args)
@@ -101,7 +106,7 @@ class Away:
         return request
 
 
-async def test_the_store_is_counted_and_its_silence_shows(folder):
+async def test_the_store_is_counted_and_its_silence_shows(folder: Path) -> None:
     async with world(folder) as w:
         away = Away(w.store)
         m = Metrics()
@@ -125,7 +130,7 @@ async def test_the_store_is_counted_and_its_silence_shows(folder):
         assert value(r, "store_request_seconds_count", operation="put") == 1
 
 
-def test_a_pulse_says_what_is_silent_and_only_the_loop_is_fatal():
+def test_a_pulse_says_what_is_silent_and_only_the_loop_is_fatal() -> None:
     assert Pulse(0.1, 0.1, 0.1).trouble == ""
     assert Pulse(0.1, PORT_S_MAX + 1, 0.1).trouble == "store silent for 31 s"
     assert Pulse(0.1, 0.0, PORT_S_MAX + 1).alive
@@ -140,14 +145,14 @@ def get(url: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-async def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder):
+async def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder: Path) -> None:
     passed_s = 0.0
     real = single_threaded(0)
     runtime = replace(real, now=lambda: real.now() + passed_s)
     url = f"127.0.0.1:{free_ports(1)[0]}"
     board = Board("syncer")
 
-    async def ask(path):
+    async def ask(path: str) -> tuple[int, str]:
         return await asyncio.to_thread(get, f"http://{url}/{path}")
 
     with shown(board, url):
@@ -181,12 +186,12 @@ async def test_a_board_tells_a_stuck_loop_from_a_store_that_is_away(folder):
 
 
 @pytest.mark.parametrize("address", ["9464", "host:port", "127.0.0.1:99999", "256.0.0.1:80"])
-def test_an_address_that_cannot_be_served_is_named(address):
+def test_an_address_that_cannot_be_served_is_named(address: str) -> None:
     with pytest.raises(InputError, match=f"--http {address}"), shown(Board("syncer"), address):
         pass
 
 
-def test_every_metric_is_declared_once_with_its_unit():
+def test_every_metric_is_declared_once_with_its_unit() -> None:
     names = [d.name for d in declared()]
     assert len(names) == len(set(names))
     units = ("_seconds", "_bytes_total", "_tokens", "_tokens_total", "_ratio", "_versions", "_total")
@@ -207,7 +212,7 @@ def test_every_metric_is_declared_once_with_its_unit():
     }
 
 
-def test_an_event_is_one_object_with_what_it_is_about(capsys):
+def test_an_event_is_one_object_with_what_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("json", "info", service="syncer", run="r", syncer="s1")
     try:
         logging.getLogger("isthmus.x").info("commit %d", 3, extra={"fragment": 3, "version": 17})

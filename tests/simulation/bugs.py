@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
@@ -72,10 +72,10 @@ def planted(
 
 
 @planted(20)
-def settle_a_commit_that_lost():
+def settle_a_commit_that_lost() -> Iterator[None]:
     """A create that found the key taken is taken for won."""
 
-    async def append(self, fragment, version, body):
+    async def append(self: Any, fragment: Any, version: Any, body: Any) -> Any:
         await original(self, fragment, version, body)
         return True
 
@@ -85,10 +85,10 @@ def settle_a_commit_that_lost():
 
 
 @planted(20)
-def announce_before_commit():
+def announce_before_commit() -> Iterator[None]:
     """The new version is said as soon as its value is stored."""
 
-    async def put(self, key, data):
+    async def put(self: Any, key: Any, data: Any) -> None:
         await original(self, key, data)
         if key.startswith("values/"):
             self._say(
@@ -107,10 +107,10 @@ def announce_before_commit():
 
 
 @planted(20)
-def count_announced_as_arrived():
+def count_announced_as_arrived() -> Iterator[None]:
     """A learner counts towards quorum and everybody once it has announced."""
 
-    def announced(self, pointer, now):
+    def announced(self: Any, pointer: Any, now: Any) -> Any:
         actions = original(self, pointer, now)
         if self.round is not None and pointer.base == self.head:
             self.round.fresh.add(pointer.learner)
@@ -122,10 +122,10 @@ def count_announced_as_arrived():
 
 
 @planted(50)
-def accept_a_second_update_on_a_merged_base():
+def accept_a_second_update_on_a_merged_base() -> Iterator[None]:
     """The memory of merged bases is not consulted."""
 
-    def judge(self, pointer):
+    def judge(self: Any, pointer: Any) -> Any:
         merged, self._merged = self._merged, {}
         try:
             return original(self, pointer)
@@ -138,10 +138,10 @@ def accept_a_second_update_on_a_merged_base():
 
 
 @planted(50)
-def a_late_update_opens_a_round():
+def a_late_update_opens_a_round() -> Iterator[None]:
     """Whatever is due opens, on whatever base."""
 
-    def announced(self, pointer, now):
+    def announced(self: Any, pointer: Any, now: Any) -> Any:
         actions = original(self, pointer, now)
         if self._may_open and pointer.due and pointer.base < self.head and self._judge(pointer) is None:
             self._open(pointer.boundary_at, now, pointer.learner)
@@ -154,10 +154,10 @@ def a_late_update_opens_a_round():
 
 
 @planted(50, caught_by=11)
-def close_early_on_the_only_learner_heard():
+def close_early_on_the_only_learner_heard() -> Iterator[None]:
     """After a start or a gap, whom the log knows is not waited for, and neither is a heartbeat interval."""
 
-    def expected(self, recent, now):
+    def expected(self: Any, recent: Any, now: Any) -> Any:
         self.hold_until = -1e18
         return original(self, (), now)
 
@@ -167,10 +167,10 @@ def close_early_on_the_only_learner_heard():
 
 
 @planted(50)
-def change_the_body_between_two_tries():
+def change_the_body_between_two_tries() -> Iterator[None]:
     """A commit that is tried again is written anew."""
 
-    async def create(self, key, data):
+    async def create(self: Any, key: Any, data: Any) -> Any:
         tried = self.__dict__.setdefault("tried", set())
         if key.startswith("commits/"):
             if key in tried:
@@ -186,10 +186,10 @@ def change_the_body_between_two_tries():
 
 
 @planted(50, caught_by=13)
-def collect_above_the_head():
+def collect_above_the_head() -> Iterator[None]:
     """Values nobody names are garbage, also those of a commit that is on its way."""
 
-    async def plan(log, **options):
+    async def plan(log: Any, **options: Any) -> Any:
         found = await original(log, **options)
         for fragment in log.run.layout.fragments:
             p = fragment.index
@@ -204,10 +204,10 @@ def collect_above_the_head():
 
 
 @planted(20, caught_by=4)
-def drop_the_residual_on_rejection():
+def drop_the_residual_on_rejection() -> Iterator[None]:
     """An update that is turned away takes the residual of the one merged before it along."""
 
-    def close(self, p, base, part, tokens=None):
+    def close(self: Any, p: Any, base: Any, part: Any, tokens: Any = None) -> None:
         if part in ("rejected", "late"):
             self.residuals[p] = None
         original(self, p, base, part, tokens)
@@ -218,10 +218,10 @@ def drop_the_residual_on_rejection():
 
 
 @planted(20)
-def take_the_residual_of_what_was_sent_last():
+def take_the_residual_of_what_was_sent_last() -> Iterator[None]:
     """Error feedback goes on from the last update that was sent, merged or not."""
 
-    async def upload(self, captured):
+    async def upload(self: Any, captured: Any) -> None:
         await original(self, captured)
         attempt = self.attempts[captured.fragment].get(captured.base)
         if attempt is not None:
@@ -233,10 +233,10 @@ def take_the_residual_of_what_was_sent_last():
 
 
 @planted(20)
-def forget_what_a_longer_update_replaced():
+def forget_what_a_longer_update_replaced() -> Iterator[None]:
     """The residual of an update that a round had taken before a longer one replaced it is gone."""
 
-    def settle(self, commit):
+    def settle(self: Any, commit: Any) -> None:
         self._packed = [{base: kept[-1:] for base, kept in of.items()} for of in self._packed]
         original(self, commit)
 
@@ -246,10 +246,10 @@ def forget_what_a_longer_update_replaced():
 
 
 @planted(100, caught_by=1)
-def trust_an_unmatched_snapshot():
+def trust_an_unmatched_snapshot() -> Iterator[None]:
     """The newest snapshot is the state, whatever its commit says."""
 
-    async def start(self, fragment, version, key, commit):
+    async def start(self: Any, fragment: Any, version: Any, key: Any, commit: Any) -> Any:
         blob = await self.log.store.get(key)
         header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, merge.SnapshotHeader)
         return merge.restore(header, payload)
@@ -259,10 +259,10 @@ def trust_an_unmatched_snapshot():
 
 
 @planted(50)
-def adopt_a_value_nobody_committed():
+def adopt_a_value_nobody_committed() -> Iterator[None]:
     """A learner takes a value object for the next version, before any commit has named it."""
 
-    async def probe(self):
+    async def probe(self: Any) -> None:
         while True:
             await asyncio.sleep(0.1 * self._pace.heartbeat_s)
             for p, known in enumerate(self.known):
@@ -279,10 +279,10 @@ def adopt_a_value_nobody_committed():
 
 
 @planted(20)
-def write_the_snapshot_before_the_commit():
+def write_the_snapshot_before_the_commit() -> Iterator[None]:
     """The state is stored as soon as it is merged."""
 
-    async def put(self, key, data):
+    async def put(self: Any, key: Any, data: Any) -> None:
         await original(self, key, data)
         if key.startswith("values/") and self.state is not None:
             state = replace(self.state, version=version_in(key))
@@ -296,10 +296,10 @@ def write_the_snapshot_before_the_commit():
 
 
 @planted(100, caught_by=1)
-def a_twin_goes_on():
+def a_twin_goes_on() -> Iterator[None]:
     """Nobody looks whether the name was claimed again."""
 
-    async def watch(self):
+    async def watch(self: Any) -> None:
         await asyncio.sleep(1e9)
 
     with patch.object(tenure.Tenure, "watch", watch):
@@ -307,10 +307,10 @@ def a_twin_goes_on():
 
 
 @planted(20)
-def overwritten_work_is_not_counted():
+def overwritten_work_is_not_counted() -> Iterator[None]:
     """Adoption forgets the steps since the upload."""
 
-    def adopted(self, adopted):
+    def adopted(self: Any, adopted: Any) -> None:
         original(self, replace(adopted, overwritten=0))
 
     original = uplink.Uplink.adopted
@@ -319,10 +319,10 @@ def overwritten_work_is_not_counted():
 
 
 @planted(50)
-def a_commit_forgets_an_input():
+def a_commit_forgets_an_input() -> Iterator[None]:
     """What was accumulated first is not in the list."""
 
-    async def merging(self, version, closed_by):
+    async def merging(self: Any, version: Any, closed_by: Any) -> Any:
         self._inputs = self._inputs[1:] or self._inputs
         return await original(self, version, closed_by)
 
@@ -332,10 +332,10 @@ def a_commit_forgets_an_input():
 
 
 @planted(250, caught_by=25)
-def a_lost_round_is_lost():
+def a_lost_round_is_lost() -> Iterator[None]:
     """What a round had taken when another syncer's commit came is not taken up again, and nobody repeats it."""
 
-    def lost(self):
+    def lost(self: Any) -> None:
         self.phase, self.round = type(self.phase).MERGING, self.round
 
     with patch.object(Rounds, "_lost", lost):
@@ -343,13 +343,13 @@ def a_lost_round_is_lost():
 
 
 @planted(50, caught_by=11)
-def a_learner_never_probes_and_hears_only_once():
+def a_learner_never_probes_and_hears_only_once() -> Iterator[None]:
     """A commit whose announcement is lost is never looked for, and heads in a syncer's sign of life are ignored."""
 
-    async def probe(self):
+    async def probe(self: Any) -> None:
         await asyncio.sleep(1e9)
 
-    def hear(self, message):
+    def hear(self: Any, message: Any) -> None:
         if not isinstance(message, learner_agent.Alive):
             original(self, message)
 
@@ -362,10 +362,10 @@ def a_learner_never_probes_and_hears_only_once():
 
 
 @planted(20)
-def blend_into_the_base():
+def blend_into_the_base() -> Iterator[None]:
     """What the model holds after adoption is taken for the published value."""
 
-    def adopt(self, fragment):
+    def adopt(self: Any, fragment: Any) -> None:
         original(self, fragment)
         slot = self.slots[fragment]
         slot.values = slot.values + np.float32(1e-3)
@@ -379,10 +379,10 @@ def blend_into_the_base():
 
 
 @planted(20, "choir")
-def wait_on_when_grace_is_over():
+def wait_on_when_grace_is_over() -> Iterator[None]:
     """Grace ends, and the round waits for a repeated call or so before anybody looks."""
 
-    def tick(self, now):
+    def tick(self: Any, now: Any) -> Any:
         if self.phase is Phase.GRACE and now < original_ends(self, self.round) + 0.8:
             return []
         return original(self, now)
@@ -393,10 +393,10 @@ def wait_on_when_grace_is_over():
 
 
 @planted(20, "choir")
-def close_when_half_of_grace_is_over():
+def close_when_half_of_grace_is_over() -> Iterator[None]:
     """The wait is not what was granted and recorded."""
 
-    def ends(self, r):
+    def ends(self: Any, r: Any) -> Any:
         return r.quorum_at + 0.5 * r.grace_s
 
     with patch.object(Rounds, "_grace_ends", ends):
@@ -404,10 +404,10 @@ def close_when_half_of_grace_is_over():
 
 
 @planted(40, "hostile", caught_by=6)
-def wait_as_long_as_anybody_says():
+def wait_as_long_as_anybody_says() -> Iterator[None]:
     """Grace is what the slowest says it takes, and nothing bounds it."""
 
-    def grace(pace, sync_every, terms, quorum_s):
+    def grace(pace: Any, sync_every: Any, terms: Any, quorum_s: Any) -> Any:
         return Grace(terms.cap_s, pace.overlap)
 
     with patch.object(rounds, "adaptive_grace", grace), patch.object(members, "SLOWER_MAX", 1e12):
@@ -415,17 +415,17 @@ def wait_as_long_as_anybody_says():
 
 
 @planted(60, "hostile", caught_by=6)
-def steps_take_as_long_as_anybody_says():
+def steps_take_as_long_as_anybody_says() -> Iterator[None]:
     """A round that misses its quorum waits for H steps of 30 years, while who says that never answers."""
     with patch.object(members, "SLOWER_MAX", 1e12):
         yield
 
 
 @planted(20, "siege")
-def a_pause_is_a_step():
+def a_pause_is_a_step() -> Iterator[None]:
     """What comes between two steps counts as a step's duration: an evaluation of minutes, a stopped process."""
 
-    def after_step(self, tokens, loss=None):
+    def after_step(self: Any, tokens: Any, loss: Any = None) -> None:
         now, before = self._now(), self.__dict__.setdefault("before", self._now())
         self.averaged = smooth(self.__dict__.get("averaged", 0.0), now - before)
         self.before = now
@@ -441,10 +441,10 @@ def a_pause_is_a_step():
 
 
 @planted(40, "siege", caught_by=6)
-def a_silent_syncer_keeps_its_fragments():
+def a_silent_syncer_keeps_its_fragments() -> Iterator[None]:
     """Peers that were heard once are there for ever, unless they say goodbye."""
 
-    def held(self, now, broken=(), *, able=True):
+    def held(self: Any, now: Any, broken: Any = (), *, able: bool = True) -> Any:
         for peer in self._peers.values():
             peer.heard_at = now
         return original(self, now, broken, able=able)
@@ -455,10 +455,10 @@ def a_silent_syncer_keeps_its_fragments():
 
 
 @planted(20, "siege", caught_by=1)
-def what_may_not_be_read_ends_the_syncer():
+def what_may_not_be_read_ends_the_syncer() -> Iterator[None]:
     """A 403 for an update of one learner is taken for one of our own."""
 
-    async def fetch(self, pointer):
+    async def fetch(self: Any, pointer: Any) -> None:
         with contextlib.suppress(Unavailable, ObjectMissing):
             await self._store.get_range(pointer.key, 0, 1)
         await original(self, pointer)
@@ -469,17 +469,17 @@ def what_may_not_be_read_ends_the_syncer():
 
 
 @planted(60, "siege", caught_by=5)
-def a_body_that_never_ends_holds_all_up():
+def a_body_that_never_ends_holds_all_up() -> Iterator[None]:
     """Updates are fetched one at a time."""
     with patch.object(syncer_agent, "FETCHES_MAX", 1):
         yield
 
 
 @planted(20, "hostile", caught_by=7)
-def a_message_nobody_can_read_ends_the_syncer():
+def a_message_nobody_can_read_ends_the_syncer() -> Iterator[None]:
     """What cannot be decoded is not expected on the bus."""
 
-    def hear(self, stream, said, old):
+    def hear(self: Any, stream: Any, said: Any, old: Any) -> None:
         syncer_agent.decode(said.body)
         original(self, stream, said, old)
 
@@ -489,10 +489,10 @@ def a_message_nobody_can_read_ends_the_syncer():
 
 
 @planted(20, "hostile", caught_by=8)
-def an_overwritten_input_ends_the_syncer():
+def an_overwritten_input_ends_the_syncer() -> Iterator[None]:
     """A log that cannot be folded further is a reason to stop, for fragments held elsewhere too."""
 
-    def break_(self, error):
+    def break_(self: Any, error: Any) -> None:
         raise error
 
     with patch.object(Keeper, "_break", break_):
@@ -502,10 +502,10 @@ def an_overwritten_input_ends_the_syncer():
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _advance(change):
+def _advance(change: Any) -> Any:
     """Patch the outer step: `change(state, master, momentum)` gives what it makes of its result."""
 
-    def step(self, state):
+    def step(self: Any, state: Any) -> Any:
         master, momentum, cancelled = original(self, state)
         return (*change(state, master, momentum), cancelled)
 
@@ -514,17 +514,17 @@ def _advance(change):
 
 
 @planted(20)
-def publish_the_way_of_the_master():
+def publish_the_way_of_the_master() -> Iterator[None]:
     """What is published is how far the master went, without what the codec dropped before."""
 
-    def advance(state, round_, codec_down, run):
+    def advance(state: Any, round_: Any, codec_down: Any, run: Any) -> Any:
         return original(replace(state, published=state.master), round_, codec_down, run)
 
-    def apply_value(published, fragment, codec_down, payload):
+    def apply_value(published: Any, fragment: Any, codec_down: Any, payload: Any) -> Any:
         kept = true.pop() if true else published
         return apply(kept, fragment, codec_down, payload)
 
-    def patched(state, round_, codec_down, run):
+    def patched(state: Any, round_: Any, codec_down: Any, run: Any) -> Any:
         true.append(state.published)
         return advance(state, round_, codec_down, run)
 
@@ -535,10 +535,10 @@ def publish_the_way_of_the_master():
 
 
 @planted(20)
-def the_momentum_pushes_back():
+def the_momentum_pushes_back() -> Iterator[None]:
     """A sign in Nesterov's step."""
 
-    def change(state, master, momentum):
+    def change(state: Any, master: Any, momentum: Any) -> Any:
         return state.master + (state.master - master), momentum
 
     with _advance(change):
@@ -546,10 +546,10 @@ def the_momentum_pushes_back():
 
 
 @planted(20)
-def the_momentum_is_not_kept():
+def the_momentum_is_not_kept() -> Iterator[None]:
     """Every round starts with no momentum."""
 
-    def change(state, master, momentum):
+    def change(state: Any, master: Any, momentum: Any) -> Any:
         return master, momentum - np.float32(0.8) * state.momentum
 
     with _advance(change):
@@ -557,17 +557,17 @@ def the_momentum_is_not_kept():
 
 
 @planted(40, caught_by=2)
-def directions_are_not_made_longer():
+def directions_are_not_made_longer() -> Iterator[None]:
     """RDA without the norm: the mean direction is taken as it is."""
     with patch.object(merge, "CANCELLED_BELOW", 1e9):
         yield
 
 
 @planted(40, caught_by=1)
-def embeddings_are_merged_like_the_rest():
+def embeddings_are_merged_like_the_rest() -> Iterator[None]:
     """The rule for embeddings is overlooked."""
 
-    def outers(rules):
+    def outers(rules: Any) -> Any:
         found = original(rules)
         return dict.fromkeys(found, found[merge.TensorClass.DENSE])
 
@@ -577,17 +577,17 @@ def embeddings_are_merged_like_the_rest():
 
 
 @planted(20)
-def weigh_by_tokens_alone():
+def weigh_by_tokens_alone() -> Iterator[None]:
     """Quantity without quality."""
     with patch.object(merge, "weight", lambda tokens, steps: float(tokens)):
         yield
 
 
 @planted(20)
-def codes_are_cut_off():
+def codes_are_cut_off() -> Iterator[None]:
     """A quantised level is rounded towards zero."""
 
-    def encode(self, x, out):
+    def encode(self: Any, x: Any, out: Any) -> None:
         original(self, np.float32(0.8) * x, out)
 
     original = Int4.encode
@@ -596,17 +596,17 @@ def codes_are_cut_off():
 
 
 @planted(60, caught_by=10)
-def blend_with_another_share():
+def blend_with_another_share() -> Iterator[None]:
     """More of the local model stays than the rule says."""
     with patch.object(boundary, "BLEND", np.float32(0.6)):
         yield
 
 
 @planted(60, caught_by=6)
-def carry_what_was_uploaded_too():
+def carry_what_was_uploaded_too() -> Iterator[None]:
     """Local progress since the base is kept whole, also what an update already holds."""
 
-    def adopt(self, fragment):
+    def adopt(self: Any, fragment: Any) -> None:
         self.slots[fragment].sent_values = None
         original(self, fragment)
 
@@ -616,10 +616,10 @@ def carry_what_was_uploaded_too():
 
 
 @planted(40, "choir", caught_by=19)
-def a_life_begins_with_what_is_published():
+def a_life_begins_with_what_is_published() -> Iterator[None]:
     """The local work of a checkpoint is counted, and its parameters are not loaded."""
 
-    def point(self, history, p, version, values):
+    def point(self: Any, history: Any, p: Any, version: Any, values: Any) -> Any:
         found = original(self, history, p, version, values)
         return None if found is None else replace(found, values=values)
 
@@ -632,10 +632,10 @@ def a_life_begins_with_what_is_published():
 
 
 @planted(20, "choir")
-def look_at_the_clock_only_when_nobody_speaks():
+def look_at_the_clock_only_when_nobody_speaks() -> Iterator[None]:
     """A3: where a message waits it is handled, and the timer starts anew."""
 
-    async def run(self, stopping):
+    async def run(self: Any, stopping: Any) -> None:
         async with asyncio.TaskGroup() as self._tasks:
             following = self._tasks.create_task(self._follow())
             while not stopping.is_set():
@@ -659,7 +659,7 @@ def look_at_the_clock_only_when_nobody_speaks():
 
 
 @planted(60, "siege", caught_by=3)
-def a_syncer_without_its_store_keeps_its_fragments():
+def a_syncer_without_its_store_keeps_its_fragments() -> Iterator[None]:
     """A4: whoever speaks is there, whatever it can do."""
     with (
         patch.object(syncer_agent.Syncer, "_able", lambda self: True),
@@ -669,16 +669,16 @@ def a_syncer_without_its_store_keeps_its_fragments():
 
 
 @planted(60, "hostile", caught_by=4)
-def a_flood_is_looked_into_message_by_message():
+def a_flood_is_looked_into_message_by_message() -> Iterator[None]:
     """A7: one queue for all, and a look at the log for each word of a version that does not exist."""
 
-    def __init__(self, each, total, dropped):
+    def __init__(self: Any, each: Any, total: Any, dropped: Any) -> None:
         original_init(self, total, total, dropped)
 
-    def put(self, author, event):
+    def put(self: Any, author: Any, event: Any) -> None:
         original_put(self, "everybody", event)
 
-    async def do(self, actions):
+    async def do(self: Any, actions: Any) -> None:
         actions = list(actions)
         await original_do(self, [action for action in actions if not isinstance(action, CatchUp)])
         for _ in range(sum(isinstance(action, CatchUp) for action in actions)):
@@ -694,10 +694,10 @@ def a_flood_is_looked_into_message_by_message():
 
 
 @planted(40)
-def two_updates_carry_the_same_feedback():
+def two_updates_carry_the_same_feedback() -> Iterator[None]:
     """A18: what was dropped from the last merged update goes out with every one that is open."""
 
-    def take_over(self, p, base):
+    def take_over(self: Any, p: Any, base: Any) -> Any:
         self.taken[p].setdefault(base, None)
         return self.residuals[p]
 
@@ -706,10 +706,10 @@ def two_updates_carry_the_same_feedback():
 
 
 @planted(100, caught_by=63)
-def rounds_are_reopened_in_the_middle_of_a_look():
+def rounds_are_reopened_in_the_middle_of_a_look() -> Iterator[None]:
     """What a round opened on the way asks for is lost: its updates are taken for being fetched, for ever."""
 
-    def go_to(self, at):
+    def go_to(self: Any, at: Any) -> None:
         original(self, at)
         self.rounds.on(CaughtUp(), self._runtime.now())
 
@@ -719,10 +719,10 @@ def rounds_are_reopened_in_the_middle_of_a_look():
 
 
 @planted(20, "hostile", caught_by=1)
-def a_fragment_starts_again_from_its_newest_snapshot():
+def a_fragment_starts_again_from_its_newest_snapshot() -> Iterator[None]:
     """What was merged since then was published, and would be lost."""
 
-    async def newest(log, p):
+    async def newest(log: Any, p: Any) -> Any:
         return max(version for version, _ in await log.snapshots(p))
 
     with patch.object(heal, "_newest_published", newest):
@@ -730,7 +730,7 @@ def a_fragment_starts_again_from_its_newest_snapshot():
 
 
 @planted(20, "thin", caught_by=7)
-def version_numbers_decide_who_is_fetched():
+def version_numbers_decide_who_is_fetched() -> Iterator[None]:
     """The lowest goes first: on a thin way down the others are never fetched."""
     with patch.object(downlink.Downlink, "_need", lambda self, p: -self.known[p].version):
         yield

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from isthmus.bus.endpoints import UNSAID_MAX
 from isthmus.errors import IsthmusError, RecordInvalid
@@ -323,7 +324,7 @@ class Checker:
         uplink = agent.uplink
         pack = uplink._pack
 
-        def packed(captured, header: UpdateHeader, fragment, residual):
+        def packed(captured: Any, header: UpdateHeader, fragment: Any, residual: Any) -> Any:
             blob, after = pack(captured, header, fragment, residual)
             if blob is not None and (name, life) in self.lives:
                 self.values.packs(self.lives[name, life], captured, header, residual, blob, after)
@@ -333,7 +334,7 @@ class Checker:
 
     # --- now and then -------------------------------------------------------------------------------------------------
 
-    def look(self, seats) -> None:
+    def look(self, seats: Any) -> None:
         """Look at every agent alive."""
         for seat in seats:
             for life, (_, agent) in seat.processes.items():
@@ -411,7 +412,7 @@ class Checker:
             known = self.digests[id(what)] = what, of()
         return known[1]
 
-    def ill(self, seats, since: dict[int, int]) -> list[str]:
+    def ill(self, seats: Any, since: dict[int, int]) -> list[str]:
         """Say what is not yet as it should be."""
         found = []
         heads = self.heads()

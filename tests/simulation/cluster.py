@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ class Toy:
 class Watched(Toy):
     """One whose parameters are looked at whenever they are copied out or set."""
 
-    def __init__(self, checker: Checker, name: str, life: int, adopt: str, *more) -> None:
+    def __init__(self, checker: Checker, name: str, life: int, adopt: str, *more: Any) -> None:
         super().__init__(*more)
         self._checker = checker
         self._name, self._life, self._adopt = name, life, adopt
@@ -388,7 +389,7 @@ class Cluster:
         """Undo a fault after a while, but before the calm."""
         self.world.clock.call_later(seconds, fn, context=self.world.clock.world.context)
 
-    def spawn(self, body) -> None:
+    def spawn(self, body: Any) -> None:
         """Run something beside."""
         self.beside.append(asyncio.ensure_future(body))
 

@@ -4,7 +4,7 @@ It takes part like a speaker, so that it is known, and what it stored was merged
 """
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isthmus.records import frame
 from isthmus.records.fields import SECONDS_MAX
@@ -126,5 +126,5 @@ class Hostile:
     def _wall(self) -> float:
         return EPOCH + self._cluster.world.clock.time()
 
-    def _later(self, seconds: float, fn) -> None:
+    def _later(self, seconds: float, fn: Any) -> None:
         self._cluster.world.clock.call_later(seconds, fn, context=self._cluster.world.clock.world.context)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import write_json
@@ -45,7 +46,7 @@ def main() -> int:
     return asyncio.run(_many(arguments))
 
 
-def _simulate(seed: int, bug: str | None, kind: str | None):
+def _simulate(seed: int, bug: str | None, kind: str | None) -> Any:
     from simulation.bugs import BUGS
     from simulation.cluster import simulate
 
@@ -87,7 +88,7 @@ async def _many(a: argparse.Namespace) -> int:
     outcomes: list[dict] = []
     started = time.perf_counter()
 
-    async def work(say) -> None:
+    async def work(say: Any) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "simulation.run", "--worker", *(["--bug", a.bug] if a.bug else []),
             *(["--kind", a.kind] if a.kind else []),

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.layout import Spec
 from isthmus.rounds.members import SLOWER_MAX
-from isthmus.rules import ADOPTIONS, Pace, Rules
+from isthmus.rules import Adoption, Pace, Rules
 from isthmus.simulate.process import MEASURED, Costs
 from isthmus.simulate.weather import Fault
 from isthmus.syncer.shards import BEATS, SILENT_BEATS
@@ -347,7 +347,7 @@ def _plain(seed: int) -> Scenario:
         fault = d.choices([f for f, _ in kinds], [w for _, w in kinds])[0]
         planned.append(Planned(d.uniform(1.0, storm_s), fault, d.uniform(0.3, 9.0), d.random()))
     syncers = d.choice((1, 2, 2, 2, 3))
-    adopt = d.choices(ADOPTIONS, (3, 1, 1))[0]
+    adopt = d.choices(tuple(Adoption), (3, 1, 1))[0]
     step_s = tuple(d.choice((0.15, 0.3, 0.6, 1.0)) * d.uniform(0.8, 1.2) for _ in range(learners))
     checkpoint_s, latency_s = d.choice((2.0, 5.0, 1e9)), d.choice((0.002, 0.01, 0.05))
     # A link that cannot carry the log is no fault: whoever is behind it stays behind.

@@ -5,7 +5,7 @@ A syncer cannot tell them from others. One of each choir is silent about rounds:
 
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -201,5 +201,5 @@ class Choir:
     def _say(self, s: Speaker, message: AnyMessage) -> None:
         self._world.streams.append(learner_stream(s.name), encode(message))
 
-    def _later(self, seconds: float, fn, *args: object) -> None:
+    def _later(self, seconds: float, fn: Any, *args: object) -> None:
         self._world.clock.call_later(seconds, fn, *args, context=self._world.clock.world.context)

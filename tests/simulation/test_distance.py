@@ -14,7 +14,7 @@ from simulation.cluster import Toy
 LEARNERS, H, STEPS = 4, 12, 180
 
 
-def test_rounds_keep_their_pace_half_a_step_away():
+def test_rounds_keep_their_pace_half_a_step_away() -> None:
     """A request takes a whole step there and back, and every step has a fragment to send, to announce and to fetch."""
     world = World("distance")
 

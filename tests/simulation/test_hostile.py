@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,35 +27,35 @@ FRAGMENTS = 4
 class Wrapped:
     """A store of which requests can be made to wait, or be refused, before they are sent."""
 
-    def __init__(self, inner, before: Callable[[str, str], object]) -> None:
+    def __init__(self, inner: Any, before: Callable[[str, str], object]) -> None:
         self._inner, self._before, self.url = inner, before, inner.url
 
-    async def _ask(self, what, key):
+    async def _ask(self, what: Any, key: Any) -> None:
         waiting = self._before(what, key)
         if waiting is not None:
             await waiting
 
-    async def get(self, key):
+    async def get(self, key: Any) -> Any:
         await self._ask("get", key)
         return await self._inner.get(key)
 
-    async def get_range(self, key, start, stop):
+    async def get_range(self, key: Any, start: Any, stop: Any) -> Any:
         await self._ask("get", key)
         return await self._inner.get_range(key, start, stop)
 
-    async def put(self, key, data):
+    async def put(self, key: Any, data: Any) -> None:
         await self._ask("put", key)
         await self._inner.put(key, data)
 
-    async def create(self, key, data):
+    async def create(self, key: Any, data: Any) -> Any:
         await self._ask("create", key)
         return await self._inner.create(key, data)
 
-    async def list(self, prefix):
+    async def list(self, prefix: Any) -> Any:
         await self._ask("list", prefix)
         return await self._inner.list(prefix)
 
-    async def delete(self, key):
+    async def delete(self, key: Any) -> None:
         await self._ask("delete", key)
         await self._inner.delete(key)
 
@@ -114,7 +115,7 @@ class Story:
             for given in commit.header.inputs
         ]
 
-    def tell(self, body) -> None:
+    def tell(self, body: Any) -> None:
         try:
             self.world.clock.run_until_complete(body)
         finally:
@@ -125,10 +126,10 @@ def refuse(key: str) -> None:
     raise Denied(f"s3://bucket/run: access denied (AccessDenied): {key}")
 
 
-def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_nothing_else():
+def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_nothing_else() -> None:
     story = Story("denied")
 
-    async def body():
+    async def body() -> None:
         await story.begin(syncers=2, learners=3)
         story.before = lambda what, key: refuse(key) if what == "get" and "/l0/" in key else None
         await asyncio.sleep(5.0)  # what was fetched before is through
@@ -149,10 +150,10 @@ def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_
     story.tell(body())
 
 
-def test_bodies_that_never_end_hold_up_nobody_but_their_learner():
+def test_bodies_that_never_end_hold_up_nobody_but_their_learner() -> None:
     story = Story("endless")
 
-    async def body():
+    async def body() -> None:
         await story.begin(syncers=1, learners=3)
         story.before = lambda what, key: asyncio.sleep(1e6) if what == "get" and "/l0/" in key else None
         heads = story.heads()
@@ -164,10 +165,10 @@ def test_bodies_that_never_end_hold_up_nobody_but_their_learner():
     story.tell(body())
 
 
-def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time():
+def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time() -> None:
     story = Story("own keys")
 
-    async def body():
+    async def body() -> None:
         await story.begin(syncers=1, learners=2)
         story.before = lambda what, key: refuse(key) if key.startswith(("commits/", "values/")) else None
         await asyncio.sleep(200.0)
@@ -186,10 +187,10 @@ def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time():
 
 
 @pytest.mark.parametrize("port", ["store", "bus"])
-def test_a_syncer_that_cannot_serve_is_left_out_while_it_lasts_and_comes_back(port):
+def test_a_syncer_that_cannot_serve_is_left_out_while_it_lasts_and_comes_back(port: Any) -> None:
     story = Story(f"half dead {port}")
 
-    async def body():
+    async def body() -> None:
         await story.begin(syncers=2, learners=3)
         assert all(s.held for s in story.syncers)
         weather = (story.stores if port == "store" else story.buses)[0]
@@ -209,13 +210,13 @@ def test_a_syncer_that_cannot_serve_is_left_out_while_it_lasts_and_comes_back(po
     story.tell(body())
 
 
-def test_a_flood_from_one_learner_stops_nobody_and_is_counted_under_its_name():
+def test_a_flood_from_one_learner_stops_nobody_and_is_counted_under_its_name() -> None:
     story = Story("flood", latency_s=0.02)
 
-    async def body():
+    async def body() -> None:
         run = await story.begin(syncers=1, learners=3)
 
-        async def flood():
+        async def flood() -> None:
             number = 0
             while True:
                 for _ in range(60):

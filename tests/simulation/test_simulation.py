@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def sim(*arguments: str, expect: int = 0) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_no_seed_violates_an_invariant(tmp_path):
+def test_no_seed_violates_an_invariant(tmp_path: Path) -> None:
     sim("--seeds", str(SEEDS), "--json", str(tmp_path / "report.json"))
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["seeds"] == SEEDS
@@ -43,7 +44,7 @@ def test_no_seed_violates_an_invariant(tmp_path):
 
 
 @pytest.mark.parametrize(("seed", "kind"), [(3, "plain"), (8, "choir"), (11, "siege"), (6, "hostile")])
-def test_a_seed_is_one_run(seed, kind):
+def test_a_seed_is_one_run(seed: Any, kind: Any) -> None:
     """Whatever a violating seed shows can be looked at again."""
     first = sim("--seed", str(seed), "--kind", kind)
     assert first == sim("--seed", str(seed), "--kind", kind)
@@ -59,17 +60,17 @@ def test_a_seed_is_one_run(seed, kind):
         408318,  # what an earlier life had sent was due, and the life that repeated it did not know
     ],
 )
-def test_what_a_seed_found_stays_mended(seed):
+def test_what_a_seed_found_stays_mended(seed: Any) -> None:
     assert simulate(seed).violations == []
 
 
-def test_scenarios_differ():
+def test_scenarios_differ() -> None:
     assert len({draw(seed).describe().split(":", 1)[1] for seed in range(50)}) > 45
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(BUGS))
-def test_a_planted_bug_is_caught(name):
+def test_a_planted_bug_is_caught(name: Any) -> None:
     planted = BUGS[name]
     with planted.bug():
         caught = any(simulate(seed, planted.kind).violations for seed in planted.seeds)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,14 +67,14 @@ def shares(uplink: float) -> tuple[float, list[float]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("uplink", "at_least"), [(4.0, 0.60), (0.85, 0.55), (0.6, 0.40), (0.4, 0.25)])
-def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_number(uplink, at_least):
+def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_number(uplink: Any, at_least: Any) -> None:
     merged, by_fragment = shares(uplink)
     assert merged >= at_least, (merged, by_fragment)
     assert min(by_fragment) >= 0.75 * max(by_fragment), by_fragment
 
 
 @pytest.mark.timeout(300)
-def test_four_bodies_at_once_would_not(monkeypatch):
+def test_four_bodies_at_once_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the window is for: captures are taken early, and each waits for the others on the wire."""
     monkeypatch.setattr(Window, "room", lambda self, in_hand, now, step_s: in_hand < LIMIT_MAX)
     monkeypatch.setattr(Window, "full", property(lambda self: False))

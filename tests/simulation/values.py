@@ -7,7 +7,7 @@ Checkpoints: a life goes on with the parameters of the step it says it goes on f
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -200,7 +200,7 @@ class Values:
         if all(wrong):
             self._violate(life, f"adopts {p}/{slot.ready.version} by {adopt}: {wrong[0]}")
 
-    def _off(self, local: np.ndarray, now: np.ndarray, published: np.ndarray, adopt: str, since) -> str:
+    def _off(self, local: np.ndarray, now: np.ndarray, published: np.ndarray, adopt: str, since: Any) -> str:
         """Return in what way parameters are not what adopting a version makes of them, or nothing."""
         if adopt == "overwrite":
             wanted, size = published.astype(np.float64), 0.0
@@ -216,7 +216,9 @@ class Values:
 
     # --- error feedback -----------------------------------------------------------------------------------------------
 
-    def packs(self, life: Life, captured: Captured, header: UpdateHeader, residual, blob: bytes, after) -> None:
+    def packs(
+        self, life: Life, captured: Captured, header: UpdateHeader, residual: Any, blob: bytes, after: Any
+    ) -> None:
         """An update was packed: `residual` came on top of the local work, `after` is what the codec dropped."""
         p, lossy = header.fragment, life.agent.uplink._lossy
         read = life.reads.get((p, captured.step))

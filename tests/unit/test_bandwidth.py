@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +29,7 @@ LOPSIDED = OnTheWire(name="int4 up, int8 down", up_bits=4.125, down_bits=8.125, 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_played_transfers_agree_with_the_closed_form(method):
+def test_the_played_transfers_agree_with_the_closed_form(method: str) -> None:
     grid = itertools.product((0.5, 1.0), (0.0, 0.05, 0.6), (24, 96), (12, 24), (0.0, 1.0, 2.0, 5.0), (0.1, 2.0, 50.0))
     for (step_s, latency_s, period, fragments, overlap, gbit_s), codec in itertools.product(grid, (BF16, LOPSIDED)):
         link = Setup(
@@ -45,14 +46,14 @@ def test_the_played_transfers_agree_with_the_closed_form(method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("utilization", [0.5, 0.9, 0.99])
-def test_the_bandwidth_that_is_required_gives_the_utilisation(method, utilization):
+def test_the_bandwidth_that_is_required_gives_the_utilisation(method: str, utilization: float) -> None:
     link = Setup(params=1e9, latency_s=0.001)
     needed = required(method, link, BF16, utilization)
     assert simulate(method, link, BF16, needed) == pytest.approx(utilization, rel=1e-6)
     assert simulate(method, link, BF16, 0.9 * needed) < utilization
 
 
-def test_the_published_figures_come_out_of_one_size():
+def test_the_published_figures_come_out_of_one_size() -> None:
     """104 → 1.7 → 0.43 Gbit/s at 90 %: the first gives the size, the others follow."""
     link = Setup(params=2.87e9)
     assert required(DATA_PARALLEL, link, BF16, 0.9) == pytest.approx(104.0, rel=0.01)
@@ -60,7 +61,7 @@ def test_the_published_figures_come_out_of_one_size():
     assert required(DECOUPLED, link, INT4, 0.9) == pytest.approx(0.43, rel=0.03)
 
 
-def test_everything_is_proportional_to_size_and_speed():
+def test_everything_is_proportional_to_size_and_speed() -> None:
     link = Setup(params=1e9)
     for method in METHODS:
         one = required(method, link, BF16, 0.9)
@@ -68,7 +69,7 @@ def test_everything_is_proportional_to_size_and_speed():
         assert required(method, Setup(params=1e9, step_s=0.5), BF16, 0.9) == pytest.approx(2 * one, rel=1e-6)
 
 
-def test_a_longer_overlap_hides_latency_and_a_blocking_method_does_not():
+def test_a_longer_overlap_hides_latency_and_a_blocking_method_does_not() -> None:
     near, far = Setup(params=1e8), Setup(params=1e8, latency_s=1.2)
     patient = Setup(params=1e8, latency_s=1.2, overlap=4.0)
     assert simulate(DECOUPLED, near, BF16, 10.0) == 1.0
@@ -81,7 +82,7 @@ def test_a_longer_overlap_hides_latency_and_a_blocking_method_does_not():
     assert simulate(STREAMING, Setup(params=1e9, learners=1), BF16, 0.1) == 1.0
 
 
-def test_what_passes_besides_the_payload_is_measured_on_the_real_agents():
+def test_what_passes_besides_the_payload_is_measured_on_the_real_agents() -> None:
     found = traffic.measure(Rules(fragments=4, sync_every=4), Pace(), 2)
     # One update up and, per version, its commit and its value down.
     assert found.learner.requests["create"] == pytest.approx(1.0, abs=0.3)
@@ -97,14 +98,14 @@ def test_what_passes_besides_the_payload_is_measured_on_the_real_agents():
     assert traffic.measure(Rules(fragments=4, sync_every=4), Pace(), 2) == found
 
 
-def test_bits_are_those_of_the_packed_fragment():
+def test_bits_are_those_of_the_packed_fragment() -> None:
     assert traffic.bits("f32", 1e9, 24) == 32.0
     assert traffic.bits("bf16", 1e9, 24) == 16.0
     assert traffic.bits("int8", 1e9, 24) == pytest.approx(8.125)
     assert traffic.bits("int4", 1e9, 24) == pytest.approx(4.125)
 
 
-def test_the_command_reports_and_draws(tmp_path, capsys):
+def test_the_command_reports_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, picture = tmp_path / "r.json", tmp_path / "r.png"
     words = ["--params", "2.9e9", "--step-seconds", "1", "--learners", "4", "--utilization", "0.9", "--gbit-s", "1"]
     size = ["--fragments", "4", "--sync-every", "4"]
@@ -135,7 +136,7 @@ def test_the_command_reports_and_draws(tmp_path, capsys):
         ([], "missing: --params"),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(words, said, capsys):
+def test_what_cannot_be_is_one_clear_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "bandwidth", *words]) == 2
     error = capsys.readouterr().err
     assert said in error

@@ -1,7 +1,10 @@
 """The training side: what is copied out and in between steps, and what the counters say afterwards."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from isthmus.layout import Spec, partition
 from isthmus.learner.boundary import (
@@ -26,13 +29,13 @@ class Model:
     def __init__(self) -> None:
         self.values = [np.zeros(10, np.float32) for _ in LAYOUT.fragments]
 
-    def read(self, fragment, out):
+    def read(self, fragment: int, out: NDArray[np.float32]) -> None:
         out[:] = self.values[fragment]
 
-    def write(self, fragment, values):
+    def write(self, fragment: int, values: NDArray[np.float32]) -> None:
         self.values[fragment][:] = values
 
-    def step(self):
+    def step(self) -> None:
         for v in self.values:
             v += 1
 
@@ -40,7 +43,15 @@ class Model:
 class Loop:
     """A training loop with its boundary; uploads are done at once unless told otherwise."""
 
-    def __init__(self, *, adopt="overwrite", sync_every=4, base=0, staleness=1, lead=None) -> None:
+    def __init__(
+        self,
+        *,
+        adopt: str = "overwrite",
+        sync_every: int = 4,
+        base: int = 0,
+        staleness: int = 1,
+        lead: float | None = None,
+    ) -> None:
         self.model = Model()
         self.time = 0.0
         self.boundary = Boundary(
@@ -56,7 +67,7 @@ class Loop:
             notify=lambda: None,
         )
 
-    def step(self, count=1, *, tokens=100, finish=True):
+    def step(self, count: int = 1, *, tokens: int = 100, finish: bool = True) -> Any:
         said = []
         for _ in range(count):
             self.time += 0.1
@@ -69,21 +80,21 @@ class Loop:
                     self.boundary.inbox.append(UploadDone(message.fragment))
         return said
 
-    def tell(self, message):
+    def tell(self, message: Any) -> None:
         self.boundary.inbox.append(message)
 
 
-def captured(said, fragment=None):
+def captured(said: Any, fragment: int | None = None) -> list[Captured]:
     return [m for m in said if isinstance(m, Captured) and fragment in (None, m.fragment)]
 
 
-def test_fragments_leave_one_after_another_then_every_h_steps():
+def test_fragments_leave_one_after_another_then_every_h_steps() -> None:
     loop = Loop(sync_every=4)
     assert [(m.fragment, m.step) for m in captured(loop.step(4))] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert [(m.fragment, m.step) for m in captured(loop.step(4))] == [(0, 5), (1, 6), (2, 7), (3, 8)]
 
 
-def test_an_update_is_the_whole_way_since_its_base():
+def test_an_update_is_the_whole_way_since_its_base() -> None:
     loop = Loop(sync_every=4)
     second = captured(loop.step(5), 0)[-1]
     assert (second.base, second.steps, second.tokens) == (0, 5, 500)
@@ -91,7 +102,7 @@ def test_an_update_is_the_whole_way_since_its_base():
     assert second.due
 
 
-def test_a_call_is_answered_at_the_next_boundary_whatever_the_schedule():
+def test_a_call_is_answered_at_the_next_boundary_whatever_the_schedule() -> None:
     loop = Loop(sync_every=100)
     loop.step(2)
     loop.tell(Asked(3, 1))
@@ -99,7 +110,7 @@ def test_a_call_is_answered_at_the_next_boundary_whatever_the_schedule():
     assert (answer.fragment, answer.steps, answer.due) == (3, 3, False)
 
 
-def test_an_answer_counts_for_the_schedule():
+def test_an_answer_counts_for_the_schedule() -> None:
     loop = Loop(sync_every=8)
     loop.tell(Asked(3, 1))
     loop.step(1)
@@ -107,7 +118,7 @@ def test_an_answer_counts_for_the_schedule():
     assert [m.step for m in later] == [9]
 
 
-def test_what_was_sent_on_a_base_answers_the_call():
+def test_what_was_sent_on_a_base_answers_the_call() -> None:
     loop = Loop(sync_every=100)
     loop.tell(Asked(2, 1))
     loop.step(1)
@@ -115,26 +126,26 @@ def test_what_was_sent_on_a_base_answers_the_call():
     assert not captured(loop.step(3), 2)
 
 
-def test_a_call_for_history_is_ignored():
+def test_a_call_for_history_is_ignored() -> None:
     loop = Loop(base=5, sync_every=100)
     loop.tell(Asked(0, 5))
     assert not loop.step(1)
 
 
-def test_a_learner_too_far_behind_passes():
+def test_a_learner_too_far_behind_passes() -> None:
     loop = Loop(sync_every=100)
     loop.tell(Asked(0, 3))
     assert NothingToGive(0, 3) in loop.step(1)
 
 
-def test_a_learner_whose_base_is_merged_passes():
+def test_a_learner_whose_base_is_merged_passes() -> None:
     loop = Loop(sync_every=100)
     loop.tell(BaseMerged(0, 0))
     loop.tell(Asked(0, 2))
     assert NothingToGive(0, 2) in loop.step(1)
 
 
-def test_overwrite_discards_what_came_after_the_upload():
+def test_overwrite_discards_what_came_after_the_upload() -> None:
     loop = Loop(sync_every=100)
     loop.tell(Asked(0, 1))
     loop.step(1)
@@ -147,7 +158,7 @@ def test_overwrite_discards_what_came_after_the_upload():
     assert (captured(loop.step(1))[0].base, loop.boundary.slots[0].origin_step) == (1, 4)
 
 
-def test_carry_keeps_what_came_after_the_upload():
+def test_carry_keeps_what_came_after_the_upload() -> None:
     loop = Loop(adopt="carry", sync_every=100)
     loop.tell(Asked(0, 1))
     loop.step(1)
@@ -160,7 +171,7 @@ def test_carry_keeps_what_came_after_the_upload():
     assert (answer.base, answer.steps, answer.tokens) == (1, 4, 400)
 
 
-def test_blend_mixes_half_and_half():
+def test_blend_mixes_half_and_half() -> None:
     loop = Loop(adopt="blend", sync_every=100)
     loop.tell(Asked(0, 1))
     loop.step(1)
@@ -169,7 +180,7 @@ def test_blend_mixes_half_and_half():
     assert (loop.model.values[0] == 21).all()  # half of 2 and half of 40
 
 
-def test_work_that_no_upload_holds_is_sent_before_it_is_replaced():
+def test_work_that_no_upload_holds_is_sent_before_it_is_replaced() -> None:
     loop = Loop(sync_every=100)
     loop.step(3)
     loop.tell(Ready(3, 1, np.zeros(10, np.float32)))
@@ -178,14 +189,14 @@ def test_work_that_no_upload_holds_is_sent_before_it_is_replaced():
     assert adopted == Adopted(3, 1, overwritten=0, base=0, sent=400)
 
 
-def test_work_too_old_to_be_merged_is_not_sent():
+def test_work_too_old_to_be_merged_is_not_sent() -> None:
     loop = Loop(sync_every=100, staleness=1)
     loop.step(3)
     loop.tell(Ready(3, 2, np.zeros(10, np.float32)))
     assert loop.step(1) == [Adopted(3, 2, overwritten=400, base=0, sent=0)]
 
 
-def test_the_newest_version_wins():
+def test_the_newest_version_wins() -> None:
     loop = Loop(sync_every=100)
     loop.tell(Ready(0, 1, np.full(10, 1, np.float32)))
     loop.tell(Ready(0, 2, np.full(10, 2, np.float32)))
@@ -194,7 +205,7 @@ def test_the_newest_version_wins():
     assert loop.boundary.slots[0].base == 2
 
 
-def test_uploads_under_way_are_bounded():
+def test_uploads_under_way_are_bounded() -> None:
     loop = Loop(sync_every=1)
     said = [m for _ in range(6) for m in loop.step(finish=False)]
     assert len(captured(said)) == 4
@@ -203,7 +214,7 @@ def test_uploads_under_way_are_bounded():
     assert captured(loop.step())
 
 
-def test_a_boundary_moves_few_fragments():
+def test_a_boundary_moves_few_fragments() -> None:
     loop = Loop(sync_every=100)
     for p in range(4):
         loop.tell(Ready(p, 1, np.zeros(10, np.float32)))
@@ -211,17 +222,17 @@ def test_a_boundary_moves_few_fragments():
     assert len(captured(loop.step(1))) <= loop.boundary.moves == 2
 
 
-def test_a_newcomer_to_a_run_in_flight_waits_a_period_before_it_opens_rounds():
+def test_a_newcomer_to_a_run_in_flight_waits_a_period_before_it_opens_rounds() -> None:
     assert not captured(Loop(base=7, sync_every=4).step(4))
 
 
 @pytest.mark.parametrize(("dtype", "kept"), [("float32", 1 + 2**-20), ("bfloat16", 1.0), ("float16", 1.0)])
-def test_what_a_parameter_cannot_hold_is_no_local_progress(dtype, kept):
+def test_what_a_parameter_cannot_hold_is_no_local_progress(dtype: str, kept: float) -> None:
     tensors = partition([Spec("w", (3,), dtype, "dense")], 1).fragments[0].tensors
     assert (rounded(np.full(3, 1 + 2**-20, np.float32), tensors) == np.float32(kept)).all()
 
 
-def test_with_a_lead_a_learner_waits_for_what_is_under_way():
+def test_with_a_lead_a_learner_waits_for_what_is_under_way() -> None:
     loop = Loop(sync_every=4, lead=1.0)  # beyond an overlap of two steps
     loop.step(1)
     sent_at = loop.boundary.slots[0].sent_step
@@ -241,7 +252,7 @@ def test_with_a_lead_a_learner_waits_for_what_is_under_way():
     assert not loop.boundary.overdue()
 
 
-def test_a_learner_that_would_wait_adopts_all_that_is_here_first():
+def test_a_learner_that_would_wait_adopts_all_that_is_here_first() -> None:
     """It waits for news, and what is here already is none: it stood for ever behind the third of three versions."""
     loop = Loop(sync_every=4, lead=0.0)
     assert loop.boundary.moves == 2
@@ -256,7 +267,7 @@ def test_a_learner_that_would_wait_adopts_all_that_is_here_first():
     assert not loop.boundary.overdue()
 
 
-def test_a_learner_that_leaves_waits_for_nothing():
+def test_a_learner_that_leaves_waits_for_nothing() -> None:
     loop = Loop(sync_every=4, lead=0.0)
     loop.step(3)
     assert loop.boundary.overdue()
@@ -264,7 +275,7 @@ def test_a_learner_that_leaves_waits_for_nothing():
     assert not loop.boundary.overdue()
 
 
-def test_a_learner_that_waits_passes_where_it_has_not_taken_a_step():
+def test_a_learner_that_waits_passes_where_it_has_not_taken_a_step() -> None:
     loop = Loop(sync_every=4, lead=0.0)
     loop.step(3)
     loop.tell(Ready(0, 1, np.zeros(10, np.float32)))
@@ -277,13 +288,13 @@ def test_a_learner_that_waits_passes_where_it_has_not_taken_a_step():
     assert not captured(said, 0)
 
 
-def test_without_a_lead_nobody_waits():
+def test_without_a_lead_nobody_waits() -> None:
     loop = Loop(sync_every=4)
     loop.step(50)
     assert not loop.boundary.overdue()
 
 
-def test_the_fragment_held_longest_is_replaced_first():
+def test_the_fragment_held_longest_is_replaced_first() -> None:
     """With more versions at hand than one boundary takes, none may wait for ever behind the others."""
     loop = Loop(sync_every=4)
     assert loop.boundary.moves == 2
@@ -296,7 +307,7 @@ def test_the_fragment_held_longest_is_replaced_first():
     assert max(bases) - min(bases) <= 3, bases
 
 
-def test_what_a_learner_waits_for_is_due_since_nothing_after_it_will_be():
+def test_what_a_learner_waits_for_is_due_since_nothing_after_it_will_be() -> None:
     loop = Loop(sync_every=100, lead=1.0)
     loop.boundary.inbox.append(Asked(0, 1))
     loop.step()
@@ -308,7 +319,7 @@ def test_what_a_learner_waits_for_is_due_since_nothing_after_it_will_be():
     assert not loop.boundary.is_last(0, 7), "on a base it does not stand on"
 
 
-def test_beside_what_an_earlier_life_sent_nothing_more_comes_and_it_is_due_at_the_usual_step():
+def test_beside_what_an_earlier_life_sent_nothing_more_comes_and_it_is_due_at_the_usual_step() -> None:
     loop = Loop(sync_every=4)
     slot = loop.boundary.slots[0]
     slot.merged, slot.due_at = True, 4

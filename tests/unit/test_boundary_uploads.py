@@ -1,7 +1,10 @@
 """The training side on a wire that is thin or fails: what is captured, in which order, and what a failure gives back."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from isthmus.layout import Layout, Spec, partition
 from isthmus.learner.boundary import (
@@ -31,14 +34,14 @@ class Training:
     def __init__(
         self,
         *,
-        adopt="overwrite",
-        sync_every=100,
-        staleness=1,
-        base=0,
-        window=None,
-        dtype="float32",
-        start=0.0,
-        grow=1.0,
+        adopt: str = "overwrite",
+        sync_every: int = 100,
+        staleness: int = 1,
+        base: int = 0,
+        window: Window | None = None,
+        dtype: str = "float32",
+        start: float = 0.0,
+        grow: float = 1.0,
     ) -> None:
         self.layout, self.grow, self.now = layout(dtype), np.float32(grow), 0.0
         self.values = [np.zeros(10, np.float32) for _ in self.layout.fragments]
@@ -56,13 +59,13 @@ class Training:
             window=window,
         )
 
-    def read(self, fragment, out):
+    def read(self, fragment: int, out: NDArray[np.float32]) -> None:
         out[:] = self.values[fragment]
 
-    def write(self, fragment, values):
+    def write(self, fragment: int, values: NDArray[np.float32]) -> None:
         self.values[fragment][:] = rounded(values, self.layout.fragments[fragment].tensors)
 
-    def step(self, count=1, *, step_s=STEP_S):
+    def step(self, count: int = 1, *, step_s: float = STEP_S) -> Any:
         """Train; return what the boundary said."""
         said = []
         for _ in range(count):
@@ -74,11 +77,11 @@ class Training:
             self.boundary.outbox.clear()
         return said
 
-    def tell(self, *messages):
+    def tell(self, *messages: Any) -> None:
         self.boundary.inbox.extend(messages)
 
 
-def captured(said, fragment=None):
+def captured(said: list[Captured], fragment: int | None = None) -> list[Captured]:
     return [m for m in said if isinstance(m, Captured) and fragment in (None, m.fragment)]
 
 
@@ -94,7 +97,7 @@ def first_and_second(training: Training) -> tuple[Captured, Captured]:
     return first, second
 
 
-def test_with_carry_a_second_upload_that_failed_takes_no_local_work_along():
+def test_with_carry_a_second_upload_that_failed_takes_no_local_work_along() -> None:
     training = Training(adopt="carry", sync_every=3)
     first, _ = first_and_second(training)
     training.tell(UploadFailed(0, 0, first.step, first.tokens_seen), Ready(0, 1, np.full(10, 40, np.float32)))
@@ -103,7 +106,7 @@ def test_with_carry_a_second_upload_that_failed_takes_no_local_work_along():
     assert (training.values[0] == 40 + 4).all(), "four steps since the first upload"
 
 
-def test_with_carry_a_first_upload_that_failed_is_local_work_again():
+def test_with_carry_a_first_upload_that_failed_is_local_work_again() -> None:
     training = Training(adopt="carry", sync_every=100, staleness=0)
     training.tell(Asked(0, 1))
     assert captured(training.step(1), 0)
@@ -112,7 +115,7 @@ def test_with_carry_a_first_upload_that_failed_is_local_work_again():
     assert (training.values[0] == 42).all(), "both steps"
 
 
-def test_what_failed_is_captured_again_with_what_came_on_top():
+def test_what_failed_is_captured_again_with_what_came_on_top() -> None:
     training = Training()
     training.tell(Asked(0, 1))
     training.step(1)
@@ -121,7 +124,7 @@ def test_what_failed_is_captured_again_with_what_came_on_top():
     assert (again.base, again.steps, again.tokens, again.due) == (0, 2, 200, True)
 
 
-def test_a_failure_on_a_base_that_is_gone_changes_nothing_about_the_next_one():
+def test_a_failure_on_a_base_that_is_gone_changes_nothing_about_the_next_one() -> None:
     training = Training(adopt="carry", sync_every=100)
     training.tell(Asked(0, 1))
     training.step(1)
@@ -139,7 +142,7 @@ def test_a_failure_on_a_base_that_is_gone_changes_nothing_about_the_next_one():
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_a_call_is_answered_as_long_as_the_base_is_not_too_old(staleness):
+def test_a_call_is_answered_as_long_as_the_base_is_not_too_old(staleness: int) -> None:
     for behind in range(staleness + 2):
         training = Training(staleness=staleness, base=5)
         training.tell(Asked(0, 6 + behind))
@@ -153,7 +156,7 @@ def test_a_call_is_answered_as_long_as_the_base_is_not_too_old(staleness):
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_between_two_steps_is_no_step():
+def test_an_evaluation_between_two_steps_is_no_step() -> None:
     training = Training()
     training.step(6)
     training.step(1, step_s=600.0)
@@ -174,7 +177,7 @@ def narrow(upload_s: float = 0.0) -> Window:
     return window
 
 
-def test_where_there_is_no_room_whoever_was_sent_longest_ago_goes_first():
+def test_where_there_is_no_room_whoever_was_sent_longest_ago_goes_first() -> None:
     window = narrow()
     window.free_at = 1e9
     training, order = Training(sync_every=1, window=window), []
@@ -186,7 +189,7 @@ def test_where_there_is_no_room_whoever_was_sent_longest_ago_goes_first():
 
 
 @pytest.mark.parametrize(("upload_s", "waits"), [(0.5, True), (1.6, True), (2.0, False), (30.0, False)])
-def test_work_waits_to_be_sent_as_long_as_a_round_to_come_can_still_take_it(upload_s, waits):
+def test_work_waits_to_be_sent_as_long_as_a_round_to_come_can_still_take_it(upload_s: float, waits: bool) -> None:
     """Rounds come every 2 s; version 1 can be merged into versions 2, 3 and 4, and version 3 was called just now."""
     window = narrow(upload_s)
     window.free_at = 1e9
@@ -203,7 +206,7 @@ def test_work_waits_to_be_sent_as_long_as_a_round_to_come_can_still_take_it(uplo
     assert ([m for m in said if isinstance(m, Adopted)] == []) is waits
 
 
-def test_of_versions_at_hand_the_fragment_that_holds_the_oldest_is_replaced_first():
+def test_of_versions_at_hand_the_fragment_that_holds_the_oldest_is_replaced_first() -> None:
     """With more of them than one boundary moves, none waits for ever behind the others."""
     training = Training(staleness=0)
     assert training.boundary.moves == 2
@@ -217,7 +220,7 @@ def test_of_versions_at_hand_the_fragment_that_holds_the_oldest_is_replaced_firs
 
 
 @pytest.mark.parametrize(("dtype", "half_ulp"), [("bfloat16", 2**-7), ("float16", 2**-10)])
-def test_with_carry_what_a_parameter_cannot_hold_is_no_work_to_keep(dtype, half_ulp):
+def test_with_carry_what_a_parameter_cannot_hold_is_no_work_to_keep(dtype: str, half_ulp: float) -> None:
     """A learner that trained nothing holds what the adopted version rounds to, also where that is a close thing."""
     training = Training(adopt="carry", dtype=dtype, start=1 + 2**-12, grow=0.0)
     version = np.full(10, 2 + half_ulp + 2**-14, np.float32)

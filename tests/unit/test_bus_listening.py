@@ -1,6 +1,9 @@
 """Speaking and listening on a bus that comes and goes: what is kept, what is dropped, and where reading begins again."""
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +19,11 @@ def word(number: int) -> Leave:
     return Leave(run=bytes(32), id=f"{number}", learner="l", incarnation=1, step=number, done=False)
 
 
-def drive(body):
+def drive(body: Callable[..., Any]) -> None:
     """Do this with a world of its own, in virtual time."""
     world = World("voice")
 
-    async def go():
+    async def go() -> None:
         return await body(world)
 
     try:
@@ -37,7 +40,7 @@ class Wire:
     def __init__(self, takes_s: float = 0.0) -> None:
         self.takes_s, self.away, self.said, self.requests = takes_s, False, [], 0
 
-    async def append(self, stream, *bodies):
+    async def append(self, stream: str, *bodies: Any) -> None:
         self.requests += 1
         await asyncio.sleep(self.takes_s)
         if self.away:
@@ -48,8 +51,8 @@ class Wire:
 # --- speaking ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_said_while_something_is_sent_is_sent_next():
-    async def body(world):
+def test_what_is_said_while_something_is_sent_is_sent_next() -> None:
+    async def body(world: World) -> None:
         wire = Wire(takes_s=1.0)
         speaker = Speaker(wire, "s", world.process("p").runtime)
         running = asyncio.ensure_future(speaker.run())
@@ -66,8 +69,8 @@ def test_what_is_said_while_something_is_sent_is_sent_next():
     drive(body)
 
 
-def test_while_the_bus_is_away_the_newest_words_are_kept_and_come_in_order():
-    async def body(world):
+def test_while_the_bus_is_away_the_newest_words_are_kept_and_come_in_order() -> None:
+    async def body(world: World) -> None:
         wire = Wire(takes_s=0.01)
         wire.away = True
         speaker = Speaker(wire, "s", world.process("p").runtime)
@@ -86,8 +89,8 @@ def test_while_the_bus_is_away_the_newest_words_are_kept_and_come_in_order():
     drive(body)
 
 
-def test_the_last_word_before_an_outage_is_sent_after_it_also_where_nothing_follows():
-    async def body(world):
+def test_the_last_word_before_an_outage_is_sent_after_it_also_where_nothing_follows() -> None:
+    async def body(world: World) -> None:
         wire = Wire()
         wire.away = True
         speaker = Speaker(wire, "s", world.process("p").runtime)
@@ -102,8 +105,8 @@ def test_the_last_word_before_an_outage_is_sent_after_it_also_where_nothing_foll
     drive(body)
 
 
-def test_what_was_dropped_while_it_was_being_sent_takes_no_newer_word_along():
-    async def body(world):
+def test_what_was_dropped_while_it_was_being_sent_takes_no_newer_word_along() -> None:
+    async def body(world: World) -> None:
         wire = Wire(takes_s=1.0)
         speaker = Speaker(wire, "s", world.process("p").runtime)
         for number in range(UNSAID_MAX):
@@ -129,16 +132,16 @@ class Names:
     def __init__(self, *streams: str) -> None:
         self.streams, self.away, self.reads, self.looks = set(streams), False, 0, 0
 
-    async def names(self):
+    async def names(self) -> set[str]:
         self.looks += 1
         if self.away:
             raise Unavailable("away")
         return set(self.streams)
 
-    async def ago(self, streams, seconds):
+    async def ago(self, streams: list[str], seconds: float) -> dict[str, str]:
         return dict.fromkeys(streams, f"{seconds:g} s ago")
 
-    async def read(self, positions, timeout_s):
+    async def read(self, positions: dict[str, str], timeout_s: float) -> dict[str, list[Said]]:
         self.reads += 1
         if self.away:
             raise Unavailable("away")
@@ -156,8 +159,8 @@ def wanted(name: str) -> bool:
     return name.startswith("learner/")
 
 
-def test_streams_come_and_go_and_those_named_from_the_start_stay():
-    async def body(world):
+def test_streams_come_and_go_and_those_named_from_the_start_stay() -> None:
+    async def body(world: World) -> None:
         bus = Names("learner/a", "learner/b", "other")
         listener = Listener(bus, world.process("p").runtime, wanted, back_s=7.0)
         listener.positions["syncer"] = "5"
@@ -176,8 +179,8 @@ def test_streams_come_and_go_and_those_named_from_the_start_stay():
     drive(body)
 
 
-def test_each_message_is_heard_once_and_nobodys_are_passed_over():
-    async def body(world):
+def test_each_message_is_heard_once_and_nobodys_are_passed_over() -> None:
+    async def body(world: World) -> None:
         bus = Names("learner/a", "learner/b")
         listener = Listener(bus, world.process("p").runtime, wanted)
         heard = [(stream, said.body) async for stream, said in listener.backlog()]
@@ -188,12 +191,12 @@ def test_each_message_is_heard_once_and_nobodys_are_passed_over():
     drive(body)
 
 
-def test_after_an_outage_it_is_said_once_that_there_was_a_gap_before_anything_that_came_after():
-    async def body(world):
+def test_after_an_outage_it_is_said_once_that_there_was_a_gap_before_anything_that_came_after() -> None:
+    async def body(world: World) -> None:
         bus, heard = Names("learner/a"), []
         listener = Listener(bus, world.process("p").runtime, wanted)
 
-        async def listen():
+        async def listen() -> None:
             async for stream, _ in listener.live(lambda: heard.append("gap")):
                 heard.append(stream)
 
@@ -216,12 +219,12 @@ def test_after_an_outage_it_is_said_once_that_there_was_a_gap_before_anything_th
     drive(body)
 
 
-def test_new_streams_are_looked_for_now_and_then_and_not_at_every_read():
-    async def body(world):
+def test_new_streams_are_looked_for_now_and_then_and_not_at_every_read() -> None:
+    async def body(world: World) -> None:
         bus = Names("learner/a")
         listener = Listener(bus, world.process("p").runtime, wanted, every_s=100.0)
 
-        async def listen():
+        async def listen() -> None:
             async for _ in listener.live(lambda: None):
                 pass
 
@@ -236,7 +239,7 @@ def test_new_streams_are_looked_for_now_and_then_and_not_at_every_read():
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where_it_was_emptied(tmp_path):
+async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where_it_was_emptied(tmp_path: Path) -> None:
     async with open_bus(f"sqlite://{tmp_path / 'bus.sqlite'}", b"r" * 32) as bus:
         await bus.append("s", b"0", b"1", b"2")
         assert await bus.tail("s") == "3"
@@ -256,22 +259,22 @@ async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where
         ("1700000000000-10", "1700000000000-10", False),
     ],
 )
-async def test_ids_of_messages_are_numbers(newest, position, again):
+async def test_ids_of_messages_are_numbers(newest: str, position: str, again: bool) -> None:
     """A server that lost its tail is noticed by a position behind its newest message: ten comes after nine."""
 
     class Redis:
         """Holds one message; as a pipeline, too."""
 
-        def pipeline(self, transaction):
+        def pipeline(self, transaction: bool) -> Any:
             return self
 
-        def xrevrange(self, key, count):
+        def xrevrange(self, key: str, count: int) -> None:
             pass
 
-        async def execute(self):
+        async def execute(self) -> list[list[tuple[bytes, Any]]]:
             return [[(newest.encode(), {b"m": b"x"})]]
 
-        async def xread(self, streams, count, block):
+        async def xread(self, streams: dict[str, str], count: int, block: Any) -> list[list[bytes | list[Any]]]:
             [(key, after)] = streams.items()
             behind = tuple(map(int, newest.split("-"))) > tuple(map(int, after.split("-")))
             return [[key.encode(), [(newest.encode(), {b"m": b"x"})]]] if behind else []
@@ -280,20 +283,20 @@ async def test_ids_of_messages_are_numbers(newest, position, again):
     assert bool(found) is (again or newest != position)
 
 
-async def test_on_redis_what_was_said_before_is_before_the_end_however_far_back_is_asked_for():
+async def test_on_redis_what_was_said_before_is_before_the_end_however_far_back_is_asked_for() -> None:
     class Redis:
-        def pipeline(self, transaction):
+        def pipeline(self, transaction: bool) -> Any:
             self.asked = []
             return self
 
-        def xrevrange(self, key, count):
+        def xrevrange(self, key: str, count: int) -> None:
             self.asked.append(key)
 
-        async def execute(self):
+        async def execute(self) -> list[list[tuple[bytes, Any]]]:
             newest = {"isthmus:run:a": b"1700000000000-3", "isthmus:run:b": b"1600000000000-3"}
             return [[(newest[key], {})] if key in newest else [] for key in self.asked]
 
-        async def time(self):
+        async def time(self) -> tuple[int, int]:
             return 1700000010, 0
 
     found = await RedisBus(Redis(), Redis(), "run", "redis://here").ago(["a", "b", "none"], 60.0)

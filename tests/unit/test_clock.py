@@ -8,12 +8,13 @@ from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.simulate.clock import Clock, StandsStill
 from isthmus.simulate.weather import Fault, Weather
 from isthmus.simulate.world import World
+from isthmus.store.edge import EdgeStore
 
 
-def test_time_passes_only_by_waiting():
+def test_time_passes_only_by_waiting() -> None:
     clock = Clock()
 
-    async def body():
+    async def body() -> float:
         await asyncio.sleep(3600.0)
         async with asyncio.timeout(5.0):
             await asyncio.sleep(1.0)
@@ -25,17 +26,17 @@ def test_time_passes_only_by_waiting():
     assert clock.run_until_complete(body()) == 3606.0
 
 
-def test_within_a_life_order_is_asyncios_and_among_lives_it_is_drawn():
-    def order(seed):
+def test_within_a_life_order_is_asyncios_and_among_lives_it_is_drawn() -> None:
+    def order(seed: int) -> list[tuple[str, int]]:
         world = World(str(seed))
         said = []
 
-        async def one(name):
+        async def one(name: str) -> None:
             for i in range(5):
                 said.append((name, i))
                 await asyncio.sleep(0)
 
-        async def body():
+        async def body() -> None:
             await asyncio.gather(*(world.process(name).start(one(name)) for name in "abc"))
 
         world.clock.run_until_complete(body())
@@ -49,16 +50,16 @@ def test_within_a_life_order_is_asyncios_and_among_lives_it_is_drawn():
     assert order(3) == runs[3]
 
 
-def test_a_paused_life_goes_on_with_what_it_believes():
+def test_a_paused_life_goes_on_with_what_it_believes() -> None:
     world = World("pause")
     seen = []
 
-    async def watch():
+    async def watch() -> None:
         while True:
             seen.append(world.clock.time())
             await asyncio.sleep(1.0)
 
-    async def body():
+    async def body() -> None:
         process = world.process("p")
         process.start(watch())
         await asyncio.sleep(2.5)
@@ -72,17 +73,17 @@ def test_a_paused_life_goes_on_with_what_it_believes():
     assert seen == [0.0, 1.0, 2.0, 12.5, 13.5]
 
 
-def test_a_killed_life_runs_no_finally_and_what_it_sent_still_lands():
+def test_a_killed_life_runs_no_finally_and_what_it_sent_still_lands() -> None:
     world = World("kill")
     ended = []
 
-    async def write(store):
+    async def write(store: EdgeStore) -> None:
         try:
             await store.put("a/b", b"sent")
         finally:
             ended.append(world.clock.time())
 
-    async def body():
+    async def body() -> None:
         process = world.process("p")
         ports = world.ports(process, Weather(latency_s=1.0))
         process.start(write(ports.store))
@@ -98,10 +99,10 @@ def test_a_killed_life_runs_no_finally_and_what_it_sent_still_lands():
     world.clock.close()  # only now is it unwound
 
 
-def test_what_can_never_come_is_an_error():
+def test_what_can_never_come_is_an_error() -> None:
     clock = Clock()
 
-    async def body():
+    async def body() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(StandsStill, match="nothing is left to happen"):
@@ -113,11 +114,11 @@ def test_what_can_never_come_is_an_error():
     ("fault", "lands"),
     [(Fault.ERROR, False), (Fault.LOST_REQUEST, False), (Fault.LOST_REPLY, True), (Fault.LANDS_LATE, True)],
 )
-def test_a_write_that_failed_may_have_landed(fault, lands):
+def test_a_write_that_failed_may_have_landed(fault: Fault, lands: bool) -> None:
     world = World("fault")
     weather = Weather(latency_s=0.01, chances={fault: 1.0}, timeout_s=3.0, late_s=60.0)
 
-    async def body():
+    async def body() -> tuple[bool, bool]:
         ports = world.ports(world.process("p"), weather)
         with pytest.raises(Unavailable):
             await ports.wire.put("a/b", b"x")
@@ -131,10 +132,10 @@ def test_a_write_that_failed_may_have_landed(fault, lands):
     assert weather.seen[fault] == 1
 
 
-def test_bodies_take_their_turn_on_a_link():
+def test_bodies_take_their_turn_on_a_link() -> None:
     world = World("link")
 
-    async def body():
+    async def body() -> float:
         wire = world.ports(world.process("p"), Weather(up_bytes_s=100.0)).wire
         await asyncio.gather(wire.put("a/1", b"x" * 100), wire.put("a/2", b"x" * 300))
         return world.clock.time()
@@ -142,11 +143,11 @@ def test_bodies_take_their_turn_on_a_link():
     assert world.clock.run_until_complete(body()) == pytest.approx(4.0)
 
 
-def test_a_partition_lets_nothing_through_and_good_weather_everything():
+def test_a_partition_lets_nothing_through_and_good_weather_everything() -> None:
     world = World("cut")
     weather = Weather(timeout_s=2.0, cut_off=True)
 
-    async def body():
+    async def body() -> float:
         wire = world.ports(world.process("p"), weather).wire
         with pytest.raises(Unavailable):
             await wire.list("")

@@ -23,13 +23,13 @@ def round_trip(name: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_a_codec_takes_the_bits_it_states(name):
+def test_a_codec_takes_the_bits_it_states(name: str) -> None:
     assert codec(name).size(LARGE) * 8 / LARGE == codec(name).bits
 
 
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("n", [1, 5, 63, 64, 65, 127, 128, 129, 1000])
-def test_every_length_survives(name, n):
+def test_every_length_survives(name: str, n: int) -> None:
     x = np.random.default_rng(n).normal(size=n).astype(np.float32)
     back = round_trip(name, x)
     assert np.isfinite(back).all()
@@ -39,11 +39,11 @@ def test_every_length_survives(name, n):
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_zeros_stay_zeros(name):
+def test_zeros_stay_zeros(name: str) -> None:
     assert not round_trip(name, np.zeros(300, np.float32)).any()
 
 
-def test_bfloat16_rounds_as_torch_does():
+def test_bfloat16_rounds_as_torch_does() -> None:
     x = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, dtype=np.uint64).astype(np.uint32).view(np.float32)
     x = np.ascontiguousarray(x[np.isfinite(x) & (np.abs(x) < 3.38e38)])
     ours = round_trip("bf16", x)
@@ -52,13 +52,13 @@ def test_bfloat16_rounds_as_torch_does():
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "int4"])
-def test_the_largest_numbers_do_not_become_infinite(name):
+def test_the_largest_numbers_do_not_become_infinite(name: str) -> None:
     x = np.full(128, np.finfo(np.float32).max, np.float32)
     assert np.isfinite(round_trip(name, x)).all()
 
 
 @pytest.mark.parametrize(("name", "levels"), [("int8", 127), ("int4", 7)])
-def test_quantisation_is_nearest_against_a_plain_reference(name, levels):
+def test_quantisation_is_nearest_against_a_plain_reference(name: str, levels: int) -> None:
     x = np.random.default_rng(1).normal(size=128 * 40).astype(np.float32)
     expected = []
     for block in x.reshape(-1, 128):
@@ -73,11 +73,11 @@ def test_quantisation_is_nearest_against_a_plain_reference(name, levels):
     st.sampled_from(list(CODECS)),
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=300),
 )
-def test_any_finite_input_gives_finite_output(name, values):
+def test_any_finite_input_gives_finite_output(name: str, values: list[float]) -> None:
     assert np.isfinite(round_trip(name, np.array(values, np.float32))).all()
 
 
-def test_tensors_are_packed_apart():
+def test_tensors_are_packed_apart() -> None:
     fragment = partition(
         [Spec("big", (200,), "float32", "dense"), Spec("small", (7,), "float32", "dense")], 1
     ).fragments[0]
@@ -90,7 +90,7 @@ def test_tensors_are_packed_apart():
     assert np.allclose(back[200:], 1e-6, rtol=0.01)
 
 
-def test_error_feedback_makes_up_for_what_int4_drops():
+def test_error_feedback_makes_up_for_what_int4_drops() -> None:
     draw = np.random.default_rng(2)
     wanted, sent, residual = np.zeros(512, np.float32), np.zeros(512, np.float32), np.zeros(512, np.float32)
     for _ in range(50):
@@ -102,13 +102,13 @@ def test_error_feedback_makes_up_for_what_int4_drops():
     assert np.abs(wanted - sent).max() == pytest.approx(np.abs(residual).max(), rel=1e-3)
 
 
-def test_an_unknown_codec_names_those_there_are():
+def test_an_unknown_codec_names_those_there_are() -> None:
     with pytest.raises(InputError, match="choose one of f32, bf16, int8, int4"):
         codec("int3")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_non_finite_numbers_are_seen(bad):
+def test_non_finite_numbers_are_seen(bad: float) -> None:
     x = np.ones(1000, np.float32)
     assert kernels.all_finite(x)
     x[777] = bad

@@ -42,8 +42,8 @@ async def foldable(w: Written, start: int) -> None:
 
 
 @pytest.mark.parametrize("keep", [3, 4, 5, 6])
-def test_the_newest_versions_stay_foldable_as_many_as_were_asked_for(keep):
-    async def body(w):
+def test_the_newest_versions_stay_foldable_as_many_as_were_asked_for(keep: int) -> None:
+    async def body(w: Written) -> None:
         await w.grow(12, snapshot_every=2)
         plan = await collected(w, keep)
         start = (12 - keep) // 2 * 2
@@ -57,8 +57,8 @@ def test_the_newest_versions_stay_foldable_as_many_as_were_asked_for(keep):
     Written().drive(body)
 
 
-def test_what_lies_above_the_head_may_be_of_a_commit_on_its_way():
-    async def body(w):
+def test_what_lies_above_the_head_may_be_of_a_commit_on_its_way() -> None:
+    async def body(w: Written) -> None:
         await w.grow(8, snapshot_every=2)
         header, result = w.draft(w.upload("a", 8))
         w.put(header.value_key, result.value)
@@ -70,8 +70,8 @@ def test_what_lies_above_the_head_may_be_of_a_commit_on_its_way():
     Written().drive(body)
 
 
-def test_an_update_that_no_commit_speaks_of_stays_until_no_pace_could_merge_it():
-    async def body(w):
+def test_an_update_that_no_commit_speaks_of_stays_until_no_pace_could_merge_it() -> None:
+    async def body(w: Written) -> None:
         await w.grow(STALENESS_MAX + 4, snapshot_every=STALENESS_MAX + 2)
         head = w.states[0].version
         keys = {base: w.upload("late", base) for base in (head - STALENESS_MAX - 1, head - STALENESS_MAX, head - 1)}
@@ -84,8 +84,8 @@ def test_an_update_that_no_commit_speaks_of_stays_until_no_pace_could_merge_it()
     Written().drive(body)
 
 
-def test_two_checkpoints_of_each_learner_stay():
-    async def body(w):
+def test_two_checkpoints_of_each_learner_stay() -> None:
+    async def body(w: Written) -> None:
         keys = [
             checkpoint_key(who, life, step, bytes(32)) for who in "ab" for life, step in ((1, 90), (2, 10), (2, 20))
         ]
@@ -97,8 +97,8 @@ def test_two_checkpoints_of_each_learner_stay():
     Written().drive(body)
 
 
-def test_what_a_commit_merged_whose_bytes_are_not_what_the_next_one_names_is_not_packed():
-    async def body(w):
+def test_what_a_commit_merged_whose_bytes_are_not_what_the_next_one_names_is_not_packed() -> None:
+    async def body(w: Written) -> None:
         await w.grow(8, snapshot_every=2)
         plan = await gc.plan(w.log, keep=2, min_age_s=-1.0)
         w.replace_commit(3, written_at=1.0)
@@ -121,8 +121,8 @@ async def aged(w: Written, versions: int, later: int, snapshot_every: int = 2) -
     await w.grow(later, snapshot_every=snapshot_every)
 
 
-def test_a_snapshot_too_young_to_go_is_a_place_to_start_from_so_what_follows_it_stays():
-    async def body(w):
+def test_a_snapshot_too_young_to_go_is_a_place_to_start_from_so_what_follows_it_stays() -> None:
+    async def body(w: Written) -> None:
         await w.grow(12, snapshot_every=4)
         await asyncio.sleep(2 * AGE_S)
         [young] = [key for key in w.keys(snapshots_prefix(0)) if version_in(key) == 4]
@@ -135,8 +135,8 @@ def test_a_snapshot_too_young_to_go_is_a_place_to_start_from_so_what_follows_it_
     Written().drive(body)
 
 
-def test_commits_are_packed_once_they_are_old_and_what_the_others_merged_stays():
-    async def body(w):
+def test_commits_are_packed_once_they_are_old_and_what_the_others_merged_stays() -> None:
+    async def body(w: Written) -> None:
         await aged(w, 6, 12)
         plan = await collected(w, 2, AGE_S)
         assert plan.pack == [[(0, version) for version in range(1, 7)]]
@@ -149,8 +149,8 @@ def test_commits_are_packed_once_they_are_old_and_what_the_others_merged_stays()
     Written().drive(body)
 
 
-def test_the_first_commit_that_is_too_young_is_not_packed():
-    async def body(w):
+def test_the_first_commit_that_is_too_young_is_not_packed() -> None:
+    async def body(w: Written) -> None:
         await w.grow(3)
         await w.commit(written_at=w.runtime.wall() + AGE_S)  # by a clock that is ahead
         await w.grow(10, snapshot_every=10)
@@ -169,10 +169,10 @@ def test_the_first_commit_that_is_too_young_is_not_packed():
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 13])
-def test_a_collection_cut_short_leaves_no_snapshot_that_leads_nowhere(after):
+def test_a_collection_cut_short_leaves_no_snapshot_that_leads_nowhere(after: int) -> None:
     """Whichever deletions it got to: from every snapshot that is left the end of the log can be reached."""
 
-    async def body(w):
+    async def body(w: Written) -> None:
         await w.grow(12, snapshot_every=2)
         plan = await gc.plan(w.log, keep=2, min_age_s=-1.0)
         left = iter(range(after))
@@ -198,8 +198,8 @@ def test_a_collection_cut_short_leaves_no_snapshot_that_leads_nowhere(after):
     Written().drive(body)
 
 
-def test_nothing_else_goes_as_long_as_a_snapshot_that_has_to_go_is_there():
-    async def body(w):
+def test_nothing_else_goes_as_long_as_a_snapshot_that_has_to_go_is_there() -> None:
+    async def body(w: Written) -> None:
         await w.grow(12, snapshot_every=2)
         plan = await gc.plan(w.log, keep=2, min_age_s=-1.0)
         [first] = [key for key in w.keys(snapshots_prefix(0)) if version_in(key) == 2]
@@ -216,8 +216,8 @@ def test_nothing_else_goes_as_long_as_a_snapshot_that_has_to_go_is_there():
     Written().drive(body)
 
 
-def test_what_is_packed_is_where_its_pointer_says():
-    async def body(w):
+def test_what_is_packed_is_where_its_pointer_says() -> None:
+    async def body(w: Written) -> None:
         await w.grow(10, snapshot_every=8)
         await collected(w, 1)
         for version in range(1, 8):

@@ -39,7 +39,7 @@ def compared(params: float, *islands: Island, tokens: float = 1000.0, job: Job =
     return compare(planned(params, *islands, **fixed), islands, PRICES, tokens, job)
 
 
-def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_hand():
+def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_hand() -> None:
     found = compared(1e8, Island(name="a", count=4, gpus=2, up_gbit_s=2.0, down_gbit_s=5.0, latency_s=0.0))
     one, across, ours = found.ways
     assert [w.name for w in found.ways] == [ONE_PLACE, ACROSS, DECOUPLED]
@@ -53,7 +53,7 @@ def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_h
     assert found.least < ours.learnt < found.most
 
 
-def test_any_failure_stops_a_job_and_its_own_alone_a_learner():
+def test_any_failure_stops_a_job_and_its_own_alone_a_learner() -> None:
     calm, failing = (compared(1e8, Island(name="a", count=8, mtbf_hours=h), sync_every=12) for h in (math.inf, 1.0))
     assert calm.way(ONE_PLACE).goodput == 1.0
     # Eight times an hour all stand still for a minute: 1 / (1 + 480 / 3600), and a little for checkpoints.
@@ -62,7 +62,7 @@ def test_any_failure_stops_a_job_and_its_own_alone_a_learner():
     assert failing.way(ACROSS).goodput == failing.way(ONE_PLACE).goodput
 
 
-def test_a_job_that_checkpoints_by_the_clock_loses_half_of_the_time_between():
+def test_a_job_that_checkpoints_by_the_clock_loses_half_of_the_time_between() -> None:
     rate = 1 / 1000
     found = held(rate, 0.0, Job(checkpoint_s=0.0, every_s=20.0))
     assert found == pytest.approx(1 - 10 / 1000, abs=2e-4)
@@ -71,7 +71,7 @@ def test_a_job_that_checkpoints_by_the_clock_loses_half_of_the_time_between():
 
 
 @pytest.mark.parametrize(("count", "params"), [(2, 1e8), (8, 1e9)])
-def test_where_it_begins_to_pay_both_are_alike(count, params):
+def test_where_it_begins_to_pay_both_are_alike(count: int, params: float) -> None:
     island = Island(name="a", count=count, mtbf_hours=50.0)
     found = compared(params, island)
     period = planned(params, island).rules
@@ -87,13 +87,13 @@ def test_where_it_begins_to_pay_both_are_alike(count, params):
     assert compared(params, fast, **fixed).way(ACROSS).learnt == pytest.approx(found.way(DECOUPLED).learnt, rel=0.01)
 
 
-def test_links_so_far_that_no_speed_helps_are_never_fast_enough_for_data_parallel():
+def test_links_so_far_that_no_speed_helps_are_never_fast_enough_for_data_parallel() -> None:
     found = compared(1e8, Island(name="a", count=2, latency_s=0.5))
     assert found.gbit_s == math.inf
     assert found.way(ACROSS).learnt < 0.6 * found.way(ONE_PLACE).learnt
 
 
-def test_a_step_without_tokens_is_refused():
+def test_a_step_without_tokens_is_refused() -> None:
     with pytest.raises(InputError, match="at least one token"):
         compared(1e8, Island(name="a", count=2), tokens=math.nan)
 
@@ -162,7 +162,9 @@ def predicted(place: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("place", COMPARED)
-def test_what_it_says_of_equal_wall_time_is_what_the_lab_measured(place, rows):
+def test_what_it_says_of_equal_wall_time_is_what_the_lab_measured(
+    place: str, rows: dict[str, dict[str, float]]
+) -> None:
     learners = int(COMPARED[place]["learners"])
     model = predicted(place)
     for way, said in model.items():
@@ -174,7 +176,9 @@ def test_what_it_says_of_equal_wall_time_is_what_the_lab_measured(place, rows):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_what_it_rests_on_and_where_it_pays(tmp_path, capsys):
+def test_the_command_says_what_it_rests_on_and_where_it_pays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = tmp_path / "r.json"
     words = ["--params", "2.9e9", "--learners", "8", "--gpus", "64", "--mtbf-hours", "100", "--compare"]
     assert main(["plan", *words, "--json", str(said)]) == 0
@@ -196,7 +200,7 @@ def test_the_command_says_what_it_rests_on_and_where_it_pays(tmp_path, capsys):
     assert report["init"].startswith("isthmus init")
 
 
-def test_beyond_what_the_lab_measured_it_says_so(capsys):
+def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--params", "1e9", "--learners", "64", "--compare", "--sync-every", "256"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "M = 64 is beyond the 16 that were measured" in shown
@@ -206,7 +210,7 @@ def test_beyond_what_the_lab_measured_it_says_so(capsys):
 # --- what a token is worth --------------------------------------------------------------------------------------------
 
 
-def test_the_labs_rows_are_those_of_its_results():
+def test_the_labs_rows_are_those_of_its_results() -> None:
     found = lab()
     for row in (*found.data_parallel, *found.decoupled, *found.overwritten, *found.long):
         if not row.experiment:
@@ -219,7 +223,7 @@ def test_the_labs_rows_are_those_of_its_results():
             assert row.kept == pytest.approx(of["kept"]["mean"], abs=6e-5), row
 
 
-def test_a_row_is_worth_what_it_was_measured_at():
+def test_a_row_is_worth_what_it_was_measured_at() -> None:
     found = lab()
     for row in found.decoupled:
         measured = math.exp(-found.paid(row))
@@ -231,7 +235,7 @@ def test_a_row_is_worth_what_it_was_measured_at():
         assert found.paid(row) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_what_is_overwritten_costs_less_in_longer_runs_too():
+def test_what_is_overwritten_costs_less_in_longer_runs_too() -> None:
     """One pair of runs, 0.25 s from the store, beside two near it."""
     rows = json.loads((RESULTS / "gap.json").read_text())["summary"]
 
@@ -245,7 +249,7 @@ def test_what_is_overwritten_costs_less_in_longer_runs_too():
     assert 0.3 < long / short < 0.7
 
 
-def test_more_learners_longer_periods_and_less_merged_are_worth_less():
+def test_more_learners_longer_periods_and_less_merged_are_worth_less() -> None:
     worth = lab().worth
     for name in ("short", "long"):
 

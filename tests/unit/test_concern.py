@@ -1,6 +1,8 @@
 """What keeps a learner from being merged is said soon, then ever more seldom, and once when it is over."""
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,12 +14,12 @@ STORE = ("the store does not answer", "see whether it is there")
 
 
 @pytest.fixture
-def said(caplog):
+def said(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
     caplog.set_level(logging.WARNING)
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_trouble_that_passes_is_not_worth_a_word(said):
+def test_trouble_that_passes_is_not_worth_a_word(said: Callable[..., Any]) -> None:
     concern = Concern("eu-1", 3.0)
     for second in range(9):
         concern.look(second, [(second, *SYNCER)])
@@ -25,7 +27,7 @@ def test_trouble_that_passes_is_not_worth_a_word(said):
     assert said() == []
 
 
-def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said):
+def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said: Callable[..., Any]) -> None:
     concern = Concern("eu-1", 3.0)
     for second in range(3600):
         concern.look(second, [(second, *SYNCER)])
@@ -36,7 +38,7 @@ def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said):
     assert 4 <= len(found) <= 8
 
 
-def test_the_end_is_said_once_and_the_next_time_it_is_said_at_once_again(said):
+def test_the_end_is_said_once_and_the_next_time_it_is_said_at_once_again(said: Callable[..., Any]) -> None:
     concern = Concern("eu-1", 3.0)
     concern.look(20, [(20.0, *SYNCER)])
     for second in range(21, 30):
@@ -46,14 +48,14 @@ def test_the_end_is_said_once_and_the_next_time_it_is_said_at_once_again(said):
     assert len(said()) == 3
 
 
-def test_the_root_cause_comes_first_and_a_new_one_is_said_at_once(said):
+def test_the_root_cause_comes_first_and_a_new_one_is_said_at_once(said: Callable[..., Any]) -> None:
     concern = Concern("eu-1", 3.0)
     concern.look(20, [(0.0, *STORE), (20.0, *SYNCER)])
     concern.look(21, [(15.0, *STORE), (21.0, *SYNCER)])
     assert ["store" in line for line in said()] == [False, True]
 
 
-def test_a_slow_pace_is_given_more_time(said):
+def test_a_slow_pace_is_given_more_time(said: Callable[..., Any]) -> None:
     concern = Concern("eu-1", 60.0)
     concern.look(100, [(100.0, *SYNCER)])
     assert said() == []
@@ -64,7 +66,7 @@ def test_a_slow_pace_is_given_more_time(said):
 # --- what becomes of its updates --------------------------------------------------------------------------------------
 
 
-def dry(**happened) -> Unmerged:
+def dry(**happened: Any) -> Unmerged:
     return Unmerged(at=100.0, step=10, **happened)
 
 
@@ -77,13 +79,13 @@ def dry(**happened) -> Unmerged:
         ({"announced": 3}, "no update is merged", "isthmus status"),
     ],
 )
-def test_work_of_four_periods_that_nobody_merged_is_told_with_its_reason(happened, what, remedy):
+def test_work_of_four_periods_that_nobody_merged_is_told_with_its_reason(happened: Any, what: str, remedy: str) -> None:
     assert dry(**happened).trouble(110.0, 10 + 4 * 8 - 1, 8) is None
     for_s, said, to_do = dry(**happened).trouble(112.0, 10 + 4 * 8, 8)
     assert (for_s, said) == (12.0, what)
     assert remedy in to_do
 
 
-def test_every_reason_has_a_remedy_or_speaks_of_one_update_among_several():
+def test_every_reason_has_a_remedy_or_speaks_of_one_update_among_several() -> None:
     several = {Reason.SUPERSEDED, Reason.DUPLICATE, Reason.BASE_MERGED, Reason.OVERTAKEN}
     assert set(Reason) - REMEDIES.keys() == several

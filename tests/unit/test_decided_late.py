@@ -1,6 +1,7 @@
 """A round that was closed later than due, on a machine that was busy, is decided anew as it was; and so is the next."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ AT_QUORUM_S = 0.02
 GRACE_S = adaptive_grace(PACE, RULES.sync_every, TERMS, AT_QUORUM_S).seconds
 
 
-def round_of(version: int, closed_by: ClosedBy, waited_s: float, *seen: tuple[float, str], **changed) -> Commit:
+def round_of(version: int, closed_by: ClosedBy, waited_s: float, *seen: tuple[float, str], **changed: Any) -> Commit:
     """Return the commit of a round that saw these updates arrive, each made on the version before."""
     header = committed(version, *(given(learner, version - 1, version) for _, learner in seen))
     waited = msgspec.structs.replace(
@@ -43,7 +44,7 @@ def told(*commits: Commit) -> list[list[str]]:
     return [[i.learner for i in inputs] for inputs in whatif.decide(log, commits, (), {})]
 
 
-def test_what_one_round_was_late_by_is_not_taken_off_the_grace_of_the_next():
+def test_what_one_round_was_late_by_is_not_taken_off_the_grace_of_the_next() -> None:
     nobody = {"boundary_s": 0.0, "quorum_s": 0.0, "grace_s": 0.0, "fastest_step_s": 0.0, "slowest_step_s": 0.0}
     known = {"boundary_s": 0.0, "quorum_s": AT_QUORUM_S, "grace_s": GRACE_S, "gives_up_s": 2.0}
     known |= {name: getattr(TERMS, name) for name in ("fastest_step_s", "slowest_step_s", "sync_s", "cap_s")}
@@ -55,7 +56,7 @@ def test_what_one_round_was_late_by_is_not_taken_off_the_grace_of_the_next():
     assert told(late, after) == [["a"], ["a", "b", "c"]]
 
 
-def test_a_round_that_was_to_be_given_up_when_nobody_looked_takes_what_came_until_somebody_did():
+def test_a_round_that_was_to_be_given_up_when_nobody_looked_takes_what_came_until_somebody_did() -> None:
     known = {"boundary_s": 0.0, "quorum_s": 0.44, "grace_s": 0.0, "gives_up_s": 0.38, "fastest_step_s": 0.0}
     late = round_of(
         1, ClosedBy.GRACE, 0.44, (0.01, "a"), (0.44, "b"), slowest_step_s=0.0, sync_s=0.0, cap_s=0.0, **known

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from isthmus_services.commands.learner import NEVER_MERGED
 from isthmus_services.demo.fleet import CRASHES_MAX, Fleet, Worker
 
 
-def fleet_of(code: int, tmp_path) -> Fleet:
+def fleet_of(code: int, tmp_path: Path) -> Fleet:
     """A fleet whose one learner ends with this code, every time."""
     learner = Worker("l", "learner", [sys.executable, "-c", f"raise SystemExit({code})"], tmp_path / "l.log", {})
     syncer = Worker("s", "syncer", [], tmp_path / "s.log", {})
@@ -28,7 +29,7 @@ def ended(fleet: Fleet) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize("code", [0, NEVER_MERGED])
-def test_a_learner_that_has_done_its_steps_is_done_merged_or_not(code, tmp_path):
+def test_a_learner_that_has_done_its_steps_is_done_merged_or_not(code: int, tmp_path: Path) -> None:
     fleet = fleet_of(code, tmp_path)
     ended(fleet)
     fleet.tend(Hearing(bytes(32)))
@@ -36,7 +37,7 @@ def test_a_learner_that_has_done_its_steps_is_done_merged_or_not(code, tmp_path)
     assert fleet.learners[0].starts == 1
 
 
-def test_one_that_keeps_ending_ends_the_demo(tmp_path):
+def test_one_that_keeps_ending_ends_the_demo(tmp_path: Path) -> None:
     fleet = fleet_of(1, tmp_path)
     with pytest.raises(InputError, match="l ended with 1"):
         for _ in range(CRASHES_MAX):

@@ -1,6 +1,7 @@
 """`isthmus demo --out DIR` replaces what an earlier demo left there, by its mark, and nothing that anybody else made."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from isthmus_services.demo import mark
 ALL = (mark.RUN, mark.LOGS, mark.SERVERS)
 
 
-def earlier(out) -> None:
+def earlier(out: Path) -> None:
     """What a demo leaves."""
     mark.claim(out, ALL)
     for name in ("run/commits/00000/1", "run/bus.sqlite", "run/.scratch/x", "logs/learner-0.log", "servers/redis.log"):
@@ -22,7 +23,7 @@ def earlier(out) -> None:
     (out / "report.json").write_text("{}")
 
 
-def test_an_earlier_demo_is_replaced_and_what_lies_beside_it_stays(tmp_path):
+def test_an_earlier_demo_is_replaced_and_what_lies_beside_it_stays(tmp_path: Path) -> None:
     earlier(tmp_path / "d")
     (tmp_path / "d" / "notes.txt").write_text("mine")
     mark.claim(tmp_path / "d", ALL)
@@ -31,7 +32,7 @@ def test_an_earlier_demo_is_replaced_and_what_lies_beside_it_stays(tmp_path):
 
 
 @pytest.mark.parametrize("theirs", ["run/thesis.txt", "logs/app.log", "report.json", "loss.png", "run"])
-def test_what_no_demo_marked_is_refused_and_kept(theirs, tmp_path):
+def test_what_no_demo_marked_is_refused_and_kept(theirs: str, tmp_path: Path) -> None:
     path = tmp_path / "d" / theirs
     path.parent.mkdir(parents=True)
     path.write_text("ten years")
@@ -42,7 +43,7 @@ def test_what_no_demo_marked_is_refused_and_kept(theirs, tmp_path):
 
 
 @pytest.mark.parametrize("theirs", ["run/thesis.txt", "logs/app.log", "servers/data"])
-def test_in_a_marked_folder_what_a_demo_does_not_write_keeps_all_of_it(theirs, tmp_path):
+def test_in_a_marked_folder_what_a_demo_does_not_write_keeps_all_of_it(theirs: str, tmp_path: Path) -> None:
     out = tmp_path / "d"
     earlier(out)
     (out / theirs).write_text("ten years")
@@ -53,7 +54,7 @@ def test_in_a_marked_folder_what_a_demo_does_not_write_keeps_all_of_it(theirs, t
     assert (out / "logs" / "learner-0.log").exists()
 
 
-def test_a_folder_that_points_elsewhere_is_not_followed(tmp_path):
+def test_a_folder_that_points_elsewhere_is_not_followed(tmp_path: Path) -> None:
     out = tmp_path / "d"
     earlier(out)
     elsewhere = tmp_path / "elsewhere"
@@ -64,14 +65,14 @@ def test_a_folder_that_points_elsewhere_is_not_followed(tmp_path):
     assert (elsewhere / "run").exists()
 
 
-def test_a_run_in_a_store_of_its_own_leaves_the_folder_run_alone(tmp_path):
+def test_a_run_in_a_store_of_its_own_leaves_the_folder_run_alone(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").touch()
     mark.claim(tmp_path, (mark.LOGS,))
     assert (tmp_path / "run" / "thesis.txt").exists()
 
 
-def test_every_folder_of_a_run_is_known_to_be_a_demos():
+def test_every_folder_of_a_run_is_known_to_be_a_demos() -> None:
     d = bytes(32)
     all_keys = [
         keys.RUN_KEY,
@@ -87,7 +88,7 @@ def test_every_folder_of_a_run_is_known_to_be_a_demos():
         assert mark._OURS[mark.RUN].fullmatch(key.partition("/")[0]), key
 
 
-def test_the_command_says_so_in_one_line(tmp_path, capsys):
+def test_the_command_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").touch()
     assert main(["demo", "--out", str(tmp_path), "--steps", "1"]) == 2

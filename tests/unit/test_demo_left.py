@@ -22,11 +22,11 @@ class Clock:
 
 
 @pytest.fixture
-def clock():
+def clock() -> Clock:
     return Clock()
 
 
-def test_at_the_start_it_is_what_was_expected_of_all_phases(clock):
+def test_at_the_start_it_is_what_was_expected_of_all_phases(clock: Clock) -> None:
     left = Left(EXPECTED, clock)
     assert left.seconds is None
     left.enter(TRAINING)
@@ -35,7 +35,7 @@ def test_at_the_start_it_is_what_was_expected_of_all_phases(clock):
     assert left.seconds == pytest.approx(176.0)
 
 
-def test_a_phase_under_way_is_judged_by_its_own_speed(clock):
+def test_a_phase_under_way_is_judged_by_its_own_speed(clock: Clock) -> None:
     left = Left(EXPECTED, clock)
     left.enter(TRAINING)
     clock.now = 10.0
@@ -45,7 +45,7 @@ def test_a_phase_under_way_is_judged_by_its_own_speed(clock):
     assert left.seconds == pytest.approx(149.8 + 96.0)
 
 
-def test_when_training_ends_what_comes_after_it_is_still_to_come(clock):
+def test_when_training_ends_what_comes_after_it_is_still_to_come(clock: Clock) -> None:
     left = Left(EXPECTED, clock)
     left.enter(TRAINING)
     for now, share in ((5.0, 0.01), (50.0, 0.5), (95.0, 1.0)):
@@ -58,11 +58,11 @@ def test_when_training_ends_what_comes_after_it_is_still_to_come(clock):
     assert left.seconds == pytest.approx(3.0), "late, but never less than what follows"
 
 
-def lines(capsys) -> list[str]:
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_lines_into_a_pipe(clock, capsys, monkeypatch):
+def test_lines_into_a_pipe(clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LINES_EVERY_S", 0.0)
     hearing = Hearing(bytes(32))
     run = SimpleNamespace(hearing=hearing, commits={})

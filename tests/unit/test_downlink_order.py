@@ -1,6 +1,7 @@
 """The way down: what is fetched when, how far, and that words which are not true cost one look."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -19,7 +20,7 @@ PACE = Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=4)
 
 
 @asynccontextmanager
-async def learner(w: Written, fetchers: int = 1):
+async def learner(w: Written, fetchers: int = 1) -> AsyncIterator[Downlink]:
     """A learner's way down that has read the log as it is, and fetches whatever it hears of."""
     settled, told = [], []
     downlink = Downlink(w.log, w.runtime, w.pace, settle=settled.append, tell=told.append)
@@ -35,7 +36,7 @@ async def learner(w: Written, fetchers: int = 1):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def versions(downlink) -> list[tuple[int, int]]:
+def versions(downlink: Downlink) -> list[tuple[int, int]]:
     """Return fragment and version of what was handed to training."""
     assert all(isinstance(message, Ready) for message in downlink.told)
     return [(ready.fragment, ready.version) for ready in downlink.told]
@@ -53,8 +54,8 @@ async def all_grow(w: Written, *heads: int) -> None:
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
-def test_a_version_that_was_said_is_fetched_and_handed_on():
-    async def body(w):
+def test_a_version_that_was_said_is_fetched_and_handed_on() -> None:
+    async def body(w: Written) -> None:
         async with learner(w) as downlink:
             await w.commit()
             downlink.want(0, 1)
@@ -68,8 +69,8 @@ def test_a_version_that_was_said_is_fetched_and_handed_on():
 
 
 @pytest.mark.parametrize("said", [1, 7, 10**9])
-def test_a_version_that_does_not_exist_costs_one_look(said):
-    async def body(w):
+def test_a_version_that_does_not_exist_costs_one_look(said: int) -> None:
+    async def body(w: Written) -> None:
         async with learner(w) as downlink:
             downlink.want(0, said)
             await asyncio.sleep(600.0)
@@ -82,8 +83,8 @@ def test_a_version_that_does_not_exist_costs_one_look(said):
     Written(RULES, PACE).drive(body)
 
 
-def test_words_of_other_fragments_and_older_versions_cost_nothing():
-    async def body(w):
+def test_words_of_other_fragments_and_older_versions_cost_nothing() -> None:
+    async def body(w: Written) -> None:
         await w.grow(2)
         async with learner(w) as downlink:
             downlink.want(99, 1)
@@ -94,8 +95,8 @@ def test_words_of_other_fragments_and_older_versions_cost_nothing():
     Written(RULES, PACE).drive(body)
 
 
-def test_a_commit_nobody_told_of_is_found_after_a_while_of_silence():
-    async def body(w):
+def test_a_commit_nobody_told_of_is_found_after_a_while_of_silence() -> None:
+    async def body(w: Written) -> None:
         async with learner(w) as downlink:
             probing = asyncio.ensure_future(downlink.probe())
             await w.commit()
@@ -112,8 +113,8 @@ def test_a_commit_nobody_told_of_is_found_after_a_while_of_silence():
 # --- in which order ---------------------------------------------------------------------------------------------------
 
 
-def test_whoever_is_furthest_behind_is_fetched_first_whatever_its_number():
-    async def body(w):
+def test_whoever_is_furthest_behind_is_fetched_first_whatever_its_number() -> None:
+    async def body(w: Written) -> None:
         async with learner(w) as downlink:
             await all_grow(w, 1, 3, 2)
             for p, head in enumerate((1, 3, 2)):
@@ -124,8 +125,8 @@ def test_whoever_is_furthest_behind_is_fetched_first_whatever_its_number():
     Written(RULES, PACE).drive(body)
 
 
-def test_of_several_equally_far_behind_it_is_whoever_was_brought_longest_ago():
-    async def body(w):
+def test_of_several_equally_far_behind_it_is_whoever_was_brought_longest_ago() -> None:
+    async def body(w: Written) -> None:
         async with learner(w) as downlink:
             for p in (2, 0, 1):
                 await w.commit(p=p)
@@ -141,8 +142,8 @@ def test_of_several_equally_far_behind_it_is_whoever_was_brought_longest_ago():
     Written(RULES, PACE).drive(body)
 
 
-def test_a_fragment_that_cannot_be_fetched_does_not_stop_the_others():
-    async def body(w):
+def test_a_fragment_that_cannot_be_fetched_does_not_stop_the_others() -> None:
+    async def body(w: Written) -> None:
         async with learner(w, fetchers=2) as downlink:
             await all_grow(w, 2, 1, 1)
             w.store.answers = lambda operation, key: Unavailable("away") if key == commit_key(0, 1) else None
@@ -160,8 +161,8 @@ def test_a_fragment_that_cannot_be_fetched_does_not_stop_the_others():
 # --- by differences or from a snapshot --------------------------------------------------------------------------------
 
 
-def test_a_version_or_two_behind_differences_are_fetched_and_no_snapshot():
-    async def body(w):
+def test_a_version_or_two_behind_differences_are_fetched_and_no_snapshot() -> None:
+    async def body(w: Written) -> None:
         await w.grow(4, snapshot_every=4)
         async with learner(w) as downlink:
             await w.grow(6)
@@ -174,8 +175,8 @@ def test_a_version_or_two_behind_differences_are_fetched_and_no_snapshot():
     Written(RULES, PACE).drive(body)
 
 
-def test_far_behind_a_snapshot_is_read_and_every_commit_on_the_way_is_settled_all_the_same():
-    async def body(w):
+def test_far_behind_a_snapshot_is_read_and_every_commit_on_the_way_is_settled_all_the_same() -> None:
+    async def body(w: Written) -> None:
         async with learner(w) as downlink:
             await w.grow(42, snapshot_every=4)
             downlink.want(0, 42)
@@ -188,10 +189,10 @@ def test_far_behind_a_snapshot_is_read_and_every_commit_on_the_way_is_settled_al
     Written(RULES, PACE).drive(body)
 
 
-def test_what_is_brought_is_the_version_that_was_asked_for_also_where_the_log_runs_ahead():
+def test_what_is_brought_is_the_version_that_was_asked_for_also_where_the_log_runs_ahead() -> None:
     """On a thin link the log may move as fast as it is read: a fragment that chases its end hands nothing on."""
 
-    async def body(w):
+    async def body(w: Written) -> None:
         async with learner(w) as downlink:
             await w.grow(60, snapshot_every=4)
             downlink.want(0, 42)
@@ -202,8 +203,8 @@ def test_what_is_brought_is_the_version_that_was_asked_for_also_where_the_log_ru
     Written(RULES, PACE).drive(body)
 
 
-def test_how_long_a_version_takes_is_measured_where_only_one_was_missing():
-    async def body(w):
+def test_how_long_a_version_takes_is_measured_where_only_one_was_missing() -> None:
+    async def body(w: Written) -> None:
         async with learner(w) as downlink:
             await w.commit()
             downlink.want(0, 1)
@@ -218,8 +219,8 @@ def test_how_long_a_version_takes_is_measured_where_only_one_was_missing():
     Written(RULES, PACE).drive(body)
 
 
-def test_a_learner_that_begins_reads_the_newest_values_and_who_was_merged_lately():
-    async def body(w):
+def test_a_learner_that_begins_reads_the_newest_values_and_who_was_merged_lately() -> None:
+    async def body(w: Written) -> None:
         await w.grow(3)
         await w.commit(w.upload("c", 3))
         async with learner(w) as downlink:
@@ -234,8 +235,8 @@ def test_a_learner_that_begins_reads_the_newest_values_and_who_was_merged_lately
     Written(RULES, PACE).drive(body)
 
 
-def test_nothing_is_fetched_twice_by_several_fetchers():
-    async def body(w):
+def test_nothing_is_fetched_twice_by_several_fetchers() -> None:
+    async def body(w: Written) -> None:
         async with learner(w, fetchers=4) as downlink:
             await all_grow(w, 2, 2, 2)
             for p in range(3):

@@ -20,7 +20,7 @@ def key(learner: str, base: int, name: str) -> str:
 
 @pytest.mark.parametrize("longer", ["first", "second"])
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "collected"])
-async def test_a_name_that_stands_for_two_tells_both_the_merged_one_first(longer, stored):
+async def test_a_name_that_stands_for_two_tells_both_the_merged_one_first(longer: str, stored: bool) -> None:
     """A learner announced a second update on its base after the first was merged: one is turned away, one is not."""
     log = RecordedLog(
         [
@@ -39,7 +39,7 @@ async def test_a_name_that_stands_for_two_tells_both_the_merged_one_first(longer
     assert "turned away before version 6, 1 times: base-merged" in text
 
 
-async def test_two_that_were_both_turned_away_are_both_told_the_longer_first():
+async def test_two_that_were_both_turned_away_are_both_told_the_longer_first() -> None:
     log = RecordedLog(
         [
             committed(5, given("b", 4, 5), rejected=(rejected("a", 4, Reason.SUPERSEDED, 5, "short"),)),
@@ -53,7 +53,7 @@ async def test_two_that_were_both_turned_away_are_both_told_the_longer_first():
     assert facts["others"] == [{"key": key("a", 4, "short"), "fate": "rejected", "reason": "superseded"}]
 
 
-async def test_a_key_stands_for_one_update_alone():
+async def test_a_key_stands_for_one_update_alone() -> None:
     log = RecordedLog(
         [committed(5, given("a", 4, 5, "first"), rejected=(rejected("a", 4, "superseded", 5, "second"),))]
     )
@@ -64,7 +64,7 @@ async def test_a_key_stands_for_one_update_alone():
     assert second.facts["others"] == []
 
 
-async def test_what_is_merged_is_not_told_as_turned_away_because_it_was_said_again():
+async def test_what_is_merged_is_not_told_as_turned_away_because_it_was_said_again() -> None:
     log = RecordedLog(
         [
             committed(5, given("a", 4, 5)),
@@ -76,7 +76,7 @@ async def test_what_is_merged_is_not_told_as_turned_away_because_it_was_said_aga
     assert "turned away" not in "\n".join(found.lines)
 
 
-async def test_an_update_that_came_too_late_for_one_round_and_joined_the_next():
+async def test_an_update_that_came_too_late_for_one_round_and_joined_the_next() -> None:
     log = RecordedLog([committed(5, given("b", 4, 5), late=(late("a", 4, 5),)), committed(6, given("a", 4, 6))])
     found = await explain(log, "0/a/4")
     assert (found.facts["fate"], found.facts["version"], found.facts["others"]) == ("merged", 6, [])
@@ -85,12 +85,12 @@ async def test_an_update_that_came_too_late_for_one_round_and_joined_the_next():
 
 
 @pytest.mark.parametrize("what", ["0/a/4", "0/a/9", "0/nobody/4", "1/a/4"])
-async def test_what_nobody_knows_of_is_refused(what):
+async def test_what_nobody_knows_of_is_refused(what: str) -> None:
     with pytest.raises(InputError):
         await explain(RecordedLog([committed(5, given("b", 4, 5))]), what)
 
 
-async def test_an_update_of_which_no_commit_speaks_is_told_as_it_lies_there():
+async def test_an_update_of_which_no_commit_speaks_is_told_as_it_lies_there() -> None:
     log = RecordedLog([committed(5, given("b", 4, 5))])
     log.upload("a", 4)
     found = await explain(log, "0/a/4")
@@ -102,7 +102,9 @@ async def test_an_update_of_which_no_commit_speaks_is_told_as_it_lies_there():
 
 
 @pytest.mark.parametrize(("base", "behind"), [(6, None), (5, 1), (4, 2), (0, 6)])
-async def test_an_input_is_as_late_as_versions_came_between_its_base_and_its_commit(base, behind):
+async def test_an_input_is_as_late_as_versions_came_between_its_base_and_its_commit(
+    base: int, behind: int | None
+) -> None:
     """Version 7 is made of work on version 6: what was trained from version 5 is one version late."""
     log = RecordedLog([committed(v, given("b", v - 1, v)) for v in range(1, 7)] + [committed(7, given("a", base, 7))])
     for lines in ((await explain(log, "0/7")).lines, (await explain(log, f"0/a/{base}")).lines):
@@ -113,14 +115,14 @@ async def test_an_input_is_as_late_as_versions_came_between_its_base_and_its_com
 # --- a commit that merged nothing -------------------------------------------------------------------------------------
 
 
-async def test_a_commit_without_inputs_has_a_story_too():
+async def test_a_commit_without_inputs_has_a_story_too() -> None:
     log = RecordedLog([committed(1, given("a", 0, 1)), committed(2), committed(3, given("a", 2, 3))])
     found = await explain(log, "0/2")
     assert found.facts["inputs"] == []
     assert "  it merged no update" in found.lines
 
 
-async def test_an_update_passes_by_a_commit_without_inputs():
+async def test_an_update_passes_by_a_commit_without_inputs() -> None:
     log = RecordedLog([committed(1), committed(2, given("a", 0, 2))])
     assert (await explain(log, "0/a/0")).facts["version"] == 2
     log = RecordedLog([committed(1)])

@@ -22,7 +22,7 @@ def drained(found: FairQueue) -> list:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def test_who_comes_anew_waits_behind_those_who_wait():
+def test_who_comes_anew_waits_behind_those_who_wait() -> None:
     found = queue()
     for who in "ab":
         found.put(who, f"{who} 0")
@@ -32,7 +32,7 @@ def test_who_comes_anew_waits_behind_those_who_wait():
     assert drained(found) == ["b 0", "a 1", "c 0", "b 1"]
 
 
-def test_of_one_author_the_oldest_is_dropped_and_counted_by_name():
+def test_of_one_author_the_oldest_is_dropped_and_counted_by_name() -> None:
     found = queue(each=3)
     for i in range(5):
         found.put("loud", i)
@@ -43,7 +43,7 @@ def test_of_one_author_the_oldest_is_dropped_and_counted_by_name():
     assert len(found) == 0
 
 
-def test_where_many_wait_each_may_have_less_waiting_but_always_one():
+def test_where_many_wait_each_may_have_less_waiting_but_always_one() -> None:
     found = queue(each=10, total=20)
     for who in range(4):
         for i in range(10):
@@ -73,7 +73,7 @@ class Users:
         """Ask for a slot; return the number of this request."""
         release = asyncio.Event()
 
-        async def hold():
+        async def hold() -> None:
             async with self.slots.slot(user):
                 self.holding.append(user)
                 await release.wait()
@@ -108,7 +108,7 @@ async def users_of(total: int, each: int) -> AsyncIterator[Users]:
     await users.done()
 
 
-async def test_a_slot_given_back_goes_to_whoever_may_have_it_in_order():
+async def test_a_slot_given_back_goes_to_whoever_may_have_it_in_order() -> None:
     async with users_of(total=3, each=2) as users:
         first = [users.want("a"), users.want("a"), users.want("b")]
         for who in ("a", "b", "c"):
@@ -122,7 +122,7 @@ async def test_a_slot_given_back_goes_to_whoever_may_have_it_in_order():
         assert await users.settle() == ["a", "b", "c"]
 
 
-async def test_all_that_can_be_served_are_served_also_those_behind_one_that_cannot():
+async def test_all_that_can_be_served_are_served_also_those_behind_one_that_cannot() -> None:
     async with users_of(total=2, each=1) as users:
         numbers = [users.want("a"), users.want("b")]
         users.want("a")
@@ -136,7 +136,7 @@ async def test_all_that_can_be_served_are_served_also_those_behind_one_that_cann
         assert await users.settle() == ["a", "c"]
 
 
-async def test_a_request_cancelled_in_the_moment_it_is_served_gives_its_slot_back():
+async def test_a_request_cancelled_in_the_moment_it_is_served_gives_its_slot_back() -> None:
     async with users_of(total=1, each=1) as users:
         first = users.want("a")
         waiting = users.want("b")
@@ -152,7 +152,7 @@ async def test_a_request_cancelled_in_the_moment_it_is_served_gives_its_slot_bac
         assert await users.settle() == ["c"]
 
 
-async def test_those_remembered_as_slow_are_bounded():
+async def test_those_remembered_as_slow_are_bounded() -> None:
     slots = FairSlots(4, 2)
     slots.judge("first", True)
     for i in range(SLOW_MAX):

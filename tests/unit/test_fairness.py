@@ -1,32 +1,33 @@
 """Nobody takes more than a share of a syncer: of its attention, nor of its fetches."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from isthmus.syncer.fairness import FairQueue, FairSlots
 
 
-def queue(each=4, total=100):
+def queue(each: int = 4, total: int = 100) -> tuple[FairQueue, list[Any]]:
     dropped = []
     return FairQueue(each, total, dropped.append), dropped
 
 
-def drained(q):
+def drained(q: FairQueue) -> Any:
     found = []
     while q:
         found.append(q.get_nowait())
     return found
 
 
-def test_authors_are_served_in_turn_each_in_its_own_order():
+def test_authors_are_served_in_turn_each_in_its_own_order() -> None:
     q, _ = queue()
     for event in ("a1", "a2", "a3", "b1", "c1", "c2"):
         q.put(event[0], event)
     assert drained(q) == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
-def test_whoever_says_a_thousand_things_waits_for_itself_and_loses_its_own_oldest():
+def test_whoever_says_a_thousand_things_waits_for_itself_and_loses_its_own_oldest() -> None:
     q, dropped = queue(each=4)
     for i in range(1000):
         q.put("loud", f"loud {i}")
@@ -35,7 +36,7 @@ def test_whoever_says_a_thousand_things_waits_for_itself_and_loses_its_own_oldes
     assert drained(q) == ["loud 996", "quiet 0", "loud 997", "loud 998", "loud 999"]
 
 
-def test_where_many_wait_each_has_less_room():
+def test_where_many_wait_each_has_less_room() -> None:
     q, dropped = queue(each=50, total=100)
     for who in range(20):
         q.put(f"l{who}", (who, 0))
@@ -46,7 +47,7 @@ def test_where_many_wait_each_has_less_room():
     assert len([e for e in drained(q) if e[0] == 0]) == 5
 
 
-def test_the_owners_events_go_first_and_are_never_dropped():
+def test_the_owners_events_go_first_and_are_never_dropped() -> None:
     q, dropped = queue(each=1, total=1)
     q.put("a", "a1")
     for i in range(10):
@@ -55,7 +56,7 @@ def test_the_owners_events_go_first_and_are_never_dropped():
     assert dropped == []
 
 
-async def test_waiting_for_an_event_loses_none():
+async def test_waiting_for_an_event_loses_none() -> None:
     q, _ = queue()
     got = asyncio.ensure_future(q.get())
     await asyncio.sleep(0)
@@ -72,17 +73,17 @@ async def test_waiting_for_an_event_loses_none():
 class Users:
     """Who holds a slot right now."""
 
-    def __init__(self, total, each):
+    def __init__(self, total: int, each: int) -> None:
         self.slots = FairSlots(total, each)
         self.holding = []
         self.leave = {}
         self.tasks = []
 
-    def come(self, user):
+    def come(self, user: str) -> None:
         left = asyncio.Event()
         self.leave.setdefault(user, []).append(left)
 
-        async def hold():
+        async def hold() -> None:
             async with self.slots.slot(user):
                 self.holding.append(user)
                 try:
@@ -92,16 +93,16 @@ class Users:
 
         self.tasks.append(asyncio.ensure_future(hold()))
 
-    async def go(self, user):
+    async def go(self, user: str) -> None:
         self.leave[user].pop(0).set()
         await self.settle()
 
-    async def settle(self):
+    async def settle(self) -> None:
         for _ in range(10):
             await asyncio.sleep(0)
 
 
-async def test_one_user_holds_at_most_its_share_and_others_pass_it():
+async def test_one_user_holds_at_most_its_share_and_others_pass_it() -> None:
     u = Users(total=4, each=2)
     for user in ("a", "a", "a", "a", "b", "c"):
         u.come(user)
@@ -117,7 +118,7 @@ async def test_one_user_holds_at_most_its_share_and_others_pass_it():
     assert u.holding == []
 
 
-async def test_one_that_was_slow_holds_a_single_slot_until_it_is_quick_again():
+async def test_one_that_was_slow_holds_a_single_slot_until_it_is_quick_again() -> None:
     u = Users(total=4, each=3)
     u.slots.judge("slow", slow=True)
     for _ in range(3):
@@ -132,7 +133,7 @@ async def test_one_that_was_slow_holds_a_single_slot_until_it_is_quick_again():
     await asyncio.gather(*u.tasks, return_exceptions=True)
 
 
-async def test_who_gives_up_waiting_leaves_no_slot_behind():
+async def test_who_gives_up_waiting_leaves_no_slot_behind() -> None:
     u = Users(total=1, each=1)
     u.come("a")
     await u.settle()

@@ -77,7 +77,7 @@ def imports(package: str, folder: str) -> Iterator[tuple[Path, str, str]]:
 @pytest.mark.parametrize(
     ("package", "folder", "floors"), [("isthmus", "pkg", FLOORS), ("isthmus_services", "services", SERVICES)]
 )
-def test_nobody_imports_from_above_or_from_next_door(package, folder, floors):
+def test_nobody_imports_from_above_or_from_next_door(package: str, folder: str, floors: tuple[str, ...]) -> None:
     floor = {room: number for number, rooms in enumerate(floors) for room in rooms.split()}
     wrong = []
     for path, room, name in imports(package, folder):
@@ -95,11 +95,11 @@ def test_nobody_imports_from_above_or_from_next_door(package, folder, floors):
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_library_knows_nothing_of_the_command():
+def test_the_library_knows_nothing_of_the_command() -> None:
     assert [str(path) for path, _, name in imports("isthmus", "pkg") if name.startswith("isthmus_services")] == []
 
 
-def test_what_is_behind_a_port_is_imported_at_home_only():
+def test_what_is_behind_a_port_is_imported_at_home_only() -> None:
     found = [
         f"{path} imports {name}: only {', '.join(sorted(AT_HOME[top])) or 'services'} may"
         for path, room, name in imports("isthmus", "pkg")
@@ -108,7 +108,7 @@ def test_what_is_behind_a_port_is_imported_at_home_only():
     assert not found, "\n".join(found)
 
 
-def test_every_room_of_the_table_is_there():
+def test_every_room_of_the_table_is_there() -> None:
     """A table that lists what is gone is no plan."""
     for package, floors in (("pkg/isthmus", FLOORS), ("services/isthmus_services", SERVICES)):
         for room in " ".join(floors).split():

@@ -29,8 +29,8 @@ def digest_at(w: Written, version: int) -> bytes:
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, 4, 5, 8, 9])
-def test_every_version_can_be_folded_from_the_newest_snapshot_at_or_below_it(version):
-    async def body(w):
+def test_every_version_can_be_folded_from_the_newest_snapshot_at_or_below_it(version: int) -> None:
+    async def body(w: Written) -> None:
         await w.grow(9, snapshot_every=4)
         w.store.requests.clear()
         at = await state_at(w, version)
@@ -45,8 +45,8 @@ def test_every_version_can_be_folded_from_the_newest_snapshot_at_or_below_it(ver
     Written().drive(body)
 
 
-def test_a_version_that_is_not_there_yet_is_no_other_one():
-    async def body(w):
+def test_a_version_that_is_not_there_yet_is_no_other_one() -> None:
+    async def body(w: Written) -> None:
         await w.grow(3)
         with pytest.raises(LogCorrupt, match="version 5 was asked for") as caught:
             await state_at(w, 5)
@@ -56,8 +56,8 @@ def test_a_version_that_is_not_there_yet_is_no_other_one():
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_newest_commits_come_along_as_many_as_were_asked_for(keep):
-    async def body(w):
+def test_the_newest_commits_come_along_as_many_as_were_asked_for(keep: int) -> None:
+    async def body(w: Written) -> None:
         await w.grow(7, snapshot_every=6)
         for until in (6, 7):
             at = await state_at(w, until, keep)
@@ -71,8 +71,8 @@ def test_the_newest_commits_come_along_as_many_as_were_asked_for(keep):
 
 
 @pytest.mark.parametrize("at", [-1, -4 * 700, 700], ids=["momentum", "master", "published"])
-def test_a_damaged_snapshot_is_passed_over(at):
-    async def body(w):
+def test_a_damaged_snapshot_is_passed_over(at: int) -> None:
+    async def body(w: Written) -> None:
         await w.grow(6, snapshot_every=2)
         newest = max(w.keys(snapshots_prefix(0)))
         blob = w.blob(newest)
@@ -86,8 +86,8 @@ def test_a_damaged_snapshot_is_passed_over(at):
     Written().drive(body)
 
 
-def test_a_version_0_of_somebody_elses_is_not_where_anything_starts():
-    async def body(w):
+def test_a_version_0_of_somebody_elses_is_not_where_anything_starts() -> None:
+    async def body(w: Written) -> None:
         own = snapshot_key(0, 0, w.run.header.snapshots[0])
         other = merge.snapshot(merge.initial(w.states[0].published + np.float32(1)), 0, bytes(32))
         w.put(snapshot_key(0, 0, frame.digest(other)), other)
@@ -100,8 +100,8 @@ def test_a_version_0_of_somebody_elses_is_not_where_anything_starts():
     Written().drive(body)
 
 
-def test_a_commit_whose_inputs_come_to_another_state_is_damaged():
-    async def body(w):
+def test_a_commit_whose_inputs_come_to_another_state_is_damaged() -> None:
+    async def body(w: Written) -> None:
         await w.grow(2)
         await w.commit(state_digest=bytes(32))
         with pytest.raises(LogCorrupt, match="its inputs fold to state") as caught:
@@ -112,8 +112,8 @@ def test_a_commit_whose_inputs_come_to_another_state_is_damaged():
     Written().drive(body)
 
 
-def test_weights_are_part_of_what_is_folded():
-    async def body(w):
+def test_weights_are_part_of_what_is_folded() -> None:
+    async def body(w: Written) -> None:
         long, short = w.upload("a", 0, tokens=90_000, steps=9), w.upload("b", 0, tokens=10, steps=10)
         await w.commit(long, short)
         assert (await state_at(w)).carried.digest() == digest_at(w, 1)
@@ -121,8 +121,8 @@ def test_weights_are_part_of_what_is_folded():
     Written().drive(body)
 
 
-def test_a_difference_is_applied_to_the_version_before_and_to_no_other():
-    async def body(w):
+def test_a_difference_is_applied_to_the_version_before_and_to_no_other() -> None:
+    async def body(w: Written) -> None:
         await w.grow(3)
         before, after = (await value_at(w, 2)).carried, (await value_at(w, 3)).carried
         step = fold.Publishing(w.log).step
@@ -134,8 +134,8 @@ def test_a_difference_is_applied_to_the_version_before_and_to_no_other():
 
 
 @pytest.mark.parametrize("what", ["gone", "other bytes", "refused"])
-def test_an_input_that_is_not_to_be_had_is_named_and_is_no_outage(what):
-    async def body(w):
+def test_an_input_that_is_not_to_be_had_is_named_and_is_no_outage(what: str) -> None:
+    async def body(w: Written) -> None:
         await w.grow(3)
         key = w.commits[0][1].header.inputs[1].key
         if what == "gone":
@@ -168,8 +168,8 @@ async def healed(w: Written) -> heal.Diagnosis:
     return found
 
 
-def test_what_is_broken_and_what_it_starts_again_from_is_said_exactly():
-    async def body(w):
+def test_what_is_broken_and_what_it_starts_again_from_is_said_exactly() -> None:
+    async def body(w: Written) -> None:
         await w.grow(6)
         await wound(w, 3)
         [found] = await heal.diagnose(w.log, [0])
@@ -183,8 +183,8 @@ def test_what_is_broken_and_what_it_starts_again_from_is_said_exactly():
     Written().drive(body)
 
 
-def test_a_healed_fragment_goes_on_from_what_was_published_without_momentum():
-    async def body(w):
+def test_a_healed_fragment_goes_on_from_what_was_published_without_momentum() -> None:
+    async def body(w: Written) -> None:
         await w.grow(5)
         await w.commit(rejected_total={"stale": 7})
         await wound(w, 3)
@@ -205,8 +205,8 @@ def test_a_healed_fragment_goes_on_from_what_was_published_without_momentum():
     Written().drive(body)
 
 
-def test_of_two_that_heal_the_newest_is_where_it_goes_on():
-    async def body(w):
+def test_of_two_that_heal_the_newest_is_where_it_goes_on() -> None:
+    async def body(w: Written) -> None:
         await w.grow(3)
         await wound(w, 2)
         await healed(w)
@@ -227,8 +227,8 @@ def test_of_two_that_heal_the_newest_is_where_it_goes_on():
     Written().drive(body)
 
 
-def test_whoever_healed_first_is_not_written_over():
-    async def body(w):
+def test_whoever_healed_first_is_not_written_over() -> None:
+    async def body(w: Written) -> None:
         await w.grow(4)
         await wound(w, 2)
         [found] = await heal.diagnose(w.log, [0])

@@ -24,13 +24,13 @@ def note(length: int, payload: bytes = b"") -> bytearray:
     return out.blob
 
 
-def reason_of(blob) -> Reason:
+def reason_of(blob: bytearray) -> Reason:
     with pytest.raises(RecordInvalid) as caught:
         frame.parse(blob, Kind.UPDATE, Note)
     return caught.value.reason
 
 
-def test_a_header_may_be_as_long_as_its_limit():
+def test_a_header_may_be_as_long_as_its_limit() -> None:
     longest = HEADER_MAX[Kind.UPDATE]
     blob = note(longest, b"payload")
     assert frame.header_size(blob) == longest
@@ -40,7 +40,7 @@ def test_a_header_may_be_as_long_as_its_limit():
     assert len(blob) == frame.largest(Kind.UPDATE, 7)
 
 
-def test_a_payload_begins_at_the_next_multiple_of_64_and_at_once_where_the_header_ends_there():
+def test_a_payload_begins_at_the_next_multiple_of_64_and_at_once_where_the_header_ends_there() -> None:
     assert PREFIX.size == 128
     assert [frame.payload_offset(n) for n in (0, 1, 63, 64, 65, 128)] == [128, 192, 192, 192, 256, 256]
     blob = note(64 * 5, b"payload")
@@ -48,20 +48,20 @@ def test_a_payload_begins_at_the_next_multiple_of_64_and_at_once_where_the_heade
 
 
 @pytest.mark.parametrize("at", [32, 63, 64, 127], ids=lambda at: f"byte {at}")
-def test_what_is_reserved_for_a_signature_is_zero(at):
+def test_what_is_reserved_for_a_signature_is_zero(at: int) -> None:
     blob = note(300)
     blob[at] = 1
     assert reason_of(blob) is Reason.MALFORMED
 
 
-def test_padding_is_zero():
+def test_padding_is_zero() -> None:
     blob = note(300, b"payload")
     assert not blob[128 + 300]
     blob[128 + 300] = 1
     assert reason_of(blob) is Reason.MALFORMED
 
 
-def test_a_header_in_which_one_letter_is_another_one_is_noticed():
+def test_a_header_in_which_one_letter_is_another_one_is_noticed() -> None:
     """It would be a sound record of somebody else."""
     blob = note(300)
     at = blob.index(b"xxxx")
@@ -71,13 +71,13 @@ def test_a_header_in_which_one_letter_is_another_one_is_noticed():
         frame.parse_head(blob, Kind.UPDATE, Note)
 
 
-def test_too_short_and_too_long_are_told_apart():
+def test_too_short_and_too_long_are_told_apart() -> None:
     blob = note(300, b"payload")
     assert reason_of(blob[:-1]) is Reason.TRUNCATED
     assert reason_of(blob + b"!") is Reason.OVERSIZED
 
 
-def test_a_head_is_whole_or_it_is_none():
+def test_a_head_is_whole_or_it_is_none() -> None:
     blob = note(300, b"payload")
     end = frame.head_end(blob, Kind.UPDATE)
     assert end == 128 + 300
@@ -88,7 +88,7 @@ def test_a_head_is_whole_or_it_is_none():
 
 
 @pytest.mark.parametrize("name", ["a\n", "-a", "a" * 64, "a/b", ""])
-def test_a_name_is_a_segment_of_a_key_to_its_last_letter(name):
+def test_a_name_is_a_segment_of_a_key_to_its_last_letter(name: str) -> None:
     from isthmus.errors import InputError
     from isthmus.records.fields import require_name
 
@@ -97,7 +97,7 @@ def test_a_name_is_a_segment_of_a_key_to_its_last_letter(name):
     require_name("learner", "a" * 63)
 
 
-def test_only_keys_that_end_as_ours_do_have_versions():
+def test_only_keys_that_end_as_ours_do_have_versions() -> None:
     key = update_key(3, "eu-1", 77, bytes(range(32)))
     assert (is_versioned(key), version_in(key)) == (True, 77)
     for other in (f"{key}.tmp", key[:-1], key.replace("-", "_"), f"x{key}/more"):

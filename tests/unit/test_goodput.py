@@ -4,6 +4,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +39,7 @@ HARSH = Cluster(
 
 @pytest.mark.parametrize("interrupted", ["absorb", "again"])
 @pytest.mark.parametrize(("mode", "learners"), [(RESTART, 1), (ELASTIC, 1), (DECOUPLED, 4)])
-def test_the_simulation_agrees_with_the_renewal_argument(mode, learners, interrupted):
+def test_the_simulation_agrees_with_the_renewal_argument(mode: str, learners: int, interrupted: str) -> None:
     cluster = Cluster(interrupted=interrupted)
     played = simulate(cluster, mode, 600_000, learners, failures=1500)
     expected = exact(cluster, mode, 600_000, learners)
@@ -50,7 +51,7 @@ def test_the_simulation_agrees_with_the_renewal_argument(mode, learners, interru
 
 
 @pytest.mark.parametrize(("shape", "power"), [(0.5, 2.0), (1.5, 1.0)])
-def test_repairs_matter_by_their_mean_alone(shape, power):
+def test_repairs_matter_by_their_mean_alone(shape: float, power: float) -> None:
     """The exact form has no shape in it: what is played must not care either."""
     cluster = Cluster(repair_shape=shape, repair_power=power)
     played = simulate(cluster, ELASTIC, 600_000, 1, failures=3000)
@@ -58,14 +59,14 @@ def test_repairs_matter_by_their_mean_alone(shape, power):
     assert played.shares.goodput == pytest.approx(exact(Cluster(), ELASTIC, 600_000, 1).goodput, abs=slack)
 
 
-def test_it_agrees_where_racks_regions_and_maintenance_join_in():
+def test_it_agrees_where_racks_regions_and_maintenance_join_in() -> None:
     played = simulate(HARSH, DECOUPLED, 100_000, 4, failures=6000).shares
     expected = exact(HARSH, DECOUPLED, 100_000, 4)
     assert played.goodput == pytest.approx(expected.goodput, abs=0.02)
     assert played.repairing == pytest.approx(expected.repairing, abs=0.02)
 
 
-def test_long_outages_of_regions_are_there_from_the_beginning():
+def test_long_outages_of_regions_are_there_from_the_beginning() -> None:
     cluster = Cluster(region_mtbi_years=0.1, region_hours=168.0, reconfigure_s=8.0, restart_s=50.0)
     played = simulate(cluster, DECOUPLED, 400_000, 16, failures=300).shares
     expected = exact(cluster, DECOUPLED, 400_000, 16)
@@ -73,7 +74,7 @@ def test_long_outages_of_regions_are_there_from_the_beginning():
     assert played.repairing == pytest.approx(expected.repairing, abs=0.04)
 
 
-def test_planned_maintenance_stops_a_job_that_cannot_shrink():
+def test_planned_maintenance_stops_a_job_that_cannot_shrink() -> None:
     calm = Cluster(reconfigure_s=8.0, restart_s=50.0)
     tended = replace(calm, maintenance_days=10.0)
     for mode in (RESTART, ELASTIC):
@@ -83,7 +84,7 @@ def test_planned_maintenance_stops_a_job_that_cannot_shrink():
         assert played.shares.goodput == pytest.approx(expected.goodput, abs=slack)
 
 
-def test_a_lead_longer_than_any_stall_costs_nothing():
+def test_a_lead_longer_than_any_stall_costs_nothing() -> None:
     def goodput(lead: float | None) -> tuple[float, float]:
         cluster = Cluster(quorum=8, lead=lead)
         played = simulate(cluster, DECOUPLED, 1_200_000, 8, failures=400)
@@ -96,7 +97,7 @@ def test_a_lead_longer_than_any_stall_costs_nothing():
     assert none[0] == pytest.approx(none[1], abs=0.03)
 
 
-def test_every_rack_counts_however_large_a_slice_is():
+def test_every_rack_counts_however_large_a_slice_is() -> None:
     small, large = (
         exact(
             Cluster(slice_chips=n, mtbi_years=1e12, rack_mtbi_years=0.05, reconfigure_s=9.0, restart_s=9.0),
@@ -110,13 +111,13 @@ def test_every_rack_counts_however_large_a_slice_is():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("cluster", [Cluster(), HARSH, replace(HARSH, quorum=3, lead=0.0, behind=0.2)])
-def test_the_shares_add_up(mode, cluster):
+def test_the_shares_add_up(mode: str, cluster: Cluster) -> None:
     for found in (exact(cluster, mode, 300_000, 4), simulate(cluster, mode, 300_000, 4, failures=100).shares):
         assert found.goodput + found.waiting + found.reconfiguring + found.lost == pytest.approx(1.0, abs=1e-9)
         assert 0.0 < found.repairing < found.waiting
 
 
-def test_only_the_two_stalls_are_fitted_and_the_rest_is_predicted():
+def test_only_the_two_stalls_are_fitted_and_the_rest_is_predicted() -> None:
     cluster = Cluster()
     for mode, published in PUBLISHED.items():
         assert exact(cluster, mode, PUBLISHED_CHIPS, 1).goodput == pytest.approx(published, abs=1e-6)
@@ -128,7 +129,7 @@ def test_only_the_two_stalls_are_fitted_and_the_rest_is_predicted():
     assert stalls(replace(cluster, reconfigure_s=3.0))[0] == 3.0
 
 
-def test_what_should_help_helps_and_what_should_hurt_hurts():
+def test_what_should_help_helps_and_what_should_hurt_hurts() -> None:
     def goodput(learners: int = 8, chips: int = 1_200_000, mode: str = DECOUPLED, **more: object) -> float:
         fixed = {"reconfigure_s": 10.0, "restart_s": 60.0} | more
         return exact(Cluster(**fixed), mode, chips, learners).goodput
@@ -153,7 +154,7 @@ def test_what_should_help_helps_and_what_should_hurt_hurts():
     assert exact(patient, DECOUPLED, 1_200_000, 8).goodput == pytest.approx(goodput())
 
 
-def test_without_failures_only_the_slowest_slice_costs():
+def test_without_failures_only_the_slowest_slice_costs() -> None:
     calm = Cluster(mtbi_years=1e12, reconfigure_s=10.0, restart_s=60.0, speed_deviation=0.0)
     for mode in MODES:
         assert exact(calm, mode, 1_200_000, 8).goodput == pytest.approx(1.0, abs=1e-6)
@@ -168,7 +169,7 @@ SMALL = Cluster(slice_chips=8, reconfigure_s=8.3, restart_s=51.2)
 
 @pytest.mark.parametrize("rejoin", ["next", "once", "cheaper"])
 @pytest.mark.parametrize("slices", [1, 4, 64])
-def test_a_small_restarting_job_is_played_as_it_is_computed(slices, rejoin):
+def test_a_small_restarting_job_is_played_as_it_is_computed(slices: int, rejoin: str) -> None:
     """What is back and waits for the next restart is one slice in the mean: 1.5 % of the time of 64, a quarter of 4."""
     cluster = replace(SMALL, rejoin=rejoin)
     played, expected = simulate(cluster, RESTART, 8 * slices, 1, failures=400), exact(cluster, RESTART, 8 * slices, 1)
@@ -176,7 +177,7 @@ def test_a_small_restarting_job_is_played_as_it_is_computed(slices, rejoin):
     assert played.shares.waiting == pytest.approx(expected.waiting, abs=0.0023)
 
 
-def test_a_small_job_restarts_for_a_slice_that_is_back_and_a_large_one_does_not():
+def test_a_small_job_restarts_for_a_slice_that_is_back_and_a_large_one_does_not() -> None:
     def goodput(rejoin: str, chips: int) -> float:
         return exact(replace(SMALL, slice_chips=64 if chips > 10_000 else 8, rejoin=rejoin), RESTART, chips, 1).goodput
 
@@ -187,7 +188,7 @@ def test_a_small_job_restarts_for_a_slice_that_is_back_and_a_large_one_does_not(
 
 
 @pytest.mark.parametrize("chips", [8, 16, 64, 512])
-def test_a_small_cluster_has_defaults_that_fit(chips, tmp_path, capsys):
+def test_a_small_cluster_has_defaults_that_fit(chips: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "r.json"
     assert main(["simulate", "goodput", "--chips", str(chips), "--failures", "40", "--json", str(report)]) == 0
     rows = json.loads(report.read_text())["rows"]
@@ -200,7 +201,9 @@ def test_a_small_cluster_has_defaults_that_fit(chips, tmp_path, capsys):
         assert row["goodput"] == pytest.approx(row["goodput_exact"], abs=0.004)
 
 
-def test_the_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
+def test_the_tables_fit_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(reports, "PIPE_WIDTH", 80)
     assert main(["simulate", "goodput", "--chips", "2400000", "--learners", "16", "--failures", "20"]) == 0
     shown = capsys.readouterr().out
@@ -208,7 +211,7 @@ def test_the_tables_fit_a_terminal_of_80_columns(monkeypatch, capsys):
     assert "│ 2,400,000 │ decoupled, M = 16 │" in shown
 
 
-def test_repairs_have_their_mean_fresh_and_under_way():
+def test_repairs_have_their_mean_fresh_and_under_way() -> None:
     draw = random.Random(0)
     repairs = Repairs(100.0, 0.7, 2.0)
     fresh = [repairs.draw(draw) for _ in range(40_000)]
@@ -221,12 +224,12 @@ def test_repairs_have_their_mean_fresh_and_under_way():
     assert len(set(left)) > 39_000, "no two slices come back at the same moment"
 
 
-def test_extreme_choices_are_answered_and_not_a_traceback():
+def test_extreme_choices_are_answered_and_not_a_traceback() -> None:
     assert exact(Cluster(step_s=1e4, reconfigure_s=8.0, restart_s=50.0), ELASTIC, 1_200_000, 1).goodput < 0.5
     assert exact(Cluster(checkpoint_s=2e4, reconfigure_s=8.0, restart_s=50.0), RESTART, 1_200_000, 1).goodput < 0.01
 
 
-def test_a_seed_gives_the_same_again():
+def test_a_seed_gives_the_same_again() -> None:
     assert simulate(HARSH, DECOUPLED, 20_000, 2, failures=50, seed=3) == simulate(
         HARSH, DECOUPLED, 20_000, 2, failures=50, seed=3
     )
@@ -251,14 +254,14 @@ def test_a_seed_gives_the_same_again():
         (["--interrupted", "maybe"], "choose one of absorb, again"),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(words, said, capsys):
+def test_what_cannot_be_is_one_clear_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "goodput", *words]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
 
 
-def test_the_command_writes_what_it_shows(tmp_path, capsys):
+def test_the_command_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "c.toml").write_text("[simulate.goodput]\nreconfigure_s = 12.0\nfailures = 50\n")
     report, picture = tmp_path / "r.json", tmp_path / "p.png"
     words = ["--chips", "300000", "--chips", "600000", "--learners", "4", "--sensitivity"]

@@ -1,23 +1,24 @@
 """Virtual time: what handling takes, stalls, half partitions, refusals and bodies without end."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from isthmus.errors import Denied, Unavailable
-from isthmus.simulate.process import Costs
+from isthmus.simulate.process import Costs, Process
 from isthmus.simulate.weather import Fault, Weather
 from isthmus.simulate.world import World
 
 
-def run(world: World, body):
+def run(world: World, body: Any) -> None:
     try:
         return world.clock.run_until_complete(body)
     finally:
         world.clock.close()
 
 
-def test_a_loop_that_handles_much_is_late():
+def test_a_loop_that_handles_much_is_late() -> None:
     """A hundred callbacks of 10 ms each are through after a second, and a timer meanwhile waits for them."""
     world = World("handling")
     process = world.process("p", costs=Costs(callback_s=0.01))
@@ -39,7 +40,7 @@ def test_a_loop_that_handles_much_is_late():
     assert 0.01 < woke[0] < 1.0
 
 
-def test_time_passes_while_one_callback_handles_several_things():
+def test_time_passes_while_one_callback_handles_several_things() -> None:
     world = World("clock")
     process = world.process("p", costs=Costs(callback_s=0.01))
 
@@ -53,12 +54,12 @@ def test_time_passes_while_one_callback_handles_several_things():
     run(world, body())
 
 
-def test_a_stall_holds_one_process_up_and_no_other():
+def test_a_stall_holds_one_process_up_and_no_other() -> None:
     world = World("stall")
     struck, other = world.process("struck", costs=Costs(callback_s=1e-6)), world.process("other")
     woke: dict[str, float] = {}
 
-    async def turn(process) -> None:
+    async def turn(process: Process) -> None:
         for _ in range(100):
             process.runtime.now()
             await asyncio.sleep(0.01)
@@ -74,7 +75,7 @@ def test_a_stall_holds_one_process_up_and_no_other():
     assert struck.life.stood_s(0.0, 10.0) == pytest.approx(5.0, abs=0.01)
 
 
-def test_threads_of_a_process_are_few():
+def test_threads_of_a_process_are_few() -> None:
     """Eight pieces of work of a second each take two seconds on four threads."""
     world = World("threads")
     process = world.process("p", costs=Costs(byte_s=0.01, threads=4))
@@ -89,7 +90,7 @@ def test_threads_of_a_process_are_few():
     assert world.clock.time() == pytest.approx(2.0)
 
 
-def test_half_a_partition_lets_one_direction_through():
+def test_half_a_partition_lets_one_direction_through() -> None:
     world = World("half")
     process = world.process("p")
     deaf, dumb = Weather(cut_reads=True, timeout_s=2.0), Weather(cut_writes=True, timeout_s=2.0)
@@ -111,7 +112,7 @@ def test_half_a_partition_lets_one_direction_through():
     assert deaf.seen == dumb.seen == {Fault.HALF_CUT: 1}
 
 
-def test_what_may_not_be_read_is_denied_and_the_rest_is_not():
+def test_what_may_not_be_read_is_denied_and_the_rest_is_not() -> None:
     world = World("denied")
     process = world.process("p")
     weather = Weather(unreadable=frozenset({"updates/00000/l/"}))
@@ -133,7 +134,7 @@ def test_what_may_not_be_read_is_denied_and_the_rest_is_not():
     run(world, body())
 
 
-def test_a_body_without_end_is_waited_for_until_the_connection_breaks():
+def test_a_body_without_end_is_waited_for_until_the_connection_breaks() -> None:
     world = World("endless")
     process = world.process("p")
     weather = Weather(endless=frozenset({"k"}), timeout_s=3.0)

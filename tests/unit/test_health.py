@@ -2,6 +2,7 @@
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from isthmus.bus import Said
 from isthmus.readers.heard import Hearing
 from isthmus.readers.status import Status
-from isthmus.readers.verdict import health
+from isthmus.readers.verdict import Health, health
 from isthmus.records.messages import SYNCER_STREAM, Alive, Heartbeat, Leave, Tally, encode, learner_stream
 
 RUN = bytes(range(32))
@@ -42,7 +43,7 @@ def left(learner: str, done: bool) -> Leave:
     return Leave(run=RUN, id="l", learner=learner, incarnation=1, step=3, done=done)
 
 
-def of(*messages, silent=(), bus_error="", committed=True):
+def of(*messages: Any, silent: Any = (), bus_error: str = "", committed: bool = True) -> Health:
     hearing = Hearing(RUN)
     for at, said in [(None, silent), (1.0, messages)]:
         for message in said:
@@ -52,12 +53,12 @@ def of(*messages, silent=(), bus_error="", committed=True):
     return health(Status(hearing, [head], bus_error, 0.0, NOW), "s3://b/run", "redis://h")
 
 
-def test_all_merge():
+def test_all_merge() -> None:
     found = of(beat("a"), beat("b"), alive())
     assert (found.ok, found.said) == (True, "2 of 2 learners merge")
 
 
-def test_no_syncer_says_since_when_and_what_to_type():
+def test_no_syncer_says_since_when_and_what_to_type() -> None:
     found = of(beat("a"), beat("b"), silent=[alive()])
     assert not found.ok
     assert found.said == (
@@ -66,7 +67,7 @@ def test_no_syncer_says_since_when_and_what_to_type():
     )
 
 
-def test_who_is_not_merged_is_named_with_the_reason_it_gives():
+def test_who_is_not_merged_is_named_with_the_reason_it_gives() -> None:
     why = "a merge (every update is turned away: stale)"
     found = of(beat("a"), beat("b", why), beat("c", "store (12 s)"), alive())
     assert not found.ok
@@ -75,19 +76,19 @@ def test_who_is_not_merged_is_named_with_the_reason_it_gives():
     )
 
 
-def test_of_many_only_a_few_are_named():
+def test_of_many_only_a_few_are_named() -> None:
     found = of(*(beat(f"l{i}", "bus") for i in range(9)), alive())
     assert found.said.startswith("0 of 9 learners merge; l0: waits for bus; l1")
     assert found.said.endswith("l2: waits for bus; so do 6 more")
 
 
-def test_who_fell_silent_is_named_and_ends_no_check_as_long_as_others_merge():
+def test_who_fell_silent_is_named_and_ends_no_check_as_long_as_others_merge() -> None:
     found = of(beat("a"), alive(), silent=[beat("spot-1")])
     assert (found.ok, found.said) == (True, "1 of 2 learners merge; nothing is heard of spot-1")
     assert not of(alive(), silent=[beat("spot-1")]).ok
 
 
-def test_a_bus_that_is_away_is_all_that_can_be_said():
+def test_a_bus_that_is_away_is_all_that_can_be_said() -> None:
     found = of(bus_error="the bus cannot be reached: refused")
     assert not found.ok
     assert found.said.startswith("the bus cannot be reached: refused: who is there is not known; the last commit is of")
@@ -101,7 +102,7 @@ def test_a_bus_that_is_away_is_all_that_can_be_said():
         (alive(broken=(0,)), "fragment 0 cannot be folded: isthmus heal"),
     ],
 )
-def test_a_syncer_that_is_there_and_does_not_serve_is_told(syncer, said):
+def test_a_syncer_that_is_there_and_does_not_serve_is_told(syncer: Alive, said: str) -> None:
     found = of(beat("a"), syncer)
     assert not found.ok
     assert said in found.said
@@ -115,20 +116,20 @@ def test_a_syncer_that_is_there_and_does_not_serve_is_told(syncer, said):
         ([], False, "nobody trains: no learner was ever heard"),
     ],
 )
-def test_a_run_that_nobody_trains_is_done_or_was_left(learners, ok, said):
+def test_a_run_that_nobody_trains_is_done_or_was_left(learners: list[Leave], ok: bool, said: str) -> None:
     found = of(*learners, alive())
     assert found.ok is ok
     assert said in found.said
 
 
-def test_what_was_committed_on_another_day_has_its_date():
+def test_what_was_committed_on_another_day_has_its_date() -> None:
     head = SimpleNamespace(header=SimpleNamespace(written_at=NOW - 2 * 86400.0))
     found = health(Status(Hearing(RUN), [head], "", 0.0, NOW), "r", "b")
     assert "the last commit is of 2026-11-20 12:10" in found.said
     assert "nothing was ever committed" in of(alive(), committed=False).said
 
 
-def test_a_run_whose_learners_are_done_and_were_never_merged_is_not_well():
+def test_a_run_whose_learners_are_done_and_were_never_merged_is_not_well() -> None:
     found = of(left("a", True), alive(), committed=False)
     assert not found.ok
     assert "what they learnt is not in the run" in found.said

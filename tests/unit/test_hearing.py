@@ -73,18 +73,18 @@ def alive(*heads: int) -> Alive:
     )  # fmt: skip
 
 
-def test_a_called_round_waits_for_who_is_here_and_has_not_answered():
+def test_a_called_round_waits_for_who_is_here_and_has_not_answered() -> None:
     hearing = heard(here("a"), here("b"), here("c"), call(5), announced("a", 4), passed("b", 5))
     assert hearing.waited_for(0, hearing.live(0.0)) == {"c"}
     assert hearing.waited_for(1, hearing.live(0.0)) == set(), "no round is open there"
 
 
-def test_an_update_on_an_older_base_is_no_answer_to_this_round():
+def test_an_update_on_an_older_base_is_no_answer_to_this_round() -> None:
     hearing = heard(here("a"), call(5), announced("a", 3), passed("a", 4))
     assert hearing.waited_for(0, {"a"}) == {"a"}
 
 
-def test_a_commit_ends_the_round_and_an_old_call_opens_none():
+def test_a_commit_ends_the_round_and_an_old_call_opens_none() -> None:
     assert heard(call(5), committed(5)).rounds == {}
     assert heard(call(5), alive(5)).rounds == {}
     assert heard(committed(5), call(5)).rounds == {}
@@ -92,7 +92,7 @@ def test_a_commit_ends_the_round_and_an_old_call_opens_none():
     assert heard(call(5), announced("a", 4), call(5)).rounds[0].answered == {"a"}, "a call is said again"
 
 
-def test_who_is_silent_or_has_left_is_not_waited_for():
+def test_who_is_silent_or_has_left_is_not_waited_for() -> None:
     hearing = heard(here("a"), here("b"), call(5))
     take(hearing, here("b"), 9.0)
     assert hearing.live(5.0) == {"b"}
@@ -102,11 +102,11 @@ def test_who_is_silent_or_has_left_is_not_waited_for():
     assert hearing.live(5.0) == {"b"}, "back again"
 
 
-def test_what_was_said_before_one_listened_proves_no_life():
+def test_what_was_said_before_one_listened_proves_no_life() -> None:
     assert heard(here("a"), at=None).live(0.0) == set()
 
 
-def test_probes_and_nonsense_change_nothing():
+def test_probes_and_nonsense_change_nothing() -> None:
     hearing = heard(here("a"))
     hearing.take("learner/a", Said("5-0", b""), 2.0)
     hearing.take("learner/a", Said("6-0", b"nonsense"), 2.0)
@@ -114,7 +114,7 @@ def test_probes_and_nonsense_change_nothing():
     assert set(hearing.learners) == {"a"}
 
 
-def test_a_stream_speaks_for_its_owner_only():
+def test_a_stream_speaks_for_its_owner_only() -> None:
     hearing = heard(here("a"))
     forged = [
         ("learner/mallory", alive(10**9)),
@@ -130,14 +130,14 @@ def test_a_stream_speaks_for_its_owner_only():
     assert set(hearing.learners) == {"a"}
 
 
-def test_what_people_read_on_a_terminal_holds_no_control_characters():
+def test_what_people_read_on_a_terminal_holds_no_control_characters() -> None:
     with pytest.raises(RecordInvalid):
         decode(encode(msgspec.structs.replace(alive(1), waiting_for="\x1b]52;c;aGk=\x07")))
     with pytest.raises(RecordInvalid):
         decode(encode(msgspec.structs.replace(alive(1), rejected={"\x1b[2J": 1})))
 
 
-def test_what_processes_say_of_themselves_is_shown_and_not_obeyed():
+def test_what_processes_say_of_themselves_is_shown_and_not_obeyed() -> None:
     hearing = heard(here("a"), msgspec.structs.replace(alive(0), waiting_for="[/x] [red]"))
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(view.tables(Status(hearing, [None], "[/bus]", 0.0, 1.0), 150))

@@ -1,7 +1,9 @@
 """A syncer and what is claimed on its bus: an update is what it says itself, a base is merged once, whoever restarts."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ PACE = Pace(heartbeat_s=1.0, silence_s=3.0, staleness=3)
 
 
 @asynccontextmanager
-async def syncer(w: Written):
+async def syncer(w: Written) -> AsyncIterator[Syncer]:
     """A syncer of this run in virtual time, that has heard for a while that nobody is there; it is killed at the end."""
     process = w.world.process("syncer", len(w.store.requests))
     ports = w.world.ports(process, Weather(latency_s=ONE_WAY_S), Weather(latency_s=ONE_WAY_S))
@@ -40,7 +42,7 @@ async def syncer(w: Written):
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def announce(w: Written, key: str, **claimed) -> None:
+async def announce(w: Written, key: str, **claimed: Any) -> None:
     """Say that an update is there, and claim something of it."""
     _, fragment, learner, name = key.split("/")
     header, _ = frame.parse(w.blob(key), frame.Kind.UPDATE, UpdateHeader)
@@ -74,8 +76,8 @@ async def head(w: Written) -> int:
     return newest.version if newest else 0
 
 
-def test_a_due_update_is_merged_as_it_was_announced():
-    async def body(w):
+def test_a_due_update_is_merged_as_it_was_announced() -> None:
+    async def body(w: Written) -> None:
         async with syncer(w):
             key = w.upload("a", 0)
             await announce(w, key)
@@ -94,10 +96,10 @@ def test_a_due_update_is_merged_as_it_was_announced():
         ({"size": 1}, "truncated"),
     ],
 )
-def test_an_update_is_merged_for_what_it_says_itself_or_not_at_all(claimed, reason):
+def test_an_update_is_merged_for_what_it_says_itself_or_not_at_all(claimed: dict[str, int], reason: str) -> None:
     """Its weight is computed from tokens and steps, and what the bus claims decides which of two updates is taken."""
 
-    async def body(w):
+    async def body(w: Written) -> None:
         async with syncer(w) as serving:
             key = w.upload("a", 0)
             size = len(w.blob(key)) + claimed.get("size", 0)
@@ -110,8 +112,8 @@ def test_an_update_is_merged_for_what_it_says_itself_or_not_at_all(claimed, reas
     Written(RULES, PACE).drive(body)
 
 
-def test_an_update_that_may_not_be_read_is_its_learners_affair():
-    async def body(w):
+def test_an_update_that_may_not_be_read_is_its_learners_affair() -> None:
+    async def body(w: Written) -> None:
         async with syncer(w) as serving:
             serving.wire.answers = lambda operation, key: Denied("403") if key.startswith("updates/00000/a/") else None
             await announce(w, w.upload("a", 0))
@@ -122,8 +124,8 @@ def test_an_update_that_may_not_be_read_is_its_learners_affair():
     Written(RULES, PACE).drive(body)
 
 
-def test_where_the_syncer_itself_is_refused_no_update_is_to_blame():
-    async def body(w):
+def test_where_the_syncer_itself_is_refused_no_update_is_to_blame() -> None:
+    async def body(w: Written) -> None:
         async with syncer(w) as serving:
             serving.wire.answers = lambda operation, key: Denied("403") if operation.startswith("get") else None
             key = w.upload("a", 0)
@@ -137,10 +139,10 @@ def test_where_the_syncer_itself_is_refused_no_update_is_to_blame():
 
 
 @pytest.mark.parametrize("versions", [1, 2, 3])
-def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(versions):
+def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(versions: int) -> None:
     """Also one merged as long ago as staleness allows: the commits that say so are read whatever snapshot there is."""
 
-    async def body(w):
+    async def body(w: Written) -> None:
         await w.commit(w.upload("a", 0), w.upload("b", 0))
         while w.states[0].version < versions:
             await w.commit(w.upload("b", w.states[0].version))
@@ -154,8 +156,8 @@ def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(ve
     Written(RULES, PACE).drive(body)
 
 
-def test_nothing_is_committed_that_could_not_be_read():
-    async def body(w):
+def test_nothing_is_committed_that_could_not_be_read() -> None:
+    async def body(w: Written) -> None:
         async with syncer(w):
             await announce(w, w.upload("a", 0), age_s=1e9, step_s=1e9, upload_s=1e9, sync_s=1e9)
             assert await head(w) == 1
@@ -164,8 +166,8 @@ def test_nothing_is_committed_that_could_not_be_read():
     Written(RULES, PACE).drive(body)
 
 
-def test_every_so_many_versions_there_is_a_snapshot_and_fragments_take_turns():
-    async def body(w):
+def test_every_so_many_versions_there_is_a_snapshot_and_fragments_take_turns() -> None:
+    async def body(w: Written) -> None:
         async with syncer(w):
             for base in range(6):
                 for p in (0, 1):

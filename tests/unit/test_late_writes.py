@@ -13,7 +13,7 @@ WRITES = 200
 
 
 @pytest.mark.parametrize("port", ["store", "bus"])
-def test_a_late_write_lands_within_its_bound(port):
+def test_a_late_write_lands_within_its_bound(port: str) -> None:
     world = World("late")
     weather = Weather(latency_s=LATENCY_S, chances={Fault.LANDS_LATE: 1.0}, timeout_s=TIMEOUT_S, late_s=LATE_S)
     ports = world.ports(world.process("p"), weather, weather)
@@ -28,7 +28,7 @@ def test_a_late_write_lands_within_its_bound(port):
     world.objects.written.append(note)
     world.streams.appended.append(note)
 
-    async def body():
+    async def body() -> None:
         nonlocal sent_at
         for number in range(WRITES):
             sent_at = world.clock.time()

@@ -12,16 +12,16 @@ def specs(*sizes: int) -> list[Spec]:
     return [Spec(f"t{i}", (n,), "float32", "dense") for i, n in enumerate(sizes)]
 
 
-def test_the_largest_tensors_go_to_the_lightest_fragments():
+def test_the_largest_tensors_go_to_the_lightest_fragments() -> None:
     assert partition(specs(5, 4, 3, 3, 3), 2).placement == (0, 1, 1, 0, 1)
 
 
-def test_there_are_never_more_fragments_than_tensors():
+def test_there_are_never_more_fragments_than_tensors() -> None:
     assert len(partition(specs(5, 4), 12).fragments) == 2
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 30))
-def test_every_tensor_is_whole_in_one_fragment_and_none_is_too_heavy(sizes, count):
+def test_every_tensor_is_whole_in_one_fragment_and_none_is_too_heavy(sizes: list[int], count: int) -> None:
     layout = partition(specs(*sizes), count)
     assert sorted(t.spec.name for f in layout.fragments for t in f.tensors) == sorted(s.name for s in layout.specs)
     loads = [f.size for f in layout.fragments]
@@ -33,7 +33,7 @@ def test_every_tensor_is_whole_in_one_fragment_and_none_is_too_heavy(sizes, coun
     assert max(loads) <= (4 / 3 - 1 / (3 * k)) * best + max(ordered[k:], default=0)
 
 
-def test_the_layout_does_not_depend_on_anything_but_the_list():
+def test_the_layout_does_not_depend_on_anything_but_the_list() -> None:
     assert partition(specs(7, 7, 7, 2, 9), 3) == partition(specs(7, 7, 7, 2, 9), 3)
 
 
@@ -46,7 +46,7 @@ def test_the_layout_does_not_depend_on_anything_but_the_list():
         ([Spec("a", (3,), "int64", "dense")], "is int64: only float32, bfloat16, float16"),
     ],
 )
-def test_a_model_that_cannot_be_merged_is_refused(bad, message):
+def test_a_model_that_cannot_be_merged_is_refused(bad: list[Spec], message: str) -> None:
     with pytest.raises(InputError, match=message):
         partition(bad, 4)
 
@@ -67,11 +67,11 @@ def test_a_model_that_cannot_be_merged_is_refused(bad, message):
         ),
     ],
 )
-def test_the_first_difference_is_named(ours, message):
+def test_the_first_difference_is_named(ours: list[Spec], message: str) -> None:
     import re
 
     assert re.search(message, first_difference(ours, specs(3, 4, 5)) or "")
 
 
-def test_equal_models_have_no_difference():
+def test_equal_models_have_no_difference() -> None:
     assert first_difference(specs(3, 4), specs(3, 4)) is None

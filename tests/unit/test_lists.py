@@ -1,17 +1,20 @@
 """Settings that are lists: `--n 1 2`, `--n 1,2`, `--n 1 --n 2` and any mixture, in every command that has one."""
 
 import argparse
+from typing import Any
 
 import pytest
 
 from isthmus.errors import InputError
 from isthmus_services.settings import declared
 from isthmus_services.settings import resolve as s
+from isthmus_services.settings.declared import Command
+from isthmus_services.settings.resolve import Setting
 
 LISTS = [(c, f) for c in declared.ALL for f in s.fields(c.settings) if f.is_list]
 
 
-def parsed(name: str, *words: str, environment=None):
+def parsed(name: str, *words: str, environment: Any = None) -> Any:
     command = next(c for c in declared.ALL if c.name == name)
     parser = argparse.ArgumentParser(exit_on_error=False)
     s.add_flags(parser, command.settings, environment or {})
@@ -31,12 +34,12 @@ def parsed(name: str, *words: str, environment=None):
     ],
     ids=" ".join,
 )
-def test_several_values_are_taken_as_people_type_them(words):
+def test_several_values_are_taken_as_people_type_them(words: list[str]) -> None:
     assert parsed("simulate goodput", *words).chips == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("command", "setting"), LISTS, ids=lambda x: x.name)
-def test_every_list_of_every_command_takes_them(command, setting):
+def test_every_list_of_every_command_takes_them(command: Command, setting: Setting) -> None:
     one, two, three = ("a=1", "b=2", "c=3") if setting.item is str else ("1", "2", "3")
     before = ["--params", "1e9"] if command.name == "simulate bandwidth" else []
     before += [f.flag for f in s.fields(command.settings) if f.positional]
@@ -55,12 +58,12 @@ def test_every_list_of_every_command_takes_them(command, setting):
     ],
     ids=" ".join,
 )
-def test_the_run_is_found_wherever_it_stands(words):
+def test_the_run_is_found_wherever_it_stands(words: list[str]) -> None:
     found = parsed("replay", *words)
     assert (found.run, found.fragment, found.set) == ("RUN", [1, 2], ["merge=avg", "quorum=2"])
 
 
-def test_names_leave_the_folder_alone():
+def test_names_leave_the_folder_alone() -> None:
     assert parsed("access", "DIR", "--learner", "a", "b", "c").learner == ["a", "b", "c"]
     found = parsed("access", "--learner", "a,b", "DIR")
     assert (found.folder, found.learner) == ("DIR", ["a", "b"])
@@ -73,7 +76,9 @@ def test_names_leave_the_folder_alone():
         (["--learner", "a", "b", "--json", "x", "DIR"], "FOLDER is given twice: b and DIR"),
     ],
 )
-def test_what_could_be_either_is_not_guessed(words, message, capsys):
+def test_what_could_be_either_is_not_guessed(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parsed("access", *words)
     assert message in capsys.readouterr().err
@@ -87,7 +92,7 @@ def test_what_could_be_either_is_not_guessed(words, message, capsys):
         (["--chips", ","], "--chips ,: must be a whole number"),
     ],
 )
-def test_a_bad_value_is_named_alone(words, message):
+def test_a_bad_value_is_named_alone(words: list[str], message: str) -> None:
     with pytest.raises(InputError) as error:
         parsed("simulate goodput", *words)
     assert str(error.value) == message

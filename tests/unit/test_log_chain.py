@@ -1,5 +1,7 @@
 """The log as objects: which commits are believed, how it is walked, and whose a commit is."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -27,8 +29,8 @@ async def packed(w: Written, keep: int = 1) -> str:
 # --- what is believed -------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_that_follows_another_one_is_another_history():
-    async def body(w):
+def test_a_commit_that_follows_another_one_is_another_history() -> None:
+    async def body(w: Written) -> None:
         await w.grow(3)
         w.replace_commit(2, previous=bytes(32))
         with pytest.raises(LogCorrupt, match="another history") as caught:
@@ -50,8 +52,8 @@ def test_a_commit_that_follows_another_one_is_another_history():
         ({"healed": Healed(source=1, broken_at=2, key="k", why="")}, "merges and heals at once"),
     ],
 )
-def test_what_stands_under_a_key_is_that_commit_or_none(changed, why):
-    async def body(w):
+def test_what_stands_under_a_key_is_that_commit_or_none(changed: Any, why: str) -> None:
+    async def body(w: Written) -> None:
         await w.grow(2)
         w.replace_commit(2, **changed)
         with pytest.raises(LogCorrupt, match=why):
@@ -65,8 +67,8 @@ def test_what_stands_under_a_key_is_that_commit_or_none(changed, why):
 # --- walking ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_long_log_is_asked_for_ahead_and_not_for_ever():
-    async def body(w):
+def test_a_long_log_is_asked_for_ahead_and_not_for_ever() -> None:
+    async def body(w: Written) -> None:
         await w.grow(60)
         w.store.requests.clear()
         began = w.clock.time()
@@ -81,8 +83,8 @@ def test_a_long_log_is_asked_for_ahead_and_not_for_ever():
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 8, 11])
-def test_packed_commits_come_as_they_were_wherever_the_walk_begins(after):
-    async def body(w):
+def test_packed_commits_come_as_they_were_wherever_the_walk_begins(after: int) -> None:
+    async def body(w: Written) -> None:
         await w.grow(14, snapshot_every=12)
         before = [commit.digest for commit in w.commits[0]]
         await packed(w)
@@ -94,8 +96,8 @@ def test_packed_commits_come_as_they_were_wherever_the_walk_begins(after):
     Written().drive(body)
 
 
-def test_a_segment_is_read_for_all_of_its_commits_at_once():
-    async def body(w):
+def test_a_segment_is_read_for_all_of_its_commits_at_once() -> None:
+    async def body(w: Written) -> None:
         for top in (20, 40):
             await w.grow(top)
             w.snapshot()
@@ -111,7 +113,7 @@ def test_a_segment_is_read_for_all_of_its_commits_at_once():
     Written().drive(body)
 
 
-def changed_in(segment: bytearray, number: int, **changed) -> bytearray:
+def changed_in(segment: bytearray, number: int, **changed: Any) -> bytearray:
     """Return a segment in which one commit was replaced by another one that reads well."""
     header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
     start = sum(header.sizes[:number])
@@ -125,10 +127,10 @@ def changed_in(segment: bytearray, number: int, **changed) -> bytearray:
 
 
 @pytest.mark.parametrize("number", [4, 10], ids=["in the middle", "the last"])
-def test_a_commit_replaced_in_a_segment_is_noticed_and_the_segment_named(number):
+def test_a_commit_replaced_in_a_segment_is_noticed_and_the_segment_named(number: int) -> None:
     """A segment vouches for no commit of its own: the next one does, or the digest beside the commit's own place."""
 
-    async def body(w):
+    async def body(w: Written) -> None:
         await w.grow(14, snapshot_every=12)
         segment = await packed(w)
         w.put(segment, changed_in(w.blob(segment), number, written_at=1.0))
@@ -142,8 +144,8 @@ def test_a_commit_replaced_in_a_segment_is_noticed_and_the_segment_named(number)
     Written().drive(body)
 
 
-def test_a_pointer_into_a_damaged_segment_says_so():
-    async def body(w):
+def test_a_pointer_into_a_damaged_segment_says_so() -> None:
+    async def body(w: Written) -> None:
         await w.grow(14, snapshot_every=12)
         segment = await packed(w)
         w.put(segment, changed_in(w.blob(segment), 4, written_at=1.0))
@@ -158,8 +160,8 @@ def test_a_pointer_into_a_damaged_segment_says_so():
 # --- finding places ---------------------------------------------------------------------------------------------------
 
 
-def test_the_end_is_looked_for_from_the_newest_snapshot_on():
-    async def body(w):
+def test_the_end_is_looked_for_from_the_newest_snapshot_on() -> None:
+    async def body(w: Written) -> None:
         await w.grow(20, snapshot_every=6)
         w.store.requests.clear()
         assert (await w.log.newest(0)).version == 20
@@ -173,8 +175,8 @@ def test_the_end_is_looked_for_from_the_newest_snapshot_on():
 
 
 @pytest.mark.parametrize(("after_s", "version"), [(-0.5, 0), (0.0, 1), (0.5, 1), (1.0, 2), (4.0, 5), (100.0, 5)])
-def test_what_was_written_at_a_time_is_there_at_that_time(after_s, version):
-    async def body(w):
+def test_what_was_written_at_a_time_is_there_at_that_time(after_s: float, version: int) -> None:
+    async def body(w: Written) -> None:
         for second in range(5):
             await w.commit(written_at=1e9 + second)
         assert await w.log.version_at(0, 1e9 + after_s) == version
@@ -185,8 +187,8 @@ def test_what_was_written_at_a_time_is_there_at_that_time(after_s, version):
 # --- appending --------------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_whose_reply_was_lost_is_ours_and_another_one_is_not():
-    async def body(w):
+def test_a_commit_whose_reply_was_lost_is_ours_and_another_one_is_not() -> None:
+    async def body(w: Written) -> None:
         await w.grow(1)
         ours = w.blob(commit_key(0, 1))
         assert await w.log.append(0, 1, ours) is True
@@ -198,8 +200,8 @@ def test_a_commit_whose_reply_was_lost_is_ours_and_another_one_is_not():
     Written().drive(body)
 
 
-def test_an_append_goes_on_with_the_same_bytes_until_its_outcome_is_known():
-    async def body(w):
+def test_an_append_goes_on_with_the_same_bytes_until_its_outcome_is_known() -> None:
+    async def body(w: Written) -> None:
         header, _ = w.draft(w.upload("a", 0))
         tries = iter([Unavailable("lost"), Unavailable("lost"), None])
         w.store.answers = lambda operation, key: next(tries) if operation == "create" else None

@@ -75,13 +75,13 @@ def gradient_of(accumulator: merge.Accumulator) -> np.ndarray:
 
 @pytest.mark.parametrize("rule", ["rda", "avg"])
 @pytest.mark.parametrize("learners", [1, 2, 4, 16])
-def test_a_round_matches_the_reference(rule, learners):
+def test_a_round_matches_the_reference(rule: str, learners: int) -> None:
     rules, given = Rules(merge=rule), updates(learners)
     expected = reference(given, rules)
     assert np.abs(gradient_of(accumulated(given, rules)) - expected).max() < 2e-6 * np.abs(expected).max()
 
 
-def test_rda_keeps_the_length_that_avg_loses():
+def test_rda_keeps_the_length_that_avg_loses() -> None:
     given = [(x, 1.0) for x, _ in updates(16)]
     weight = FRAGMENT.tensors[1] if FRAGMENT.tensors[1].spec.name == "weight" else FRAGMENT.tensors[0]
     at = slice(weight.start, weight.stop)
@@ -92,7 +92,7 @@ def test_rda_keeps_the_length_that_avg_loses():
     assert avg == pytest.approx(mean / 4, rel=0.1)  # 1/√16, the directions being nearly orthogonal
 
 
-def test_embeddings_are_averaged_and_all_else_is_not():
+def test_embeddings_are_averaged_and_all_else_is_not() -> None:
     given = updates(8)
     mixed, avg = gradient_of(accumulated(given, Rules())), gradient_of(accumulated(given, Rules(merge="avg")))
     for t in FRAGMENT.tensors:
@@ -100,7 +100,7 @@ def test_embeddings_are_averaged_and_all_else_is_not():
         assert same == (t.spec.role == "embedding")
 
 
-def test_directions_that_cancel_are_counted_and_not_blown_up():
+def test_directions_that_cancel_are_counted_and_not_blown_up() -> None:
     x = updates(1)[0][0]
     accumulator = accumulated([(x, 1.0), (-x, 1.0)], Rules())
     _, cancelled = accumulator.outer_gradient()
@@ -108,7 +108,7 @@ def test_directions_that_cancel_are_counted_and_not_blown_up():
     assert np.abs(gradient_of(accumulator)).max() < 1e-6 * np.abs(x).max()
 
 
-def test_a_learner_without_gradient_weighs_but_does_not_move():
+def test_a_learner_without_gradient_weighs_but_does_not_move() -> None:
     x = updates(1)[0][0]
     zero = np.zeros_like(x)
     alone = gradient_of(accumulated([(x, 1.0)], Rules()))
@@ -117,7 +117,7 @@ def test_a_learner_without_gradient_weighs_but_does_not_move():
     assert not gradient_of(accumulated([(zero, 1.0)], Rules())).any()
 
 
-def test_an_overflow_is_seen():
+def test_an_overflow_is_seen() -> None:
     x = np.full(FRAGMENT.size, 3e38, np.float32)
     rules = Rules(merge="avg", outer_lr=1.0)
     assert not merge.advance(state(), accumulated([(x, 1.0), (x, 1.0)], rules), codec("f32"), bytes(32)).finite
@@ -125,7 +125,7 @@ def test_an_overflow_is_seen():
 
 
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30])
-def test_extreme_lengths_neither_overflow_nor_vanish(scale):
+def test_extreme_lengths_neither_overflow_nor_vanish(scale: float) -> None:
     x = (updates(1)[0][0] * np.float32(100)).astype(np.float64)
     given = [((x * scale).astype(np.float32), 1e12)]
     out = gradient_of(accumulated(given, Rules()))
@@ -133,7 +133,7 @@ def test_extreme_lengths_neither_overflow_nor_vanish(scale):
     assert np.linalg.norm(out) == pytest.approx(np.linalg.norm(given[0][0].astype(np.float64)), rel=1e-2)
 
 
-def test_the_outer_step_is_torchs_nesterov():
+def test_the_outer_step_is_torchs_nesterov() -> None:
     rules = Rules(merge="avg", outer_lr=0.7, outer_momentum=0.9)
     now = state()
     parameter = torch.nn.Parameter(torch.from_numpy(now.master.copy()))
@@ -147,13 +147,13 @@ def test_the_outer_step_is_torchs_nesterov():
     assert np.allclose(now.master, parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_weights_are_quantity_times_quality():
+def test_weights_are_quantity_times_quality() -> None:
     assert merge.weight(3072, 12) == 3072 * 256
     assert merge.weight(100, 50) == 200.0
 
 
 @pytest.mark.parametrize("down", ["f32", "bf16", "int8", "int4"])
-def test_the_published_value_follows_the_master_through_the_codec(down):
+def test_the_published_value_follows_the_master_through_the_codec(down: str) -> None:
     now = state()
     for version in range(30):
         before = now
@@ -168,14 +168,14 @@ def test_the_published_value_follows_the_master_through_the_codec(down):
     assert np.abs(now.master - now.published).max() <= moved
 
 
-def test_state_is_never_written_to():
+def test_state_is_never_written_to() -> None:
     now = state()
     digest = now.digest()
     merge.advance(now, accumulated(updates(4), Rules()), codec("int8"), bytes(32))
     assert now.digest() == digest
 
 
-def test_the_same_round_gives_the_same_bits_whoever_computes_it():
+def test_the_same_round_gives_the_same_bits_whoever_computes_it() -> None:
     given, start = updates(8), state()
 
     def digest() -> bytes:
@@ -190,7 +190,7 @@ def test_the_same_round_gives_the_same_bits_whoever_computes_it():
     assert found == [wanted] * 8
 
 
-def test_the_order_of_accumulation_is_part_of_the_bits():
+def test_the_order_of_accumulation_is_part_of_the_bits() -> None:
     given, start = updates(8), state()
     one = merge.advance(start, accumulated(given, Rules()), codec("f32"), bytes(32))
     other = merge.advance(start, accumulated(given[::-1], Rules()), codec("f32"), bytes(32))
@@ -198,13 +198,13 @@ def test_the_order_of_accumulation_is_part_of_the_bits():
     assert np.allclose(one.state.master, other.state.master, rtol=1e-4, atol=1e-6)
 
 
-def test_a_snapshot_brings_the_state_back_bit_by_bit():
+def test_a_snapshot_brings_the_state_back_bit_by_bit() -> None:
     now = merge.advance(state(), accumulated(updates(3), Rules()), codec("int8"), bytes(32)).state
     header, payload = frame.parse(merge.snapshot(now, 0, bytes(32)), frame.Kind.SNAPSHOT, SnapshotHeader)
     assert merge.restore(header, payload).digest() == now.digest() == header.state_digest
 
 
-def test_the_kernels_bits_are_recorded():
+def test_the_kernels_bits_are_recorded() -> None:
     """A recorded fixture: whoever changes these bits raises `kernels.ARITHMETIC` and records new ones."""
     rules = Rules(outer_lr=0.4, outer_momentum=0.5)
     result = merge.advance(state(), accumulated(updates(5), rules), codec("int8"), bytes(32))

@@ -10,7 +10,7 @@ from isthmus.metrics import LearnerMetrics, SyncerMetrics
 from isthmus_services.process.minutes import Diary, LearnerMinute, SyncerMinute
 
 
-def test_a_syncers_minute_is_what_the_minute_brought():
+def test_a_syncers_minute_is_what_the_minute_brought() -> None:
     m = SyncerMetrics()
     m.rounds_closed.labels("all").inc(7)  # while it started
     minute = SyncerMinute("s1", m)
@@ -33,12 +33,12 @@ def test_a_syncers_minute_is_what_the_minute_brought():
 
 
 @pytest.fixture
-def link():
+def link() -> SimpleNamespace:
     """What a link shows."""
     return SimpleNamespace(metrics=LearnerMetrics(), steps_done=0, versions=[0, 0])
 
 
-def test_a_learners_minute(link):
+def test_a_learners_minute(link: SimpleNamespace) -> None:
     clock = SimpleNamespace(now=100.0)
     minute = LearnerMinute("eu-1", 1500, link, lambda: clock.now)
     clock.now = 160.0
@@ -61,7 +61,7 @@ def test_a_learners_minute(link):
     assert facts["loss"] == pytest.approx(2.3456)
 
 
-def test_a_diary_says_minutes_and_signals_and_ends(link, caplog):
+def test_a_diary_says_minutes_and_signals_and_ends(link: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         diary = Diary(logging.getLogger("isthmus.test"), "eu-1", every_s=0.05)
         diary.joined(1500, link)

@@ -1,5 +1,8 @@
 """An inner optimizer's state goes into a checkpoint and comes back bit for bit, whatever the optimizer keeps."""
 
+from collections.abc import Callable
+from typing import Any
+
 import msgpack
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from isthmus.pytorch.optimizers import Stepped
 from isthmus.records import tree
 
 
-def net(dtype=torch.float32) -> nn.Module:
+def net(dtype: torch.dtype = torch.float32) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)).to(dtype)
 
@@ -22,12 +25,12 @@ def net(dtype=torch.float32) -> nn.Module:
 class Keeps(torch.optim.Optimizer):
     """Goes down by a tenth of the gradient's sign, and keeps of each parameter whatever it is told to."""
 
-    def __init__(self, params, keep, lr=0.1):
+    def __init__(self, params: Any, keep: Callable[..., Any], lr: float = 0.1) -> None:
         self.keep = keep
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -43,21 +46,29 @@ class Scaled(torch.Tensor):
     """Bytes and a scale that pass for a tensor, as low-bit optimizers keep their moments."""
 
     @staticmethod
-    def __new__(cls, codes, scale, bits):
+    def __new__(cls: "type[Scaled]", codes: torch.Tensor, scale: torch.Tensor, bits: int) -> "Scaled":
         return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)
 
-    def __init__(self, codes, scale, bits):
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor, bits: int) -> None:
         self.codes, self.scale, self.bits = codes, scale, bits
 
-    def __tensor_flatten__(self):
+    def __tensor_flatten__(self) -> tuple[list[str], list[int | torch.Size]]:
         return ["codes", "scale"], [self.bits, self.codes.shape]
 
     @classmethod
-    def __tensor_unflatten__(cls, inner, context, size=None, stride=None):
+    def __tensor_unflatten__(
+        cls, inner: dict[str, torch.Tensor], context: list[int | torch.Size], size: Any = None, stride: Any = None
+    ) -> "Scaled":
         return cls(inner["codes"], inner["scale"], context[0])
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> "Scaled":
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return args[0]
         if func is torch.ops.aten.clone.default:
@@ -65,7 +76,7 @@ class Scaled(torch.Tensor):
         raise NotImplementedError(f"{func} of a scaled tensor")
 
 
-def noise(p, dtype=torch.float32):
+def noise(p: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).to(dtype)
 
 
@@ -91,7 +102,7 @@ KEPT = {
 }
 
 
-def stepped(keep, dtype=torch.float32):
+def stepped(keep: Callable[..., Any], dtype: torch.dtype = torch.float32) -> tuple[Any, Keeps]:
     model = net(dtype)
     optimizer = Keeps(model.parameters(), keep)
     for p in model.parameters():
@@ -100,7 +111,7 @@ def stepped(keep, dtype=torch.float32):
     return model, optimizer
 
 
-def written(saver):
+def written(saver: TorchSaver) -> dict[str, Any]:
     """What a checkpoint holds of an optimizer, read again."""
     leaves = []
     plain = msgpack.packb(tree.flatten(saver.save()[0], "optimizer", saver.take, leaves))
@@ -108,7 +119,7 @@ def written(saver):
     return tree.rebuild(read, [tree.Leaf(leaf.spec, leaf.data.copy()) for leaf in leaves], torch_model.make_tensor)
 
 
-def same(a, b):
+def same(a: Any, b: Any) -> bool:
     """Whether two trees are alike, tensors bit by bit."""
     assert type(a) is type(b)
     if isinstance(a, Scaled):
@@ -125,7 +136,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("what", KEPT)
-def test_what_an_optimizer_keeps_comes_back_bit_for_bit(what, dtype):
+def test_what_an_optimizer_keeps_comes_back_bit_for_bit(what: str, dtype: torch.dtype) -> None:
     model, optimizer = stepped(KEPT[what], dtype)
     saved = written(TorchSaver(model, optimizer, None))
     again_model = net(dtype)
@@ -136,7 +147,7 @@ def test_what_an_optimizer_keeps_comes_back_bit_for_bit(what, dtype):
     assert again.param_groups[0]["lr"] == 0.1, "its settings too"
 
 
-def test_a_tensor_that_all_parameters_share_is_one_again():
+def test_a_tensor_that_all_parameters_share_is_one_again() -> None:
     model, optimizer = stepped(KEPT["8-bit with codebook"])
     saved = written(TorchSaver(model, optimizer, None))
     again = Keeps(net().parameters(), KEPT["8-bit with codebook"])
@@ -145,12 +156,12 @@ def test_a_tensor_that_all_parameters_share_is_one_again():
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.Rprop])
-def test_two_go_the_same_way_after_a_restart(kind):
+def test_two_go_the_same_way_after_a_restart(kind: type[Any]) -> None:
     """Of real optimizers in bfloat16: as many steps before as after, once with and once without a restart between."""
     straight, broken = net(torch.bfloat16), net(torch.bfloat16)
     one, two = kind(straight.parameters(), lr=0.01), kind(broken.parameters(), lr=0.01)
 
-    def step(model, optimizer, seed):
+    def step(model: Any, optimizer: Any, seed: int) -> None:
         draw = torch.Generator().manual_seed(seed)
         for p in model.parameters():
             p.grad = torch.randn(p.shape, generator=draw).to(p.dtype)
@@ -184,20 +195,20 @@ class Pair(tuple):
     ],
     ids=["sparse", "quantised", "subclass", "set", "named tuple"],
 )
-def test_what_cannot_be_kept_is_refused_by_its_place_as_it_is_written(odd, what):
+def test_what_cannot_be_kept_is_refused_by_its_place_as_it_is_written(odd: Callable[..., Any], what: str) -> None:
     model, optimizer = stepped(lambda p: {"deep": [0, odd(p)]})
     with pytest.raises(InputError, match=rf"optimizer\['state'\]\['state'\]\[0\]\['deep'\]\[1\] is a .*{what}"):
         written(TorchSaver(model, optimizer, None))
 
 
 class NeedsClosure(Keeps):
-    def step(self, closure):
+    def step(self, closure: Callable[..., Any]) -> None:
         with torch.enable_grad():
             closure()
         return super().step()
 
 
-def test_so_is_a_subclass_that_no_restart_could_make_again():
+def test_so_is_a_subclass_that_no_restart_could_make_again() -> None:
     """Only a copy that has stepped shows the class; this optimizer steps with a closure, so there is none."""
     model = net()
     optimizer = NeedsClosure(model.parameters(), KEPT["a subclass"])
@@ -211,7 +222,7 @@ def test_so_is_a_subclass_that_no_restart_could_make_again():
 # --- the copy that steps ----------------------------------------------------------------------------------------------
 
 
-def test_the_copy_leaves_everything_as_it_was():
+def test_the_copy_leaves_everything_as_it_was() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
@@ -230,9 +241,9 @@ def test_the_copy_leaves_everything_as_it_was():
     schedule.step()  # and neither was patched
 
 
-def test_random_numbers_of_an_optimizer_are_not_those_of_the_training():
+def test_random_numbers_of_an_optimizer_are_not_those_of_the_training() -> None:
     class Noisy(Keeps):
-        def step(self, closure=None):
+        def step(self, closure: Any = None) -> None:
             torch.rand(1)
             return super().step()
 
@@ -242,7 +253,7 @@ def test_random_numbers_of_an_optimizer_are_not_those_of_the_training():
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-def test_it_shows_which_numbers_may_be_below_zero(maximize):
+def test_it_shows_which_numbers_may_be_below_zero(maximize: bool) -> None:
     shown = Stepped(torch.optim.AdamW(net().parameters(), maximize=maximize)).outline[0]
     assert {name: entry.nonnegative for name, entry in shown.items()} == {
         "step": True,

@@ -11,6 +11,7 @@ from isthmus.log.run import read_run
 from isthmus.runtime import Runtime, inline
 from isthmus.simulate.clock import Clock
 from isthmus.store import AT_START, RUNNING, EdgeStore, s3
+from isthmus.store.retrying import Patience
 
 TEN_S = 10.0
 
@@ -23,7 +24,7 @@ class Silent:
     def __init__(self, slow_s: float) -> None:
         self.slow_s, self.asked = slow_s, 0
 
-    async def get(self, key):
+    async def get(self, key: str) -> None:
         self.asked += 1
         await asyncio.sleep(self.slow_s)
         raise Unavailable("no answer")
@@ -32,19 +33,19 @@ class Silent:
 class Absent(Silent):
     """A store that is not there."""
 
-    async def get(self, key):
+    async def get(self, key: str) -> None:
         self.asked += 1
         raise Unavailable("connection refused")
 
 
-def told_after(store: Silent, patience) -> float:
+def told_after(store: Silent, patience: Patience) -> float:
     """Return the seconds until somebody who asks for the run is told that it cannot be read."""
     clock = Clock()
     draw = random.Random(0)
     draw.random = lambda: 1.0  # the longest pause there can be
     edge = EdgeStore(store, Runtime(clock.time, clock.time, draw, inline, lambda: "0" * 16), patience)
 
-    async def body():
+    async def body() -> float:
         began = clock.time()
         with pytest.raises(Unavailable):
             await read_run(edge)
@@ -54,15 +55,15 @@ def told_after(store: Silent, patience) -> float:
 
 
 @pytest.mark.parametrize("kind", [Silent, Absent])
-def test_at_start_it_is_said_well_within_ten_seconds(kind):
+def test_at_start_it_is_said_well_within_ten_seconds(kind: type[Absent] | type[Silent]) -> None:
     store = kind(s3.CONNECT_TIMEOUT_S + s3.READ_TIMEOUT_S)
     assert told_after(store, AT_START) < TEN_S - 4.0, "the rest is for starting a process"
     assert store.asked == AT_START.attempts > 1, "one lost packet is no reason to give up"
 
 
-def test_once_it_has_worked_an_outage_is_ridden_out():
+def test_once_it_has_worked_an_outage_is_ridden_out() -> None:
     assert told_after(Absent(0.0), RUNNING) > TEN_S / 2
 
 
-def test_a_redis_that_does_not_answer_is_given_up_before_that_too():
+def test_a_redis_that_does_not_answer_is_given_up_before_that_too() -> None:
     assert redis_bus.CONNECT_TIMEOUT_S + redis_bus.WRITE_TIMEOUT_S <= TEN_S

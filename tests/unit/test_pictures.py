@@ -1,5 +1,8 @@
 """Pictures can be read in grey: within one, no two lines share marker and dash."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -9,7 +12,7 @@ from isthmus_services.commands import replay  # noqa: E402
 from isthmus_services.commands.simulate import bandwidth, goodput  # noqa: E402
 
 
-def styles(figure):
+def styles(figure: Any) -> list[tuple[str, str]]:
     return [
         (line.get_linestyle(), line.get_marker())
         for axis in figure.axes
@@ -25,7 +28,9 @@ def styles(figure):
         (goodput, ["simulate", "goodput", "--chips", "64,512", "--slice-chips", "8", "--learners", "1,2,4,8"]),
     ],
 )
-def test_lines_differ_by_more_than_colour(module, command, monkeypatch, tmp_path):
+def test_lines_differ_by_more_than_colour(
+    module: Any, command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     seen = []
     monkeypatch.setattr(module, "save", lambda figure, path: seen.extend(styles(figure)))
     assert cli.main([*command, "--plot", str(tmp_path / "p.png")]) == 0
@@ -34,7 +39,7 @@ def test_lines_differ_by_more_than_colour(module, command, monkeypatch, tmp_path
     assert len(set(markers)) == len(markers)
 
 
-def test_what_if_draws_its_two_norms_apart(monkeypatch, tmp_path):
+def test_what_if_draws_its_two_norms_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from isthmus.readers.whatif import Departure
 
     rows = [

@@ -7,6 +7,8 @@ import re
 import shlex
 import tomllib
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -56,11 +58,11 @@ def speeds(_: Rules) -> Speeds:
     return Speeds(add_s=1e-9, round_s=10e-9)
 
 
-def planned(params: float, *islands: Island, **more):
+def planned(params: float, *islands: Island, **more: Any) -> Plan:
     return plan(params, islands, PRICES, speeds=speeds, **more)
 
 
-def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one():
+def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one() -> None:
     wide = planned(1e8, Island(name="a", count=4, latency_s=0.02))
     thin = planned(1e8, Island(name="a", count=4, up_gbit_s=0.02, down_gbit_s=0.02))
     assert wide.rules.sync_every == 12
@@ -81,7 +83,7 @@ def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one():
     assert thin.forecasts[0].back_s > wide.forecasts[0].back_s
 
 
-def test_what_is_fixed_is_not_chosen_and_a_link_that_cannot_carry_it_is_named():
+def test_what_is_fixed_is_not_chosen_and_a_link_that_cannot_carry_it_is_named() -> None:
     found = planned(
         1e9, Island(name="attic", count=2, up_gbit_s=0.01, down_gbit_s=0.01), fixed=Fixed(sync_every=12, codec="bf16")
     )
@@ -92,13 +94,13 @@ def test_what_is_fixed_is_not_chosen_and_a_link_that_cannot_carry_it_is_named():
     assert any(c.reason == "as you asked" for c in found.choices if c.name == "sync_every")
 
 
-def test_fragments_that_are_given_leave_the_period_to_be_chosen():
+def test_fragments_that_are_given_leave_the_period_to_be_chosen() -> None:
     found = planned(2.9e9, Island(name="a", count=2, up_gbit_s=10.0, down_gbit_s=10.0), fixed=Fixed(fragments=24))
     assert found.rules.fragments == 24
     assert found.rules.sync_every >= 24
 
 
-def test_checkpoints_are_counted_and_leave_the_uplink_to_the_fragments():
+def test_checkpoints_are_counted_and_leave_the_uplink_to_the_fragments() -> None:
     thin, wide = (planned(2e8, Island(name="a", count=2, up_gbit_s=gbit, down_gbit_s=1.0)) for gbit in (0.2, 10.0))
     every = {c.name: c.value for c in thin.choices}["checkpoint"]
     assert every == pytest.approx(4e9 * 8 / (0.15 * 0.2e9), rel=0.01)
@@ -107,7 +109,7 @@ def test_checkpoints_are_counted_and_leave_the_uplink_to_the_fragments():
     assert thin.forecasts[0].up_load < 1.0
 
 
-def test_bytes_and_requests_follow_from_the_rounds():
+def test_bytes_and_requests_follow_from_the_rounds() -> None:
     found = planned(1e8, Island(name="a", count=3, region="far"), Island(name="b", count=1), store_region="")
     rounds = found.rules.fragments * 86400 / found.rules.sync_every
     assert found.syncer["rounds_day"] == pytest.approx(rounds)
@@ -128,7 +130,7 @@ def test_bytes_and_requests_follow_from_the_rounds():
     assert d["requests_usd"] == pytest.approx(d["reads"] / 1000 * 0.0004 + d["writes"] / 1000 * 0.005)
 
 
-def test_failures_cost_goodput_and_distance_costs_merged_work():
+def test_failures_cost_goodput_and_distance_costs_merged_work() -> None:
     calm, spot = (planned(1e8, Island(name="a", count=2, mtbf_hours=h)).forecasts[0] for h in (math.inf, 1.0))
     assert calm.goodput == 1.0
     assert spot.goodput == pytest.approx(1 / (1 + (60 + 6) / 3600))
@@ -137,7 +139,7 @@ def test_failures_cost_goodput_and_distance_costs_merged_work():
 
 
 @pytest.mark.parametrize("latency_s", [0.02, 0.5])
-def test_the_work_merged_is_about_what_real_learners_merge(latency_s):
+def test_the_work_merged_is_about_what_real_learners_merge(latency_s: float) -> None:
     """In virtual time, where everything else is as planned."""
     found = planned(1e5, Island(name="a", count=4, latency_s=latency_s), fixed=Fixed(sync_every=12, fragments=12))
     shape = Shape(width=32, layers=2, heads=2)
@@ -153,7 +155,7 @@ GRID = list(
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_a_plan_never_warns_of_what_it_chose(part):
+def test_a_plan_never_warns_of_what_it_chose(part: int) -> None:
     """Over sizes, links, distances and steps: what is warned of is what was given."""
     about_what_was_given = ("5 GB per request", "nobody to merge with", "for this model whatever is chosen")
     for params, count, gbit, latency_s, step_s, gpu_hour in GRID[part::8]:
@@ -170,7 +172,7 @@ def test_a_plan_never_warns_of_what_it_chose(part):
         assert found.pace.check() is found.pace
 
 
-def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set():
+def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set() -> None:
     found = planned(7e10, Island(name="attic", count=2, up_gbit_s=0.01, down_gbit_s=0.01))
     assert found.rules.sync_every == max(PERIODS)
     assert any("too thin for this model whatever is chosen" in w for w in found.warnings)
@@ -179,7 +181,7 @@ def test_a_link_that_can_carry_nothing_is_said_to_be_too_thin_and_not_badly_set(
     assert far.forecasts[0].in_model < 0.5
 
 
-def test_a_chosen_period_is_no_worse_than_any_other():
+def test_a_chosen_period_is_no_worse_than_any_other() -> None:
     """Fixing any other period never learns more, or more per dollar where dollars count."""
     island = Island(name="a", count=8, latency_s=0.05)
     for gpu_hour in (0.0, 2.5):
@@ -198,14 +200,16 @@ def test_a_chosen_period_is_no_worse_than_any_other():
     assert best.forecasts[0].kept > 0.8
 
 
-def test_farther_learners_and_slower_syncers_get_longer_periods():
+def test_farther_learners_and_slower_syncers_get_longer_periods() -> None:
     near, far = (planned(1e8, Island(name="a", count=8, latency_s=s)).rules.sync_every for s in (0.01, 0.8))
     assert near < far
     slow = plan(1e9, [Island(name="a", count=8)], PRICES, speeds=lambda _: Speeds(add_s=4e-8, round_s=4e-7))
     assert slow.rules.sync_every > planned(1e9, Island(name="a", count=8)).rules.sync_every
 
 
-def test_the_init_line_is_what_the_real_parser_takes(capsys, monkeypatch):
+def test_the_init_line_is_what_the_real_parser_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = []
     monkeypatch.setattr("isthmus_services.commands.init.run", lambda settings: taken.append(settings) or 0)
     for words in (
@@ -226,7 +230,7 @@ def test_the_init_line_is_what_the_real_parser_takes(capsys, monkeypatch):
             assert rules.codec_up == "int8"
 
 
-def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys):
+def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--params", "2.9e9", "--latency", "0.5"]) == 0
     shown = capsys.readouterr().out
     for name in ("checkpoint", "overlap", "sync_every", "fragments", "quorum", "syncers"):
@@ -245,7 +249,9 @@ def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys):
     assert "assumed" not in capsys.readouterr().out
 
 
-def test_no_cell_is_cut_at_80_columns(capsys, monkeypatch, tmp_path):
+def test_no_cell_is_cut_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(report, "PIPE_WIDTH", 80)
     cluster = tmp_path / "c.toml"
     cluster.write_text(CLUSTER.replace("us spot", "a name as long as somebody may well give to a learner"))
@@ -259,7 +265,9 @@ def test_no_cell_is_cut_at_80_columns(capsys, monkeypatch, tmp_path):
     assert "requests" in shown or "learnt per dollar" in shown
 
 
-def test_speeds_come_from_the_table_or_a_file_and_are_named(capsys, tmp_path, monkeypatch):
+def test_speeds_come_from_the_table_or_a_file_and_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("timed without being asked")
 
@@ -280,7 +288,7 @@ def test_speeds_come_from_the_table_or_a_file_and_are_named(capsys, tmp_path, mo
     assert report_["syncer"]["merge_s"] == pytest.approx(1e8 / report_["rules"]["fragments"] * per_round)
 
 
-def test_the_table_has_every_codec_and_its_figures_are_believable():
+def test_the_table_has_every_codec_and_its_figures_are_believable() -> None:
     default, classes = modelled.classes()
     assert classes[default].how.startswith("measured")
     for found in classes.values():
@@ -291,7 +299,7 @@ def test_the_table_has_every_codec_and_its_figures_are_believable():
             assert 1e-10 < found.round_s[name] < 1e-6
 
 
-def test_what_is_known_to_hurt_is_said():
+def test_what_is_known_to_hurt_is_said() -> None:
     found = planned(
         3e9,
         Island(name="fast", count=1),
@@ -305,7 +313,7 @@ def test_what_is_known_to_hurt_is_said():
     assert any("nobody to merge with" in w for w in planned(1e8, Island(name="a")).warnings)
 
 
-def test_the_command_plans_from_a_file(tmp_path, capsys):
+def test_the_command_plans_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster, report = tmp_path / "c.toml", tmp_path / "r.json"
     cluster.write_text(CLUSTER)
     assert main(["plan", "--islands", str(cluster), "--json", str(report)]) == 0
@@ -320,7 +328,7 @@ def test_the_command_plans_from_a_file(tmp_path, capsys):
     assert said["rules"]["sync_every"] >= 12
 
 
-def test_the_command_counts_a_module(capsys):
+def test_the_command_counts_a_module(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "isthmus.demo.gpt:byte_gpt", "--learners", "2"]) == 0
     assert "settings for" in capsys.readouterr().out
 
@@ -363,7 +371,9 @@ def test_the_command_counts_a_module(capsys):
         ),
     ],
 )
-def test_what_cannot_be_is_one_clear_line(words, file, said, capsys, tmp_path):
+def test_what_cannot_be_is_one_clear_line(
+    words: list[str], file: str | None, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = tmp_path / "c.toml"
     if file is not None:
         path.write_text(file)

@@ -29,18 +29,18 @@ def found() -> Plan:
     )
 
 
-def test_rounds_go_by_the_fastest_learner(found):
+def test_rounds_go_by_the_fastest_learner(found: Plan) -> None:
     assert found.syncer["rounds_day"] == pytest.approx(DAY_S)
 
 
-def test_the_syncers_rates_are_bits_per_second(found):
+def test_the_syncers_rates_are_bits_per_second(found: Plan) -> None:
     # A fragment from each of three learners, every second.
     assert found.syncer["down_gbit_s"] == pytest.approx(3 * FRAGMENT_GB * 8, rel=CLOSE)
     # The new version, and an eighth of the full state of 12 bytes per parameter.
     assert found.syncer["up_gbit_s"] == pytest.approx((FRAGMENT_GB + 1e8 * 12 / 8 / 1e9) * 8, rel=CLOSE)
 
 
-def test_a_learners_rates_are_its_share_of_them(found):
+def test_a_learners_rates_are_its_share_of_them(found: Plan) -> None:
     for forecast in found.forecasts:
         # A gigabit a second is 0.125 GB/s; checkpoints of 24 GB are refused by the store and not sent.
         assert forecast.up_load == pytest.approx(FRAGMENT_GB / 0.125, rel=CLOSE)
@@ -49,17 +49,17 @@ def test_a_learners_rates_are_its_share_of_them(found):
         assert forecast.down_gb_day == pytest.approx(FRAGMENT_GB * DAY_S, rel=CLOSE)
 
 
-def test_a_day_moves_what_the_learners_move(found):
+def test_a_day_moves_what_the_learners_move(found: Plan) -> None:
     assert found.day["up_gb"] == pytest.approx(3 * FRAGMENT_GB * DAY_S, rel=CLOSE)
     assert found.day["down_gb"] == pytest.approx(3 * FRAGMENT_GB * DAY_S, rel=CLOSE)
 
 
-def test_what_leaves_the_region_is_paid_by_the_gigabyte(found):
+def test_what_leaves_the_region_is_paid_by_the_gigabyte(found: Plan) -> None:
     assert found.day["egress_gb"] == pytest.approx(2 * FRAGMENT_GB * DAY_S, rel=CLOSE)
     assert found.day["egress_usd"] == pytest.approx(2 * 34_560 * 0.02, rel=CLOSE)
 
 
-def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found):
+def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found: Plan) -> None:
     kept = 12 * 64 * (3 + 1) * FRAGMENT_GB  # 64 versions of every fragment: three updates and what came of them
     snapshots = 1.2 * 12 * 64 / 8
     checkpoints = 3 * 2 * 1.2 * 20  # two of each learner
@@ -67,7 +67,7 @@ def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found):
     assert found.day["storage_usd"] == pytest.approx((1228.8 + 115.2 + 144.0) * 0.03 / 30, rel=CLOSE)
 
 
-def test_requests_are_paid_by_the_thousand(found):
+def test_requests_are_paid_by_the_thousand(found: Plan) -> None:
     day = found.day
     # Of each round every learner reads its commit and its value, the syncer three updates.
     assert day["reads"] == pytest.approx((3 * 2 + 3) * DAY_S, rel=0.15)

@@ -4,17 +4,17 @@ import pytest
 
 from isthmus.errors import RunMissing, Unavailable
 from isthmus.link import START_S, reach_or_create
-from isthmus.log.run import read_run
+from isthmus.log.run import Run, read_run
 from isthmus.rules import Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from tests_helpers import seed_of
 
 
-def entering(world, weather, create=None):
+def entering(world: World, weather: Weather, create: Rules | None = None) -> tuple[Run, float]:
     """Enter a run from a process with this way to the store; return the run and how long it took."""
 
-    async def body():
+    async def body() -> tuple[Run, float]:
         ports = world.ports(world.process("l0"), weather)
         since = world.clock.time()
         run = await reach_or_create(ports.store, create, seed_of)
@@ -23,7 +23,7 @@ def entering(world, weather, create=None):
     return world.clock.run_until_complete(body())
 
 
-def test_writing_version_0_takes_as_long_as_it_takes():
+def test_writing_version_0_takes_as_long_as_it_takes() -> None:
     world = World("slow uplink")
     run, took = entering(world, Weather(up_bytes_s=200.0), Rules(fragments=4))
     version_0 = 12 * run.layout.size
@@ -35,14 +35,14 @@ def test_writing_version_0_takes_as_long_as_it_takes():
 
 
 @pytest.mark.parametrize("create", [None, Rules(fragments=4)], ids=["join", "create"])
-def test_a_store_that_does_not_answer_is_given_up_soon(create):
+def test_a_store_that_does_not_answer_is_given_up_soon(create: Rules | None) -> None:
     world = World("away")
     with pytest.raises(Unavailable, match="sim://run"):
         entering(world, Weather(cut_off=True), create)
     assert world.clock.time() <= START_S
 
 
-def test_a_missing_run_is_named_where_nobody_asked_for_it():
+def test_a_missing_run_is_named_where_nobody_asked_for_it() -> None:
     world = World("missing")
     with pytest.raises(RunMissing):
         entering(world, Weather())

@@ -2,6 +2,8 @@
 
 import struct
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 import msgspec
@@ -52,19 +54,19 @@ def reason_of(blob: bytes | bytearray) -> Reason:
     return caught.value.reason
 
 
-def test_a_record_survives_the_trip():
+def test_a_record_survives_the_trip() -> None:
     header, payload = frame.parse(update(), Kind.UPDATE, UpdateHeader)
     assert header == UPDATE
     assert bytes(payload) == b"x" * 100
 
 
-def test_the_payload_is_aligned():
+def test_the_payload_is_aligned() -> None:
     blob = update()
     assert frame.payload_offset(frame.header_size(blob)) % 64 == 0
     assert len(blob) == frame.payload_offset(frame.header_size(blob)) + 100
 
 
-def test_the_place_of_author_and_signature_is_reserved():
+def test_the_place_of_author_and_signature_is_reserved() -> None:
     blob = update()
     assert blob[32:64] == bytes(32)
     assert blob[64:128] == bytes(64)
@@ -85,7 +87,7 @@ def test_the_place_of_author_and_signature_is_reserved():
         (lambda b: b[:130] + b"\xff" + b[131:], Reason.MALFORMED),
     ],
 )
-def test_damage_has_a_name(damage, reason):
+def test_damage_has_a_name(damage: Callable[..., Any], reason: Reason) -> None:
     assert reason_of(damage(bytes(update()))) is reason
 
 
@@ -104,12 +106,12 @@ def test_damage_has_a_name(damage, reason):
         {"schema": 2},
     ],
 )
-def test_fields_outside_their_range_are_turned_away(change):
+def test_fields_outside_their_range_are_turned_away(change: Any) -> None:
     plain = msgspec.to_builtins(UPDATE, builtin_types=(bytes,)) | change
     assert reason_of(with_header(msgpack.packb(plain))) is Reason.MALFORMED
 
 
-def test_a_missing_field_is_turned_away():
+def test_a_missing_field_is_turned_away() -> None:
     plain = msgspec.to_builtins(UPDATE, builtin_types=(bytes,))
     del plain["base"]
     assert reason_of(with_header(msgpack.packb(plain))) is Reason.MALFORMED
@@ -129,7 +131,7 @@ def test_a_missing_field_is_turned_away():
         b"",
     ],
 )
-def test_hostile_msgpack_is_turned_away_without_being_built(raw):
+def test_hostile_msgpack_is_turned_away_without_being_built(raw: bytes) -> None:
     if len(raw) > frame.HEADER_MAX[Kind.UPDATE]:
         assert reason_of(with_header(raw)) is Reason.OVERSIZED
     else:
@@ -138,7 +140,7 @@ def test_hostile_msgpack_is_turned_away_without_being_built(raw):
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_no_damage_raises_anything_else(data):
+def test_no_damage_raises_anything_else(data: Any) -> None:
     blob = update()
     for _ in range(data.draw(st.integers(1, 4))):
         blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))
@@ -151,18 +153,18 @@ def test_no_damage_raises_anything_else(data):
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=400))
-def test_random_bytes_are_no_message(blob):
+def test_random_bytes_are_no_message(blob: bytes) -> None:
     with pytest.raises(RecordInvalid):
         messages.decode(blob)
 
 
-def test_messages_survive_the_trip():
+def test_messages_survive_the_trip() -> None:
     call = messages.Call(run=bytes(32), id="1", syncer="s", fragment=2, version=9)
     assert messages.decode(messages.encode(call)) == call
 
 
 @pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
-def test_a_duration_that_is_none_is_turned_away(age):
+def test_a_duration_that_is_none_is_turned_away(age: float) -> None:
     announce = messages.Announce(
         run=bytes(32),
         id="1",
@@ -187,7 +189,7 @@ def test_a_duration_that_is_none_is_turned_away(age):
         messages.decode(messages.encode(announce))
 
 
-def test_a_header_over_its_limit_is_never_written():
+def test_a_header_over_its_limit_is_never_written() -> None:
     big = messages.Alive(
         run=bytes(32),
         id="1",

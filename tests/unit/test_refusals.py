@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,8 @@ class Gate:
     def __init__(self) -> None:
         self.refuses: set[str] = set()
 
-    def __getattr__(self, operation):
-        async def call(*_):
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        async def call(*_: Any) -> bytes:
             if operation in self.refuses:
                 raise Denied("403")
             return b""
@@ -27,11 +29,11 @@ class Gate:
         return call
 
 
-def drive(body):
+def drive(body: Callable[..., Any]) -> None:
     """Do this with a gate, the tolerant ways to it and their tolerance, in virtual time."""
     world = World("refusals")
 
-    async def go():
+    async def go() -> None:
         gate, tolerance = Gate(), Tolerance(world.process("p").runtime)
         return await body(gate, TolerantStore(gate, tolerance), TolerantBus(gate, tolerance), tolerance)
 
@@ -52,8 +54,8 @@ def drive(body):
     ],
     ids=["put", "create", "list", "delete", "another folder"],
 )
-def test_one_kind_of_request_does_not_vouch_for_another(request_of):
-    async def body(gate, store, bus, tolerance):
+def test_one_kind_of_request_does_not_vouch_for_another(request_of: Callable[..., Any]) -> None:
+    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get("commits/1")
         gate.refuses = {"put", "create", "list", "delete", "get"}
         with pytest.raises(Denied):
@@ -67,8 +69,8 @@ def test_one_kind_of_request_does_not_vouch_for_another(request_of):
     drive(body)
 
 
-def test_a_range_of_an_object_is_as_good_as_all_of_it():
-    async def body(gate, store, bus, tolerance):
+def test_a_range_of_an_object_is_as_good_as_all_of_it() -> None:
+    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get_range("snapshots/1", 0, 8)
         gate.refuses = {"get"}
         with pytest.raises(Unavailable):
@@ -77,8 +79,8 @@ def test_a_range_of_an_object_is_as_good_as_all_of_it():
     drive(body)
 
 
-def test_of_several_refusals_the_longest_counts():
-    async def body(gate, store, bus, tolerance):
+def test_of_several_refusals_the_longest_counts() -> None:
+    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get("values/1")
         await store.put("values/1", b"")
         gate.refuses = {"put"}
@@ -94,8 +96,8 @@ def test_of_several_refusals_the_longest_counts():
     drive(body)
 
 
-def test_it_is_said_now_and_then_and_when_it_has_passed(caplog):
-    async def body(gate, store, bus, tolerance):
+def test_it_is_said_now_and_then_and_when_it_has_passed(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get("commits/1")
         gate.refuses = {"get"}
         for _ in range(round(2.5 * REMIND_S)):
@@ -113,8 +115,8 @@ def test_it_is_said_now_and_then_and_when_it_has_passed(caplog):
     assert [text for text in said if "no longer" in text] == ["no longer refused (read commits/)"]
 
 
-def test_on_a_bus_saying_hearing_and_finding_streams_are_three_things():
-    async def body(gate, store, bus, tolerance):
+def test_on_a_bus_saying_hearing_and_finding_streams_are_three_things() -> None:
+    async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await bus.append("s", b"x")
         gate.refuses = {"append", "tail", "names"}
         with pytest.raises(Unavailable):

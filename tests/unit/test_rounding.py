@@ -29,7 +29,7 @@ def round_of(given: list[tuple[F32, float]], rules: Rules, fragment: Fragment = 
 
 
 @pytest.mark.parametrize("down", list(CODECS))
-def test_the_published_value_stays_one_steps_rounding_from_the_master(down):
+def test_the_published_value_stays_one_steps_rounding_from_the_master(down: str) -> None:
     """What the codec drops from a version is part of the next difference; dropped for good it would add up."""
     now, distances = merge.initial(draw(ODD, 1, 1.0)), []
     for version in range(40):
@@ -41,7 +41,7 @@ def test_the_published_value_stays_one_steps_rounding_from_the_master(down):
 
 @pytest.mark.parametrize("pairs", [1, 8, 50])
 @pytest.mark.parametrize("weight", [1.0, 1e9])
-def test_directions_cancel_by_what_is_left_of_all_their_weight(pairs, weight):
+def test_directions_cancel_by_what_is_left_of_all_their_weight(pairs: int, weight: float) -> None:
     """Sixteen that nearly cancel leave more than two do, and cancel all the same."""
     x = draw(ODD, 0)
     other = -x + np.float32(5e-4) * np.roll(x, 1)
@@ -51,7 +51,7 @@ def test_directions_cancel_by_what_is_left_of_all_their_weight(pairs, weight):
     assert cancelled == len(ODD.tensors)
 
 
-def test_a_mean_direction_is_used_down_to_a_thousandth_of_its_weight():
+def test_a_mean_direction_is_used_down_to_a_thousandth_of_its_weight() -> None:
     x = np.zeros(ODD.size, np.float32)
     for t in ODD.tensors:
         x[t.start] = 1.0
@@ -61,7 +61,7 @@ def test_a_mean_direction_is_used_down_to_a_thousandth_of_its_weight():
         assert cancelled == expected
 
 
-def test_a_heavy_update_weighs_no_more_than_its_share_however_heavy():
+def test_a_heavy_update_weighs_no_more_than_its_share_however_heavy() -> None:
     """Weights are relative: squares of token counts leave float32's range, their sums must not."""
     given = [(draw(ODD, i), 10.0**e) for i, e in enumerate((300, 299, 298))]
     plain = [(x, w / 1e300) for x, w in given]
@@ -74,7 +74,7 @@ def test_a_heavy_update_weighs_no_more_than_its_share_however_heavy():
         assert np.allclose(found.state.master, wanted.state.master, rtol=1e-6, atol=1e-9)
 
 
-def test_a_state_is_named_by_all_it_holds():
+def test_a_state_is_named_by_all_it_holds() -> None:
     x = draw(ODD, 1)
     one = merge.State(3, x, x + np.float32(1), x + np.float32(2))
     others = [
@@ -86,7 +86,7 @@ def test_a_state_is_named_by_all_it_holds():
     assert len({state.digest() for state in (one, *others)}) == 5
 
 
-def test_starting_again_forgets_the_momentum_and_publishes_the_value_itself():
+def test_starting_again_forgets_the_momentum_and_publishes_the_value_itself() -> None:
     value = draw(ODD, 3)
     found = merge.healed(8, value, ODD, bytes(32))
     assert (found.state.version, found.finite, found.cancelled) == (8, True, 0)
@@ -96,7 +96,7 @@ def test_starting_again_forgets_the_momentum_and_publishes_the_value_itself():
     assert found.state_digest == found.state.digest()
 
 
-def test_a_value_whose_published_part_overflows_is_not_finite():
+def test_a_value_whose_published_part_overflows_is_not_finite() -> None:
     """The master may be within range and what learners would hold not: a scale is rounded, too."""
     largest = np.finfo(np.float32).max
     state = merge.State(0, *(np.full(ODD.size, v, np.float32) for v in (largest, -largest, 0.0)))
@@ -107,14 +107,14 @@ def test_a_value_whose_published_part_overflows_is_not_finite():
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_norm_is_summed_in_eight_lanes_folded_pairwise():
+def test_a_norm_is_summed_in_eight_lanes_folded_pairwise() -> None:
     x = np.array([1e4] + [1e-4] * 7, np.float32)
     s = [np.float64(v) * np.float64(v) for v in x]
     total = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]))
     assert float(kernels.norm(x)).hex() == float(np.sqrt(total)).hex()
 
 
-def test_a_norm_is_summed_block_by_block():
+def test_a_norm_is_summed_block_by_block() -> None:
     x = np.full(4096 + 4096 + 9, 1e-4, np.float32)
     x[0] = 1e4
     lanes = np.zeros(8)
@@ -134,14 +134,14 @@ def test_a_norm_is_summed_block_by_block():
     assert float(kernels.norm(x)).hex() == float(np.sqrt(total)).hex()
 
 
-def test_a_product_is_rounded_once_with_its_sum():
+def test_a_product_is_rounded_once_with_its_sum() -> None:
     total, x = np.array([1.0 + 2**-23], np.float32), np.ones(1, np.float32)
     kernels.accumulate(total, x, 2.0**-24 * (1.0 - 2.0**-26))
     assert total[0] == np.float32(1.0 + 2**-23), "rounded by itself the product would be half a unit and tip the sum"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_blocks_too_small_for_a_scale_are_zero(name):
+def test_blocks_too_small_for_a_scale_are_zero(name: str) -> None:
     x = np.zeros(128, np.float32)
     x[1] = np.float32(1e-38)
     out, back = np.zeros(codec(name).size(128), np.uint8), np.empty(128, np.float32)
@@ -151,7 +151,7 @@ def test_blocks_too_small_for_a_scale_are_zero(name):
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_a_blocks_scale_is_that_of_its_longest_number_whatever_its_sign(name):
+def test_a_blocks_scale_is_that_of_its_longest_number_whatever_its_sign(name: str) -> None:
     x = np.linspace(-1.0, 0.25, 128, dtype=np.float32)
     out, back = np.zeros(codec(name).size(128), np.uint8), np.empty(128, np.float32)
     codec(name).encode(x, out)
@@ -159,7 +159,7 @@ def test_a_blocks_scale_is_that_of_its_longest_number_whatever_its_sign(name):
     assert np.abs(back - x).max() <= 0.51 / (127 if name == "int8" else 7)
 
 
-def test_bfloat16_rounds_half_to_even():
+def test_bfloat16_rounds_half_to_even() -> None:
     bits = np.array([0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0xBF818000], np.uint32)
     half = np.zeros(bits.size, np.uint16)
     kernels.encode_bf16(bits.view(np.float32), half)
@@ -178,12 +178,12 @@ def test_bfloat16_rounds_half_to_even():
         ("int4", {1: 66, 127: 66, 128: 66, 129: 132, 256: 132}),
     ],
 )
-def test_a_codec_takes_what_it_says(name, sizes):
+def test_a_codec_takes_what_it_says(name: str, sizes: dict[int, int]) -> None:
     assert {n: codec(name).size(n) for n in sizes} == sizes
 
 
 @pytest.mark.parametrize("name", list(CODECS))
-def test_tensors_of_odd_sizes_keep_their_places(name):
+def test_tensors_of_odd_sizes_keep_their_places(name: str) -> None:
     x, back = draw(ODD, 5), np.empty(ODD.size, np.float32)
     out = np.zeros(packed_size(codec(name), ODD), np.uint8)
     assert out.size % 4 == 0
@@ -199,7 +199,7 @@ def test_tensors_of_odd_sizes_keep_their_places(name):
 
 
 @pytest.mark.parametrize("by", [-4, 4])
-def test_a_packed_fragment_has_one_size(by):
+def test_a_packed_fragment_has_one_size(by: int) -> None:
     code = codec("int8")
     with pytest.raises(ValueError, match="where int8 packs this fragment into"):
         unpack(code, ODD, np.zeros(packed_size(code, ODD) + by, np.uint8), np.empty(ODD.size, np.float32))

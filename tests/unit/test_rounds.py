@@ -1,5 +1,7 @@
 """The state machine of a round, told as stories: events with a time in, actions out."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -19,6 +21,7 @@ from isthmus.rounds.events import (
     Lost,
     Merge,
     Passed,
+    Pointer,
     Refused,
     Spoiled,
     Tick,
@@ -30,48 +33,48 @@ from isthmus.rules import Pace
 from round_story import STEP_S, Story, merged
 
 
-def kinds(actions):
+def kinds(actions: Any) -> Any:
     return [type(a) for a in actions]
 
 
-def test_a_due_update_opens_a_round_and_calls_everyone():
+def test_a_due_update_opens_a_round_and_calls_everyone() -> None:
     story = Story("a", "b")
     assert kinds(story.announce("a", due=True)) == [CallRound, Fetch]
     assert story.rounds.phase is Phase.OPEN
 
 
-def test_an_answer_alone_opens_nothing():
+def test_an_answer_alone_opens_nothing() -> None:
     story = Story("a", "b")
     assert story.announce("a") == []
     assert story.rounds.phase is Phase.CLOSED
 
 
-def test_announced_is_not_arrived():
+def test_announced_is_not_arrived() -> None:
     story = Story("a")
     story.announce("a", due=True)
     assert story.rounds.on(Tick(), story.now) == []
     assert story.rounds.phase is Phase.OPEN
 
 
-def test_the_round_closes_early_once_all_expected_are_in():
+def test_the_round_closes_early_once_all_expected_are_in() -> None:
     story = Story("a", "b")
     assert story.arrive(story.announce("a", due=True)) == []
     assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
 
 
-def test_who_passes_is_not_waited_for():
+def test_who_passes_is_not_waited_for() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     assert story.rounds.on(Passed("b", 1), story.now) == [Merge(1, ClosedBy.EVERYONE)]
 
 
-def test_a_pass_for_another_version_says_nothing():
+def test_a_pass_for_another_version_says_nothing() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     assert story.rounds.on(Passed("b", 7), story.now) == []
 
 
-def test_grace_ends_the_wait_for_a_slow_learner():
+def test_grace_ends_the_wait_for_a_slow_learner() -> None:
     story = Story("a", "b")
     story.members.heard("b", 1, story.now)
     story.arrive(story.announce("a", due=True))
@@ -84,7 +87,7 @@ def test_grace_ends_the_wait_for_a_slow_learner():
     assert story.rounds.round.missing == {"b"}
 
 
-def test_grace_is_measured_by_answers_also_by_those_that_came_too_late():
+def test_grace_is_measured_by_answers_also_by_those_that_came_too_late() -> None:
     """Or whoever takes longer to answer than it says it takes to upload would be late for ever."""
     story = Story("a", "b")
     story.members.heard("b", 1, story.now, upload_s=0.1)
@@ -97,7 +100,7 @@ def test_grace_is_measured_by_answers_also_by_those_that_came_too_late():
     assert story.members.terms({"a", "b"}, {"b"}).cap_s == pytest.approx(STEP_S + story.now - opened)
 
 
-def test_quorum_waits_for_k_fresh_updates():
+def test_quorum_waits_for_k_fresh_updates() -> None:
     story = Story("a", "b", "c", pace=Pace(quorum=2))
     story.arrive(story.announce("a", due=True))
     assert story.rounds.phase is Phase.OPEN
@@ -105,14 +108,14 @@ def test_quorum_waits_for_k_fresh_updates():
     assert story.rounds.phase is Phase.GRACE
 
 
-def test_quorum_is_never_more_than_are_expected():
+def test_quorum_is_never_more_than_are_expected() -> None:
     story = Story("a", "b", pace=Pace(quorum=8))
     story.arrive(story.announce("a", due=True))
     assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
     assert not story.rounds.round.quorum_missed
 
 
-def test_quorum_falls_when_a_learner_falls_silent():
+def test_quorum_falls_when_a_learner_falls_silent() -> None:
     story = Story("a", "b", pace=Pace(quorum=2), sync_every=1000)
     story.arrive(story.announce("a", due=True))
     story.now += 2.0
@@ -122,7 +125,7 @@ def test_quorum_falls_when_a_learner_falls_silent():
     assert Merge(1, ClosedBy.EVERYONE) in story.rounds.on(Tick(), story.now)
 
 
-def test_nobody_waits_for_ever():
+def test_nobody_waits_for_ever() -> None:
     story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=10.0, silence_s=1000.0))
     story.arrive(story.announce("a", due=True))
     story.now += 12 * STEP_S + 0.01
@@ -130,7 +133,7 @@ def test_nobody_waits_for_ever():
     assert story.rounds.round.quorum_missed
 
 
-def test_where_steps_are_quicker_than_the_store_a_round_waits_for_its_first_update():
+def test_where_steps_are_quicker_than_the_store_a_round_waits_for_its_first_update() -> None:
     """H steps of a millisecond were over before any update was here: no round of such a run ever came to anything."""
     story = Story("a", step_s=0.001)
     actions = story.announce("a", due=True)
@@ -139,7 +142,7 @@ def test_where_steps_are_quicker_than_the_store_a_round_waits_for_its_first_upda
     assert story.arrive(actions) == [Merge(1, ClosedBy.EVERYONE)]
 
 
-def test_a_round_to_which_nothing_comes_is_abandoned():
+def test_a_round_to_which_nothing_comes_is_abandoned() -> None:
     story = Story("a", "b")
     actions = story.announce("a", due=True)
     pointer = next(a.pointer for a in actions if isinstance(a, Fetch))
@@ -150,13 +153,13 @@ def test_a_round_to_which_nothing_comes_is_abandoned():
     assert story.rounds.rejected_total == {"non-finite": 1}
 
 
-def test_calls_are_repeated_while_a_round_is_open():
+def test_calls_are_repeated_while_a_round_is_open() -> None:
     story = Story("a", "b", pace=Pace(quorum=2, silence_s=1000.0), sync_every=1000)
     story.arrive(story.announce("a", due=True))
     assert kinds(story.rounds.on(Tick(), story.now + 1.01)) == [CallRound]
 
 
-def test_one_learner_heard_does_not_mean_there_is_only_one():
+def test_one_learner_heard_does_not_mean_there_is_only_one() -> None:
     story = Story()
     story.members.gap(story.now)  # just started: whoever is there had no chance to say so
     story.beat("a")
@@ -165,7 +168,7 @@ def test_one_learner_heard_does_not_mean_there_is_only_one():
     assert story.rounds.on(Tick(), story.now + 1.01) == [Merge(1, ClosedBy.EVERYONE)]
 
 
-def test_those_in_the_last_commits_are_expected_after_a_restart():
+def test_those_in_the_last_commits_are_expected_after_a_restart() -> None:
     story = Story()
     story.members.gap(story.now)
     story.rounds.restored(1, [merged(1, "a", "b")])
@@ -178,7 +181,7 @@ def test_those_in_the_last_commits_are_expected_after_a_restart():
 # --- what is turned away ----------------------------------------------------------------------------------------------
 
 
-def test_more_tokens_on_a_base_replace_fewer():
+def test_more_tokens_on_a_base_replace_fewer() -> None:
     story = Story("a", "b")
     story.announce("a", tokens=1000)
     story.announce("a", tokens=2000)
@@ -188,7 +191,7 @@ def test_more_tokens_on_a_base_replace_fewer():
     assert story.rounds.rejected_total == {"superseded": 2}
 
 
-def test_an_update_replaced_while_it_is_fetched_is_not_merged():
+def test_an_update_replaced_while_it_is_fetched_is_not_merged() -> None:
     story = Story("a", "b")
     first = next(a for a in story.announce("a", due=True) if isinstance(a, Fetch))
     story.announce("a", tokens=9000)
@@ -196,14 +199,14 @@ def test_an_update_replaced_while_it_is_fetched_is_not_merged():
     assert [f.pointer.tokens for f in story.rounds.fetches()] == [9000]
 
 
-def test_saying_it_again_changes_nothing():
+def test_saying_it_again_changes_nothing() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     assert story.announce("a", due=True) == []
     assert story.rounds.rejected_total == {"duplicate": 1}
 
 
-def test_a_base_is_merged_once():
+def test_a_base_is_merged_once() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))
@@ -212,7 +215,7 @@ def test_a_base_is_merged_once():
     assert story.rounds.rejected_total == {"base-merged": 1}
 
 
-def test_late_work_joins_the_next_round_and_never_opens_one():
+def test_late_work_joins_the_next_round_and_never_opens_one() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     story.commit("a")
@@ -222,7 +225,7 @@ def test_late_work_joins_the_next_round_and_never_opens_one():
     assert {(p.learner, p.base) for p in fetched} == {("a", 1), ("b", 0)}
 
 
-def test_late_work_does_not_count_towards_the_quorum():
+def test_late_work_does_not_count_towards_the_quorum() -> None:
     story = Story("a", "b", "c", pace=Pace(quorum=2))
     story.commit("a")
     story.announce("b", base=0)
@@ -232,14 +235,14 @@ def test_late_work_does_not_count_towards_the_quorum():
 
 
 @pytest.mark.parametrize(("staleness", "reason"), [(0, "stale"), (1, None), (2, None)])
-def test_staleness_is_a_bound_on_bases(staleness, reason):
+def test_staleness_is_a_bound_on_bases(staleness: int, reason: str | None) -> None:
     story = Story("a", "b", pace=Pace(staleness=staleness))
     story.commit("a")
     story.announce("b", base=0)
     assert story.rounds.rejected_total == ({reason: 1} if reason else {})
 
 
-def test_two_bases_of_one_learner_come_oldest_first():
+def test_two_bases_of_one_learner_come_oldest_first() -> None:
     story = Story("a", "b")
     story.commit("a")
     story.announce("b", base=0)
@@ -251,13 +254,13 @@ def test_two_bases_of_one_learner_come_oldest_first():
     assert [f.pointer.base for f in following] == [1]
 
 
-def _accept(story, actions, learner):
+def _accept(story: Story, actions: list[CallRound | Fetch], learner: str) -> Pointer:
     pointer = next(a.pointer for a in actions if isinstance(a, Fetch) and a.pointer.learner == learner)
     assert story.rounds.accepts(pointer)
     return pointer
 
 
-def test_an_older_base_behind_a_newer_one_is_overtaken():
+def test_an_older_base_behind_a_newer_one_is_overtaken() -> None:
     story = Story("a", "b", "c")
     story.commit("c")
     story.arrive(story.announce("a", base=1, due=True))
@@ -265,14 +268,14 @@ def test_an_older_base_behind_a_newer_one_is_overtaken():
     assert story.rounds.rejected_total == {"overtaken": 1}
 
 
-def test_a_made_up_base_is_turned_away_and_a_newer_one_means_reading_the_log():
+def test_a_made_up_base_is_turned_away_and_a_newer_one_means_reading_the_log() -> None:
     story = Story("a")
     assert kinds(story.announce("a", base=1)) == [CatchUp]
     assert kinds(story.announce("a", base=50)) == [CatchUp]
     assert story.rounds.rejected_total == {"unknown-base": 1}
 
 
-def test_an_update_on_a_version_that_another_syncer_made_opens_once_it_is_read():
+def test_an_update_on_a_version_that_another_syncer_made_opens_once_it_is_read() -> None:
     story = Story("a", "b")
     assert kinds(story.announce("a", base=1, due=True)) == [CatchUp]
     assert kinds(story.commit("b")) == [CallRound, Fetch]
@@ -281,7 +284,7 @@ def test_an_update_on_a_version_that_another_syncer_made_opens_once_it_is_read()
 # --- losing and spoiling ----------------------------------------------------------------------------------------------
 
 
-def test_what_a_lost_commit_left_over_is_taken_up_again():
+def test_what_a_lost_commit_left_over_is_taken_up_again() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))
@@ -291,7 +294,7 @@ def test_what_a_lost_commit_left_over_is_taken_up_again():
     assert ("b", 0) in {(p.learner, p.base) for p in fetched}
 
 
-def test_a_spoiled_round_turns_its_updates_away():
+def test_a_spoiled_round_turns_its_updates_away() -> None:
     story = Story("a")
     story.arrive(story.announce("a", due=True))
     story.rounds.on(Spoiled(), story.now)
@@ -299,7 +302,7 @@ def test_a_spoiled_round_turns_its_updates_away():
     assert story.rounds.phase is Phase.CLOSED
 
 
-def test_another_syncers_call_opens_the_same_round():
+def test_another_syncers_call_opens_the_same_round() -> None:
     story = Story("a", "b")
     story.rounds.on(Called(1, "s2"), story.now)
     assert story.rounds.phase is Phase.OPEN
@@ -307,7 +310,7 @@ def test_another_syncers_call_opens_the_same_round():
     assert kinds(story.announce("a", due=True)) == [Fetch]  # no second call
 
 
-def test_rejections_are_listed_in_the_commit_and_totals_survive_it():
+def test_rejections_are_listed_in_the_commit_and_totals_survive_it() -> None:
     story = Story("a", "b")
     story.rounds.on(Invalid(story.pointer("a"), Reason.MALFORMED), story.now)
     assert [r.reason for r in story.rounds.rejections(lambda at: at)] == ["malformed"]
@@ -323,29 +326,29 @@ def test_rejections_are_listed_in_the_commit_and_totals_survive_it():
 # --- grace ------------------------------------------------------------------------------------------------------------
 
 
-def test_grace_is_a_share_of_the_slack():
+def test_grace_is_a_share_of_the_slack() -> None:
     granted = adaptive_grace(Pace(grace=0.5, overlap=4.0), 12, Terms(1.0, 1.0, 0.5, 10.0), quorum_s=0.5)
     # τ is raised until the cap would fit, at most to H = 12: slack 12 − 1, half of it.
     assert granted.overlap_steps == 12.0
     assert granted.seconds == pytest.approx(5.5)
 
 
-def test_grace_is_never_more_than_the_cap():
+def test_grace_is_never_more_than_the_cap() -> None:
     assert adaptive_grace(Pace(grace=0.8, overlap=100.0), 12, Terms(1.0, 1.0, 0.1, 1.2), 0.1).seconds == 1.2
 
 
-def test_without_slack_nobody_is_waited_for():
+def test_without_slack_nobody_is_waited_for() -> None:
     assert adaptive_grace(Pace(grace=0.8), 12, Terms(1.0, 1.0, 0.1, 1.0), quorum_s=50.0).seconds == 0.0
 
 
-def test_grace_can_be_turned_off():
+def test_grace_can_be_turned_off() -> None:
     assert adaptive_grace(Pace(grace=0.0), 12, Terms(1.0, 1.0, 0.0, 1.0), 0.0).seconds == 0.0
 
 
 # --- catching up ------------------------------------------------------------------------------------------------------
 
 
-def test_after_several_commits_at_once_a_learner_is_still_fetched():
+def test_after_several_commits_at_once_a_learner_is_still_fetched() -> None:
     """A due update on a version in between must not open a round that nobody asks for any more."""
     story = Story("a", "b")
     story.announce("a", base=1, due=True)
@@ -357,7 +360,7 @@ def test_after_several_commits_at_once_a_learner_is_still_fetched():
     assert [a.pointer.base for a in opened if isinstance(a, Fetch)] == [1], "the older base first, as always"
 
 
-def test_a_fragment_taken_over_opens_what_waited_and_one_left_opens_nothing():
+def test_a_fragment_taken_over_opens_what_waited_and_one_left_opens_nothing() -> None:
     story = Story("a")
     story.rounds.on(Hold(False), story.now)
     assert not any(isinstance(a, CallRound | Fetch) for a in story.announce("a", due=True))
@@ -370,7 +373,7 @@ def test_a_fragment_taken_over_opens_what_waited_and_one_left_opens_nothing():
     assert story.announce("a", base=1, due=True) == []
 
 
-def test_what_one_that_has_left_announced_is_waited_for_while_it_is_fetched():
+def test_what_one_that_has_left_announced_is_waited_for_while_it_is_fetched() -> None:
     story = Story("a", "b")
     theirs = story.announce("b", due=True)
     story.members.left("b", 1)
@@ -380,7 +383,7 @@ def test_what_one_that_has_left_announced_is_waited_for_while_it_is_fetched():
     assert story.arrive([a for a in theirs if isinstance(a, Fetch)]) == [Merge(1, ClosedBy.EVERYONE)]
 
 
-def test_what_one_that_has_left_announced_holds_nobody_up_once_it_cannot_be_fetched():
+def test_what_one_that_has_left_announced_holds_nobody_up_once_it_cannot_be_fetched() -> None:
     story = Story("a", "b")
     theirs = story.announce("b", due=True)
     story.members.left("b", 1)
@@ -390,7 +393,7 @@ def test_what_one_that_has_left_announced_holds_nobody_up_once_it_cannot_be_fetc
     assert story.rounds.on(Tick(), story.now) == [Merge(1, ClosedBy.EVERYONE)]
 
 
-def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace():
+def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace() -> None:
     story = Story("a", "b")
     story.announce("b", due=True)
     story.members.left("b", 1)
@@ -399,7 +402,7 @@ def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace():
     assert story.rounds.on(Tick(), story.now) == [Merge(1, ClosedBy.GRACE)]
 
 
-def test_what_is_due_is_done_whatever_sums_round_to():
+def test_what_is_due_is_done_whatever_sums_round_to() -> None:
     """8191.833… + 1 − 8191.833… is less than 1: the call was due, not made, and due again without end."""
     story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=1.0, silence_s=1000.0), sync_every=1000)
     story.now = 8191.833214953706

@@ -1,5 +1,7 @@
 """More stories of a round: what it is told late, twice, or by one who says too much."""
 
+from typing import Any
+
 import pytest
 
 from isthmus.reasons import Reason
@@ -22,7 +24,7 @@ from log_helpers import committed, given, rejected
 from round_story import Story
 
 
-def fetched(actions) -> set[tuple[str, int]]:
+def fetched(actions: Any) -> set[tuple[str, int]]:
     return {(a.pointer.learner, a.pointer.base) for a in actions if isinstance(a, Fetch)}
 
 
@@ -33,7 +35,7 @@ def listed(story: Story) -> list[tuple[str, int, str]]:
 # --- announcements ----------------------------------------------------------------------------------------------------
 
 
-def test_a_base_a_little_ahead_is_kept_and_one_further_ahead_is_made_up():
+def test_a_base_a_little_ahead_is_kept_and_one_further_ahead_is_made_up() -> None:
     story = Story("a")
     for base in range(1, AHEAD_MAX + 1):
         assert story.announce("a", base) == [CatchUp()]
@@ -42,7 +44,7 @@ def test_a_base_a_little_ahead_is_kept_and_one_further_ahead_is_made_up():
     assert story.rounds.rejected_total == {"unknown-base": 1}
 
 
-def test_pointers_that_wait_are_bounded():
+def test_pointers_that_wait_are_bounded() -> None:
     story = Story()
     story.rounds.on(Hold(False), story.now)
     for i in range(POINTERS_MAX):
@@ -54,7 +56,7 @@ def test_pointers_that_wait_are_bounded():
     assert story.rounds.rejected_total == {"oversized": 1, "superseded": 1}, "whoever waits may still say more"
 
 
-def test_what_the_log_turned_away_for_good_is_not_fetched_again():
+def test_what_the_log_turned_away_for_good_is_not_fetched_again() -> None:
     story = Story("a", "b")
     story.rounds.restored(1, [committed(1, given("b", 0, 1), rejected=(rejected("a", 0, Reason.NON_FINITE, 1),))])
     story.announce("a", 0)
@@ -63,7 +65,7 @@ def test_what_the_log_turned_away_for_good_is_not_fetched_again():
     assert ("a", 0) in fetched(story.announce("b", 1, due=True))
 
 
-def test_a_smaller_update_on_a_base_does_not_replace_a_larger_one():
+def test_a_smaller_update_on_a_base_does_not_replace_a_larger_one() -> None:
     story = Story("a", "b")
     story.announce("a", tokens=2000, name="large")
     story.announce("a", tokens=1000, name="small")
@@ -75,14 +77,14 @@ def test_a_smaller_update_on_a_base_does_not_replace_a_larger_one():
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_repeated_once_a_heartbeat_not_at_every_look_at_the_clock():
+def test_a_call_is_repeated_once_a_heartbeat_not_at_every_look_at_the_clock() -> None:
     story = Story("a", "b", pace=Pace(quorum=2, heartbeat_s=1.0, silence_s=1000.0), sync_every=10_000)
     story.arrive(story.announce("a", due=True))
     called = [i for i in range(1, 40) if CallRound(1) in story.rounds.on(Tick(), story.now + i / 10)]
     assert called == [10, 20, 30]
 
 
-def test_grace_that_is_over_is_due_now():
+def test_grace_that_is_over_is_due_now() -> None:
     story = Story("a", "b", "c")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("c"))
@@ -93,7 +95,7 @@ def test_grace_that_is_over_is_due_now():
     assert story.rounds.on(Tick(), ends + 0.5) == [Merge(1, ClosedBy.GRACE)]
 
 
-def test_a_round_whose_last_update_came_after_grace_was_ended_by_grace():
+def test_a_round_whose_last_update_came_after_grace_was_ended_by_grace() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     assert story.rounds.phase is Phase.GRACE
@@ -103,14 +105,14 @@ def test_a_round_whose_last_update_came_after_grace_was_ended_by_grace():
     assert story.arrive(actions) == [Merge(1, ClosedBy.GRACE)]
 
 
-def test_everybody_in_within_grace_ends_the_round_at_once():
+def test_everybody_in_within_grace_ends_the_round_at_once() -> None:
     story = Story("a", "b")
     story.arrive(story.announce("a", due=True))
     story.now += 0.01
     assert story.arrive(story.announce("b")) == [Merge(1, ClosedBy.EVERYONE)]
 
 
-def test_how_long_merging_takes_comes_out_of_grace():
+def test_how_long_merging_takes_comes_out_of_grace() -> None:
     def granted(close_to_commit_s: float) -> float:
         story = Story("a", "b", "c", pace=Pace(grace=0.5, heartbeat_s=1.0, silence_s=3.0, overlap=4.0), sync_every=4)
         for who in "abc":
@@ -129,7 +131,7 @@ def test_how_long_merging_takes_comes_out_of_grace():
 
 
 @pytest.mark.parametrize(("since", "waits"), [(1, True), (2, True), (3, False)])
-def test_whoever_is_in_one_of_the_last_two_commits_is_waited_for_after_a_start(since, waits):
+def test_whoever_is_in_one_of_the_last_two_commits_is_waited_for_after_a_start(since: int, waits: bool) -> None:
     story = Story()
     story.members.gap(story.now)
     log = [committed(1, given("b", 0, 1), given("a", 0, 1))]
@@ -143,7 +145,7 @@ def test_whoever_is_in_one_of_the_last_two_commits_is_waited_for_after_a_start(s
 # --- commits ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_round_had_taken_when_anothers_commit_came_is_taken_up_again():
+def test_what_a_round_had_taken_when_anothers_commit_came_is_taken_up_again() -> None:
     story = Story("a", "b", "c")
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("b"))
@@ -152,7 +154,7 @@ def test_what_a_round_had_taken_when_anothers_commit_came_is_taken_up_again():
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_a_base_can_be_merged_as_long_as_it_is_not_stale_and_only_once(staleness):
+def test_a_base_can_be_merged_as_long_as_it_is_not_stale_and_only_once(staleness: int) -> None:
     story = Story("a", "b", pace=Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0, staleness=staleness))
     story.commit("a", "b")
     for _ in range(staleness):
@@ -167,7 +169,7 @@ def test_a_base_can_be_merged_as_long_as_it_is_not_stale_and_only_once(staleness
 # --- what a commit lists ----------------------------------------------------------------------------------------------
 
 
-def test_rejections_for_good_are_listed_before_what_is_only_counted():
+def test_rejections_for_good_are_listed_before_what_is_only_counted() -> None:
     story = Story()
     for i in range(LISTED_MAX):
         story.announce(f"l{i}")
@@ -178,7 +180,7 @@ def test_rejections_for_good_are_listed_before_what_is_only_counted():
     assert len(found) == LISTED_MAX
 
 
-def test_one_learners_rejections_never_take_the_place_of_anothers():
+def test_one_learners_rejections_never_take_the_place_of_anothers() -> None:
     story = Story()
     for base in range(2 * LISTED_MAX):
         story.rounds.on(Invalid(story.pointer("loud", base), Reason.MALFORMED), story.now)
@@ -189,7 +191,7 @@ def test_one_learners_rejections_never_take_the_place_of_anothers():
     assert story.rounds.rejected_total["malformed"] == 2 * LISTED_MAX, "all are counted"
 
 
-def test_what_a_commit_has_listed_is_not_listed_again():
+def test_what_a_commit_has_listed_is_not_listed_again() -> None:
     story = Story("a")
     story.rounds.on(Invalid(story.pointer("a"), Reason.MALFORMED), story.now)
     listed_now = story.rounds.rejections(lambda at: at)
@@ -203,7 +205,7 @@ def test_what_a_commit_has_listed_is_not_listed_again():
 # --- what simulated seeds found ---------------------------------------------------------------------------------------
 
 
-def test_the_oldest_bases_are_fetched_first_whatever_their_learners_are_called():
+def test_the_oldest_bases_are_fetched_first_whatever_their_learners_are_called() -> None:
     """Without grace a round closes with the first: who came last by name was in none, its work stale in the end."""
     story = Story("a", "z", pace=Pace(quorum=1, grace=0.0, staleness=2, heartbeat_s=1.0, silence_s=3.0))
     story.announce("z")
@@ -213,7 +215,7 @@ def test_the_oldest_bases_are_fetched_first_whatever_their_learners_are_called()
 
 
 @pytest.mark.parametrize("tokens", [1000, 900], ids=["the same", "one that it replaced"])
-def test_what_was_due_once_opens_a_round_whoever_repeats_it_without_knowing(tokens):
+def test_what_was_due_once_opens_a_round_whoever_repeats_it_without_knowing(tokens: int) -> None:
     """A learner that came back says again what its earlier life sent, and does not know that it was due."""
     story = Story("a")
     (call, fetch) = story.announce("a", due=True)

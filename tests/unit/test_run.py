@@ -5,7 +5,7 @@ import pytest
 
 from isthmus.errors import InputError, RunMissing
 from isthmus.layout import Spec
-from isthmus.log.run import Seed, create_run, read_run
+from isthmus.log.run import Run, Seed, create_run, read_run
 from isthmus.records import frame
 from isthmus.records.objects import RunHeader
 from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
@@ -21,17 +21,17 @@ class Memory:
         self.url = "memory://run"
         self.objects = Objects()
 
-    async def get(self, key):
+    async def get(self, key: str) -> bytearray:
         return bytearray(self.objects.get(key))
 
-    async def put(self, key, data):
+    async def put(self, key: str, data: bytearray) -> None:
         self.objects.put(key, bytes(data), 0.0)
 
-    async def create(self, key, data):
+    async def create(self, key: str, data: bytearray) -> bool:
         return self.objects.create(key, bytes(data), 0.0)
 
 
-async def created(seed: Seed):
+async def created(seed: Seed) -> tuple[Memory, Run]:
     store = Memory()
     return store, await create_run(store, single_threaded(0), seed)
 
@@ -45,7 +45,7 @@ async def refused(seed: Seed) -> str:
     return str(error.value)
 
 
-async def test_a_run_of_more_fragments_than_a_small_header_holds_is_created():
+async def test_a_run_of_more_fragments_than_a_small_header_holds_is_created() -> None:
     store, run = await created(
         seed_of(Rules(fragments=2000), Pace(), [Spec(f"t{i}", (4,), "float32", "dense") for i in range(2000)])
     )
@@ -53,7 +53,7 @@ async def test_a_run_of_more_fragments_than_a_small_header_holds_is_created():
     assert (await read_run(store)).digest == run.digest
 
 
-async def test_a_header_names_as_many_snapshots_as_there_may_be_fragments():
+async def test_a_header_names_as_many_snapshots_as_there_may_be_fragments() -> None:
     _, run = await created(seed_of())
     widest = {
         "snapshots": tuple(np.random.default_rng(0).bytes(32) for _ in range(FRAGMENTS_MAX)),
@@ -69,13 +69,13 @@ async def test_a_header_names_as_many_snapshots_as_there_may_be_fragments():
     ("name", "message"),
     [("layer\x1b[2J", "cannot be described"), ("x" * 300, "cannot be described")],
 )
-async def test_a_tensor_that_no_run_can_name_is_refused_before_anything_is_written(name, message):
+async def test_a_tensor_that_no_run_can_name_is_refused_before_anything_is_written(name: str, message: str) -> None:
     """Written all the same, nobody could have read the run object again."""
     specs = [Spec("fine", (4,), "float32", "dense"), Spec(name, (4,), "float32", "dense")]
     assert message in await refused(seed_of(specs=specs))
 
 
-async def test_values_that_are_not_finite_are_refused_before_anything_is_written():
+async def test_values_that_are_not_finite_are_refused_before_anything_is_written() -> None:
     seed = seed_of()
     seed.values[-1][3] = np.nan
     assert "'layer6'" in await refused(seed)

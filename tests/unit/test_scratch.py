@@ -2,6 +2,8 @@
 
 import os
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from isthmus.store.files import ABANDONED_S, FileStore
 
 
 @pytest.fixture
-def scratch(tmp_path):
+def scratch(tmp_path: Path) -> Path:
     """The folder of files under construction, with one that is old, one that is recent and one of this moment."""
     folder = tmp_path / ".scratch"
     folder.mkdir()
@@ -24,19 +26,21 @@ def scratch(tmp_path):
     return folder
 
 
-def names(folder) -> set[str]:
+def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("write", ["put", "create"])
-async def test_the_first_write_sweeps_what_was_cut_off_and_nothing_else(write, scratch, tmp_path):
+async def test_the_first_write_sweeps_what_was_cut_off_and_nothing_else(
+    write: str, scratch: Path, tmp_path: Path
+) -> None:
     store = FileStore(tmp_path, single_threaded(0))
     await getattr(store, write)("a/b", b"x")
     assert names(scratch) == {"recent", "fresh"}
     assert (tmp_path / "a" / "b").read_bytes() == b"x"
 
 
-async def test_reading_sweeps_nothing(scratch, tmp_path):
+async def test_reading_sweeps_nothing(scratch: Path, tmp_path: Path) -> None:
     """A copied folder is for looking at: `isthmus replay` leaves it as it is."""
     (tmp_path / "a").write_bytes(b"x")
     store = FileStore(tmp_path, single_threaded(0))
@@ -45,7 +49,7 @@ async def test_reading_sweeps_nothing(scratch, tmp_path):
     assert names(scratch) == {"old", "recent", "fresh"}
 
 
-async def test_a_store_sweeps_once(scratch, tmp_path):
+async def test_a_store_sweeps_once(scratch: Path, tmp_path: Path) -> None:
     store = FileStore(tmp_path, single_threaded(0))
     await store.put("a", b"x")
     (scratch / "old").write_bytes(b"")
@@ -54,11 +58,11 @@ async def test_a_store_sweeps_once(scratch, tmp_path):
     assert "old" in names(scratch), "listing a folder at each write is for nothing"
 
 
-async def test_sweeping_leaves_the_event_loop(scratch, tmp_path, monkeypatch):
+async def test_sweeping_leaves_the_event_loop(scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = []
     swept = files._sweep
 
-    def sweep(*arguments):
+    def sweep(*arguments: Any) -> None:
         where.append(threading.current_thread())
         swept(*arguments)
 
@@ -70,11 +74,13 @@ async def test_sweeping_leaves_the_event_loop(scratch, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("write", ["put", "create"])
-async def test_a_writer_whose_file_was_swept_is_to_try_again(write, tmp_path, monkeypatch):
+async def test_a_writer_whose_file_was_swept_is_to_try_again(
+    write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was stopped for an hour in the middle of it (SIGSTOP, a laptop's lid)."""
     made = files._make_folder
 
-    def stopped(path):
+    def stopped(path: Path) -> None:
         for file in (tmp_path / ".scratch").iterdir():
             file.unlink()
         made(path)

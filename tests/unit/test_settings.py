@@ -3,6 +3,7 @@
 import argparse
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -14,6 +15,7 @@ from isthmus.rules import Pace, Rules, bounds
 from isthmus_services.cli import main
 from isthmus_services.settings import declared, shared
 from isthmus_services.settings import resolve as s
+from isthmus_services.settings.declared import Command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,9 @@ class Kiln:
 NAMES = {"kiln": {f.name for f in s.fields(Kiln) if not f.flag_only}, "other": {"wheel"}}
 
 
-def resolved(*words: str, environment=None, file=None, tmp_path=None) -> s.Resolved[Kiln]:
+def resolved(
+    *words: str, environment: dict[str, str] | None = None, file: str | None = None, tmp_path: Path | None = None
+) -> s.Resolved[Kiln]:
     parser = argparse.ArgumentParser()
     s.add_flags(parser, Kiln, environment or {})
     if file is not None:
@@ -42,7 +46,7 @@ def resolved(*words: str, environment=None, file=None, tmp_path=None) -> s.Resol
     return s.resolve(Kiln, "kiln", parser.parse_args(words), environment or {}, NAMES)
 
 
-def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path):
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
     file = 'heat = 1.0\nglaze = "salt"\n[kiln]\nheat = 2\nhours = 3\n'
     found = resolved("c", "--hours", "5", environment={"ISTHMUS_HEAT": "4"}, file=file, tmp_path=tmp_path)
     assert (found.values.hours, found.values.heat, found.values.glaze, found.values.vented) == (5, 4.0, "salt", False)
@@ -53,28 +57,28 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path)
     assert resolved("c", file=file, tmp_path=tmp_path).values.heat == 2.0, "a command's table beats what all share"
 
 
-def test_the_file_may_be_named_in_the_environment(tmp_path):
+def test_the_file_may_be_named_in_the_environment(tmp_path: Path) -> None:
     (tmp_path / "k.toml").write_text("hours = 7")
     assert resolved("c", environment={"ISTHMUS_CONFIG": str(tmp_path / "k.toml")}).values.hours == 7
 
 
-def test_a_positional_a_switch_and_a_list():
+def test_a_positional_a_switch_and_a_list() -> None:
     found = resolved("red", "--vented", "--mark", "a", "--mark", "b").values
     assert (found.clay, found.vented, found.marks) == ("red", True, ["a", "b"])
     found = resolved(environment={"ISTHMUS_CLAY": "grey", "ISTHMUS_VENTED": "true"}).values
     assert (found.clay, found.vented) == ("grey", True)
 
 
-def test_an_empty_variable_is_none_at_all():
+def test_an_empty_variable_is_none_at_all() -> None:
     assert resolved("c", environment={"ISTHMUS_HOURS": ""}).values.hours is None
 
 
-def test_what_is_asked_for_once_comes_from_its_flag_only():
+def test_what_is_asked_for_once_comes_from_its_flag_only() -> None:
     assert not resolved("c", environment={"ISTHMUS_FIRE": "1"}).values.fire
     assert resolved("c", "--fire").values.fire
 
 
-def test_a_secret_has_no_flag_and_is_never_shown():
+def test_a_secret_has_no_flag_and_is_never_shown() -> None:
     with pytest.raises(SystemExit):
         resolved("c", "--key", "x")
     found = resolved("c", environment={"ISTHMUS_KEY": "sesame"})
@@ -109,13 +113,15 @@ def test_a_secret_has_no_flag_and_is_never_shown():
         ([], {}, None, "missing: CLAY (or ISTHMUS_CLAY)"),
     ],
 )
-def test_a_bad_setting_is_named_with_its_source(words, environment, file, message, tmp_path):
+def test_a_bad_setting_is_named_with_its_source(
+    words: list[str], environment: dict[str, str], file: str | None, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError) as error:
         resolved(*words, environment=environment, file=file, tmp_path=tmp_path)
     assert message in str(error.value)
 
 
-def test_a_variable_that_nobody_reads_is_pointed_out():
+def test_a_variable_that_nobody_reads_is_pointed_out() -> None:
     found = resolved("c", environment={"ISTHMUS_HAET": "1", "ISTHMUS_WHEEL": "2", "HEAT": "3"})
     assert found.stray == ("ISTHMUS_HAET",), "another command's setting is none of ours, and not stray"
     assert s.said_of("ISTHMUS_HAET", found) == (
@@ -123,7 +129,7 @@ def test_a_variable_that_nobody_reads_is_pointed_out():
     )
 
 
-def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path):
+def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path: Path) -> None:
     """The file of docs/deploy.md: [learner] is a table, and `learner` a setting of learner and doctor."""
     (tmp_path / "i.toml").write_text('run = "r"\n[learner]\nlearner = "eu-1"\nsteps = 7\n')
     for name, expected in (("learner", "eu-1"), ("doctor", "doctor")):
@@ -143,7 +149,9 @@ def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path):
         (["q", "3/17"], {"ISTHMUS_RUN": "r"}, "q", "3/17"),
     ],
 )
-def test_the_run_comes_before_what_is_to_be_explained(words, environment, run, what):
+def test_the_run_comes_before_what_is_to_be_explained(
+    words: list[str], environment: dict[str, str], run: str, what: str
+) -> None:
     parser = argparse.ArgumentParser()
     s.add_flags(parser, declared.Explain, environment)
     found = s.resolve(declared.Explain, "explain", parser.parse_args(words), environment, declared.names()).values
@@ -154,7 +162,9 @@ def test_the_run_comes_before_what_is_to_be_explained(words, environment, run, w
 
 
 @pytest.mark.parametrize("command", declared.ALL, ids=lambda c: c.name)
-def test_every_command_shows_its_settings(command, capsys, monkeypatch):
+def test_every_command_shows_its_settings(
+    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ISTHMUS_RUN", "s3://bucket/run")
     words = {"explain": ["1/2"], "simulate training": ["codecs"]}.get(command.name, [])
     assert main([*command.name.split(), *words, "--show-settings"]) == 0
@@ -165,14 +175,16 @@ def test_every_command_shows_its_settings(command, capsys, monkeypatch):
     assert blank == [], "whatever has a name has a value, or is said not to be set"
 
 
-def shown_of(*words: str, capsys) -> dict[str, tuple[str, str]]:
+def shown_of(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
     """Return value and source of each setting as --show-settings prints them."""
     assert main([*words, "--show-settings"]) == 0
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     return {row[1].strip(): (row[2].strip(), row[3].strip()) for row in rows if row[1].strip()}
 
 
-def test_what_was_not_given_is_shown_as_it_holds(folder, capsys, monkeypatch):
+def test_what_was_not_given_is_shown_as_it_holds(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["init", str(folder), "--quorum", "2", "--staleness", "3", "--seed", "5"]) == 0
     capsys.readouterr()
     monkeypatch.setenv("ISTHMUS_GRACE", "0.25")
@@ -186,20 +198,22 @@ def test_what_was_not_given_is_shown_as_it_holds(folder, capsys, monkeypatch):
     assert shown_of("learner", str(folder), "--learner", "a", capsys=capsys)["seed"] == ("5", "run")
 
 
-def test_before_there_is_a_run_its_values_are_said_to_be_its(tmp_path, capsys):
+def test_before_there_is_a_run_its_values_are_said_to_be_its(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = shown_of("syncer", str(tmp_path / "run"), capsys=capsys)
     assert shown["quorum"] == ("not set", "run (there is none yet)")
     assert not (tmp_path / "run").exists()
 
 
-def test_what_a_new_run_would_get_is_shown(capsys):
+def test_what_a_new_run_would_get_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     shown = shown_of("init", "r", "--sync-every", "48", capsys=capsys)
     assert (shown["outer_lr"], shown["outer_momentum"]) == (("0.6", "default"), ("0.7", "default"))
     assert shown["quorum"] == (str(Pace().quorum), "default")
     assert shown["source" if "source" in shown else "from"][0] == "not set"
 
 
-def test_names_mean_the_same_in_every_command():
+def test_names_mean_the_same_in_every_command() -> None:
     """A shared variable or file key must not be a number here and a path there."""
     types: dict[str, set[str]] = {}
     for command in declared.ALL:
@@ -209,7 +223,7 @@ def test_names_mean_the_same_in_every_command():
     assert {name for name, kinds in types.items() if len(kinds) > 1} == set()
 
 
-def test_the_manifests_name_settings_that_exist():
+def test_the_manifests_name_settings_that_exist() -> None:
     from infra.graph import ROOT
 
     known = {s.PREFIX + name.upper() for names in declared.names().values() for name in names}
@@ -243,7 +257,9 @@ def bus_of(bus: str | None, run: str = "s3://b/r", **more: str) -> str:
         "s3://SECRET@bucket/run",
     ],
 )
-def test_no_url_is_shown_or_refused_with_its_password(url, capsys, monkeypatch, tmp_path):
+def test_no_url_is_shown_or_refused_with_its_password(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     assert main(["syncer", "r", "--bus", url, "--show-settings"]) == 0
     assert main(["status", str(tmp_path / "r"), "--bus", url]) in (0, 2)
@@ -253,7 +269,7 @@ def test_no_url_is_shown_or_refused_with_its_password(url, capsys, monkeypatch, 
     assert "SECRET" not in ((tmp_path / "d.json").read_text() if (tmp_path / "d.json").exists() else "")
 
 
-def test_user_and_password_of_the_bus_come_from_anywhere(tmp_path):
+def test_user_and_password_of_the_bus_come_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "p").write_text("a/b@c\n")
     assert bus_of("redis://h:1") == "redis://h:1"
     assert bus_of("redis://h:1/2", bus_user="u", bus_password="p:w") == "redis://u:p%3Aw@h:1/2"
@@ -271,14 +287,14 @@ def test_user_and_password_of_the_bus_come_from_anywhere(tmp_path):
         ("sqlite:///x", {"bus_user": "u"}, "takes no user or password"),
     ],
 )
-def test_what_does_not_fit_together_is_said(bus, more, message):
+def test_what_does_not_fit_together_is_said(bus: str | None, more: dict[str, str], message: str) -> None:
     with pytest.raises(InputError) as error:
         bus_of(bus, **more)
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("kind", [Pace, Rules])
-def test_flags_keep_to_the_bounds_of_rules_and_pace(kind):
+def test_flags_keep_to_the_bounds_of_rules_and_pace(kind: type[Pace] | type[Rules]) -> None:
     """What a flag lets through, the struct takes."""
     group = shared.PaceOfRun if kind is Pace else shared.ArithmeticOfRun
     for field in s.fields(group):
@@ -301,12 +317,12 @@ def test_flags_keep_to_the_bounds_of_rules_and_pace(kind):
         (Rules(error_feedback="no"), "rules.error_feedback no: must be true or false"),
     ],
 )
-def test_rules_and_pace_say_it_in_the_same_words(settings, message):
+def test_rules_and_pace_say_it_in_the_same_words(settings: Pace | Rules, message: str) -> None:
     with pytest.raises(InputError) as error:
         settings.check()
     assert str(error.value) == message
 
 
-def test_a_pace_changes_only_what_was_given():
+def test_a_pace_changes_only_what_was_given() -> None:
     found = shared.pace_of(shared.PaceOfRun(grace=0.1, heartbeat_s=2.0), Pace(quorum=3))
     assert (found.grace, found.heartbeat_s, found.quorum) == (0.1, 2.0, 3)

@@ -15,14 +15,14 @@ def syncers(*names: str, fragments: int = 24) -> dict[str, Shards]:
     return found
 
 
-def test_the_living_share_all_fragments_and_none_twice():
+def test_the_living_share_all_fragments_and_none_twice() -> None:
     held = [s.held(10.1) for s in syncers("a", "b", "c").values()]
     assert set.union(*held) == set(range(24))
     assert sum(map(len, held)) == 24
     assert all(held)
 
 
-def test_a_dead_ones_fragments_go_to_the_others_and_nothing_else_moves():
+def test_a_dead_ones_fragments_go_to_the_others_and_nothing_else_moves() -> None:
     found = syncers("a", "b", "c")
     before = {name: s.held(10.1) for name, s in found.items()}
     later = 10.0 + (SILENT_BEATS + 1) * found["a"].beat_s
@@ -35,19 +35,19 @@ def test_a_dead_ones_fragments_go_to_the_others_and_nothing_else_moves():
     assert all(before[name] <= after[name] for name in "ab")
 
 
-def test_one_that_stops_on_purpose_is_not_waited_for():
+def test_one_that_stops_on_purpose_is_not_waited_for() -> None:
     found = syncers("a", "b")
     found["a"].left("b")
     assert found["a"].held(10.1) == set(range(24))
 
 
-def test_a_newcomer_holds_nothing_before_others_had_the_chance_to_be_heard():
+def test_a_newcomer_holds_nothing_before_others_had_the_chance_to_be_heard() -> None:
     alone = Shards("a", PACE, 4, started_at=5.0)
     assert alone.held(5.1) == set()
     assert alone.held(6.0) == {0, 1, 2, 3}
 
 
-def test_silence_during_a_gap_of_the_bus_says_nothing():
+def test_silence_during_a_gap_of_the_bus_says_nothing() -> None:
     found = syncers("a", "b")
     mine = found["a"].held(10.1)
     found["a"].gap(60.0)
@@ -55,7 +55,7 @@ def test_silence_during_a_gap_of_the_bus_says_nothing():
     assert found["a"].held(70.0) == set(range(24))
 
 
-def test_a_fragment_one_cannot_fold_goes_to_the_next():
+def test_a_fragment_one_cannot_fold_goes_to_the_next() -> None:
     found = syncers("a", "b")
     lost = next(iter(found["a"].held(10.1)))
     assert lost not in found["a"].held(10.1, broken={lost})

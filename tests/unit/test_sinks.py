@@ -4,6 +4,10 @@ import math
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from isthmus.sinks import Feeder, TensorBoard
 
@@ -15,19 +19,19 @@ class Kept:
         self.closed = False
         self.fails_at = fails_at
 
-    def scalars(self, step, values):
+    def scalars(self, step: int, values: dict[str, float]) -> None:
         if step == self.fails_at:
             raise RuntimeError("disk full")
         self.taken.append((step, dict(values)))
 
-    def flush(self):
+    def flush(self) -> None:
         self.flushed += 1
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
-def test_what_is_noted_arrives_in_order_and_the_sink_is_closed():
+def test_what_is_noted_arrives_in_order_and_the_sink_is_closed() -> None:
     sink = Kept()
     feeder = Feeder(sink, lambda: None)
     for step in range(5):
@@ -37,13 +41,13 @@ def test_what_is_noted_arrives_in_order_and_the_sink_is_closed():
     assert sink.closed
 
 
-def test_what_else_there_is_comes_along():
+def test_what_else_there_is_comes_along() -> None:
     sink = Kept()
     Feeder(sink, lambda: (7, {"ledger/merged": 0.5})).close()
     assert sink.taken[-1] == (7, {"ledger/merged": 0.5})
 
 
-def test_a_sink_that_fails_is_left_out_and_said_to_be(caplog):
+def test_a_sink_that_fails_is_left_out_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
     sink = Kept(fails_at=1)
     feeder = Feeder(sink, lambda: None)
     for step in range(3):
@@ -55,12 +59,12 @@ def test_a_sink_that_fails_is_left_out_and_said_to_be(caplog):
     assert len(feeder._waiting) == 0, "nothing piles up"
 
 
-def test_a_slow_sink_keeps_the_newest_and_is_called_by_one_thread(monkeypatch):
+def test_a_slow_sink_keeps_the_newest_and_is_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.sinks.WAITING_MAX", 100)
     calling, go_on = set(), threading.Event()
 
     class Slow(Kept):
-        def scalars(self, step, values):
+        def scalars(self, step: int, values: dict[Any, Any]) -> None:
             calling.add(threading.current_thread())
             go_on.wait(10)
             super().scalars(step, values)
@@ -77,7 +81,7 @@ def test_a_slow_sink_keeps_the_newest_and_is_called_by_one_thread(monkeypatch):
     assert sink.closed
 
 
-def test_a_sink_that_hangs_keeps_nobody_from_ending(tmp_path):
+def test_a_sink_that_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
     """Neither the end of a link nor of the process."""
     (tmp_path / "hangs.py").write_text(
         "import threading, isthmus.sinks as sinks\n"
@@ -97,7 +101,7 @@ def test_a_sink_that_hangs_keeps_nobody_from_ending(tmp_path):
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
 
 
-def test_tensorboard_reads_what_was_written(tmp_path):
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     sink = TensorBoard(str(tmp_path))
     sink.scalars(1, {"train/loss": 2.0})
     sink.scalars(2, {"train/loss": math.pi})

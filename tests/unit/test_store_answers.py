@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
@@ -21,13 +24,13 @@ class Body:
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = pieces
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> "Body":
         return self
 
-    async def __aexit__(self, *_):
+    async def __aexit__(self, *_: Any) -> None:
         return None
 
-    async def iter_chunks(self, _size):
+    async def iter_chunks(self, _size: int) -> AsyncIterator[bytes]:
         for piece in self.pieces:
             yield piece
 
@@ -38,10 +41,10 @@ class Client:
     class meta:
         endpoint_url = "http://here"
 
-    def __init__(self, answer) -> None:
+    def __init__(self, answer: Any) -> None:
         self.answer, self.asked = answer, []
 
-    async def _request(self, **asked):
+    async def _request(self, **asked: Any) -> dict[str, int | Body]:
         self.asked.append(asked)
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -54,12 +57,12 @@ def code(name: str, status: int = 400) -> ClientError:
     return ClientError({"Error": {"Code": name, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Any")
 
 
-def bucket(answer) -> S3Store:
+def bucket(answer: Any) -> S3Store:
     client = answer if isinstance(answer, Client) else Client(answer)
     return S3Store(client, "bucket", "prefix/", "s3://bucket/prefix", single_threaded())
 
 
-def content(*pieces: bytes, length: int | None = None):
+def content(*pieces: bytes, length: int | None = None) -> dict[str, int | Body]:
     return {"ContentLength": sum(map(len, pieces)) if length is None else length, "Body": Body(*pieces)}
 
 
@@ -67,17 +70,17 @@ def content(*pieces: bytes, length: int | None = None):
 
 
 @pytest.mark.parametrize("name", ["PreconditionFailed", "412"])
-async def test_a_failed_condition_is_an_answer(name):
+async def test_a_failed_condition_is_an_answer(name: str) -> None:
     assert await bucket(code(name, 412)).create("k", b"x") is False
 
 
 @pytest.mark.parametrize("name", ["ConditionalRequestConflict", "OperationAborted", "409", "SlowDown", "InternalError"])
-async def test_a_conflict_is_no_answer_nobody_has_won_yet(name):
+async def test_a_conflict_is_no_answer_nobody_has_won_yet(name: str) -> None:
     with pytest.raises(Unavailable):
         await bucket(code(name, 409)).create("k", b"x")
 
 
-async def test_a_create_says_that_it_is_one():
+async def test_a_create_says_that_it_is_one() -> None:
     client = Client({})
     store = bucket(client)
     assert await store.create("k", b"x") is True
@@ -100,12 +103,14 @@ async def test_a_create_says_that_it_is_one():
         (ConnectionResetError(), Unavailable),
     ],
 )
-async def test_every_refusal_has_its_meaning(error, raised):
+async def test_every_refusal_has_its_meaning(
+    error: Any, raised: type[Denied] | type[ObjectMissing] | type[Unavailable]
+) -> None:
     with pytest.raises(raised):
         await bucket(error).get("k")
 
 
-async def test_a_range_ends_before_its_stop():
+async def test_a_range_ends_before_its_stop() -> None:
     client = Client(content(b"3456"))
     store = bucket(client)
     assert await store.get_range("k", 3, 7) == b"3456"
@@ -115,7 +120,7 @@ async def test_a_range_ends_before_its_stop():
 
 
 @pytest.mark.parametrize("length", [5, 7], ids=["more than it announced", "less than it announced"])
-async def test_a_body_of_another_length_than_announced_did_not_come(length):
+async def test_a_body_of_another_length_than_announced_did_not_come(length: int) -> None:
     with pytest.raises(Unavailable, match=r"k (sent more|ended after)"):
         await bucket(content(b"abc", b"def", length=length)).get("k")
     assert await bucket(content(b"abc", b"def")).get("k") == b"abcdef"
@@ -129,10 +134,10 @@ class Away:
 
     url = "away://"
 
-    def __init__(self, failures: float, answer=b"", takes_s: float = 0.0) -> None:
+    def __init__(self, failures: float, answer: bytes | Denied | ObjectMissing = b"", takes_s: float = 0.0) -> None:
         self.failures, self.answer, self.takes_s, self.tries = failures, answer, takes_s, 0
 
-    async def get(self, key):
+    async def get(self, key: str) -> bytes:
         self.tries += 1
         if self.takes_s:
             await asyncio.sleep(self.takes_s)
@@ -143,12 +148,12 @@ class Away:
         return self.answer
 
 
-def drive(away: Away, patience: Patience, body):
+def drive(away: Away, patience: Patience, body: Callable[..., Any]) -> Any:
     """Do this with an edge before a store, in virtual time; return what it returns and how long it took."""
     world = World("edge")
     edge = EdgeStore(away, world.process("p").runtime, patience)
 
-    async def go():
+    async def go() -> Any:
         return await body(edge), world.clock.time()
 
     try:
@@ -158,8 +163,8 @@ def drive(away: Away, patience: Patience, body):
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 5])
-def test_a_request_is_tried_as_often_as_patience_says(attempts):
-    async def body(edge):
+def test_a_request_is_tried_as_often_as_patience_says(attempts: int) -> None:
+    async def body(edge: EdgeStore) -> None:
         with pytest.raises(Unavailable):
             await edge.get("k")
 
@@ -171,8 +176,8 @@ def test_a_request_is_tried_as_often_as_patience_says(attempts):
     assert away.tries == attempts
 
 
-def test_pauses_grow_to_the_longest_and_no_further():
-    async def body(edge):
+def test_pauses_grow_to_the_longest_and_no_further() -> None:
+    async def body(edge: EdgeStore) -> None:
         with pytest.raises(Unavailable):
             await edge.get("k")
 
@@ -184,8 +189,8 @@ def test_pauses_grow_to_the_longest_and_no_further():
     assert took_s <= 0.5 + 1.0
 
 
-def test_a_request_that_takes_too_long_counts_as_not_answered():
-    async def body(edge):
+def test_a_request_that_takes_too_long_counts_as_not_answered() -> None:
+    async def body(edge: EdgeStore) -> None:
         with pytest.raises(Unavailable, match=r"no answer within 2\.5 s"):
             await edge.get("k")
 
@@ -196,8 +201,8 @@ def test_a_request_that_takes_too_long_counts_as_not_answered():
 
 
 @pytest.mark.parametrize("answer", [b"", ObjectMissing("k"), Denied("403")], ids=["bytes", "missing", "denied"])
-def test_any_answer_ends_an_outage(answer):
-    async def body(edge):
+def test_any_answer_ends_an_outage(answer: bytes | Denied | ObjectMissing) -> None:
+    async def body(edge: EdgeStore) -> None:
         with pytest.raises(Unavailable):
             await edge.get("k")
         await asyncio.sleep(100.0)
@@ -212,8 +217,8 @@ def test_any_answer_ends_an_outage(answer):
     drive(Away(1, answer), Patience(attempts=1), body)
 
 
-def test_an_outage_is_as_long_as_nothing_was_answered():
-    async def body(edge):
+def test_an_outage_is_as_long_as_nothing_was_answered() -> None:
+    async def body(edge: EdgeStore) -> None:
         for _ in range(3):
             with pytest.raises(Unavailable):
                 await edge.get("k")
@@ -223,8 +228,8 @@ def test_an_outage_is_as_long_as_nothing_was_answered():
     drive(Away(99), Patience(attempts=1), body)
 
 
-def test_a_request_nobody_answers_hangs_since_it_was_sent_or_since_the_last_answer():
-    async def body(edge):
+def test_a_request_nobody_answers_hangs_since_it_was_sent_or_since_the_last_answer() -> None:
+    async def body(edge: EdgeStore) -> None:
         hung = asyncio.ensure_future(edge.get("k"))
         await asyncio.sleep(30.0)
         assert edge.outage.hung_s == pytest.approx(30.0)
@@ -252,15 +257,15 @@ class Memory:
 
     url = "memory://"
 
-    def __init__(self, between) -> None:
+    def __init__(self, between: Callable[..., Any]) -> None:
         self.blobs, self.between = {}, between
 
-    async def get(self, key):
+    async def get(self, key: str) -> bytearray:
         if key not in self.blobs:
             raise ObjectMissing(key)
         return bytearray(self.blobs[key])
 
-    async def create(self, key, data):
+    async def create(self, key: str, data: bytes) -> bool:
         there = key in self.blobs
         await self.between()
         if there:
@@ -268,13 +273,13 @@ class Memory:
         self.blobs[key] = bytes(data)
         return True
 
-    async def delete(self, key):
+    async def delete(self, key: str) -> None:
         self.blobs.pop(key, None)
 
 
 @pytest.mark.parametrize("racers", [2, 3])
-async def test_a_store_that_looks_first_and_writes_later_is_found_out_by_a_race(racers):
-    async def at_once():
+async def test_a_store_that_looks_first_and_writes_later_is_found_out_by_a_race(racers: int) -> None:
+    async def at_once() -> None:
         return None
 
     for between, found in ((at_once, ""), (lambda: asyncio.sleep(0), f"{racers} of {racers} concurrent")):
@@ -288,7 +293,7 @@ async def test_a_store_that_looks_first_and_writes_later_is_found_out_by_a_race(
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-async def test_files_are_created_once_replaced_whole_and_listed_in_order(tmp_path):
+async def test_files_are_created_once_replaced_whole_and_listed_in_order(tmp_path: Path) -> None:
     store = FileStore(tmp_path, single_threaded())
     for key in ("b/2", "b/10", "a/1", "bb/1"):
         assert await store.create(key, b"first") is True
@@ -304,14 +309,14 @@ async def test_files_are_created_once_replaced_whole_and_listed_in_order(tmp_pat
     assert not any((tmp_path / ".scratch").iterdir()), "nothing is left under construction"
 
 
-async def test_a_file_is_on_disk_before_its_name_is(tmp_path, monkeypatch):
+async def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a power cut would leave a commit of zeros: under its key for good."""
     done = []
 
-    def told(name):
+    def told(name: str) -> Callable[..., Any]:
         real = getattr(os, name)
 
-        def call(*arguments):
+        def call(*arguments: Any) -> None:
             done.append(name)
             return real(*arguments)
 

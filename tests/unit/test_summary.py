@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as replaced
@@ -24,7 +25,7 @@ FOUND = Summary(
 )
 
 
-def test_it_is_one_line_of_what_came_of_the_stay():
+def test_it_is_one_line_of_what_came_of_the_stay() -> None:
     assert str(FOUND) == (
         "eu-1: 600 steps in 90 s; its model is at versions 12 to 14; of its 1,000 tokens 80% merged, 15% overwritten, "
         "5% pending; the model: isthmus export s3://b/run"
@@ -32,26 +33,26 @@ def test_it_is_one_line_of_what_came_of_the_stay():
     assert not FOUND.never_merged
 
 
-def test_earlier_lives_and_longer_stays_are_told_too():
+def test_earlier_lives_and_longer_stays_are_told_too() -> None:
     said = str(replace(FOUND, steps_done=4600, seconds=8000.0, versions=(3, 3)))
     assert "600 steps in 2.2 h, 4,600 over all its lives; its model is at version 3" in said
     assert "in 50 min" in str(replace(FOUND, seconds=3000.0))
 
 
-def test_work_of_which_nothing_was_merged_cannot_be_missed():
+def test_work_of_which_nothing_was_merged_cannot_be_missed() -> None:
     found = replace(FOUND, ledger=NOTHING, trouble="no syncer is heard")
     assert found.never_merged
     assert "NOTHING OF IT WAS MERGED before it left: no syncer is heard. What it learnt is not in the run" in str(found)
     assert "isthmus status s3://b/run" in str(found)
 
 
-def test_who_has_trained_nothing_has_lost_nothing():
+def test_who_has_trained_nothing_has_lost_nothing() -> None:
     idle = replace(FOUND, steps=0, steps_done=0, ledger=replaced(NOTHING, processed=0.0, pending=0.0))
     assert not idle.never_merged
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_cannot_be_missed(loss):
+def test_a_loss_that_is_no_number_cannot_be_missed(loss: Any) -> None:
     found = replace(FOUND, loss=loss)
     assert found.diverged
     assert f"ITS LAST LOSS IS {loss}" in str(found)

@@ -13,7 +13,7 @@ from isthmus.tolerance import REFUSED_S, Tolerance, TolerantStore
 class Clock:
     """Time as it is told."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.now = 1000.0
         self.runtime = Runtime(lambda: self.now, lambda: self.now, random.Random(0), inline, lambda: "0" * 16)
 
@@ -23,44 +23,46 @@ class Store:
 
     url = "s3://bucket/run"
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.refused = set()
 
-    async def get(self, key):
-        if ("get", key.split("/")[0]) in self.refused:
+    async def get(self, key: str) -> bytearray:
+        if ("get", key.split("/", maxsplit=1)[0]) in self.refused:
             raise Denied(f"{self.url}: access denied (ExpiredToken)")
         if key.endswith("nothing"):
             raise ObjectMissing(key)
         return bytearray(b"x")
 
-    async def put(self, key, data):
-        if ("put", key.split("/")[0]) in self.refused:
+    async def put(self, key: str, data: bytes) -> None:
+        if ("put", key.split("/", maxsplit=1)[0]) in self.refused:
             raise Denied(f"{self.url}: access denied (AccessDenied)")
 
 
 @pytest.fixture
-def clock():
+def clock() -> Clock:
     return Clock()
 
 
 @pytest.fixture
-def store():
+def store() -> Store:
     return Store()
 
 
 @pytest.fixture
-def tolerant(clock, store):
+def tolerant(clock: Clock, store: Store) -> tuple[TolerantStore, Tolerance]:
     tolerance = Tolerance(clock.runtime)
     return TolerantStore(store, tolerance), tolerance
 
 
-async def test_what_never_worked_is_refused_at_once(store, tolerant):
+async def test_what_never_worked_is_refused_at_once(store: Store, tolerant: tuple[TolerantStore, Tolerance]) -> None:
     store.refused = {("get", "commits")}
     with pytest.raises(Denied):
         await tolerant[0].get("commits/0")
 
 
-async def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(clock, store, tolerant, caplog):
+async def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(
+    clock: Clock, store: Store, tolerant: tuple[TolerantStore, Tolerance], caplog: pytest.LogCaptureFixture
+) -> None:
     ways, tolerance = tolerant
     await ways.get("commits/0")
     store.refused = {("get", "commits")}
@@ -77,7 +79,9 @@ async def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(c
         await ways.get("commits/0")
 
 
-async def test_once_it_is_over_it_starts_anew(clock, store, tolerant):
+async def test_once_it_is_over_it_starts_anew(
+    clock: Clock, store: Store, tolerant: tuple[TolerantStore, Tolerance]
+) -> None:
     ways, tolerance = tolerant
     await ways.get("commits/0")
     for _ in range(3):
@@ -90,7 +94,7 @@ async def test_once_it_is_over_it_starts_anew(clock, store, tolerant):
         assert tolerance.refused_s == 0.0
 
 
-async def test_that_nothing_is_there_is_an_answer_too(store, tolerant):
+async def test_that_nothing_is_there_is_an_answer_too(store: Store, tolerant: tuple[TolerantStore, Tolerance]) -> None:
     ways, _ = tolerant
     with pytest.raises(ObjectMissing):
         await ways.get("commits/nothing")
@@ -99,7 +103,9 @@ async def test_that_nothing_is_there_is_an_answer_too(store, tolerant):
         await ways.get("commits/0")
 
 
-async def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(clock, store, tolerant):
+async def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(
+    clock: Clock, store: Store, tolerant: tuple[TolerantStore, Tolerance]
+) -> None:
     ways, _ = tolerant
     await ways.get("values/0")
     await ways.put("values/0", b"")
@@ -115,13 +121,17 @@ async def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(clo
         await ways.get("learners/l0")
 
 
-async def test_that_the_run_could_be_read_once_is_known_from_the_start(store, tolerant):
+async def test_that_the_run_could_be_read_once_is_known_from_the_start(
+    store: Store, tolerant: tuple[TolerantStore, Tolerance]
+) -> None:
     store.refused = {("get", "run")}
     with pytest.raises(Unavailable):
         await tolerant[0].get("run")
 
 
-async def test_what_has_not_been_asked_for_lately_is_not_known_to_be_refused_still(clock, store, tolerant):
+async def test_what_has_not_been_asked_for_lately_is_not_known_to_be_refused_still(
+    clock: Clock, store: Store, tolerant: tuple[TolerantStore, Tolerance]
+) -> None:
     ways, tolerance = tolerant
     await ways.put("values/0", b"")
     store.refused = {("put", "values")}
@@ -133,7 +143,9 @@ async def test_what_has_not_been_asked_for_lately_is_not_known_to_be_refused_sti
     assert tolerance.refused_s == 0.0
 
 
-async def test_a_refusal_of_an_update_says_nothing_of_the_rest(store, tolerant):
+async def test_a_refusal_of_an_update_says_nothing_of_the_rest(
+    store: Store, tolerant: tuple[TolerantStore, Tolerance]
+) -> None:
     ways, tolerance = tolerant
     await ways.get("updates/0")
     store.refused = {("get", "updates")}
@@ -142,7 +154,9 @@ async def test_a_refusal_of_an_update_says_nothing_of_the_rest(store, tolerant):
     assert tolerance.refused_s == 0.0
 
 
-async def test_what_is_vouched_for_is_ridden_out_though_it_never_worked(store, tolerant, clock):
+async def test_what_is_vouched_for_is_ridden_out_though_it_never_worked(
+    store: Store, tolerant: tuple[TolerantStore, Tolerance], clock: Clock
+) -> None:
     tolerant[0].vouch()
     store.refused = {("put", "values")}
     with pytest.raises(Unavailable):

@@ -34,7 +34,7 @@ def learner(event: dict) -> str:
     return names[event["pid"]]
 
 
-def test_a_version_points_to_every_training_that_has_it_as_its_base():
+def test_a_version_points_to_every_training_that_has_it_as_its_base() -> None:
     found = arrows("adopt")
     for name, source, target in found:
         place = name.removeprefix("adopt ")
@@ -50,7 +50,7 @@ def test_a_version_points_to_every_training_that_has_it_as_its_base():
     ]
 
 
-def test_every_input_points_to_the_merge_it_went_into():
+def test_every_input_points_to_the_merge_it_went_into() -> None:
     found = arrows("merge")
     assert sorted((name, learner(source)) for name, source, _ in found) == sorted(
         (f"merge {h.fragment}/{h.version}", f"learner {i.learner}") for h in LOG for i in h.inputs
@@ -61,7 +61,7 @@ def test_every_input_points_to_the_merge_it_went_into():
         assert source["args"]["merged into"] == int(name.split("/")[1])
 
 
-def test_a_commit_without_inputs_is_a_round_without_arrows():
+def test_a_commit_without_inputs_is_a_round_without_arrows() -> None:
     events = trace(LOG)["traceEvents"]
     assert "round 0/4" in {e["name"] for e in events}
     assert not [e for e in events if e["name"] in ("merge 0/4", "adopt 0/4") and e["ph"] in "sf"]

@@ -1,6 +1,7 @@
 """Trees of plain data and arrays: what goes in comes out, and nothing else ever comes out."""
 
 import random
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -12,7 +13,7 @@ from isthmus.pytorch import model as torch_model
 from isthmus.records import tree
 
 
-def trip(value):
+def trip(value: Any) -> Any:
     leaves = []
     plain = msgpack.packb(tree.flatten(value, "state", torch_model.take_tensor, leaves))
     read = msgpack.unpackb(plain, use_list=False, strict_map_key=True)
@@ -40,13 +41,13 @@ def trip(value):
         {"a": {0: None, 1: (1, 2)}, 7: [], ("k", 1): "tuple key", "a b": -(2**80)},
     ],
 )
-def test_plain_data_comes_back_as_it_was(value):
+def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     found = trip(value)
     assert found == value
     assert type(found) is type(value)
 
 
-def test_states_of_real_generators_come_back():
+def test_states_of_real_generators_come_back() -> None:
     rng = np.random.default_rng(7)
     assert trip(rng.bit_generator.state) == rng.bit_generator.state
     state = random.Random(7).getstate()
@@ -56,7 +57,7 @@ def test_states_of_real_generators_come_back():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int64", "uint8", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 5)])
-def test_tensors_come_back_bit_by_bit(dtype, shape):
+def test_tensors_come_back_bit_by_bit(dtype: str, shape: Any) -> None:
     value = torch.randn(shape).to(getattr(torch, dtype))
     found = trip({"t": [value]})["t"][0]
     assert found.dtype == value.dtype
@@ -64,13 +65,13 @@ def test_tensors_come_back_bit_by_bit(dtype, shape):
     assert torch.equal(found, value)
 
 
-def test_arrays_come_back_bit_by_bit():
+def test_arrays_come_back_bit_by_bit() -> None:
     value = np.arange(12, dtype=np.int16).reshape(3, 4).T
     assert np.array_equal(trip((value,))[0], value)
     assert trip([np.float32(2.5)]) == [2.5]
 
 
-def test_what_is_no_plain_data_is_named_with_its_place():
+def test_what_is_no_plain_data_is_named_with_its_place() -> None:
     with pytest.raises(InputError, match=r"state\['a'\]\[1\] is a builtins.set"):
         trip({"a": [1, {2}]})
     deep = []
@@ -94,12 +95,12 @@ def test_what_is_no_plain_data_is_named_with_its_place():
         {"a": 1},
     ],
 )
-def test_what_flatten_never_wrote_is_turned_away(plain):
+def test_what_flatten_never_wrote_is_turned_away(plain: Any) -> None:
     with pytest.raises(RecordInvalid):
         tree.rebuild(plain, [], torch_model.make_tensor)
 
 
-def test_arrays_that_lie_about_themselves_are_turned_away():
+def test_arrays_that_lie_about_themselves_are_turned_away() -> None:
     spec = tree.LeafSpec(maker="numpy", dtype="<f4", shape=(3,), size=8)
     with pytest.raises(RecordInvalid, match="not of its dtype and shape"):
         tree.rebuild(("a", 0), [tree.Leaf(spec, np.zeros(8, np.uint8))], torch_model.make_tensor)

@@ -1,15 +1,21 @@
 """Trees from strangers: whatever their bytes make NumPy or torch raise, it is a record turned away and nothing else."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from isthmus.errors import InputError, RecordInvalid
 from isthmus.pytorch import model as torch_model
 from isthmus.records import tree
 
 
-def rebuilt(maker, dtype, shape=(2,), size=8, plain=("a", 0)):
+def rebuilt(
+    maker: str, dtype: str, shape: Any = (2,), size: int = 8, plain: tuple[str, int] = ("a", 0)
+) -> NDArray[np.float32] | torch.Tensor:
     spec = tree.LeafSpec(maker=maker, dtype=dtype, shape=shape, size=size)
     return tree.rebuild(plain, [tree.Leaf(spec, np.zeros(size, np.uint8))], torch_model.make_tensor)
 
@@ -21,20 +27,20 @@ HOSTILE = ["(", "f4,(", "()f4", "(1,)(", "{", "[('a'", "i4,(1,f4", "U99999999999
 
 
 @pytest.mark.parametrize("dtype", HOSTILE)
-def test_a_dtype_that_is_none_of_numbers_is_turned_away(dtype):
+def test_a_dtype_that_is_none_of_numbers_is_turned_away(dtype: str) -> None:
     with pytest.raises(RecordInvalid):
         rebuilt("numpy", dtype)
 
 
 @pytest.mark.parametrize("dtype", [*HOSTILE, "nn", "Tensor", "float32.real", "__class__"])
-def test_nor_is_it_one_of_torch(dtype):
+def test_nor_is_it_one_of_torch(dtype: str) -> None:
     with pytest.raises(RecordInvalid):
         rebuilt("torch", dtype)
 
 
 @pytest.mark.parametrize("shape", [(1 << 40, 1 << 40), (3,), (0,), (0, 1 << 40, 1 << 40), (2, 1, 1)])
 @pytest.mark.parametrize(("maker", "dtype"), [("numpy", "<f4"), ("torch", "float32")])
-def test_a_shape_either_fits_the_bytes_or_is_turned_away(maker, dtype, shape):
+def test_a_shape_either_fits_the_bytes_or_is_turned_away(maker: str, dtype: str, shape: Any) -> None:
     try:
         assert tuple(rebuilt(maker, dtype, shape).shape) == shape == (2, 1, 1)
     except RecordInvalid:
@@ -45,7 +51,7 @@ DTYPES = sorted({str(d).removeprefix("torch.") for d in vars(torch).values() if 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_of_torch_comes_back_or_is_refused_on_both_ways(dtype):
+def test_every_dtype_of_torch_comes_back_or_is_refused_on_both_ways(dtype: str) -> None:
     itemsize = getattr(torch, dtype).itemsize
     bits = np.arange(6 * itemsize, dtype=np.uint8) % 2
     spec = tree.LeafSpec(maker="torch", dtype=dtype, shape=(2, 3), size=bits.size)
@@ -71,12 +77,12 @@ def test_every_dtype_of_torch_comes_back_or_is_refused_on_both_ways(dtype):
     ],
     ids=["sparse", "quantised", "meta", "subclass"],
 )
-def test_a_tensor_that_cannot_be_kept_is_named_with_its_place(tensor, what):
+def test_a_tensor_that_cannot_be_kept_is_named_with_its_place(tensor: Callable[..., Any], what: str) -> None:
     with pytest.raises(InputError, match=rf"state\['m'\]\[1\] is a .*{what}"):
         tree.flatten({"m": [0, tensor()]}, "state", torch_model.take_tensor, [])
 
 
-def test_an_array_in_several_places_is_written_once_and_is_one_again():
+def test_an_array_in_several_places_is_written_once_and_is_one_again() -> None:
     shared, own = torch.arange(3.0), torch.arange(3.0)
     leaves = []
     plain = tree.flatten({"a": shared, "b": [shared, own]}, "state", torch_model.take_tensor, leaves)
@@ -86,7 +92,7 @@ def test_an_array_in_several_places_is_written_once_and_is_one_again():
     assert found["a"] is not found["b"][1]
 
 
-def test_a_header_that_names_one_array_again_and_again_makes_one():
+def test_a_header_that_names_one_array_again_and_again_makes_one() -> None:
     spec = tree.LeafSpec(maker="numpy", dtype="<f4", shape=(2,), size=8)
     found = tree.rebuild(("l", (("a", 0),) * 1000), [tree.Leaf(spec, np.zeros(8, np.uint8))], torch_model.make_tensor)
     assert len({id(item) for item in found}) == 1

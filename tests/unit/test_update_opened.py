@@ -1,10 +1,12 @@
 """An update is opened by what was announced of it: whatever does not fit is turned away under its own name."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from isthmus.errors import RecordInvalid
-from isthmus.log.updates import GRADIENT_NORM_MAX, open_update
+from isthmus.log.updates import GRADIENT_NORM_MAX, Update, open_update
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.rules import Rules
@@ -13,12 +15,14 @@ from written import Written
 PLAIN = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
 
 
-def opened(w: Written, blob, *, digest: bytes | None = None, p: int = 0, learner: str = "a", base: int = 3):
+def opened(
+    w: Written, blob: bytearray, *, digest: bytes | None = None, p: int = 0, learner: str = "a", base: int = 3
+) -> Update:
     return open_update(blob, digest or frame.digest(blob), w.run, w.run.layout.fragments[p], learner, base)
 
 
-def test_what_fits_is_opened_and_its_values_are_what_was_sent():
-    async def body(w):
+def test_what_fits_is_opened_and_its_values_are_what_was_sent() -> None:
+    async def body(w: Written) -> None:
         values = np.linspace(-1.0, 1.0, w.run.layout.fragments[0].size, dtype=np.float32)
         found = opened(w, w.update("a", 3, values=values))
         assert (found.header.learner, found.header.base) == ("a", 3)
@@ -40,8 +44,8 @@ def test_what_fits_is_opened_and_its_values_are_what_was_sent():
         ({"base": 5}, {}, Reason.MALFORMED),
     ],
 )
-def test_what_an_update_says_must_be_what_was_announced(made, asked, reason):
-    async def body(w):
+def test_what_an_update_says_must_be_what_was_announced(made: Any, asked: Any, reason: Reason) -> None:
+    async def body(w: Written) -> None:
         blob = w.update("a", **{"base": 3} | made)
         with pytest.raises(RecordInvalid) as caught:
             opened(w, blob, **asked)
@@ -53,8 +57,8 @@ def test_what_an_update_says_must_be_what_was_announced(made, asked, reason):
 @pytest.mark.parametrize(
     ("value", "reason"), [(np.nan, Reason.NON_FINITE), (-np.inf, Reason.NON_FINITE), (2e18, Reason.OVERFLOW)]
 )
-def test_one_number_is_enough_to_be_turned_away(value, reason):
-    async def body(w):
+def test_one_number_is_enough_to_be_turned_away(value: float, reason: Reason) -> None:
+    async def body(w: Written) -> None:
         values = np.zeros(w.run.layout.fragments[0].size, np.float32)
         values[-1] = value
         with pytest.raises(RecordInvalid) as caught:
@@ -67,8 +71,8 @@ def test_one_number_is_enough_to_be_turned_away(value, reason):
 
 
 @pytest.mark.parametrize("by", [-64, 64])
-def test_a_payload_of_another_size_is_of_another_layout(by):
-    async def body(w):
+def test_a_payload_of_another_size_is_of_another_layout(by: int) -> None:
+    async def body(w: Written) -> None:
         header = opened(w, w.update("a", 3)).header
         wanted = 4 * w.run.layout.fragments[0].size
         blob = frame.draft(frame.Kind.UPDATE, header, wanted + by).blob

@@ -1,6 +1,7 @@
 """The way up: what an update holds, what becomes of it, and what its codec dropped is never lost or sent twice."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ class Learner:
         attempt = self.uplink.attempts[p][base]
         return given("a", base, version, p=p, digest=attempt.digest, tokens=attempt.header.tokens)
 
-    def settle(self, version: int, *inputs: Input, p: int = 0, **changed) -> None:
+    def settle(self, version: int, *inputs: Input, p: int = 0, **changed: Any) -> None:
         """Read the next commit, of others too."""
         header = committed(version, *(inputs or [given("b", version - 1, version, p=p)]), p=p, **changed)
         self.uplink.settle(Commit(header, bytes(32)))
@@ -69,8 +70,8 @@ def close(a: F32, b: F32) -> bool:
 # --- what an update holds ---------------------------------------------------------------------------------------------
 
 
-def test_an_update_is_what_training_took_off_its_base():
-    async def body(w):
+def test_an_update_is_what_training_took_off_its_base() -> None:
+    async def body(w: Written) -> None:
         learner, change = Learner(w), np.ones(w.run.layout.fragments[0].size, np.float32)
         await learner.send(learner.capture(0, change))
         assert np.array_equal(learner.sent(0), change)
@@ -81,8 +82,8 @@ def test_an_update_is_what_training_took_off_its_base():
     Written(PLAIN, PACE).drive(body)
 
 
-def test_updates_are_created_and_never_written_over_anything():
-    async def body(w):
+def test_updates_are_created_and_never_written_over_anything() -> None:
+    async def body(w: Written) -> None:
         learner = Learner(w)
         for base in range(3):
             await learner.send(learner.capture(base, draw(w, base)))
@@ -95,8 +96,8 @@ def test_updates_are_created_and_never_written_over_anything():
 # --- error feedback ---------------------------------------------------------------------------------------------------
 
 
-def test_what_the_codec_dropped_of_a_merged_update_is_in_the_next_one():
-    async def body(w):
+def test_what_the_codec_dropped_of_a_merged_update_is_in_the_next_one() -> None:
+    async def body(w: Written) -> None:
         learner, first, second = Learner(w), draw(w, 1), draw(w, 2)
         await learner.send(learner.capture(0, first))
         sent = learner.sent(0)
@@ -113,8 +114,8 @@ def test_what_the_codec_dropped_of_a_merged_update_is_in_the_next_one():
     Written(LOSSY, PACE).drive(body)
 
 
-def test_two_updates_of_a_learner_in_one_round_carry_each_residual_once():
-    async def body(w):
+def test_two_updates_of_a_learner_in_one_round_carry_each_residual_once() -> None:
+    async def body(w: Written) -> None:
         learner, changes = Learner(w), [draw(w, seed) for seed in range(3)]
         await learner.send(learner.capture(0, changes[0]))
         total = learner.sent(0)
@@ -130,8 +131,8 @@ def test_two_updates_of_a_learner_in_one_round_carry_each_residual_once():
     Written(LOSSY, PACE).drive(body)
 
 
-def test_an_update_merged_at_the_last_moment_leaves_what_its_codec_dropped():
-    async def body(w):
+def test_an_update_merged_at_the_last_moment_leaves_what_its_codec_dropped() -> None:
+    async def body(w: Written) -> None:
         learner, change = Learner(w), draw(w, 1)
         await learner.send(learner.capture(0, change))
         sent, late = learner.sent(0), learner.input(0, 2)
@@ -142,8 +143,8 @@ def test_an_update_merged_at_the_last_moment_leaves_what_its_codec_dropped():
     Written(LOSSY, PACE).drive(body)
 
 
-def test_what_an_update_carried_comes_back_once_it_can_be_merged_no_more():
-    async def body(w):
+def test_what_an_update_carried_comes_back_once_it_can_be_merged_no_more() -> None:
+    async def body(w: Written) -> None:
         learner = Learner(w)
         await learner.send(learner.capture(0, draw(w, 1)))
         learner.settle(1, learner.input(0, 1))
@@ -158,10 +159,10 @@ def test_what_an_update_carried_comes_back_once_it_can_be_merged_no_more():
 
 
 @pytest.mark.parametrize(("life", "kept"), [(1, True), (2, False)])
-def test_what_another_life_of_ours_left_over_is_not_known_so_feedback_starts_anew(life, kept):
+def test_what_another_life_of_ours_left_over_is_not_known_so_feedback_starts_anew(life: int, kept: bool) -> None:
     """A twin's update was merged: what it held was to be fed back until now, and what it dropped only it knows."""
 
-    async def body(w):
+    async def body(w: Written) -> None:
         learner = Learner(w)
         learner.uplink.residuals[0] = draw(w, 1)
         learner.uplink.residual_of[0] = "an update of the life before"
@@ -176,8 +177,8 @@ def test_what_another_life_of_ours_left_over_is_not_known_so_feedback_starts_ane
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_a_base_is_open_for_as_many_versions_as_staleness_says(staleness):
-    async def body(w):
+def test_a_base_is_open_for_as_many_versions_as_staleness_says(staleness: int) -> None:
+    async def body(w: Written) -> None:
         learner = Learner(w)
         await learner.send(learner.capture(0, draw(w, 1)))
         account = learner.uplink.accounts[0]
@@ -192,8 +193,8 @@ def test_a_base_is_open_for_as_many_versions_as_staleness_says(staleness):
     Written(PLAIN, Pace(heartbeat_s=1.0, silence_s=3.0, staleness=staleness)).drive(body)
 
 
-def test_a_merged_update_settles_its_base_and_rejects_what_was_sent_on_older_ones():
-    async def body(w):
+def test_a_merged_update_settles_its_base_and_rejects_what_was_sent_on_older_ones() -> None:
+    async def body(w: Written) -> None:
         learner = Learner(w)
         for base, tokens in ((0, 30), (1, 70)):
             await learner.send(learner.capture(base, draw(w, base), tokens=tokens))
@@ -207,11 +208,11 @@ def test_a_merged_update_settles_its_base_and_rejects_what_was_sent_on_older_one
     Written(PLAIN, Pace(heartbeat_s=1.0, silence_s=3.0, staleness=2)).drive(body)
 
 
-def test_a_rejection_of_a_shorter_update_leaves_the_longer_one_on_its_base_open():
+def test_a_rejection_of_a_shorter_update_leaves_the_longer_one_on_its_base_open() -> None:
     def refusal(digest: bytes) -> Rejection:
         return Rejection(learner="a", base=0, reason=Reason.NON_FINITE, digest=digest, count=1, at=0.0)
 
-    async def body(w):
+    async def body(w: Written) -> None:
         learner = Learner(w)
         await learner.send(learner.capture(0, draw(w, 1), tokens=100))
         short = learner.uplink.attempts[0][0].digest
@@ -227,8 +228,8 @@ def test_a_rejection_of_a_shorter_update_leaves_the_longer_one_on_its_base_open(
 # --- saying it again --------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_answered_with_what_was_sent_for_it_unless_it_was_said_just_now():
-    async def body(w):
+def test_a_call_is_answered_with_what_was_sent_for_it_unless_it_was_said_just_now() -> None:
+    async def body(w: Written) -> None:
         learner = Learner(w)
         for base in (0, 1):
             await learner.send(learner.capture(base, draw(w, base)))
@@ -243,8 +244,8 @@ def test_a_call_is_answered_with_what_was_sent_for_it_unless_it_was_said_just_no
     Written(PLAIN, PACE).drive(body)
 
 
-def test_of_each_fragment_the_newest_unsettled_update_is_said_again():
-    async def body(w):
+def test_of_each_fragment_the_newest_unsettled_update_is_said_again() -> None:
+    async def body(w: Written) -> None:
         learner = Learner(w)
         await learner.send(*(learner.capture(base, draw(w, base)) for base in (0, 1)))
         await learner.send(learner.capture(0, draw(w, 5, 1), p=1))
@@ -261,8 +262,8 @@ def test_of_each_fragment_the_newest_unsettled_update_is_said_again():
 # --- the wire ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_upload_that_fails_leaves_the_first_one_as_what_was_sent():
-    async def body(w):
+def test_a_second_upload_that_fails_leaves_the_first_one_as_what_was_sent() -> None:
+    async def body(w: Written) -> None:
         learner = Learner(w)
         await learner.send(learner.capture(0, draw(w, 1), tokens=100, step=1))
         learner.told.clear()
@@ -275,8 +276,8 @@ def test_a_second_upload_that_fails_leaves_the_first_one_as_what_was_sent():
     Written(PLAIN, PACE).drive(body)
 
 
-def test_a_first_upload_that_fails_leaves_nothing_sent():
-    async def body(w):
+def test_a_first_upload_that_fails_leaves_nothing_sent() -> None:
+    async def body(w: Written) -> None:
         learner = Learner(w)
         w.store.answers = lambda operation, key: Unavailable("away") if operation == "create" else None
         await learner.send(learner.capture(0, draw(w, 2), tokens=300, step=3))
@@ -287,12 +288,12 @@ def test_a_first_upload_that_fails_leaves_nothing_sent():
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_no_more_bodies_are_on_the_wire_than_the_window_says_and_each_gets_its_turn(limit):
-    async def body(w):
+def test_no_more_bodies_are_on_the_wire_than_the_window_says_and_each_gets_its_turn(limit: int) -> None:
+    async def body(w: Written) -> None:
         learner, under_way, most = Learner(w), set(), []
         create = w.store.inner.create
 
-        async def slow(key, data):
+        async def slow(key: str, data: bytearray) -> bool:
             under_way.add(key)
             most.append(len(under_way))
             await asyncio.sleep(1.0)

@@ -33,7 +33,7 @@ class Link:
         self.limits.append(self.window.limit)
 
 
-def test_on_a_thin_link_bodies_go_one_after_another():
+def test_on_a_thin_link_bodies_go_one_after_another() -> None:
     link = Link(bytes_s=100.0)
     link.alone()
     for _ in range(30):
@@ -42,7 +42,7 @@ def test_on_a_thin_link_bodies_go_one_after_another():
     assert set(link.limits[-10:]) <= {1, 2}, "now and then a second one is tried"
 
 
-def test_where_round_trips_take_the_time_more_go_at_once():
+def test_where_round_trips_take_the_time_more_go_at_once() -> None:
     link = Link(bytes_s=1e9, round_trip_s=1.0)
     link.window.limit = 1
     for _ in range(30):
@@ -50,7 +50,7 @@ def test_where_round_trips_take_the_time_more_go_at_once():
     assert link.limits[-1] == LIMIT_MAX
 
 
-def test_what_was_too_much_is_tried_again_ever_more_seldom_but_for_ever():
+def test_what_was_too_much_is_tried_again_ever_more_seldom_but_for_ever() -> None:
     link = Link(bytes_s=100.0)
     link.alone()
     for _ in range(1000):
@@ -61,7 +61,7 @@ def test_what_was_too_much_is_tried_again_ever_more_seldom_but_for_ever():
     assert set(between) == {TRIES_MAX}
 
 
-def test_an_upload_that_came_to_nothing_says_nothing_of_the_link():
+def test_an_upload_that_came_to_nothing_says_nothing_of_the_link() -> None:
     window = Window()
     number = window.began(SIZE, 0.0)
     window.ended(number, 1.0, stored=True)
@@ -72,7 +72,7 @@ def test_an_upload_that_came_to_nothing_says_nothing_of_the_link():
     assert not window.full
 
 
-def test_bodies_that_came_in_beside_one_count_as_much_as_those_that_were_there():
+def test_bodies_that_came_in_beside_one_count_as_much_as_those_that_were_there() -> None:
     """The first of four was alone when it began; that it took four times as long is no queue of its own making."""
     window = Window()
     number = window.began(SIZE, 0.0)
@@ -83,7 +83,7 @@ def test_bodies_that_came_in_beside_one_count_as_much_as_those_that_were_there()
     del others
 
 
-def test_the_wire_is_free_when_the_first_of_those_on_it_is_through():
+def test_the_wire_is_free_when_the_first_of_those_on_it_is_through() -> None:
     window = Window()
     number = window.began(SIZE, 0.0)
     window.ended(number, 2.0, stored=True)
@@ -98,7 +98,9 @@ def test_the_wire_is_free_when_the_first_of_those_on_it_is_through():
     ("in_hand", "free_at", "wanted"),
     [(1, 0.0, True), (2, 105.0, True), (2, 105.1, False), (2, 200.0, False), (3, 0.0, False)],
 )
-def test_one_more_is_captured_than_fits_where_the_wire_is_free_before_the_next_step(in_hand, free_at, wanted):
+def test_one_more_is_captured_than_fits_where_the_wire_is_free_before_the_next_step(
+    in_hand: int, free_at: float, wanted: bool
+) -> None:
     window = Window()
     window.limit, window.free_at = 2, free_at
     assert window.room(in_hand, 100.0, 5.0) is wanted

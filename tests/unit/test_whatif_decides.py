@@ -1,6 +1,7 @@
 """Who would have been in: rounds told anew from what their commits recorded, under their own pace and under another."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,9 @@ from log_helpers import committed, given
 LOG = SimpleNamespace(run=SimpleNamespace(pace=Pace(quorum=1, grace=0.8), rules=Rules(sync_every=12)))
 
 
-def round_of(version: int, *seen: tuple[float, str, str], bases: dict[str, int] | None = None, **changed) -> Commit:
+def round_of(
+    version: int, *seen: tuple[float, str, str], bases: dict[str, int] | None = None, **changed: Any
+) -> Commit:
     """Return a commit of a round that saw this, in order: after how long, what, and who."""
     ins = [who for _, what, who in seen if what == "in"]
     header = committed(version, *(given(who, (bases or {}).get(who, version - 1), version) for who in ins))
@@ -35,7 +38,7 @@ def round_of(version: int, *seen: tuple[float, str, str], bases: dict[str, int] 
     return Commit(msgspec.structs.replace(header, waited=msgspec.structs.replace(header.waited, **waited)), bytes(32))
 
 
-def decided(*commits: Commit, pace: Pace | None = None, **changed) -> list[list[tuple[str, int]]]:
+def decided(*commits: Commit, pace: Pace | None = None, **changed: Any) -> list[list[tuple[str, int]]]:
     """Return the learner and base of each input, by round, under a pace with these changes."""
     log = LOG if pace is None else SimpleNamespace(run=SimpleNamespace(pace=pace, rules=Rules(sync_every=4)))
     return [[(i.learner, i.base) for i in inputs] for inputs in whatif.decide(log, commits, (), changed)]
@@ -44,11 +47,11 @@ def decided(*commits: Commit, pace: Pace | None = None, **changed) -> list[list[
 EVERYONE = [(0.1, "in", "a"), (1.0, "in", "b"), (1.5, "in", "c")]
 
 
-def test_under_the_recorded_pace_a_round_comes_out_as_it_did():
+def test_under_the_recorded_pace_a_round_comes_out_as_it_did() -> None:
     assert decided(round_of(1, *EVERYONE)) == [[("a", 0), ("b", 0), ("c", 0)]]
 
 
-def test_without_grace_the_first_one_is_merged_alone_and_the_others_join_the_next_round():
+def test_without_grace_the_first_one_is_merged_alone_and_the_others_join_the_next_round() -> None:
     rounds = [round_of(1, *EVERYONE), round_of(2, *EVERYONE), round_of(3, *EVERYONE)]
     assert decided(*rounds, grace=0.0) == [
         [("a", 0)],
@@ -57,29 +60,29 @@ def test_without_grace_the_first_one_is_merged_alone_and_the_others_join_the_nex
     ]
 
 
-def test_without_staleness_what_misses_its_round_is_lost():
+def test_without_staleness_what_misses_its_round_is_lost() -> None:
     rounds = [round_of(1, *EVERYONE), round_of(2, *EVERYONE)]
     assert decided(*rounds, grace=0.0, staleness=0) == [[("a", 0)], [("a", 1)]]
 
 
-def test_a_larger_quorum_waits_for_as_many():
+def test_a_larger_quorum_waits_for_as_many() -> None:
     rounds = [round_of(1, *EVERYONE[:2], closed_by="grace", waited_s=2.1)]
     assert decided(*rounds, grace=0.0, quorum=2) == [[("a", 0), ("b", 0)]]
     assert decided(*rounds, grace=0.0, quorum=1) == [[("a", 0)]]
 
 
-def test_what_came_in_before_anybody_noticed_that_grace_was_over_was_in():
+def test_what_came_in_before_anybody_noticed_that_grace_was_over_was_in() -> None:
     """The loop was busy: grace ended after 2.1 s, and was looked at after 2.5 s."""
     late = round_of(1, (0.1, "in", "a"), (2.3, "in", "b"), closed_by="grace", waited_s=2.5)
     assert decided(late) == [[("a", 0), ("b", 0)]]
 
 
-def test_whoever_fell_silent_on_the_way_was_waited_for_until_then():
+def test_whoever_fell_silent_on_the_way_was_waited_for_until_then() -> None:
     left = round_of(1, (0.1, "in", "a"), (0.5, "in", "b"), (0.6, "in", "d"), (0.7, "gone", "c"), expected=("a", "b"))
     assert decided(left) == [[("a", 0), ("b", 0), ("d", 0)]]
 
 
-def test_quorum_is_counted_from_the_step_boundary_that_opened_the_round():
+def test_quorum_is_counted_from_the_step_boundary_that_opened_the_round() -> None:
     """What passed before it was opened comes out of the slack that grace is a share of."""
     pace = Pace(quorum=1, grace=0.5, overlap=4.0)
     opened = {"boundary_s": 1.0, "quorum_s": 1.1, "grace_s": 1.2, "cap_s": 10.0, "closed_by": "grace", "waited_s": 1.3}
@@ -89,7 +92,7 @@ def test_quorum_is_counted_from_the_step_boundary_that_opened_the_round():
     assert decided(one, pace=pace, grace=0.25) == [[("a", 0)]]
 
 
-def test_a_commit_that_heals_had_no_round():
+def test_a_commit_that_heals_had_no_round() -> None:
     wound = Healed(source=1, broken_at=1, key="k", why="")
     healing = Commit(committed(2, healed=wound), bytes(32))
     assert decided(round_of(1, *EVERYONE), healing, round_of(3, *EVERYONE), grace=0.0) == [
@@ -100,7 +103,7 @@ def test_a_commit_that_heals_had_no_round():
 
 
 @pytest.mark.parametrize("changed", [{}, {"grace": 0.0}, {"quorum": 3}])
-def test_every_round_of_a_log_is_decided(changed):
+def test_every_round_of_a_log_is_decided(changed: Any) -> None:
     rounds = [round_of(version, *EVERYONE) for version in range(1, 20)]
     found = decided(*rounds, **changed)
     assert len(found) == 19

@@ -4,6 +4,9 @@ import logging
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,12 +43,12 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
-def test_names_are_those_of_the_module_itself(wrap):
+def test_names_are_those_of_the_module_itself(wrap: Callable[..., Any]) -> None:
     model = torch_model.unwrapped(wrap())
     assert names(model) == names(net())
 
 
-def test_what_is_written_is_seen_through_the_wrapper():
+def test_what_is_written_is_seen_through_the_wrapper() -> None:
     inner = net()
     wrapped = torch.compile(inner)
     model = torch_model.unwrapped(wrapped)
@@ -55,7 +58,7 @@ def test_what_is_written_is_seen_through_the_wrapper():
 
 
 @pytest.fixture
-def process_group():
+def process_group() -> Iterator[None]:
     """One process that is a group."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -65,7 +68,7 @@ def process_group():
     torch.distributed.destroy_process_group()
 
 
-def test_data_parallel_of_one_process_is_unwrapped(process_group):
+def test_data_parallel_of_one_process_is_unwrapped(process_group: Any) -> None:
     model = nn.parallel.DistributedDataParallel(net())
     assert names(torch_model.unwrapped(model)) == names(net())
 
@@ -82,7 +85,7 @@ except Exception as error:
 """
 
 
-def test_data_parallel_of_several_processes_is_refused_with_what_to_write(tmp_path):
+def test_data_parallel_of_several_processes_is_refused_with_what_to_write(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen([sys.executable, "-c", RANK, tmp_path / "meet", str(rank)], stdout=subprocess.PIPE, text=True)
         for rank in range(2)
@@ -92,7 +95,7 @@ def test_data_parallel_of_several_processes_is_refused_with_what_to_write(tmp_pa
         assert "isthmus.join(run, model.module, optimizer, learner=" in said
 
 
-def test_a_sharded_model_is_refused(process_group):
+def test_a_sharded_model_is_refused(process_group: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     model = net()
@@ -101,7 +104,7 @@ def test_a_sharded_model_is_refused(process_group):
         torch_model.unwrapped(model)
 
 
-def test_an_optimizer_over_a_part_of_the_model_is_told(caplog):
+def test_an_optimizer_over_a_part_of_the_model_is_told(caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     torch_model.check_optimizer(model, torch.optim.SGD(model.parameters(), lr=1.0))
     assert not caplog.records
