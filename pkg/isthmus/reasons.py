@@ -28,7 +28,7 @@ class Reason(StrEnum):
     UNKNOWN_BASE = "unknown-base"  # its base does not exist (yet)
 
 
-HARMLESS = frozenset({Reason.BASE_MERGED, Reason.SUPERSEDED, Reason.OVERTAKEN, Reason.DUPLICATE})
+HARMLESS = frozenset({Reason.SUPERSEDED, Reason.DUPLICATE})
 """Happens in every healthy run, and nothing is lost by it: the same work has come another way."""
 
 FINAL = frozenset(

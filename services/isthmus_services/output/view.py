@@ -1,6 +1,6 @@
 """How a run looks on a terminal: the tables of `status`, of `status --watch` and of the demo."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -49,8 +49,22 @@ _LEARNERS = (
 
 def learners(status: Status, width: int, hint: str = OR_JSON) -> Group:
     """Return a row per learner: how far it is, where its tokens went, what it moved, what it waits for."""
-    rows = [_learner(status, view) for view in sorted(status.hearing.learners.values(), key=lambda v: v.name)]
-    return fitted("learners", _LEARNERS, rows, width, hint)
+    views = sorted(status.hearing.learners.values(), key=lambda v: v.name)
+    table = fitted("learners", _LEARNERS, [_learner(status, view) for view in views], width, hint)
+    if kept := unsent(views):
+        said = f"done, and what is pending of it stays out of the model (steps after its last update): {kept}"
+        table.renderables.append(Text(said, style="dim"))
+    return table
+
+
+def unsent(views: Sequence[LearnerView]) -> str:
+    """Return which learners are done with work that no round waits for, and which share of theirs it is."""
+    shares = [
+        (view.name, view.heartbeat.ledger.pending / max(view.heartbeat.ledger.processed, 1.0))
+        for view in views
+        if view.left is not None and view.left.done and view.heartbeat is not None
+    ]
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares if share)
 
 
 def _learner(status: Status, view: LearnerView) -> list[str]:
