@@ -36,6 +36,15 @@ class Adoption(StrEnum):
     CARRY = "carry"  # done again on top of it
 
 
+class CodecName(StrEnum):
+    """How a difference travels: `isthmus.codecs` has one for each."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 Name = TypeVar("Name", bound=StrEnum)
 
 
@@ -68,9 +77,9 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """The same for embeddings; the paper merges them by plain averaging."""
     outer_lr: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.4
     outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.8
-    codec_up: str = "int4"
+    codec_up: str = CodecName.INT4.value
     """How a learner's update travels."""
-    codec_down: str = "int4"
+    codec_down: str = CodecName.INT4.value
     """How a new global version travels."""
     error_feedback: bool = True
     """Whether a learner adds what the codec dropped from its last merged update to the next one."""
@@ -96,13 +105,11 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def check(self) -> "Rules":
         """Return self. Raises `InputError` for a name that does not exist or a number out of range."""
-        from isthmus.codecs import codec
-
         _validate(self)
         for name in (self.merge, self.merge_embeddings):
             named(MergeRule, name, "merge")
-        codec(self.codec_up)
-        codec(self.codec_down)
+        for name in (self.codec_up, self.codec_down):
+            named(CodecName, name, "codec")
         return self
 
 

@@ -98,8 +98,7 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
     flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if flag is None:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    near = difflib.get_close_matches(flag, parser._option_string_actions, 1)
-    parser.error(f"there is no flag {flag}" + (f": did you mean {near[0]}?" if near else ""))
+    parser.error(f"there is no flag {flag}{resolve.did_you_mean(flag, parser._option_string_actions)}")
 
 
 def _run(command: declared.Command, arguments: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from isthmus.errors import InputError
+from isthmus.forecast.island import LATENCY_MAX_S
 
 DATA_PARALLEL, DILOCO, STREAMING, DECOUPLED = "data-parallel", "diloco", "streaming", "decoupled"
 METHODS = (DATA_PARALLEL, DILOCO, STREAMING, DECOUPLED)
@@ -29,9 +30,6 @@ FORWARD = 1.0 / 3.0
 
 PARAMS_MAX = 1e14
 """A hundred times the largest models there are."""
-
-LATENCY_MAX_S = 10.0
-"""One way; more is most likely a number of milliseconds."""
 
 FASTEST = 1e9
 """Gbit/s beyond which no link is looked for."""

@@ -14,7 +14,8 @@ from isthmus.errors import InputError
 from isthmus.forecast import bandwidth
 from isthmus.forecast.bandwidth import DATA_PARALLEL, OnTheWire, Setup
 from isthmus.forecast.goodput import Cluster, fits, young
-from isthmus.forecast.outcome import DAY_S, Island, Prices, goodput_of
+from isthmus.forecast.island import Island
+from isthmus.forecast.outcome import DAY_S, Prices, goodput_of
 from isthmus.forecast.planner import Plan
 
 ONE_PLACE, ACROSS, DECOUPLED = "data parallel in one place", "data parallel across the links", "decoupled"

@@ -6,7 +6,7 @@ their way overwrite, cost in loss is the lab's (`learning`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.errors import InputError
 from isthmus.forecast import learning, traffic
-from isthmus.forecast.bandwidth import LATENCY_MAX_S
+from isthmus.forecast.island import Island
 from isthmus.forecast.speeds import Speeds
 from isthmus.rules import Pace, Rules
 
@@ -56,57 +56,6 @@ WORD_LATENCIES = 2.0
 
 KEPT_VERSIONS = 64
 """What `isthmus gc` keeps of every fragment unless told otherwise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Island:
-    """Learners that are alike."""
-
-    name: str
-    count: int = 1
-    step_s: float = 1.0
-    """Seconds of an optimizer step."""
-    up_gbit_s: float = 1.0
-    down_gbit_s: float = 1.0
-    latency_s: float = 0.05
-    """One way to the store."""
-    region: str = ""
-    """Where it is; traffic from the store's region to another is paid for."""
-    mtbf_hours: float = math.inf
-    """Mean time between two failures of one learner."""
-    restart_s: float = 60.0
-    """From a failure to the first step afterwards."""
-    gpus: int = 8
-    """Of one learner."""
-
-    def check(self) -> "Island":
-        """Return self. Raises `InputError` that names learner and parameter, and what was probably meant."""
-        positive = ("count", "step_s", "up_gbit_s", "down_gbit_s", "mtbf_hours", "gpus")
-        for name, value in vars(self).items():
-            if isinstance(value, str):
-                continue
-            endless = math.isinf(value) and name != "mtbf_hours"
-            if math.isnan(value) or endless or (value <= 0 if name in positive else value < 0):
-                bound = "finite and more than 0" if name in positive else "finite and at least 0"
-                raise InputError(f"learner {self.name}: {name} must be {bound}, not {value:g}")
-            low, high, hint = BELIEVED.get(name, (-math.inf, math.inf, ""))
-            if not low <= value <= high and not math.isinf(value):
-                side = f"at most {high:g}" if value > high else f"at least {low:g}"
-                raise InputError(f"learner {self.name}: {name} {value:g} cannot be ({side}): {hint}")
-        return self
-
-
-BELIEVED: Mapping[str, tuple[float, float, str]] = {
-    "latency_s": (0.0, LATENCY_MAX_S, "it is in seconds, one way; 50 ms are 0.05"),
-    "step_s": (1e-4, 86400.0, "it is in seconds; 300 ms are 0.3"),
-    "up_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
-    "down_gbit_s": (1e-6, 1e5, "it is in Gbit/s; 100 Mbit/s are 0.1"),
-    "mtbf_hours": (1e-3, 1e7, "it is in hours, of one learner; leave it out where nothing fails"),
-    "restart_s": (0.0, 30 * 86400.0, "it is in seconds"),
-    "count": (1, 100_000, "learners, not chips; a learner has many"),
-    "gpus": (1, 10_000_000, "of one learner"),
-}
-"""Between what a number is believed, and what is said of one that is not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from isthmus.errors import InputError
 from isthmus.forecast import learning, traffic
 from isthmus.forecast.bandwidth import PARAMS_MAX
+from isthmus.forecast.island import Island
 from isthmus.forecast.outcome import (
     CHECKPOINT_BYTES,
     CHECKPOINT_SHARE,
     HEADROOM,
     PUT_MAX,
     Forecast,
-    Island,
     Outcome,
     Prices,
     outcome,

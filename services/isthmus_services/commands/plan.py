@@ -16,7 +16,8 @@ from rich.table import Table
 from isthmus.errors import InputError
 from isthmus.forecast import speeds
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
-from isthmus.forecast.outcome import Island, Prices
+from isthmus.forecast.island import Island
+from isthmus.forecast.outcome import Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.runtime import single_threaded
 from isthmus_services.output.report import stdout, write_json

@@ -4,11 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated
 
-from isthmus.codecs import CODECS
 from isthmus.forecast.goodput import REJOINS, Cluster
-from isthmus.forecast.outcome import Island
+from isthmus.forecast.island import Island
 from isthmus.lab.experiments import EXPERIMENTS
-from isthmus.rules import Adoption
+from isthmus.rules import Adoption, CodecName
 from isthmus_services.settings.resolve import fields, setting
 from isthmus_services.settings.shared import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 
@@ -415,10 +414,10 @@ class Plan(Reported):
     fragments: Annotated[int | None, setting("do not choose P", metavar="P", ge=1, flag_only=True)] = None
     sync_every: Annotated[int | None, setting("do not choose H", metavar="H", ge=1, flag_only=True)] = None
     codec: Annotated[
-        str | None, setting("do not choose the codec of updates", choices=tuple(CODECS), flag_only=True)
+        str | None, setting("do not choose the codec of updates", choices=tuple(CodecName), flag_only=True)
     ] = None
     codec_down: Annotated[
-        str | None, setting("do not choose the codec of versions", choices=tuple(CODECS), flag_only=True)
+        str | None, setting("do not choose the codec of versions", choices=tuple(CodecName), flag_only=True)
     ] = None
 
 

@@ -12,7 +12,7 @@ import socket
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,13 +52,13 @@ def setting(
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
-    within: tuple[type[Rules] | type[Pace], str] | None = None,
+    within: type[Rules] | type[Pace] | None = None,
 ) -> msgspec.Meta:
     """Describe a field: `Annotated[float, setting("seconds between checkpoints", metavar="S", gt=0)]`.
 
     `flag_only`: for what is asked for once (`--apply`) and must not linger in an environment. `secret`: never shown,
-    and taken from the environment or the file only, since everybody on a machine can read a command line. `within`: a
-    field of rules or pace, whose bounds are this one's.
+    and taken from the environment or the file only, since everybody on a machine can read a command line. `within`:
+    whose field of the same name has the bounds.
     """
     extra: dict[str, Any] = {
         "name": name,
@@ -68,8 +68,9 @@ def setting(
         "positional": positional,
         "flag_only": flag_only,
         "secret": secret,
+        "within": within,
     }
-    limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le} if within is None else bounds(*within)
+    limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
     return msgspec.Meta(description=description, extra=extra, **limits)
 
 
@@ -156,6 +157,9 @@ def fields(cls: type) -> list[Setting]:
         kind, meta = typing.get_args(hints[field.name])[:2]
         more = dict(meta.extra)
         name = more.pop("name") or field.name
+        if (within := more.pop("within")) is not None:
+            limits: dict[str, Any] = bounds(within, field.name)
+            meta = msgspec.Meta(description=meta.description, **limits)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         owner = next(c for c in reversed(cls.__mro__) if field.name in getattr(c, "__annotations__", {}))
         # What is given is never None; that is what a default may be.
@@ -277,8 +281,13 @@ def show(
 def said_of(stray: str, resolved: Resolved[Any]) -> str:
     """Return the warning about a variable that no command reads."""
     names = [s.variable for s in fields(type(resolved.values)) if not s.flag_only]
-    near = difflib.get_close_matches(stray, names, 1)
-    return f"{stray} is not a setting of any command" + (f": did you mean {near[0]}?" if near else "")
+    return f"{stray} is not a setting of any command{did_you_mean(stray, names)}"
+
+
+def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
+    """Return ": did you mean …?" where a name comes near enough, else nothing."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f": did you mean {form.format(near[0])}?" if near else ""
 
 
 def host_name(name: str) -> str:
@@ -388,14 +397,12 @@ def _read(path: Path, everything: Mapping[str, set[str]]) -> dict[str, Any]:
             if isinstance(value, dict):
                 if inner not in everything and inner not in families:
                     tables = [name.replace(" ", ".") for name in (*everything, *families)]
-                    near = difflib.get_close_matches(inner.replace(" ", "."), tables, 1)
-                    hint = f": did you mean [{near[0]}]?" if near else ""
-                    raise InputError(f"--config {path}: there is no command [{inner.replace(' ', '.')}]{hint}")
+                    missing = inner.replace(" ", ".")
+                    hint = did_you_mean(missing, tables, "[{}]")
+                    raise InputError(f"--config {path}: there is no command [{missing}]{hint}")
                 check(value, everything.get(inner, set()), inner)
             elif name not in allowed:
-                near = difflib.get_close_matches(name, allowed, 1)
-                hint = f": did you mean {near[0]}?" if near else ""
-                raise InputError(f"--config {path}: unknown setting {name}{hint}")
+                raise InputError(f"--config {path}: unknown setting {name}{did_you_mean(name, allowed)}")
 
     check(read, shared, "")
     return read

@@ -15,9 +15,8 @@ from urllib.parse import quote
 import msgspec
 
 from isthmus.bus import default_bus
-from isthmus.codecs import CODECS
 from isthmus.errors import InputError
-from isthmus.rules import LONG_STEPS, MergeRule, Pace, Rules, outer_for
+from isthmus.rules import LONG_STEPS, CodecName, MergeRule, Pace, Rules, outer_for
 from isthmus.urls import split
 from isthmus_services.settings.resolve import setting
 
@@ -100,19 +99,13 @@ def _by_period(which: int) -> str:
 class ArithmeticOfRun:
     """Arithmetic of the run (fixed once it is created)."""
 
-    fragments: Annotated[int, setting("fragments of the model (12)", metavar="P", within=(Rules, "fragments"))] = 12
-    sync_every: Annotated[
-        int, setting("steps between uploads of one (12)", metavar="H", within=(Rules, "sync_every"))
-    ] = 12
+    fragments: Annotated[int, setting("fragments of the model (12)", metavar="P", within=Rules)] = 12
+    sync_every: Annotated[int, setting("steps between uploads of one (12)", metavar="H", within=Rules)] = 12
     merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=tuple(MergeRule))] = "rda"
-    codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CODECS))] = "int4"
-    codec_down: Annotated[str, setting("codec of new versions (int4)", choices=tuple(CODECS))] = "int4"
-    outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})", within=(Rules, "outer_lr"))] = (
-        None
-    )
-    outer_momentum: Annotated[
-        float | None, setting(f"outer Nesterov momentum ({_by_period(1)})", within=(Rules, "outer_momentum"))
-    ] = None
+    codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CodecName))] = "int4"
+    codec_down: Annotated[str, setting("codec of new versions (int4)", choices=tuple(CodecName))] = "int4"
+    outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None
+    outer_momentum: Annotated[float | None, setting(f"outer Nesterov momentum ({_by_period(1)})", within=Rules)] = None
 
 
 _PACE = Pace()
@@ -124,36 +117,34 @@ class PaceOfRun:
 
     quorum: Annotated[
         int | None,
-        setting(
-            f"learners a round waits for before grace starts ({_PACE.quorum})", metavar="K", within=(Pace, "quorum")
-        ),
+        setting(f"learners a round waits for before grace starts ({_PACE.quorum})", metavar="K", within=Pace),
     ] = None
     overlap: Annotated[
         float | None,
-        setting(f"steps a fragment may be under way ({_PACE.overlap:g})", metavar="TAU", within=(Pace, "overlap")),
+        setting(f"steps a fragment may be under way ({_PACE.overlap:g})", metavar="TAU", within=Pace),
     ] = None
     grace: Annotated[
         float | None,
         setting(
             f"share of the slack spent waiting for more learners ({_PACE.grace:g})",
             metavar="GAMMA",
-            within=(Pace, "grace"),
+            within=Pace,
         ),
     ] = None
     staleness: Annotated[
-        int | None, setting(f"versions old a base may be ({_PACE.staleness})", metavar="N", within=(Pace, "staleness"))
+        int | None, setting(f"versions old a base may be ({_PACE.staleness})", metavar="N", within=Pace)
     ] = None
     lead: Annotated[
         float | None,
         setting(
             "steps past the overlap after which a learner waits for a version (it never does)",
             metavar="STEPS",
-            within=(Pace, "lead"),
+            within=Pace,
         ),
     ] = None
     snapshot_every: Annotated[
         int | None,
-        setting(f"versions between full states ({_PACE.snapshot_every})", metavar="S", within=(Pace, "snapshot_every")),
+        setting(f"versions between full states ({_PACE.snapshot_every})", metavar="S", within=Pace),
     ] = None
     heartbeat_s: Annotated[
         float | None,
@@ -161,7 +152,7 @@ class PaceOfRun:
             f"seconds between signs of life ({_PACE.heartbeat_s:g})",
             name="heartbeat",
             metavar="S",
-            within=(Pace, "heartbeat_s"),
+            within=Pace,
         ),
     ] = None
     silence_s: Annotated[
@@ -170,7 +161,7 @@ class PaceOfRun:
             f"seconds after which a silent learner is not waited for ({_PACE.silence_s:g})",
             name="silence",
             metavar="S",
-            within=(Pace, "silence_s"),
+            within=Pace,
         ),
     ] = None
 
