@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from xdist.remote import Producer
@@ -28,7 +27,7 @@ GROUPS = {
 }
 
 
-class Grouped(LoadScopeScheduling):
+class Grouped(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """What is in no group goes to whichever worker is free. (xdist's own groups are lost on pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -85,7 +84,7 @@ def moto() -> Iterator[Server]:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], None]:
     """Point the AWS environment at a server."""
 
     def point(server: Server) -> None:

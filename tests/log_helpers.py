@@ -4,11 +4,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import replace
+
 from isthmus.errors import ObjectMissing
 from isthmus.log import Commit
 from isthmus.records import frame
 from isthmus.records.keys import commit_key, update_key
 from isthmus.records.objects import CommitHeader, Input, Late, Outer, Rejection, UpdateHeader, Waited
+from isthmus.rules import MergeRule
 from isthmus.store import Entry
 
 RUN = bytes(range(32))
@@ -16,7 +19,7 @@ CREATED_AT = 1.8e9
 ROUND_S = 10.0
 """A version every so often, the first one this long after the run was created."""
 
-OUTER = Outer(merge="rda", learning_rate=0.4, momentum=0.8)
+OUTER = Outer(merge=MergeRule.RDA, learning_rate=0.4, momentum=0.8)
 
 
 def digest_of(name: str) -> bytes:
@@ -30,25 +33,25 @@ def opened_at(version: int) -> float:
 def given(learner: str, base: int, version: int, name: str = "", p: int = 0, **changed: Any) -> Input:
     """Return an input of this version: trained for 5 s, taken 1 s before the round opened, accumulated 3 s after."""
     digest, at = digest_of(name or f"{learner}/{base}"), opened_at(version)
-    fields = {
-        "key": update_key(p, learner, base, digest),
-        "digest": digest,
-        "learner": learner,
-        "incarnation": 1,
-        "base": base,
-        "steps": 12,
-        "tokens": 1200,
-        "step": 12 * (base + 1),
-        "tokens_seen": 1200 * (base + 1),
-        "bytes": 1000,
-        "train_s": 5.0,
-        "taken_at": at - 1.0,
-        "heard_at": at + 1.0,
-        "fetched_at": at + 2.0,
-        "arrived_at": at + 3.0,
-        "weight": 1.0,
-    }
-    return Input(**fields | changed)
+    plausible = Input(
+        key=update_key(p, learner, base, digest),
+        digest=digest,
+        learner=learner,
+        incarnation=1,
+        base=base,
+        steps=12,
+        tokens=1200,
+        step=12 * (base + 1),
+        tokens_seen=1200 * (base + 1),
+        bytes=1000,
+        train_s=5.0,
+        taken_at=at - 1.0,
+        heard_at=at + 1.0,
+        fetched_at=at + 2.0,
+        arrived_at=at + 3.0,
+        weight=1.0,
+    )
+    return replace(plausible, **changed)
 
 
 def late(learner: str, base: int, version: int, name: str = "") -> Late:
@@ -89,31 +92,31 @@ def committed(version: int, *inputs: Input, p: int = 0, **changed: Any) -> Commi
         publish_s=0.5,
         overlap_steps=2.0,
     )
-    fields = {
-        "schema": 1,
-        "run": RUN,
-        "previous": bytes(32),
-        "arithmetic": 1,
-        "fragment": p,
-        "version": version,
-        "inputs": inputs,
-        "late": (),
-        "dense": OUTER,
-        "embedding": OUTER,
-        "codec_down": "int4",
-        "cancelled": 0,
-        "value_key": f"values/{p:05d}/{version:012d}-{'0' * 16}",
-        "value_digest": bytes(32),
-        "published_digest": bytes(32),
-        "state_digest": bytes(32),
-        "rejected": (),
-        "rejected_total": {},
-        "waited": waited,
-        "writer": "s1",
-        "attempt": "0",
-        "written_at": at + 5.0,
-    }
-    return CommitHeader(**fields | changed)
+    plausible = CommitHeader(
+        schema=1,
+        run=RUN,
+        previous=bytes(32),
+        arithmetic=1,
+        fragment=p,
+        version=version,
+        inputs=inputs,
+        late=(),
+        dense=OUTER,
+        embedding=OUTER,
+        codec_down="int4",
+        cancelled=0,
+        value_key=f"values/{p:05d}/{version:012d}-{'0' * 16}",
+        value_digest=bytes(32),
+        published_digest=bytes(32),
+        state_digest=bytes(32),
+        rejected=(),
+        rejected_total={},
+        waited=waited,
+        writer="s1",
+        attempt="0",
+        written_at=at + 5.0,
+    )
+    return replace(plausible, **changed)
 
 
 @dataclass

@@ -1,9 +1,10 @@
 """The rounds of one fragment told as a story: who is there, what happens when, and what came of it."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from isthmus.records.objects import CommitHeader
-from isthmus.rounds.events import Announced, Appended, Arrived, CallRound, CaughtUp, Fetch, Merge, Pointer
+from isthmus.rounds.events import Action, Announced, Appended, Arrived, CaughtUp, Fetch, Pointer
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
 from isthmus.rules import Pace
@@ -46,19 +47,19 @@ class Story:
             heard_at=self.now,
         )
 
-    def announce(self, learner: str, base: int = 0, **options: Any) -> Any:
+    def announce(self, learner: str, base: int = 0, **options: Any) -> list[Action]:
         """Announce an update; return what is to be done."""
         return self.rounds.on(Announced(self.pointer(learner, base, **options)), self.now)
 
-    def arrive(self, actions: Any) -> list[Merge]:
+    def arrive(self, actions: Iterable[Action]) -> list[Action]:
         """Let every fetch asked for succeed; return what came of it."""
-        following = []
+        following: list[Action] = []
         for action in actions:
             if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
                 following += self.rounds.on(Arrived(action.pointer), self.now)
         return following
 
-    def commit(self, *learners: str, base: int | None = None, **changed: Any) -> list[CallRound | Fetch]:
+    def commit(self, *learners: str, base: int | None = None, **changed: Any) -> list[Action]:
         """Take the next commit of the log, which merges what these have sent on a base, the head by default."""
         version = self.rounds.head + 1
         self.rounds.on(Appended(merged(version, *learners, base=base, **changed)), self.now)

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from isthmus.bus import Bus, default_bus, open_bus
 from isthmus.kernels import F32
-from isthmus.layout import Layout, Spec
+from isthmus.layout import Layout, Spec, TensorClass
 from isthmus.learner import LearnerAgent
 from isthmus.log import Log, fold, merge
 from isthmus.log.commits import Commit
@@ -19,12 +20,12 @@ from isthmus.log.run import Run, Seed, create_run
 from isthmus.records.frame import Blob
 from isthmus.rules import Pace, Rules
 from isthmus.runtime import Runtime, single_threaded
-from isthmus.store import RUNNING, EdgeStore, Patience, open_store
+from isthmus.store import RUNNING, EdgeStore, Layer, Patience, Store, open_store
 from isthmus.syncer import Syncer
 from isthmus.syncer.shards import Shards
 
-SPECS = [Spec("embed", (40, 8), "float32", "embedding")] + [
-    Spec(f"layer{i}", (20 + i, 9), "float32", "dense") for i in range(7)
+SPECS = [Spec("embed", (40, 8), "float32", TensorClass.EMBEDDING)] + [
+    Spec(f"layer{i}", (20 + i, 9), "float32", TensorClass.DENSE) for i in range(7)
 ]
 QUICK = Pace(heartbeat_s=0.2, silence_s=0.8)
 
@@ -70,9 +71,9 @@ class World:
         """A log of its own for each caller, as processes have."""
         return Log(self.run, self.store, self.runtime)
 
-    def through(self, wrap: Callable[[EdgeStore], object], patience: Patience = RUNNING) -> "World":
+    def through(self, wrap: Callable[[EdgeStore], Store], patience: Patience = RUNNING) -> "World":
         """Return the same world behind a store that is wrapped: slow, faulty, asleep."""
-        return replace(self, store=EdgeStore(wrap(self.store), self.runtime, patience))  # type: ignore[arg-type]
+        return replace(self, store=EdgeStore(wrap(self.store), self.runtime, patience))
 
     def syncer(self, name: str = "s1", pace: Pace | None = None, *, deaf: bool = False) -> Syncer:
         """Return a syncer that is not started. A deaf one hears of no other: it believes it holds everything."""
@@ -80,26 +81,24 @@ class World:
         shards = _Deaf(name, pace or self.run.pace, fragments, self.runtime.now()) if deaf else None
         return Syncer(self.log, self.store, self.bus, self.runtime, name, pace, shards)
 
-    def learner(self, name: str, **options: object) -> LearnerAgent:
+    def learner(self, name: str, **options: Any) -> LearnerAgent:
         """Return a learner's agent that has not joined."""
-        return LearnerAgent(self.log, self.store, self.bus, self.runtime, name, **options)  # type: ignore[arg-type]
+        return LearnerAgent(self.log, self.store, self.bus, self.runtime, name, **options)
 
 
-class Sleepy:
+class Sleepy(Layer):
     """A store whose creates below a prefix fall asleep on the way, until they are woken."""
 
-    def __init__(self, inner: EdgeStore, prefix: str, asleep: asyncio.Event, wake: asyncio.Event) -> None:
-        self.inner, self.prefix, self.asleep, self.wake, self.url = inner, prefix, asleep, wake, inner.url
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
+    def __init__(self, inner: Store, prefix: str, asleep: asyncio.Event, wake: asyncio.Event) -> None:
+        super().__init__(inner)
+        self.prefix, self.asleep, self.wake = prefix, asleep, wake
 
     async def create(self, key: str, data: Blob) -> bool:
         """Create it once awake."""
         if key.startswith(self.prefix) and not self.wake.is_set():
             self.asleep.set()
             await self.wake.wait()
-        return await self.inner.create(key, data)
+        return await super().create(key, data)
 
 
 @asynccontextmanager
@@ -160,7 +159,7 @@ async def train(
     return replica
 
 
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+async def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Wait for a condition. Raises `AssertionError` that says what never came."""
     end = time.monotonic() + timeout_s
     while not condition():
@@ -186,6 +185,20 @@ def balanced(agent: LearnerAgent) -> None:
 async def head(w: World, fragment: int) -> fold.At[merge.State]:
     """Return the fragment at the end of its log."""
     return await fold.fold(w.log, fragment, fold.Merging(w.log))
+
+
+async def newest_commit(w: World, fragment: int) -> Commit:
+    """Return the newest commit of a fragment that has one."""
+    commit = await w.log.newest(fragment)
+    assert commit is not None
+    return commit
+
+
+async def commit_of(w: World, fragment: int, version: int) -> Commit:
+    """Return a commit that is there."""
+    commit = await w.log.commit(fragment, version)
+    assert commit is not None
+    return commit
 
 
 async def all_commits(log: Log) -> dict[int, list[Commit]]:

@@ -3,27 +3,31 @@
 Everything happens in virtual time, on one store that remembers what it was asked for.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from isthmus.codecs import as_bytes, codec, pack, packed_size
+from isthmus.kernels import F32
 from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, State
 from isthmus.log.updates import open_update
 from isthmus.records import frame
-from isthmus.records.frame import Kind
+from isthmus.records.frame import Blob, Kind
 from isthmus.records.keys import commit_key, snapshot_key, update_key, value_key
-from isthmus.records.objects import CommitHeader, Input, UpdateHeader
+from isthmus.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
+from isthmus.store import Entry, Store
 from log_helpers import committed, given
 from tests_helpers import QUICK, seed_of
+
+T = TypeVar("T")
 
 ONE_WAY_S = 0.01
 """What a request takes to the store, and its answer back."""
@@ -32,25 +36,40 @@ ONE_WAY_S = 0.01
 class Asked:
     """A store that remembers what it was asked for, and can be told to answer otherwise."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Store) -> None:
         self.inner, self.url = inner, inner.url
         self.requests: list[tuple[str, str]] = []
         """Operation and key, in order."""
         self.answers: Callable[[str, str], BaseException | None] = lambda operation, key: None
         """What a request is answered with instead, or None."""
 
-    def __getattr__(self, operation: str) -> Callable[..., Awaitable[Any]]:
-        async def call(key: str, *args: Any) -> Any:
-            self.requests.append((operation, key))
-            if (error := self.answers(operation, key)) is not None:
-                raise error
-            return await getattr(self.inner, operation)(key, *args)
-
-        return call
-
     def of(self, operation: str, prefix: str = "") -> list[str]:
         """Return the keys below a prefix that an operation was asked for."""
         return [key for asked, key in self.requests if asked == operation and key.startswith(prefix)]
+
+    async def get(self, key: str) -> bytearray:
+        return await self._asked("get", key, lambda: self.inner.get(key))
+
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        return await self._asked("get_range", key, lambda: self.inner.get_range(key, start, stop))
+
+    async def put(self, key: str, data: Blob) -> None:
+        await self._asked("put", key, lambda: self.inner.put(key, data))
+
+    async def create(self, key: str, data: Blob) -> bool:
+        return await self._asked("create", key, lambda: self.inner.create(key, data))
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        return await self._asked("list", prefix, lambda: self.inner.list(prefix))
+
+    async def delete(self, key: str) -> None:
+        await self._asked("delete", key, lambda: self.inner.delete(key))
+
+    async def _asked(self, operation: str, key: str, send: Callable[[], Awaitable[T]]) -> T:
+        self.requests.append((operation, key))
+        if (error := self.answers(operation, key)) is not None:
+            raise error
+        return await send()
 
 
 @dataclass
@@ -70,57 +89,58 @@ class Written:
         self.states: list[State] = []
         self.commits: list[list[Commit]] = []
 
-    def drive(self, body: Callable[["Written"], Awaitable[Any]]) -> Any:
+    def drive(self, body: Callable[["Written"], Awaitable[T]]) -> T:
         """Create the run, then do this, in virtual time."""
 
-        async def go() -> Any:
+        async def go() -> T:
             self.run = await self.world.create(seed_of(self.rules, self.pace, **self.options))
             self.log = Log(self.run, self.store, self.runtime)
             for fragment in self.run.layout.fragments:
                 key = snapshot_key(fragment.index, 0, self.run.header.snapshots[fragment.index])
-                header, payload = frame.parse(self.world.objects.get(key), Kind.SNAPSHOT, merge.SnapshotHeader)
+                header, payload = frame.parse(self.world.objects.get(key), Kind.SNAPSHOT, SnapshotHeader)
                 self.states.append(merge.restore(header, payload))
                 self.commits.append([])
             return await body(self)
 
         try:
-            return self.clock.run_until_complete(go())
+            came: T = self.clock.run_until_complete(go())
+            return came
         finally:
             self.clock.close()
 
-    def update(self, learner: str, base: int, p: int = 0, values: Any = None, **changed: Any) -> bytearray:
+    def update(self, learner: str, base: int, p: int = 0, values: F32 | None = None, **changed: Any) -> bytearray:
         """Return the bytes of an update: `values` [n] are its outer gradient, by default drawn."""
         fragment, code = self.run.layout.fragments[p], codec(self.run.rules.codec_up)
         if values is None:
             draw = np.random.default_rng([p, base, *learner.encode()])
             values = draw.normal(scale=0.01, size=fragment.size).astype(np.float32)
-        fields = {
-            "schema": 1,
-            "run": self.run.digest,
-            "fragment": p,
-            "learner": learner,
-            "incarnation": 1,
-            "base": base,
-            "codec": code.name,
-            "steps": 4,
-            "tokens": 400,
-            "step": 4 * (base + 1),
-            "tokens_seen": 400 * (base + 1),
-            "train_s": 1.0,
-        }
-        header = UpdateHeader(**fields | changed)
+        plausible = UpdateHeader(
+            schema=1,
+            run=self.run.digest,
+            fragment=p,
+            learner=learner,
+            incarnation=1,
+            base=base,
+            codec=code.name,
+            steps=4,
+            tokens=400,
+            step=4 * (base + 1),
+            tokens_seen=400 * (base + 1),
+            train_s=1.0,
+        )
+        header = replace(plausible, **changed)
         out = frame.draft(Kind.UPDATE, header, packed_size(code, fragment))
         pack(code, fragment, values, as_bytes(out.payload))
         return out.blob
 
-    def upload(self, learner: str, base: int, p: int = 0, values: Any = None, **changed: Any) -> str:
+    def upload(self, learner: str, base: int, p: int = 0, values: F32 | None = None, **changed: Any) -> str:
         """Store an update; return its key."""
         blob = self.update(learner, base, p, values, **changed)
         key = update_key(p, learner, base, frame.digest(blob))
         self.put(key, blob)
         return key
 
-    def put(self, key: str, blob: Any) -> None:
+    def put(self, key: str, blob: Blob) -> None:
         """Let an object lie in the store."""
         self.world.objects.put(key, bytes(blob), self.runtime.wall())
 
@@ -132,7 +152,7 @@ class Written:
         """Return what lies below a prefix."""
         return [entry.key for entry in self.world.objects.list(prefix)]
 
-    def merged(self, key: str, version: int, p: int = 0) -> tuple[Input, Any]:
+    def merged(self, key: str, version: int, p: int = 0) -> tuple[Input, F32]:
         """Return what a commit says of a stored update, and its outer gradient."""
         blob = self.blob(key)
         _, _, learner, name = key.split("/")
@@ -169,7 +189,7 @@ class Written:
         result = merge.advance(state, accumulator, codec(run.rules.codec_down), run.digest)
         outer = merge.outers(run.rules)
         last = self.commits[p][-1].digest if self.commits[p] else run.digest
-        fields = {
+        fields: dict[str, object] = {
             "run": run.digest,
             "previous": last,
             "dense": outer["dense"],
@@ -210,5 +230,5 @@ class Written:
 
     def replace_commit(self, version: int, /, p: int = 0, **changed: Any) -> None:
         """Let something else stand under the key of a commit: it, with other fields."""
-        header = msgspec.structs.replace(self.commits[p][version - 1].header, **changed)
+        header = replace(self.commits[p][version - 1].header, **changed)
         self.put(commit_key(p, version), frame.draft(Kind.COMMIT, header).blob)

@@ -9,7 +9,7 @@ import msgspec
 from isthmus.lab.setting import Setting
 from isthmus.lab.training import train
 
-SAID_EVERY = 0.01
+SAID_EVERY_SHARE = 0.01
 """Share of a run between two words of progress."""
 
 
@@ -23,7 +23,7 @@ def main() -> None:
 
         def progress(share: float) -> None:
             nonlocal said
-            if share - said >= SAID_EVERY:
+            if share - said >= SAID_EVERY_SHARE:
                 said = share
                 print(json.dumps({"progress": share}), flush=True)
 

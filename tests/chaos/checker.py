@@ -3,10 +3,10 @@
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from isthmus.errors import IsthmusError, LogCorrupt
 from isthmus.log import Commit, Log, fold
@@ -15,6 +15,8 @@ from isthmus.log.select import checkpoints_in
 from isthmus.ports import open_log
 from isthmus.readers.status import read_ledgers
 from isthmus.records.keys import LEARNERS, values_prefix
+
+T = TypeVar("T")
 
 RECENT, SAMPLED = 50, 20
 """Commits of each fragment that are read again in each round: the newest, and some of all."""
@@ -146,8 +148,8 @@ class Checker:
             if self.commits[p, version].header.value_key not in stored:
                 self.violations.append(f"commit {p}/{version} names a value that is not there")
 
-    def _run(self, body: Any) -> Any:
-        async def go() -> Any:
+    def _run(self, body: Callable[[Log], Awaitable[T]]) -> T:
+        async def go() -> T:
             async with open_log(self.url) as log:
                 return await body(log)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,8 +91,8 @@ class Cluster:
         """The way to the store of everybody but the first syncer."""
         self.first: FaultProxy
         """Its own, so that it alone can be cut off."""
-        self._s3: contextmanager | None = None  # type: ignore[valid-type]
-        self._redis = None
+        self._s3: AbstractContextManager[Server] | None = None
+        self._redis: AbstractContextManager[Server] | None = None
         self._counts = syncers, learners
         self._pace = pace
         self._forked = forked
@@ -121,11 +121,13 @@ class Cluster:
 
     def kill_s3(self) -> None:
         """SIGKILL the S3 server and collect it."""
+        assert self._s3 is not None
         self.s3.kill()
         self._s3.__exit__(None, None, None)
 
     def kill_redis(self) -> None:
         """SIGKILL Redis and collect it."""
+        assert self._redis is not None
         self.redis.kill()
         self._redis.__exit__(None, None, None)
 
@@ -196,13 +198,13 @@ class Cluster:
         """Do what a supervisor does: start again what has ended, a moment later."""
         now = time.monotonic()
         for child in self.children:
-            if child.process is None or child.process.poll() is None:
+            if child.process is None or (code := child.process.poll()) is None:
                 continue
             if not child.ended_at:
                 child.ended_at = now
-                child.exits.append(child.process.returncode)
-                if child.process.returncode not in (-signal.SIGKILL, 0, 2):
-                    self.crashes.append(f"{child.life} ended with {child.process.returncode}: see {child.log}")
+                child.exits.append(code)
+                if code not in (-signal.SIGKILL, 0, 2):
+                    self.crashes.append(f"{child.life} ended with {code}: see {child.log}")
             if now - child.ended_at >= RESTART_AFTER_S:
                 child.ended_at = 0.0
                 child.start()

@@ -12,10 +12,10 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,8 +23,8 @@ from rich.table import Table
 from chaos.checker import Checker
 from chaos.cluster import RUN, Child, Cluster, end_on_sigterm
 
-_HOLDS = re.compile(r"^(\S+ \S+) .*: (\S+) holds (\d+) of (\d+) fragments", re.MULTILINE)
-_SERVES = re.compile(r"^(\S+ \S+) .*: (\S+) serves .* folded in ([0-9.]+) s", re.MULTILINE)
+_HOLDS = re.compile(r"(?P<life>\S+) holds (?P<held>\d+) of \d+ fragments")
+_SERVES = re.compile(r"(?P<life>\S+) serves .* folded in (?P<fold_s>[0-9.]+) s")
 STEADY_S = 3.0
 WAIT_S = 60.0
 PARTS = ("detection", "start", "fold", "first_round", "total")
@@ -45,10 +45,10 @@ class Recovery:
         return self.detection + self.start + self.fold + self.first_round
 
 
-def measure(folder: Path, *, standby: bool, kills: int, seed: int) -> list[Recovery]:
+def measure(folder: Path, *, standby: bool, kills: int, seed: int, forked: bool = False) -> list[Recovery]:
     """Kill a syncer so many times, with another one running or with a plain restart."""
     shutil.rmtree(folder, ignore_errors=True)
-    cluster, draw, found = Cluster(folder, 2 if standby else 1, 3), random.Random(seed), list[Recovery]()
+    cluster, draw, found = Cluster(folder, 2 if standby else 1, 3, forked=forked), random.Random(seed), list[Recovery]()
     with cluster.running():
         checker = Checker(RUN, cluster.direct)
         _until_steady(cluster, checker)
@@ -79,16 +79,11 @@ def measure(folder: Path, *, standby: bool, kills: int, seed: int) -> list[Recov
 
 def _split(cluster: Cluster, writer: str, killed_at: float, committed_at: float) -> Recovery:
     child = next(c for c in cluster.syncers if writer.startswith(f"{c.name}-"))
-    text = child.log.read_text()
-    serves = next(m for m in _SERVES.finditer(text) if m[2] == writer)
-    served_at, fold = _time(serves[1]), float(serves[3])
+    served_at, serves = next(_said(child, _SERVES, writer))
+    fold = float(serves["fold_s"])
     if served_at < killed_at:
         # A standby: from its last taking over before the commit.
-        took = [
-            _time(m[1])
-            for m in _HOLDS.finditer(text)
-            if m[2] == writer and killed_at < _time(m[1]) <= committed_at + 0.01
-        ]
+        took = [at for at, _ in _said(child, _HOLDS, writer) if killed_at < at <= committed_at + 0.01]
         taken_at = min([*took[-1:], committed_at])
         return Recovery(taken_at - killed_at, 0.0, 0.0, committed_at - taken_at)
     spawned_at = child.spawned_at
@@ -104,8 +99,20 @@ def _next_commit(checker: Checker, held: set[int], at: float) -> tuple[float, st
 
 def _held(child: Child) -> int:
     """Return how many fragments a syncer's present life said it holds, last."""
-    found = [m for m in _HOLDS.finditer(child.log.read_text()) if m[2] == child.life] if child.log.exists() else []
-    return int(found[-1][3]) if found else 0
+    return next((int(match["held"]) for _, match in reversed([*_said(child, _HOLDS, child.life)])), 0)
+
+
+def _said(child: Child, pattern: re.Pattern[str], life: str) -> Iterator[tuple[float, re.Match[str]]]:
+    """Yield what one life of a process logged that matches, and when, in seconds since 1970."""
+    # A process that was killed leaves half a line, and what it prints besides its log is none.
+    lines = child.log.read_text().splitlines() if child.log.exists() else []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if (match := pattern.match(event["message"])) and match["life"] == life:
+            yield datetime.fromisoformat(event["time"]).timestamp(), match
 
 
 def _until_steady(cluster: Cluster, checker: Checker) -> None:
@@ -113,22 +120,19 @@ def _until_steady(cluster: Cluster, checker: Checker) -> None:
 
     def steady() -> bool:
         held = [_held(child) for child in cluster.syncers]
-        return sum(held) == 4 and all(child.process.poll() is None for child in cluster.syncers)
+        processes = [child.process for child in cluster.syncers]
+        return sum(held) == 4 and all(process is not None and process.poll() is None for process in processes)
 
     _tend_until(cluster, steady)
     before = checker.newest()
     _tend_until(cluster, lambda: all(v > before[p] for p, v in checker.newest().items()))
 
 
-def _tend_until(cluster: Cluster, condition: Any) -> None:
+def _tend_until(cluster: Cluster, condition: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end, f"never happened; logs in {cluster.logs}"
         cluster.wait(0.2)
-
-
-def _time(text: str) -> float:
-    return datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chaos.checker import Checker
 from chaos.cluster import RUN, Child, Cluster, end_on_sigterm
@@ -137,6 +138,8 @@ class Chaos:
     def one_learner_denied(self) -> None:
         """Let nobody read what one learner stores: its updates are turned away, the others' are merged meanwhile."""
         child = _learner(self)
+        # Who has just been killed folds what was merged of it: that needs heal, or the right to read, not patience.
+        self.until_progress(f"before objects of {child.name} are denied")
         for proxy in (self.cluster.proxy, self.cluster.first):
             proxy.set(Fault.DENIED, denied=f"/{child.name}/")
         self.until_progress(f"while objects of {child.name} may not be read")
@@ -262,7 +265,7 @@ def run(
     deck: Sequence[str] = (),
     forked: bool = False,
     say: Callable[[str], None] = print,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Run chaos and return its report: rounds, faults, violations, recovery_s, ledger, commits, differ.
 
     Faults are dealt from `deck` first. `forked`: processes begin without their imports.

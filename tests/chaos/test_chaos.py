@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.recovery import measure
 from chaos.run import FAULTS, run
 
 SHORT = ("kill everything", "redis restarted empty", "store loses replies", "two of one name")
@@ -17,7 +18,7 @@ HOSTILE = (
 
 @pytest.mark.timeout(400)
 def test_a_few_rounds_of_chaos_leave_the_log_whole_and_the_ledgers_balanced(tmp_path: Path) -> None:
-    said = []
+    said: list[str] = []
     report = run(tmp_path, rounds=3, seed=3, syncers=2, learners=2, deck=SHORT * 2, forked=True, say=said.append)
     assert report["violations"] == [], "\n".join(said)
     assert set(report["faults"]) <= set(SHORT) <= set(FAULTS)
@@ -29,8 +30,17 @@ def test_a_few_rounds_of_chaos_leave_the_log_whole_and_the_ledgers_balanced(tmp_
 
 @pytest.mark.timeout(400)
 def test_no_learner_and_no_half_dead_syncer_stops_the_others(tmp_path: Path) -> None:
-    said = []
+    said: list[str] = []
     report = run(tmp_path, rounds=4, seed=5, syncers=2, learners=3, deck=HOSTILE * 3, forked=True, say=said.append)
     assert report["violations"] == [], "\n".join(said)
     assert report["differ"] == 0
     assert report["replayed"] + report["unverifiable"] == report["commits"] > 10
+
+
+@pytest.mark.timeout(400)
+def test_how_long_a_recovery_took_is_read_from_what_processes_log(tmp_path: Path) -> None:
+    (one,) = measure(tmp_path, standby=False, kills=1, seed=0, forked=True)
+    assert min(one.detection, one.start, one.fold, one.first_round) > 0.0
+    (one,) = measure(tmp_path, standby=True, kills=1, seed=0, forked=True)
+    assert (one.start, one.fold) == (0.0, 0.0), "the other one was there"
+    assert min(one.detection, one.first_round) >= 0.0 < one.total

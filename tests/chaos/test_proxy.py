@@ -6,10 +6,9 @@ import re
 import socket
 import threading
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,8 +16,9 @@ import pytest
 from chaos.proxy import HEAD_MAX, Fault, FaultProxy
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.runtime import single_threaded
+from isthmus.store import Store
 from isthmus.store.s3 import open_s3
-from isthmus_services.demo.servers import free_ports
+from isthmus_services.demo.servers import Server, free_ports
 from tests_helpers import until
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,7 +30,7 @@ def port_of(url: str) -> int:
 
 
 @pytest.fixture
-def proxy(seaweedfs: Any, use: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+def proxy(seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """A proxy before the S3 server, and the environment that leads to it."""
     use(seaweedfs)
     with FaultProxy(port_of(seaweedfs.url), seed=1) as opened:
@@ -39,7 +39,7 @@ def proxy(seaweedfs: Any, use: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @asynccontextmanager
-async def bucket() -> AsyncIterator[Any]:
+async def bucket() -> AsyncIterator[Store]:
     """Open an empty bucket at wherever the environment leads."""
     name = f"chaos-{uuid.uuid4().hex[:10]}"
     async with open_s3(name, "", f"s3://{name}", single_threaded(0)) as store:
@@ -47,7 +47,7 @@ async def bucket() -> AsyncIterator[Any]:
         yield store
 
 
-def run(body: Any) -> None:
+def run(body: Callable[[Store], Awaitable[None]]) -> None:
     async def go() -> None:
         async with bucket() as store:
             await body(store)
@@ -63,8 +63,8 @@ def counted(proxy: FaultProxy) -> dict[str, int]:
 # --- before a real S3 server ------------------------------------------------------------------------------------------
 
 
-def test_everything_comes_through(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_everything_comes_through(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         for data in (b"", b"x", BIG):
             await store.put("a/k", data)
             assert await store.get("a/k") == data
@@ -82,8 +82,8 @@ def test_everything_comes_through(proxy: Any) -> None:
     assert counted(proxy) == {}
 
 
-def test_many_at_once_come_through(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_many_at_once_come_through(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         names = [f"many/{i:03d}" for i in range(100)]
         await asyncio.gather(*(store.put(n, n.encode() * 3000) for n in names))
         assert [e.key for e in await store.list("many/")] == names  # an answer long enough to come in chunks
@@ -92,14 +92,19 @@ def test_many_at_once_come_through(proxy: Any) -> None:
     run(body)
 
 
-def test_refuse_closes_the_port_and_gives_the_same_one_back(proxy: Any) -> None:
+def test_refuse_closes_the_port_and_gives_the_same_one_back(proxy: FaultProxy) -> None:
     url = proxy.url
 
-    async def body(store: Any) -> None:
+    async def body(store: Store) -> None:
         await store.put("k", b"x")
         for _ in range(2):
             proxy.set(Fault.REFUSE)
-            for call in (lambda: store.get("k"), lambda: store.put("k", b"y"), lambda: store.list("")):
+            calls: tuple[Callable[[], Awaitable[object]], ...] = (
+                lambda: store.get("k"),
+                lambda: store.put("k", b"y"),
+                lambda: store.list(""),
+            )
+            for call in calls:
                 with pytest.raises(Unavailable):
                     await call()
             with pytest.raises(ConnectionRefusedError):
@@ -111,8 +116,8 @@ def test_refuse_closes_the_port_and_gives_the_same_one_back(proxy: Any) -> None:
     assert (proxy.url, counted(proxy)) == (url, {Fault.REFUSE: 2})
 
 
-def test_refuse_drops_requests_under_way(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_refuse_drops_requests_under_way(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         proxy.set(Fault.SLOW, slow_s=1000.0)
         under_way = asyncio.ensure_future(store.put("k", BIG))
         await until(lambda: proxy.counts[Fault.SLOW] == 1, "a request under way")
@@ -125,8 +130,8 @@ def test_refuse_drops_requests_under_way(proxy: Any) -> None:
     run(body)
 
 
-def test_errors_are_answers_and_the_server_sees_nothing(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_errors_are_answers_and_the_server_sees_nothing(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         proxy.set(Fault.ERRORS)
         for call in (
             store.put("k", b"x"),
@@ -145,8 +150,8 @@ def test_errors_are_answers_and_the_server_sees_nothing(proxy: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [b"small", BIG])
-def test_a_lost_reply_leaves_the_object(proxy: Any, data: Any) -> None:
-    async def body(store: Any) -> None:
+def test_a_lost_reply_leaves_the_object(proxy: FaultProxy, data: bytes) -> None:
+    async def body(store: Store) -> None:
         proxy.set(Fault.LOST_REPLIES)
         with pytest.raises(Unavailable):
             await store.create("k", data)
@@ -157,10 +162,10 @@ def test_a_lost_reply_leaves_the_object(proxy: Any, data: Any) -> None:
     run(body)
 
 
-def test_whatever_a_create_says_its_object_is_there(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_whatever_a_create_says_its_object_is_there(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         proxy.set(Fault.LOST_REPLIES, rate=0.5)
-        said = set()
+        said: set[bool | None] = set()
         for i in range(40):
             try:
                 said.add(await store.create(f"k{i}", b"%d" % i))  # False: aiohttp sent it again and found its own
@@ -175,11 +180,15 @@ def test_whatever_a_create_says_its_object_is_there(proxy: Any) -> None:
 
 
 @pytest.mark.parametrize("data", [b"x", b"small", BIG])
-def test_a_truncated_get_is_unavailable(proxy: Any, data: Any) -> None:
-    async def body(store: Any) -> None:
+def test_a_truncated_get_is_unavailable(proxy: FaultProxy, data: bytes) -> None:
+    async def body(store: Store) -> None:
         await store.put("k", data)
         proxy.set(Fault.TRUNCATED)
-        for call in (lambda: store.get("k"), lambda: store.get_range("k", 0, len(data))):
+        calls: tuple[Callable[[], Awaitable[object]], ...] = (
+            lambda: store.get("k"),
+            lambda: store.get_range("k", 0, len(data)),
+        )
+        for call in calls:
             with pytest.raises(Unavailable):
                 await call()
         assert counted(proxy) == {Fault.TRUNCATED: 2}
@@ -190,8 +199,8 @@ def test_a_truncated_get_is_unavailable(proxy: Any, data: Any) -> None:
     run(body)
 
 
-def test_a_truncated_listing_is_unavailable(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_a_truncated_listing_is_unavailable(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         await asyncio.gather(*(store.put(f"many/{i:03d}", b"") for i in range(50)))
         proxy.set(Fault.TRUNCATED)
         with pytest.raises(Unavailable):
@@ -201,8 +210,8 @@ def test_a_truncated_listing_is_unavailable(proxy: Any) -> None:
     run(body)
 
 
-def test_slow_requests_succeed(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_slow_requests_succeed(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         proxy.set(Fault.SLOW, slow_s=0.05)
         await store.put("k", BIG)
         assert await store.get("k") == BIG
@@ -211,8 +220,8 @@ def test_slow_requests_succeed(proxy: Any) -> None:
     run(body)
 
 
-def test_the_rate_is_the_share_that_is_hit(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_the_rate_is_the_share_that_is_hit(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         await store.put("k", b"x")
         proxy.set(Fault.ERRORS, rate=0.5)
         failed = 0
@@ -227,8 +236,8 @@ def test_the_rate_is_the_share_that_is_hit(proxy: Any) -> None:
     run(body)
 
 
-def test_mixed_faults_never_give_wrong_data(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_mixed_faults_never_give_wrong_data(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         await store.put("k", BIG)
         proxy.set(Fault.MIXED, slow_s=0.01)
 
@@ -249,8 +258,8 @@ def test_mixed_faults_never_give_wrong_data(proxy: Any) -> None:
     run(body)
 
 
-def test_faults_switch_while_requests_run(proxy: Any) -> None:
-    async def body(store: Any) -> None:
+def test_faults_switch_while_requests_run(proxy: FaultProxy) -> None:
+    async def body(store: Store) -> None:
         await store.put("k", BIG)
         switching = True
 
@@ -275,7 +284,9 @@ def test_faults_switch_while_requests_run(proxy: Any) -> None:
     asyncio.run(until(lambda: not proxy._conversations, "every connection ends"))
 
 
-def test_leaving_with_a_request_under_way_ends_it(seaweedfs: Any, use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_with_a_request_under_way_ends_it(
+    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(seaweedfs)
 
     async def go() -> None:
@@ -354,7 +365,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_answers_come_as_they_are(answer: Any) -> None:
+def test_answers_come_as_they_are(answer: bytes) -> None:
     with answering(answer) as (proxy, seen):
         assert exchange(proxy, GET) == answer
     assert seen == [GET]
@@ -413,7 +424,7 @@ def test_an_early_answer_is_passed_on() -> None:
         b"PUT / HTTP/1.1\r\nContent-Length: many\r\n\r\n",
     ],
 )
-def test_what_is_not_understood_ends_the_connection(request_bytes: Any) -> None:
+def test_what_is_not_understood_ends_the_connection(request_bytes: bytes) -> None:
     with answering(ANSWERS["length"]) as (proxy, _):
         assert exchange(proxy, request_bytes) == b""
         assert exchange(proxy, GET) == ANSWERS["length"]
@@ -423,7 +434,7 @@ def test_what_is_not_understood_ends_the_connection(request_bytes: Any) -> None:
     "answer",
     [b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
 )
-def test_a_server_that_breaks_off_ends_the_connection(answer: Any) -> None:
+def test_a_server_that_breaks_off_ends_the_connection(answer: bytes) -> None:
     with answering(answer) as (proxy, _):
         assert exchange(proxy, GET) in {b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"}
         assert exchange(proxy, GET) in {b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"}
@@ -455,10 +466,10 @@ def test_nothing_is_left_behind() -> None:
     assert threading.active_count() == before
 
 
-def test_a_request_cut_before_its_body_leaves_nothing_behind(proxy: Any) -> None:
+def test_a_request_cut_before_its_body_leaves_nothing_behind(proxy: FaultProxy) -> None:
     """SeaweedFS 4.48 keeps an empty object after this, for good, unless the request says what its body must be."""
 
-    async def body(store: Any) -> None:
+    async def body(store: Store) -> None:
         proxy.set(Fault.CUT)
         for number in range(5):
             with pytest.raises(Unavailable):

@@ -2,22 +2,20 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from isthmus.bus import START, Bus, open_bus, sqlite
-from isthmus.bus.base import RETAINED
+from isthmus.bus.base import RETAINED_MESSAGES
 from isthmus.bus.endpoints import Listener, Speaker
-from isthmus.bus.redis import RedisBus
-from isthmus.bus.sqlite import SqliteBus
 from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.records.messages import Leave, decode
 from isthmus.runtime import single_threaded
-from isthmus.simulate.bus import SimulatedBus, Streams
+from isthmus.simulate.bus import Streams
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from isthmus_services.demo.servers import Server, redis_server
@@ -25,12 +23,15 @@ from isthmus_services.demo.servers import Server, redis_server
 NEVER_S = 3600.0
 """Longer than any test may take: what comes back from a wait like that was woken."""
 
+Place = tuple[str | World, bytes]
+"""Where a bus is: its URL, or the world it is in; and the run."""
+
 KINDS = ["sqlite", "redis", "simulated"]
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Return (URL, run) of an empty bus."""
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Return an empty bus."""
     run = os.urandom(32)
     if request.param == "simulated":
         return World("conformance"), run
@@ -39,16 +40,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return request.getfixturevalue("redis").url, run
 
 
-def run(place: Any, body: Callable[..., Any], connections: int = 1) -> None:
-    if isinstance(place[0], World):
+def run(place: Place, body: Callable[..., Coroutine[Any, Any, None]], connections: int = 1) -> None:
+    where, digest = place
+    if isinstance(where, World):
         # The simulator's bus in good weather; it lives in virtual time.
-        world = place[0]
-        buses = [world.ports(world.process(f"p{i}"), None, Weather(0.01, 0.5)).bus for i in range(connections)]
-        return world.clock.run_until_complete(body(*buses))
+        buses = [where.ports(where.process(f"p{i}"), None, Weather(0.01, 0.5)).bus for i in range(connections)]
+        where.clock.run_until_complete(body(*buses))
+        return
 
     @asynccontextmanager
     async def opened(count: int) -> AsyncIterator[list[Bus]]:
-        async with open_bus(*place) as bus:
+        async with open_bus(where, digest) as bus:
             if count == 1:
                 yield [bus]
             else:
@@ -57,21 +59,21 @@ def run(place: Any, body: Callable[..., Any], connections: int = 1) -> None:
 
     async def go() -> None:
         async with opened(connections) as buses:
-            return await body(*buses)
+            await body(*buses)
 
-    return asyncio.run(go())
+    asyncio.run(go())
 
 
-async def drain(bus: RedisBus | SqliteBus | SimulatedBus, stream: str, position: str = START) -> Any:
-    found = []
+async def drain(bus: Bus, stream: str, position: str = START) -> tuple[list[bytes], str]:
+    found: list[bytes] = []
     while messages := (await bus.read({stream: position}, 0.0)).get(stream):
         found += [m.body for m in messages]
         position = messages[-1].position
     return found, position
 
 
-def test_messages_come_back_in_order(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_messages_come_back_in_order(place: Place) -> None:
+    async def body(bus: Bus) -> None:
         for i in range(5):
             await bus.append("s", f"{i}".encode())
         found, position = await drain(bus, "s")
@@ -82,8 +84,8 @@ def test_messages_come_back_in_order(place: Any) -> None:
     run(place, body)
 
 
-def test_several_messages_go_in_at_once_and_in_order(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_several_messages_go_in_at_once_and_in_order(place: Place) -> None:
+    async def body(bus: Bus) -> None:
         await bus.append("s", b"0")
         await bus.append("s", b"1", b"2", b"3")
         found, position = await drain(bus, "s")
@@ -94,12 +96,8 @@ def test_several_messages_go_in_at_once_and_in_order(place: Any) -> None:
     run(place, body)
 
 
-def test_readers_have_positions_of_their_own(place: Any) -> None:
-    async def body(
-        writer: RedisBus | SqliteBus | SimulatedBus,
-        one: RedisBus | SqliteBus | SimulatedBus,
-        other: RedisBus | SqliteBus | SimulatedBus,
-    ) -> None:
+def test_readers_have_positions_of_their_own(place: Place) -> None:
+    async def body(writer: Bus, one: Bus, other: Bus) -> None:
         await writer.append("s", b"x")
         assert (await drain(one, "s"))[0] == (await drain(other, "s"))[0] == [b"x"]
         assert (await drain(one, "s"))[0] == [b"x"]
@@ -107,8 +105,8 @@ def test_readers_have_positions_of_their_own(place: Any) -> None:
     run(place, body, 3)
 
 
-def test_several_streams_are_read_at_once(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_several_streams_are_read_at_once(place: Place) -> None:
+    async def body(bus: Bus) -> None:
         await bus.append("a", b"1")
         await bus.append("b", b"2")
         found = await bus.read({"a": START, "b": START, "never": START}, 0.0)
@@ -117,8 +115,8 @@ def test_several_streams_are_read_at_once(place: Any) -> None:
     run(place, body)
 
 
-def test_reading_waits_for_what_comes(place: Any) -> None:
-    async def body(reader: RedisBus | SqliteBus | SimulatedBus, writer: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_reading_waits_for_what_comes(place: Place) -> None:
+    async def body(reader: Bus, writer: Bus) -> None:
         async def later() -> None:
             await asyncio.sleep(0.2)
             await writer.append("s", b"late")
@@ -131,8 +129,8 @@ def test_reading_waits_for_what_comes(place: Any) -> None:
     run(place, body, 2)
 
 
-def test_what_one_connection_says_it_hears_itself(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_what_one_connection_says_it_hears_itself(place: Place) -> None:
+    async def body(bus: Bus) -> None:
         reading = asyncio.ensure_future(bus.read({"s": START}, NEVER_S))
         await asyncio.sleep(0.1)
         await bus.append("s", b"x")
@@ -141,8 +139,8 @@ def test_what_one_connection_says_it_hears_itself(place: Any) -> None:
     run(place, body)
 
 
-def test_reading_nothing_ends_in_time(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus, patient: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_reading_nothing_ends_in_time(place: Place) -> None:
+    async def body(bus: Bus, patient: Bus) -> None:
         await bus.append("s", b"x")
         _, position = await drain(bus, "s")
         loop = asyncio.get_running_loop()
@@ -159,8 +157,8 @@ def test_reading_nothing_ends_in_time(place: Any) -> None:
     run(place, body, 2)
 
 
-def test_the_tail_is_behind_the_newest_message(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_the_tail_is_behind_the_newest_message(place: Place) -> None:
+    async def body(bus: Bus) -> None:
         assert (await drain(bus, "s", await bus.tail("s")))[0] == []
         await bus.append("s", b"old")
         position = await bus.tail("s")
@@ -171,11 +169,11 @@ def test_the_tail_is_behind_the_newest_message(place: Any) -> None:
 
 
 def test_a_position_of_some_time_ago_lies_before_what_was_said_since_and_behind_what_was_said_before(
-    place: Any,
+    place: Place,
 ) -> None:
     """An agent that reads a thousand streams begins a few heartbeats back."""
 
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+    async def body(bus: Bus) -> None:
         await bus.append("busy", b"old")
         await bus.append("idle", b"long ago")
         await asyncio.sleep(1.0)
@@ -193,8 +191,10 @@ def test_a_position_of_some_time_ago_lies_before_what_was_said_since_and_behind_
     run(place, body)
 
 
-def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_more(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_more(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(bus: Bus) -> None:
         await bus.append("learner/a", b"old")
         await asyncio.sleep(1.0)
         await bus.append("learner/a", b"new")
@@ -204,18 +204,18 @@ def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_mor
         # One it was told to read stays, whether it is there or not.
         listener.positions["syncer"] = START
 
-        async def nobody() -> set[Any]:
+        async def nobody() -> set[str]:
             return set()
 
-        bus.names = nobody
+        monkeypatch.setattr(bus, "names", nobody)
         await listener.find()
         assert listener.positions.keys() == {"syncer"}
 
     run(place, body)
 
 
-def test_streams_are_found_by_name(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus, other: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_streams_are_found_by_name(place: Place) -> None:
+    async def body(bus: Bus, other: Bus) -> None:
         assert await bus.names() == set()
         await bus.append("learner/eu-1", b"x")
         await other.append("syncer", b"x")
@@ -224,8 +224,8 @@ def test_streams_are_found_by_name(place: Any) -> None:
     run(place, body, 2)
 
 
-def test_runs_do_not_hear_each_other(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_runs_do_not_hear_each_other(place: Place) -> None:
+    async def body(bus: Bus) -> None:
         await bus.append("s", b"mine")
         if isinstance(place[0], World):  # a world holds one run: another run is another world
             place[0].streams = Streams()
@@ -234,26 +234,26 @@ def test_runs_do_not_hear_each_other(place: Any) -> None:
         async with open_bus(place[0], os.urandom(32)) as other:
             await silent(other)
 
-    async def silent(other: RedisBus | SqliteBus | SimulatedBus) -> None:
+    async def silent(other: Bus) -> None:
         assert await other.names() == set()
         assert (await drain(other, "s"))[0] == []
 
     run(place, body)
 
 
-def test_old_messages_are_dropped_and_memory_stays_bounded(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
-        for i in range(0, 3 * RETAINED, 3):
+def test_old_messages_are_dropped_and_memory_stays_bounded(place: Place) -> None:
+    async def body(bus: Bus) -> None:
+        for i in range(0, 3 * RETAINED_MESSAGES, 3):
             await bus.append("s", *(f"{i + j}".encode() for j in range(3)))
         found, _ = await drain(bus, "s")
-        assert RETAINED <= len(found) <= 2 * RETAINED
-        assert found[-1] == f"{3 * RETAINED - 1}".encode()
+        assert RETAINED_MESSAGES <= len(found) <= 2 * RETAINED_MESSAGES
+        assert found[-1] == f"{3 * RETAINED_MESSAGES - 1}".encode()
 
     run(place, body)
 
 
-def test_any_bytes_survive(place: Any) -> None:
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+def test_any_bytes_survive(place: Place) -> None:
+    async def body(bus: Bus) -> None:
         data = bytes(range(256)) * 100
         await bus.append("s", data)
         assert (await drain(bus, "s"))[0] == [data]
@@ -261,9 +261,9 @@ def test_any_bytes_survive(place: Any) -> None:
     run(place, body)
 
 
-def test_many_writers_lose_nothing(place: Any) -> None:
-    async def body(*buses: Any) -> None:
-        async def write(i: int, bus: RedisBus | SqliteBus, some: Any) -> None:
+def test_many_writers_lose_nothing(place: Place) -> None:
+    async def body(*buses: Bus) -> None:
+        async def write(i: int, bus: Bus, some: Iterable[int]) -> None:
             for n in some:
                 await bus.append("s", f"{i} {n}".encode())
 
@@ -275,10 +275,10 @@ def test_many_writers_lose_nothing(place: Any) -> None:
     run(place, body, 4)
 
 
-def test_a_cancelled_task_ends_whatever_it_was_doing(place: Any) -> None:
+def test_a_cancelled_task_ends_whatever_it_was_doing(place: Place) -> None:
     """redis-py loses a cancellation that meets a finished write (Python 3.11): about one in a hundred here."""
 
-    async def body(bus: RedisBus | SqliteBus | SimulatedBus) -> None:
+    async def body(bus: Bus) -> None:
         async def talk() -> None:
             while True:
                 await bus.append("s", b"x")
@@ -299,16 +299,16 @@ def test_a_cancelled_task_ends_whatever_it_was_doing(place: Any) -> None:
 
 
 async def test_a_distant_bus_is_not_one_round_trip_a_message() -> None:
-    requests = []
+    requests: list[tuple[bytes, ...]] = []
 
     class Far:
-        async def append(self, stream: str, *bodies: Any) -> None:
+        async def append(self, stream: str, *bodies: bytes) -> None:
             await asyncio.sleep(0)
             requests.append(bodies)
             if len(requests) == 1:
                 raise Unavailable("gone")
 
-    speaker = Speaker(Far(), "s", single_threaded())
+    speaker = Speaker(cast(Bus, Far()), "s", single_threaded())
     words = [Leave(run=bytes(32), id=f"{i}", learner="l", incarnation=1, step=i, done=False) for i in range(100)]
     for word in words:
         speaker.say(word)
@@ -339,7 +339,7 @@ def test_what_is_not_ours_in_a_stream_is_passed_over(redis: Server) -> None:
 
     digest = os.urandom(32)
 
-    async def body(bus: RedisBus) -> None:
+    async def body(bus: Bus) -> None:
         listener = Listener(bus, single_threaded(), lambda _: True)
         with client.Redis.from_url(redis.url) as strange:
             strange.xadd(f"isthmus:{digest[:8].hex()}:s", {"other": "field"})

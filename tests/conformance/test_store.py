@@ -1,27 +1,41 @@
 """What every store must do. Each implementation, real servers included, passes the same suite."""
 
 import asyncio
+import os
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
 from isthmus.ports import open_place
+from isthmus.records.frame import Blob
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
-from isthmus.store import EdgeStore, Patience, require_create_only
+from isthmus.store import EdgeStore, Layer, Patience, require_create_only
+from isthmus.store.layer import Send
 from isthmus_services.demo.servers import Server
+
+T = TypeVar("T")
 
 KINDS = ["files", "moto", "seaweedfs", "simulated"]
 
 
+@dataclass
+class Opened:
+    """A way to an empty store, and what runs a coroutine that uses it."""
+
+    store: Callable[[], AbstractAsyncContextManager[EdgeStore]]
+    drive: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run
+
+
 @pytest.fixture(params=KINDS)
-def opened(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a context that opens an empty store of this kind."""
+def opened(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[[Server], None]) -> Opened:
+    """Return a way to an empty store of this kind."""
     if request.param == "simulated":
         return simulated()
     if request.param == "files":
@@ -35,10 +49,10 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[..., An
         async with open_place(url, make=True) as store:
             yield store
 
-    return open_it
+    return Opened(open_it)
 
 
-def simulated() -> Callable[..., Any]:
+def simulated() -> Opened:
     """The simulator's store in good weather; it lives in virtual time."""
     world = World("conformance")
 
@@ -46,19 +60,18 @@ def simulated() -> Callable[..., Any]:
     async def open_it() -> AsyncIterator[EdgeStore]:
         yield world.ports(world.process("p"), Weather(0.01, 0.5, 1e6, 1e6)).store
 
-    open_it.drive = world.clock.run_until_complete
-    return open_it
+    return Opened(open_it, world.clock.run_until_complete)
 
 
-def run(opened: Callable[..., Any], body: Callable[..., Any]) -> None:
+def run(opened: Opened, body: Callable[[EdgeStore], Awaitable[None]]) -> None:
     async def go() -> None:
-        async with opened() as store:
-            return await body(store)
+        async with opened.store() as store:
+            await body(store)
 
-    return getattr(opened, "drive", asyncio.run)(go())
+    opened.drive(go())
 
 
-def test_what_is_put_is_there(opened: Callable[..., Any]) -> None:
+def test_what_is_put_is_there(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         await store.put("a/b", b"one")
         assert bytes(await store.get("a/b")) == b"one"
@@ -68,7 +81,7 @@ def test_what_is_put_is_there(opened: Callable[..., Any]) -> None:
     run(opened, body)
 
 
-def test_what_was_never_put_is_missing(opened: Callable[..., Any]) -> None:
+def test_what_was_never_put_is_missing(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         with pytest.raises(ObjectMissing) as caught:
             await store.get("nothing/here")
@@ -83,7 +96,7 @@ def test_what_was_never_put_is_missing(opened: Callable[..., Any]) -> None:
     ("start", "stop", "found"),
     [(0, 4, b"0123"), (3, 5, b"34"), (8, 99, b"89"), (10, 12, b""), (50, 60, b""), (4, 4, b"")],
 )
-def test_a_range_is_cut_at_the_end(opened: Callable[..., Any], start: int, stop: int, found: bytes) -> None:
+def test_a_range_is_cut_at_the_end(opened: Opened, start: int, stop: int, found: bytes) -> None:
     async def body(store: EdgeStore) -> None:
         await store.put("digits", b"0123456789")
         assert bytes(await store.get_range("digits", start, stop)) == found
@@ -91,7 +104,7 @@ def test_a_range_is_cut_at_the_end(opened: Callable[..., Any], start: int, stop:
     run(opened, body)
 
 
-def test_create_writes_only_where_there_is_nothing(opened: Callable[..., Any]) -> None:
+def test_create_writes_only_where_there_is_nothing(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         assert await store.create("commits/1", b"first")
         assert not await store.create("commits/1", b"second")
@@ -100,7 +113,7 @@ def test_create_writes_only_where_there_is_nothing(opened: Callable[..., Any]) -
     run(opened, body)
 
 
-def test_of_racing_creators_one_wins_and_its_bytes_stay(opened: Callable[..., Any]) -> None:
+def test_of_racing_creators_one_wins_and_its_bytes_stay(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         for version in range(3):
             bodies = [f"writer {i}".encode() * 50 for i in range(8)]
@@ -111,7 +124,7 @@ def test_of_racing_creators_one_wins_and_its_bytes_stay(opened: Callable[..., An
     run(opened, body)
 
 
-def test_listing_goes_by_folder_and_in_order(opened: Callable[..., Any]) -> None:
+def test_listing_goes_by_folder_and_in_order(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         for key in ("b/2", "b/10", "a/1", "b/c/3", "bb/1"):
             await store.put(key, b"x" * len(key))
@@ -124,7 +137,7 @@ def test_listing_goes_by_folder_and_in_order(opened: Callable[..., Any]) -> None
     run(opened, body)
 
 
-def test_a_listing_says_when_objects_were_written(opened: Callable[..., Any]) -> None:
+def test_a_listing_says_when_objects_were_written(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         now = store.runtime.wall
         before = now()
@@ -136,7 +149,7 @@ def test_a_listing_says_when_objects_were_written(opened: Callable[..., Any]) ->
     run(opened, body)
 
 
-def test_a_listing_has_more_than_one_page(opened: Callable[..., Any]) -> None:
+def test_a_listing_has_more_than_one_page(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         await asyncio.gather(*(store.put(f"many/{i:05d}", b"") for i in range(1005)))
         assert len(await store.list("many/")) == 1005
@@ -144,7 +157,7 @@ def test_a_listing_has_more_than_one_page(opened: Callable[..., Any]) -> None:
     run(opened, body)
 
 
-def test_deleting_twice_is_harmless(opened: Callable[..., Any]) -> None:
+def test_deleting_twice_is_harmless(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         await store.put("gone", b"x")
         await store.delete("gone")
@@ -156,7 +169,7 @@ def test_deleting_twice_is_harmless(opened: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5 << 20])
-def test_objects_of_any_size_come_back_whole(opened: Callable[..., Any], size: int) -> None:
+def test_objects_of_any_size_come_back_whole(opened: Opened, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
 
     async def body(store: EdgeStore) -> None:
@@ -167,7 +180,7 @@ def test_objects_of_any_size_come_back_whole(opened: Callable[..., Any], size: i
     run(opened, body)
 
 
-def test_readers_never_see_half_an_object(opened: Callable[..., Any]) -> None:
+def test_readers_never_see_half_an_object(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         await store.put("k", b"a" * 100_000)
 
@@ -184,7 +197,7 @@ def test_readers_never_see_half_an_object(opened: Callable[..., Any]) -> None:
     run(opened, body)
 
 
-def test_the_create_only_check_passes(opened: Callable[..., Any]) -> None:
+def test_the_create_only_check_passes(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         from isthmus.runtime import single_threaded
 
@@ -194,7 +207,7 @@ def test_the_create_only_check_passes(opened: Callable[..., Any]) -> None:
     run(opened, body)
 
 
-def test_prefixes_end_with_a_slash(opened: Callable[..., Any]) -> None:
+def test_prefixes_end_with_a_slash(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         with pytest.raises(ValueError, match="ends with"):
             await store.list("commits")
@@ -210,14 +223,14 @@ async def failing(url: str) -> None:
         await store.at_start.get("run")
 
 
-async def test_a_missing_bucket_is_named(seaweedfs: Server, use: Callable[..., Any]) -> None:
+async def test_a_missing_bucket_is_named(seaweedfs: Server, use: Callable[[Server], None]) -> None:
     use(seaweedfs)
     with pytest.raises(Denied, match=r"s3://no-such-bucket-here/x at http://127.0.0.1:\d+: there is no such bucket"):
         await failing("s3://no-such-bucket-here/x")
 
 
 async def test_wrong_credentials_are_said_so(
-    seaweedfs: Server, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(seaweedfs)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
@@ -226,7 +239,7 @@ async def test_wrong_credentials_are_said_so(
 
 
 async def test_missing_credentials_are_said_so(
-    seaweedfs: Server, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(seaweedfs)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -238,7 +251,7 @@ async def test_missing_credentials_are_said_so(
 
 
 async def test_an_endpoint_that_does_not_answer_is_unavailable(
-    seaweedfs: Server, use: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(seaweedfs)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -247,7 +260,7 @@ async def test_an_endpoint_that_does_not_answer_is_unavailable(
 
 
 @pytest.mark.parametrize("url", ["s3://", "ftp://host/x", "s3://UPPER_case!/x"])
-async def test_a_url_of_no_store_is_refused(url: str, seaweedfs: Server, use: Callable[..., Any]) -> None:
+async def test_a_url_of_no_store_is_refused(url: str, seaweedfs: Server, use: Callable[[Server], None]) -> None:
     use(seaweedfs)
     with pytest.raises(InputError):
         await failing(url)
@@ -260,12 +273,10 @@ async def test_a_file_is_no_folder(tmp_path: Path) -> None:
 
 
 async def test_a_folder_without_permission_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import isthmus.store.files as files
-
-    def refuse(*_args: Any, **_kwargs: Any) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> None:
         raise PermissionError(13, "Permission denied", "somewhere")
 
-    monkeypatch.setattr(files.os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     async with open_place(str(tmp_path / "s")) as store:
         with pytest.raises(Denied, match="Permission denied"):
             await store.create("k", b"")
@@ -278,29 +289,27 @@ async def test_a_key_never_leaves_the_folder(tmp_path: Path, key: str) -> None:
             await store.put(key, b"x")
 
 
-class Flaky:
+class Flaky(Layer):
     """A store that fails so many times, with its effect or without, and then works."""
 
     def __init__(self, inner: EdgeStore, failures: int, *, after: bool) -> None:
-        self.inner, self.failures, self.after, self.url = inner, failures, after, inner.url
+        super().__init__(inner)
+        self.failures, self.after = failures, after
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def call(*args: Any) -> bool | bytearray | None:
-            if self.failures > 0:
-                self.failures -= 1
-                if self.after:
-                    await getattr(self.inner, name)(*args)
-                raise Unavailable("the reply was lost")
-            return await getattr(self.inner, name)(*args)
-
-        return call
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if self.failures > 0:
+            self.failures -= 1
+            if self.after:
+                await send()
+            raise Unavailable("the reply was lost")
+        return await send()
 
 
 QUICK = Patience(attempts=5, first_s=0.001, longest_s=0.002)
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_the_edge_tries_again_and_counts(opened: Callable[..., Any], after: bool) -> None:
+def test_the_edge_tries_again_and_counts(opened: Opened, after: bool) -> None:
     async def body(store: EdgeStore) -> None:
         edge = EdgeStore(Flaky(store, 3, after=after), store.runtime, QUICK)
         await edge.put("k", b"abc")
@@ -310,7 +319,7 @@ def test_the_edge_tries_again_and_counts(opened: Callable[..., Any], after: bool
     run(opened, body)
 
 
-def test_the_edge_gives_up_and_remembers_since_when(opened: Callable[..., Any]) -> None:
+def test_the_edge_gives_up_and_remembers_since_when(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         edge = EdgeStore(Flaky(store, 99, after=False), store.runtime, QUICK)
         with pytest.raises(Unavailable):
@@ -320,7 +329,7 @@ def test_the_edge_gives_up_and_remembers_since_when(opened: Callable[..., Any]) 
     run(opened, body)
 
 
-def test_a_create_whose_reply_was_lost_finds_its_own_object(opened: Callable[..., Any]) -> None:
+def test_a_create_whose_reply_was_lost_finds_its_own_object(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         edge = EdgeStore(Flaky(store, 1, after=True), store.runtime, QUICK)
         assert not await edge.create("k", b"mine")
@@ -329,7 +338,7 @@ def test_a_create_whose_reply_was_lost_finds_its_own_object(opened: Callable[...
     run(opened, body)
 
 
-def test_the_edge_does_not_swallow_cancellation(opened: Callable[..., Any]) -> None:
+def test_the_edge_does_not_swallow_cancellation(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
         edge = EdgeStore(Flaky(store, 10**9, after=False), store.runtime, Patience(attempts=10**9, first_s=0.01))
         task = asyncio.ensure_future(edge.get("k"))
@@ -341,16 +350,10 @@ def test_the_edge_does_not_swallow_cancellation(opened: Callable[..., Any]) -> N
     run(opened, body)
 
 
-def test_a_store_that_ignores_the_condition_is_refused(opened: Callable[..., Any]) -> None:
-    class Careless:
-        def __init__(self, inner: EdgeStore) -> None:
-            self.inner, self.url = inner, inner.url
-
-        def __getattr__(self, name: str) -> Callable[..., Any]:
-            return getattr(self.inner, name)
-
-        async def create(self, key: str, data: bytes) -> bool:
-            await self.inner.put(key, data)
+def test_a_store_that_ignores_the_condition_is_refused(opened: Opened) -> None:
+    class Careless(Layer):
+        async def create(self, key: str, data: Blob) -> bool:
+            await self.put(key, data)
             return True
 
     async def body(store: EdgeStore) -> None:

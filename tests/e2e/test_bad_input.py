@@ -5,24 +5,25 @@ That nobody waits long for it is in unit/test_patience.py: there the clock is a 
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from e2e.test_processes import isthmus
 from isthmus_services.cli import main
-from isthmus_services.demo.servers import redis_server
+from isthmus_services.demo.servers import Server, redis_server
 
 CLOSED = "127.0.0.1:9"
 
 
-def refused(*arguments: str, environment: Any = None) -> str:
+def refused(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
     done = isthmus(*arguments, environment=environment)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     # What a service logs into a pipe is one object per event; why it did not start is a line of text there, too.
-    events, errors = [], []
+    events: list[str] = []
+    errors: list[str] = []
     for line in done.stderr.strip().splitlines():
         (events if line.startswith("{") else errors).append(line)
     assert len(errors) == 1, done.stderr
@@ -85,12 +86,16 @@ def refused(*arguments: str, environment: Any = None) -> str:
     ],
 )
 def test_a_wrong_flag_is_one_line(
-    arguments: Any, message: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
     try:
-        code = main(arguments)
+        code: object = main(arguments)
     except SystemExit as ended:
         code = ended.code
     error = capsys.readouterr().err
@@ -114,9 +119,9 @@ def test_a_wrong_flag_is_one_line(
     ],
 )
 def test_a_value_out_of_range_is_one_line_whatever_its_source(
-    environment: Any,
-    file: Any,
-    message: Any,
+    environment: dict[str, str],
+    file: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -131,7 +136,7 @@ def test_a_value_out_of_range_is_one_line_whatever_its_source(
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
-def test_why_a_service_does_not_start_is_text_in_a_pipe(command: Any, tmp_path: Path) -> None:
+def test_why_a_service_does_not_start_is_text_in_a_pipe(command: list[str], tmp_path: Path) -> None:
     name, *rest = command
     done = isthmus(name, str(tmp_path / "nowhere"), *rest, "--log-format", "json")
     assert done.returncode == 2
@@ -155,7 +160,11 @@ def test_why_a_service_does_not_start_is_text_in_a_pipe(command: Any, tmp_path: 
     ],
 )
 def test_a_folder_that_holds_a_run_names_it(
-    command: Any, folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
@@ -168,7 +177,7 @@ def test_a_folder_that_holds_a_run_names_it(
     assert line.endswith(f"{out}: no run here; did you mean {folder}?")
 
 
-def test_no_run_is_created_around_another(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run_is_created_around_another(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     before = sorted(folder.parent.iterdir())
     assert main(["init", str(folder.parent)]) == 2
@@ -184,19 +193,21 @@ def test_the_version_is_a_short_line(capsys: pytest.CaptureFixture[str]) -> None
     assert re.fullmatch(r"isthmus \d+\.\d+\.\d+, Python 3\.\d+\.\d+, torch \S+", line)
 
 
-def test_a_learners_name_is_checked(folder: Any) -> None:
+def test_a_learners_name_is_checked(folder: Path) -> None:
     assert main(["init", str(folder)]) == 0
     assert "--learner 'a/b'" in refused("learner", str(folder), "--learner", "a/b")
 
 
-def test_another_run_in_the_same_place_is_refused(folder: Any) -> None:
+def test_another_run_in_the_same_place_is_refused(folder: Path) -> None:
     assert main(["init", str(folder)]) == 0
     assert "merge is rda there, not avg" in refused("init", str(folder), "--merge", "avg")
     assert "already holds a run" in refused("demo", "--store", str(folder), "--steps", "1")
 
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["status"], ["learner", "--learner", "a"]])
-def test_a_missing_bucket_is_named(command: Any, seaweedfs: Any, redis: Any, use: Any) -> None:
+def test_a_missing_bucket_is_named(
+    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None]
+) -> None:
     use(seaweedfs)
     name, *rest = command
     bus = [] if name == "init" else ["--bus", redis.url]
@@ -207,7 +218,9 @@ def test_a_missing_bucket_is_named(command: Any, seaweedfs: Any, redis: Any, use
 
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
-def test_an_endpoint_that_does_not_answer_is_named(command: Any, seaweedfs: Any, redis: Any, use: Any) -> None:
+def test_an_endpoint_that_does_not_answer_is_named(
+    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None]
+) -> None:
     use(seaweedfs)
     name, *rest = command
     bus = [] if name == "init" else ["--bus", redis.url]
@@ -216,7 +229,7 @@ def test_an_endpoint_that_does_not_answer_is_named(command: Any, seaweedfs: Any,
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
 def test_an_endpoint_that_accepts_and_never_answers_is_named(
-    command: Any, seaweedfs: Any, redis: Any, use: Any
+    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None]
 ) -> None:
     import socket
 
@@ -230,21 +243,21 @@ def test_an_endpoint_that_accepts_and_never_answers_is_named(
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
-def test_a_redis_that_is_not_there_is_named(command: Any, folder: Any) -> None:
+def test_a_redis_that_is_not_there_is_named(command: list[str], folder: Path) -> None:
     assert main(["init", str(folder)]) == 0
     name, *rest = command
     assert f"redis://{CLOSED}" in refused(name, str(folder), *rest, "--bus", f"redis://{CLOSED}")
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"], ["status"]])
-def test_a_redis_that_asks_for_a_password_is_named(command: Any, folder: Any, tmp_path: Path) -> None:
+def test_a_redis_that_asks_for_a_password_is_named(command: list[str], folder: Path, tmp_path: Path) -> None:
     assert main(["init", str(folder)]) == 0
     with redis_server(tmp_path / "redis", arguments=("--save", "", "--requirepass", "sesame")) as server:
         name, *rest = command
         assert "asks for a password" in refused(name, str(folder), *rest, "--bus", server.url)
 
 
-def test_a_store_without_conditional_put_is_refused(use: Any, tmp_path: Path) -> None:
+def test_a_store_without_conditional_put_is_refused(use: Callable[[Server], None], tmp_path: Path) -> None:
     """A server that ignores If-None-Match, as some do."""
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def loader(seed: int = 3) -> StatefulDataLoader:
     return StatefulDataLoader(list(range(4000)), batch_size=4, shuffle=True, generator=generator)
 
 
-def endless(data: Any) -> Iterator[Any]:
+def endless(data: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Epoch after epoch."""
     while True:
         yield from data
@@ -43,7 +43,13 @@ class Trainer:
     """A training loop that remembers which batches it saw."""
 
     def __init__(
-        self, folder: Any, learner: str = "a", *, optimizer: Any = torch.optim.AdamW, data: bool = True, **options: Any
+        self,
+        folder: Path,
+        learner: str = "a",
+        *,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+        data: bool = True,
+        **options: Any,
     ) -> None:
         self.model = net()
         self.optimizer = optimizer(self.model.parameters(), lr=options.pop("lr", 1e-2))
@@ -51,9 +57,9 @@ class Trainer:
         options.setdefault("create", RULES)
         options.setdefault("pace", PACE)
         self.link = isthmus.join(str(folder), self.model, self.optimizer, learner=learner, data=self.data, **options)
-        self.batches = []
+        self.batches: list[list[int] | None] = []
 
-    def steps(self, count: Any) -> Any:
+    def steps(self, count: int) -> "Trainer":
         for batch in itertools.islice(self.stream(), count):
             self.batches.append(batch.tolist() if self.data is not None else None)
             self.model(
@@ -64,22 +70,22 @@ class Trainer:
             self.link.step(tokens=10, loss=1.0)
         return self
 
-    def stream(self) -> Any:
+    def stream(self) -> Iterator[torch.Tensor]:
         if not hasattr(self, "_stream"):
             self._stream = endless(self.data) if self.data is not None else itertools.repeat(torch.zeros(1))
         return self._stream
 
-    def moments(self) -> Any:
+    def moments(self) -> list[torch.Tensor]:
         return [
             self.optimizer.state[p]["exp_avg"].clone() for p in self.model.parameters() if p in self.optimizer.state
         ]
 
 
-def uninterrupted(count: Any) -> Any:
+def uninterrupted(count: int) -> list[list[int]]:
     return [batch.tolist() for batch in itertools.islice(endless(loader()), count)]
 
 
-def test_batches_moments_and_weights_go_on_where_they_were(folder: Any) -> None:
+def test_batches_moments_and_weights_go_on_where_they_were(folder: Path) -> None:
     first = Trainer(folder).steps(23)
     weights = [p.detach().clone() for p in first.model.parameters()]
     moments = first.moments()
@@ -96,7 +102,7 @@ def test_batches_moments_and_weights_go_on_where_they_were(folder: Any) -> None:
     assert first.batches + second.batches == uninterrupted(37), "no batch twice, none skipped"
 
 
-def test_a_crash_goes_back_to_the_last_checkpoint_with_everything(folder: Any) -> None:
+def test_a_crash_goes_back_to_the_last_checkpoint_with_everything(folder: Path) -> None:
     one = Trainer(folder, checkpoint_s=0.2)
     while len(list(folder.glob("learners/a/*/checkpoints/*"))) < 2:
         one.steps(1)
@@ -112,7 +118,7 @@ def test_a_crash_goes_back_to_the_last_checkpoint_with_everything(folder: Any) -
     two.link.close()
 
 
-def test_without_data_the_loop_starts_at_steps_done(folder: Any) -> None:
+def test_without_data_the_loop_starts_at_steps_done(folder: Path) -> None:
     Trainer(folder, data=False).steps(5).link.close()
     again = Trainer(folder, data=False)
     assert again.link.steps_done == 5
@@ -120,7 +126,7 @@ def test_without_data_the_loop_starts_at_steps_done(folder: Any) -> None:
 
 
 @pytest.fixture
-def in_flight(folder: Any, tmp_path: Path) -> Iterator[Any]:
+def in_flight(folder: Path, tmp_path: Path) -> Iterator[Trainer]:
     """A run with a syncer, and a learner that has left a checkpoint in it."""
     import subprocess
 
@@ -140,7 +146,7 @@ def in_flight(folder: Any, tmp_path: Path) -> Iterator[Any]:
         syncer.wait(60)
 
 
-def test_a_newcomer_takes_moments_from_the_store_or_warms_up(in_flight: Any, folder: Any) -> None:
+def test_a_newcomer_takes_moments_from_the_store_or_warms_up(in_flight: Trainer, folder: Path) -> None:
     newcomer = Trainer(folder, "newcomer", lr=5e-3)
     assert newcomer.link.moments == "peer"
     assert newcomer.link.steps_done == 0
@@ -159,13 +165,13 @@ def test_a_newcomer_takes_moments_from_the_store_or_warms_up(in_flight: Any, fol
     odd.link.close()
 
 
-def test_at_the_start_of_a_run_there_is_no_warm_up(folder: Any) -> None:
+def test_at_the_start_of_a_run_there_is_no_warm_up(folder: Path) -> None:
     first = Trainer(folder)
     assert (first.link.moments, first.link.rate) == ("fresh", 1.0)
     first.link.close()
 
 
-def test_a_checkpoint_of_another_optimizer_is_passed_over_aloud(folder: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_of_another_optimizer_is_passed_over_aloud(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     Trainer(folder, data=False).steps(3).link.close()
     other = Trainer(folder, optimizer=torch.optim.SGD, data=False)
     assert other.link.moments == "fresh"
@@ -175,14 +181,14 @@ def test_a_checkpoint_of_another_optimizer_is_passed_over_aloud(folder: Any, cap
 
 
 class Odd:
-    def state_dict(self) -> Any:
+    def state_dict(self) -> dict[str, Any]:
         return {"things": {1, 2}}
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         raise AssertionError("never saved")
 
 
-def test_a_sampler_whose_state_is_no_plain_data_is_named(folder: Any) -> None:
+def test_a_sampler_whose_state_is_no_plain_data_is_named(folder: Path) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     link = isthmus.join(str(folder), model, optimizer, learner="a", create=RULES, data=Odd(), checkpoint_s=0.1)
@@ -194,20 +200,20 @@ def test_a_sampler_whose_state_is_no_plain_data_is_named(folder: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"checkpoint_s": 0.0}, {"checkpoint_s": float("nan")}, {"warmup_steps": -1}])
-def test_odd_settings_are_refused(folder: Any, options: Any) -> None:
+def test_odd_settings_are_refused(folder: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="checkpoint_s"):
         Trainer(folder, data=False, **options)
 
 
 class Unwilling(Odd):
-    def state_dict(self) -> Any:
+    def state_dict(self) -> dict[str, Any]:
         return {"next": 1}
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         raise RuntimeError("this loader cannot go back")
 
 
-def test_a_join_that_fails_after_all_leaves_no_thread_behind(folder: Any) -> None:
+def test_a_join_that_fails_after_all_leaves_no_thread_behind(folder: Path) -> None:
     Trainer(folder).steps(3).link.close()
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,38 +16,41 @@ import isthmus
 from isthmus import kernels
 from isthmus.codecs import codec, pack, packed_size
 from isthmus.errors import DenormalsFlushed, InputError
-from isthmus.layout import Spec, partition
+from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import fold, merge
 from isthmus.log.run import Seed
 from isthmus.pytorch import model as torch_model
 from isthmus.rules import Pace, Rules
 from tests_helpers import check_log, serving, world
 
-FRAGMENT = partition([Spec("w", (40, 8), "float32", "dense")], 1).fragments[0]
+FRAGMENT = partition([Spec("w", (40, 8), "float32", TensorClass.DENSE)], 1).fragments[0]
 FADED = np.full(FRAGMENT.size, 1e-40, np.float32)
 """Denormal throughout, as the momentum of parameters is that have had no gradient for a few hundred rounds."""
 
 
+Flushing = Callable[[Callable[[], object]], object]
+
+
 @pytest.fixture
-def flushing() -> Iterator[Any]:
+def flushing() -> Iterator[Flushing]:
     """A thread in which the processor flushes denormals; no other thread of the tests is touched."""
     with ThreadPoolExecutor(1, initializer=torch.set_flush_denormal, initargs=(True,)) as pool:
         yield lambda fn: pool.submit(fn).result()
 
 
-def a_round() -> Any:
+def a_round() -> merge.Accumulator:
     accumulator = merge.Accumulator(FRAGMENT, merge.outers(Rules()))
     accumulator.add(FADED, 1.0)
     return accumulator
 
 
-def a_difference() -> Any:
+def a_difference() -> memoryview:
     out = np.zeros(packed_size(codec("f32"), FRAGMENT), np.uint8)
     pack(codec("f32"), FRAGMENT, FADED, out)
-    return memoryview(out)
+    return out.data
 
 
-def test_a_thread_is_told_from_one_that_flushes(flushing: Any) -> None:
+def test_a_thread_is_told_from_one_that_flushes(flushing: Flushing) -> None:
     assert not kernels.flushes_denormals()
     assert flushing(kernels.flushes_denormals)
     kernels.require_denormals()
@@ -65,7 +68,7 @@ def test_a_thread_is_told_from_one_that_flushes(flushing: Any) -> None:
     ],
     ids=["accumulate", "advance", "apply a value"],
 )
-def test_what_the_log_records_is_not_computed_there(work: Any, flushing: Any) -> None:
+def test_what_the_log_records_is_not_computed_there(work: Callable[[], object], flushing: Flushing) -> None:
     work()
     with pytest.raises(DenormalsFlushed):
         flushing(work)
@@ -76,7 +79,7 @@ def tiny() -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     with torch.no_grad():
-        model[0].weight.fill_(1e-40)
+        model.get_parameter("0.weight").fill_(1e-40)
     return model
 
 
@@ -88,10 +91,10 @@ def made_of(model: nn.Module) -> Seed:
 
 
 async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_thread_goes_on_flushing(
-    folder: Any, flushing: Any
+    folder: Path, flushing: Flushing
 ) -> None:
     """Its agent applies published differences to denormal values, each compared with a digest in the log."""
-    flushed = []
+    flushed: list[bool] = []
 
     def train() -> None:
         model = tiny()

@@ -5,8 +5,10 @@ import json
 import os
 import re
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import pytest
 
@@ -14,12 +16,14 @@ from e2e.test_processes import isthmus
 from isthmus.bus.redis import ServerFacts
 from isthmus.doctor import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, examine_bus, examine_open_store
 from isthmus.doctor.bus import judge
+from isthmus.doctor.findings import Outcome
 from isthmus.doctor.machine import BITS, examine_machine, fingerprint
 from isthmus.errors import Denied
 from isthmus.kernels import ARITHMETIC
 from isthmus.log.run import Run
+from isthmus.records.frame import Blob
 from isthmus.runtime import Runtime, single_threaded
-from isthmus.store import EdgeStore, open_store, require_create_only
+from isthmus.store import EdgeStore, Layer, open_store, require_create_only
 from isthmus_services.cli import main
 from isthmus_services.demo.servers import Server, redis_server, s3_server
 from tests_helpers import world
@@ -48,7 +52,7 @@ def failures(found: dict[str, dict[str, str]]) -> dict[str, str]:
 # --- what works -------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_healthy(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_healthy(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     code, found = doctor(str(folder), tmp_path=tmp_path, capsys=capsys)
     assert code == 0
@@ -57,7 +61,7 @@ def test_a_folder_is_healthy(folder: Any, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_an_s3_server_and_a_redis_are_healthy_and_nothing_is_left_behind(
-    seaweedfs: Any, redis: Any, use: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seaweedfs: Server, redis: Server, use: Callable[[Server], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(seaweedfs)
     assert main(["init", "s3://doctor/run", "--create-bucket"]) == 0
@@ -76,7 +80,7 @@ def test_an_s3_server_and_a_redis_are_healthy_and_nothing_is_left_behind(
 
 
 def test_a_run_that_is_not_there_yet_is_a_warning(
-    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, found = doctor(str(folder), tmp_path=tmp_path, capsys=capsys)
     assert code == 0
@@ -85,7 +89,7 @@ def test_a_run_that_is_not_there_yet_is_a_warning(
     assert not folder.exists(), "looking for it does not make it"
 
 
-def test_a_folder_around_a_run_names_it(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_around_a_run_names_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     _, found = doctor(str(folder.parent), tmp_path=tmp_path, capsys=capsys)
     assert found["store: run"]["said"].endswith(f"no run here; did you mean {folder}?")
@@ -96,7 +100,7 @@ BUCKETS_OWN = re.compile(r"s3:|bucket|AWS|credential|ACL|password|TLS|region", r
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_may_not_be_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     folder.chmod(0o500)
     try:
@@ -110,23 +114,17 @@ def test_a_folder_that_may_not_be_written(folder: Any, tmp_path: Path, capsys: p
         assert not BUCKETS_OWN.search(found[check]["advice"])
 
 
-class Refusing:
+class Refusing(Layer):
     """A folder's store that refuses what a disk may refuse."""
 
-    def __init__(self, store: Any) -> None:
-        self._store, self.url = store, store.url
-
-    def __getattr__(self, name: Any) -> Any:
-        return getattr(self._store, name)
-
-    async def put(self, key: Any, data: Any) -> None:
+    async def put(self, key: str, data: Blob) -> None:
         raise Denied(f"{self.url}: Permission denied: {key}")
 
-    async def list(self, prefix: Any) -> None:
+    async def list(self, prefix: str) -> NoReturn:
         raise Denied(f"{self.url}: Permission denied: {prefix}")
 
 
-async def test_advice_for_a_folder_speaks_of_folders(folder: Any) -> None:
+async def test_advice_for_a_folder_speaks_of_folders(folder: Path) -> None:
     async with world(folder) as w:
         found = await findings(EdgeStore(Refusing(w.store), w.runtime), w.runtime)
     for check in ("store: may write", "store: may list"):
@@ -136,7 +134,7 @@ async def test_advice_for_a_folder_speaks_of_folders(folder: Any) -> None:
 
 
 def test_advice_for_a_bus_in_a_file_speaks_of_files(
-    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", str(folder)]) == 0
     (tmp_path / "bus").mkdir()
@@ -149,7 +147,9 @@ def test_advice_for_a_bus_in_a_file_speaks_of_files(
 # --- what does not ----------------------------------------------------------------------------------------------------
 
 
-def test_no_bucket(seaweedfs: Any, redis: Any, use: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bucket(
+    seaweedfs: Server, redis: Server, use: Callable[[Server], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     use(seaweedfs)
     code, found = doctor("s3://no-such-bucket/run", "--bus", redis.url, tmp_path=tmp_path, capsys=capsys)
     assert code == 1
@@ -157,7 +157,9 @@ def test_no_bucket(seaweedfs: Any, redis: Any, use: Any, tmp_path: Path, capsys:
     assert found["store: access"]["advice"] == "create it: isthmus init s3://no-such-bucket/run --create-bucket"
 
 
-def test_no_permission_to_create(tmp_path: Path, use: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_permission_to_create(
+    tmp_path: Path, use: Callable[[Server], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     identities = [
         {"name": who, "credentials": [{"accessKey": who, "secretKey": who * 3}], "actions": actions}
         for who, actions in (("owner", ["Admin", "Read", "List", "Write"]), ("reader", ["Read", "List"]))
@@ -228,10 +230,10 @@ class Deaf:
 
 
 def test_no_conditional_put(
-    moto: Any, redis: Any, use: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    moto: Server, redis: Server, use: Callable[[Server], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Deaf(int(moto.url.rpartition(":")[2])) as url:
-        use(Server(url, None, {**moto.environment, "AWS_ENDPOINT_URL": url}))
+        use(replace(moto, url=url, environment={**moto.environment, "AWS_ENDPOINT_URL": url}))
         assert main(["init", "s3://deaf/run", "--create-bucket"]) == 2
         assert "does not honour create-only PUT" in capsys.readouterr().err
         code, found = doctor("s3://deaf/run", "--bus", redis.url, tmp_path=tmp_path, capsys=capsys)
@@ -239,7 +241,9 @@ def test_no_conditional_put(
         assert "a second create-only PUT" in failures(found)["store: conditional PUT"]
 
 
-def test_a_syncer_refuses_a_store_without_conditional_put(moto: Any, redis: Any, use: Any) -> None:
+def test_a_syncer_refuses_a_store_without_conditional_put(
+    moto: Server, redis: Server, use: Callable[[Server], None]
+) -> None:
     use(moto)
     assert main(["init", "s3://once-good/run", "--create-bucket"]) == 0
     with Deaf(int(moto.url.rpartition(":")[2])) as url:
@@ -248,16 +252,10 @@ def test_a_syncer_refuses_a_store_without_conditional_put(moto: Any, redis: Any,
     assert "does not honour create-only PUT" in done.stderr
 
 
-class Racy:
+class Racy(Layer):
     """A store that looks first and writes later: right for one client, wrong for several."""
 
-    def __init__(self, store: Any) -> None:
-        self._store, self.url = store, store.url
-
-    def __getattr__(self, name: Any) -> Any:
-        return getattr(self._store, name)
-
-    async def create(self, key: Any, data: Any) -> bool:
+    async def create(self, key: str, data: Blob) -> bool:
         if any(e.key == key for e in await self._store.list(key.rpartition("/")[0] + "/")):
             return False
         await asyncio.sleep(0.01)
@@ -265,7 +263,7 @@ class Racy:
         return True
 
 
-async def test_a_store_that_loses_races_is_found_out(folder: Any) -> None:
+async def test_a_store_that_loses_races_is_found_out(folder: Path) -> None:
     async with world(folder) as w:
         store = EdgeStore(Racy(w.store), w.runtime)
         found = await findings(store, w.runtime)
@@ -280,7 +278,9 @@ async def findings(store: EdgeStore, runtime: Runtime, role: Role | None = None)
 
 
 @pytest.mark.parametrize(("off_s", "outcome"), [(0.0, OK), (60.0, WARNING), (-3600.0, FAILURE)])
-async def test_a_skewed_clock(off_s: Any, outcome: Any, moto: Any, redis: Any, use: Any) -> None:
+async def test_a_skewed_clock(
+    off_s: float, outcome: Outcome, moto: Server, redis: Server, use: Callable[[Server], None]
+) -> None:
     """The doctor's clock is a given: this one is off, the servers' are right."""
     use(moto)
     right = single_threaded()
@@ -295,7 +295,7 @@ async def test_a_skewed_clock(off_s: Any, outcome: Any, moto: Any, redis: Any, u
     assert ("ahead of" in found["bus: clock"].said) == (off_s > 0)
 
 
-def test_redis_evicts(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_redis_evicts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evicting = ("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru", "--appendonly", "yes")
     with redis_server(tmp_path, arguments=evicting) as server:
         code, found = doctor(str(folder), "--bus", server.url, tmp_path=tmp_path, capsys=capsys)
@@ -305,14 +305,14 @@ def test_redis_evicts(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture
     assert found["bus: persistence"]["outcome"] == OK
 
 
-def test_redis_cannot_be_reached(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_redis_cannot_be_reached(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = doctor(str(folder), "--bus", "redis://127.0.0.1:9", tmp_path=tmp_path, capsys=capsys)
     assert code == 1
     assert "127.0.0.1:9" in failures(found)["bus: access"]
 
 
 def test_redis_wants_another_password(
-    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ISTHMUS_BUS_PASSWORD", "sesame-secret")
     with redis_server(tmp_path, arguments=("--requirepass", "another", "--save", "")) as server:
@@ -323,7 +323,7 @@ def test_redis_wants_another_password(
 
 
 def test_whoever_may_do_too_much_is_told(
-    seaweedfs: Any, redis: Any, use: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    seaweedfs: Server, redis: Server, use: Callable[[Server], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(seaweedfs)
     assert main(["init", "s3://too-much/run", "--create-bucket"]) == 0
@@ -335,7 +335,7 @@ def test_whoever_may_do_too_much_is_told(
 
 @pytest.mark.parametrize("role", ["learner", "syncer"])
 def test_what_a_folder_cannot_restrict_is_a_note(
-    role: Any, folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    role: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", str(folder)]) == 0
     code, found = doctor(str(folder), "--role", role, "--learner", "eu-1", tmp_path=tmp_path, capsys=capsys)
@@ -384,11 +384,11 @@ def changed(**facts: object) -> dict[str, str]:
         ({"memory_used": 900 << 20}, {"bus: memory": WARNING}),
     ],
 )
-def test_what_a_server_says_of_itself_is_judged(facts: Any, expected: Any) -> None:
+def test_what_a_server_says_of_itself_is_judged(facts: dict[str, object], expected: dict[str, str]) -> None:
     assert changed(**facts) == expected
 
 
-def test_kernels_that_give_other_bits_are_a_failure(monkeypatch: pytest.MonkeyPatch, folder: Any) -> None:
+def test_kernels_that_give_other_bits_are_a_failure(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     assert fingerprint() == BITS[ARITHMETIC]
     monkeypatch.setattr("isthmus.doctor.machine.fingerprint", lambda: "0" * 64)
     found = {f.check: f for f in examine_machine(str(folder), Role(RoleKind.SYNCER), single_threaded())}
@@ -396,7 +396,7 @@ def test_kernels_that_give_other_bits_are_a_failure(monkeypatch: pytest.MonkeyPa
     assert "machine: torch" not in found, "a syncer needs none"
 
 
-def test_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch, folder: Any) -> None:
+def test_a_full_disk_is_a_failure(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("isthmus.doctor.machine.DISK_FAILURE", 1 << 60)
     monkeypatch.setattr("isthmus.doctor.machine.DISK_WARNING", 1 << 60)
     found = {f.check: f for f in examine_machine(str(folder), Role(RoleKind.SYNCER), single_threaded())}

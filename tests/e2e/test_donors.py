@@ -9,6 +9,7 @@ import logging
 import shutil
 import subprocess
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ from isthmus_services.demo.fleet import isthmus_command
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8)
 WARMUP = 10
 
+Entries = dict[str, Any]
+"""What an optimizer keeps for one parameter."""
+
+Spoil = Callable[[Entries], object]
+Kind = Callable[..., torch.optim.Optimizer]
+
 
 def net() -> nn.Module:
     torch.manual_seed(0)
@@ -32,14 +39,16 @@ def net() -> nn.Module:
 class Learner:
     """A training loop on noise."""
 
-    def __init__(self, folder: Any, name: Any, kind: Any = torch.optim.AdamW, **options: Any) -> None:
+    joined_with: list[Entries]
+
+    def __init__(self, folder: Path, name: str, kind: Kind = torch.optim.AdamW, **options: Any) -> None:
         self.model = net()
         self.optimizer = kind(self.model.parameters(), lr=options.pop("lr", 1e-2))
         self.link = isthmus.join(
             str(folder), self.model, self.optimizer, learner=name, warmup_steps=WARMUP, pace=PACE, **options
         )
 
-    def steps(self, count: Any) -> Any:
+    def steps(self, count: int) -> "Learner":
         for _ in range(count):
             x = torch.randn(3, 4, generator=torch.Generator().manual_seed(self.link.steps_done))
             self.model(x).square().sum().backward()
@@ -48,20 +57,20 @@ class Learner:
             self.link.step(tokens=10, loss=1.0)
         return self
 
-    def state(self) -> Any:
+    def state(self) -> list[Entries]:
         """What the optimizer keeps, in the order of the parameters."""
         return [dict(self.optimizer.state[p]) for p in self.model.parameters()]
 
-    def leave(self) -> Any:
+    def leave(self) -> "Learner":
         self.link.close()
         return self
 
-    def sane(self) -> Any:
+    def sane(self) -> bool:
         return all(bool((p.abs() < 10.0).all()) for p in self.model.parameters())
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in flight, with a checkpoint of the learner it has merged."""
     place = tmp_path_factory.mktemp("donors")
     veteran = Learner(place / "run", "veteran", create=Rules(fragments=2, sync_every=4))
@@ -81,11 +90,11 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def run(merged: Any, tmp_path: Path) -> Any:
+def run(merged: Path, tmp_path: Path) -> Path:
     return shutil.copytree(merged, tmp_path / "run")
 
 
-def spoiled(run: Any, spoil: Any, kind: Any = torch.optim.AdamW) -> Any:
+def spoiled(run: Path, spoil: Spoil, kind: Kind = torch.optim.AdamW) -> Learner:
     """Let the veteran come back and leave a checkpoint with its optimizer's entries so."""
     veteran = Learner(run, "veteran", kind).steps(3)
     for entries in veteran.optimizer.state.values():
@@ -93,7 +102,7 @@ def spoiled(run: Any, spoil: Any, kind: Any = torch.optim.AdamW) -> Any:
     return veteran.leave()
 
 
-def a_newcomer(run: Any, kind: Any = torch.optim.AdamW, **options: Any) -> Any:
+def a_newcomer(run: Path, kind: Kind = torch.optim.AdamW, **options: Any) -> Learner:
     """Join, train three steps, leave."""
     newcomer = Learner(run, "newcomer", kind, **options)
     newcomer.joined_with = copy.deepcopy(newcomer.state())
@@ -105,7 +114,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "isthmus")
 
 
-def test_honest_moments_are_taken(run: Any) -> None:
+def test_honest_moments_are_taken(run: Path) -> None:
     veteran = Learner(run, "veteran").steps(3).leave()
     newcomer = Learner(run, "newcomer", lr=5e-3)
     assert newcomer.link.moments == "peer"
@@ -115,12 +124,12 @@ def test_honest_moments_are_taken(run: Any) -> None:
     newcomer.leave()
 
 
-def test_they_are_taken_at_the_foot_of_a_schedule_too(run: Any) -> None:
+def test_they_are_taken_at_the_foot_of_a_schedule_too(run: Path) -> None:
     Learner(run, "veteran").steps(3).leave()
     assert a_newcomer(run, lr=0.0).link.moments == "peer"
 
 
-SPOILED = {
+SPOILED: dict[str, tuple[Spoil, str]] = {
     "negative second moments": (lambda e: e["exp_avg_sq"].fill_(-1.0), "exp_avg_sq is below 0 somewhere"),
     "one negative second moment": (lambda e: e["exp_avg_sq"].view(-1)[0].fill_(-1e-30), "exp_avg_sq is below 0"),
     "a count before the first": (lambda e: e["step"].fill_(-1.0), "step is below 0"),
@@ -142,7 +151,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("how", SPOILED)
-def test_spoiled_moments_are_not(how: Any, run: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_spoiled_moments_are_not(how: str, run: Path, caplog: pytest.LogCaptureFixture) -> None:
     spoil, why = SPOILED[how]
     spoiled(run, spoil)
     newcomer = a_newcomer(run)
@@ -155,14 +164,14 @@ def test_spoiled_moments_are_not(how: Any, run: Any, caplog: pytest.LogCaptureFi
 class Kept(torch.optim.Optimizer):
     """Signed descent that keeps what `keep` gives for each parameter."""
 
-    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+    def __init__(self, params: Iterable[torch.Tensor], lr: float = 1e-2) -> None:
         super().__init__(params, {"lr": lr})
 
-    def keep(self, p: Any) -> Any:
+    def keep(self, p: torch.Tensor) -> Entries:
         return {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -174,11 +183,11 @@ class Kept(torch.optim.Optimizer):
 class EightBit(Kept):
     """As bitsandbytes keeps its moments: bytes, a scale per block, and a codebook that all share."""
 
-    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+    def __init__(self, params: Iterable[torch.Tensor], lr: float = 1e-2) -> None:
         super().__init__(params, lr)
         self.book = torch.linspace(-1.0, 1.0, 256)
 
-    def keep(self, p: Any) -> Any:
+    def keep(self, p: torch.Tensor) -> Entries:
         codes = torch.full(p.shape, 200, dtype=torch.uint8)
         return {"step": 1, "state1": codes, "absmax1": torch.ones(-(-p.numel() // 8)), "qmap1": self.book}
 
@@ -186,37 +195,38 @@ class EightBit(Kept):
 class Float8(Kept):
     """Moments in float8 with a scale in float32."""
 
-    def keep(self, p: Any) -> Any:
+    def keep(self, p: torch.Tensor) -> Entries:
+        assert p.grad is not None
         return {"m": p.grad.to(torch.float8_e4m3fn), "v": p.grad.square().to(torch.float8_e5m2), "scale": torch.ones(1)}
 
 
 class Nested(Kept):
     """A preconditioner for each dimension, in a list, and a few settings, in a dict."""
 
-    def keep(self, p: Any) -> Any:
+    def keep(self, p: torch.Tensor) -> Entries:
         return {"left": [torch.eye(n) for n in p.shape], "how": {"mode": "full", "rank": 3, "since": (0, None)}}
 
 
 class NeedsClosure(Kept):
     """Steps only with the loss at hand."""
 
-    def step(self, closure: Any) -> Any:
-        return super().step()
+    def step(self, closure: object) -> None:  # type: ignore[override]
+        super().step()
 
 
 class TrainedWithClosure(NeedsClosure):
     """The loop's step has no argument; a copy's has none either, and fails."""
 
-    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+    def __init__(self, params: Iterable[torch.Tensor], lr: float = 1e-2) -> None:
         super().__init__(params, lr)
-        self.step = lambda: NeedsClosure.step(self, None)
+        vars(self)["step"] = lambda: NeedsClosure.step(self, None)
 
 
 KINDS = [EightBit, Float8, Nested]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_optimizers_moments_are_taken_bit_for_bit(kind: Any, run: Any) -> None:
+def test_any_optimizers_moments_are_taken_bit_for_bit(kind: Kind, run: Path) -> None:
     veteran = spoiled(run, lambda entries: None, kind)
     newcomer = a_newcomer(run, kind)
     assert newcomer.link.moments == "peer"
@@ -224,7 +234,7 @@ def test_any_optimizers_moments_are_taken_bit_for_bit(kind: Any, run: Any) -> No
 
 
 @pytest.mark.parametrize("kind", [*KINDS, torch.optim.AdamW])
-def test_and_a_learner_goes_on_with_its_own(kind: Any, run: Any) -> None:
+def test_and_a_learner_goes_on_with_its_own(kind: Kind, run: Path) -> None:
     before = spoiled(run, lambda entries: None, kind)
     after = Learner(run, "veteran", kind)
     assert after.link.moments == "own"
@@ -232,10 +242,10 @@ def test_and_a_learner_goes_on_with_its_own(kind: Any, run: Any) -> None:
     after.steps(2).leave()
 
 
-def test_ones_own_state_is_taken_even_where_no_donors_would_be(run: Any) -> None:
+def test_ones_own_state_is_taken_even_where_no_donors_would_be(run: Path) -> None:
     """Its digest vouches for it, and what an optimizer keeps is its own affair."""
 
-    def odd(entries: Any) -> None:
+    def odd(entries: Entries) -> None:
         entries["exp_avg"].neg_().mul_(3.0)
         entries["scratch"] = torch.zeros(3).to(torch.float8_e4m3fn)
 
@@ -260,7 +270,7 @@ def test_ones_own_state_is_taken_even_where_no_donors_would_be(run: Any) -> None
     ],
 )
 def test_theirs_are_judged_entry_by_entry_too(
-    kind: Any, spoil: Any, why: Any, run: Any, caplog: pytest.LogCaptureFixture
+    kind: Kind, spoil: Spoil, why: str, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoiled(run, spoil, kind)
     assert a_newcomer(run, kind).link.moments == "fresh"
@@ -268,7 +278,7 @@ def test_theirs_are_judged_entry_by_entry_too(
 
 
 def test_where_no_copy_can_step_no_donor_is_used_and_the_log_says_why(
-    run: Any, caplog: pytest.LogCaptureFixture
+    run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoiled(run, lambda entries: None, TrainedWithClosure)
     newcomer = a_newcomer(run, TrainedWithClosure)
@@ -277,7 +287,7 @@ def test_where_no_copy_can_step_no_donor_is_used_and_the_log_says_why(
     assert "missing 1 required positional argument: 'closure'" in caplog.text
 
 
-def test_a_stranger_of_whom_the_log_merged_nothing_is_not_asked(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stranger_of_whom_the_log_merged_nothing_is_not_asked(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     veteran = Learner(run, "veteran").steps(3).leave()
     Learner(run, "stranger").steps(5).leave()  # its checkpoint is newer, but no syncer is there to merge its work
     newcomer = a_newcomer(run)
@@ -289,7 +299,7 @@ def test_a_stranger_of_whom_the_log_merged_nothing_is_not_asked(run: Any, caplog
     assert a_newcomer(run).link.moments == "fresh", "nor where there is nobody else"
 
 
-def alike(a: Any, b: Any) -> Any:
+def alike(a: Any, b: Any) -> bool:
     """Whether two trees hold the same, tensors bit by bit."""
     if isinstance(a, torch.Tensor):
         bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
@@ -298,4 +308,4 @@ def alike(a: Any, b: Any) -> Any:
         return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(alike, a, b))
-    return type(a) is type(b) and a == b
+    return type(a) is type(b) and bool(a == b)

@@ -3,12 +3,13 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from isthmus.log import gc
+from isthmus.log.gc import Garbage
 from isthmus.ports import open_log
+from isthmus.records.objects import Input
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
 from tests_helpers import seed_of, serving, train, world
@@ -17,10 +18,10 @@ PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)
 
 
 @pytest.fixture
-def run(folder: Any) -> Any:
+def run(folder: Path) -> tuple[str, Garbage]:
     """A run of two fragments, some versions long, of which `gc` has left the newest."""
 
-    async def body() -> Any:
+    async def body() -> Garbage:
         async with world(folder, seed_of(Rules(fragments=2, sync_every=2), PACE)) as w:
             async with serving(w.syncer("s1")) as syncer:
                 await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 8)
@@ -38,7 +39,7 @@ def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 
 def test_a_file_that_is_there_is_replaced_only_with_force(
-    folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["init", str(folder)]) == 0
     out = tmp_path / "m.safetensors"
@@ -52,7 +53,7 @@ def test_a_file_that_is_there_is_replaced_only_with_force(
     assert [p.name for p in tmp_path.iterdir() if "safetensors" in p.name] == [out.name], "nothing half made is left"
 
 
-def test_no_folder_is_made_up(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_folder_is_made_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
     code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path / "no" / "m.safetensors"))
@@ -63,7 +64,7 @@ def test_no_folder_is_made_up(folder: Any, tmp_path: Path, capsys: pytest.Captur
     assert said == f"isthmus export: -o {tmp_path} is a folder: name a file"
 
 
-def test_a_time_before_the_run_is_refused(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_before_the_run_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
     code, said = said_by(capsys, "export", str(folder), "-o", str(tmp_path / "m"), "--at", "2020-01-01")
@@ -76,7 +77,7 @@ def test_a_time_before_the_run_is_refused(folder: Any, tmp_path: Path, capsys: p
 
 
 def test_a_version_that_was_collected_is_told_from_a_damaged_one(
-    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: tuple[str, Garbage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, plan = run
     first, out = max(plan.starts), str(tmp_path / "m")
@@ -89,10 +90,11 @@ def test_a_version_that_was_collected_is_told_from_a_damaged_one(
     assert main(["export", url, "-o", out, "--version", str(first)]) == 0
     assert main(["export", url, "-o", out, "--version", "0", "--force"]) == 0
 
-    async def damage() -> Any:
+    async def damage() -> int:
         async with open_log(url) as log:
-            head = (await log.newest(0)).version
-            commit = await log.commit(0, head)
+            commit = await log.newest(0)
+            assert commit is not None
+            head = commit.version
             await log.store.delete(commit.header.value_key)
             for version, key in await log.snapshots(0):
                 if version == head:
@@ -108,11 +110,11 @@ def test_a_version_that_was_collected_is_told_from_a_damaged_one(
 
 
 def test_explain_and_replay_know_what_was_collected(
-    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: tuple[str, Garbage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url, plan = run
 
-    async def merged() -> Any:
+    async def merged() -> list[tuple[int, bool, Input]]:
         async with open_log(url) as log:
             return [(c.version, c.packed, c.header.inputs[0]) async for c in log.commits(0, 0)]
 
@@ -136,7 +138,9 @@ def test_explain_and_replay_know_what_was_collected(
     assert json.loads((tmp_path / "r.json").read_text())["differ"] == 0
 
 
-def test_gc_says_what_to_do_about_what_is_too_young(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_says_what_to_do_about_what_is_too_young(
+    run: tuple[str, Garbage], capsys: pytest.CaptureFixture[str]
+) -> None:
     url, _ = run
     assert main(["gc", url, "--keep", "1", "--apply"]) == 0
     said = capsys.readouterr().out

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ def make():
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder, with somebody's code in it and a model file that names it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.py").write_text(THEIRS)
@@ -40,7 +39,7 @@ def file_naming(model: str) -> str:
     return "m.safetensors"
 
 
-def test_code_that_a_file_names_is_neither_imported_nor_called(here: Any) -> None:
+def test_code_that_a_file_names_is_neither_imported_nor_called(here: Path) -> None:
     done = isthmus("init", "run", "--from", file_naming("theirs:make"))
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.splitlines() == [
@@ -51,7 +50,7 @@ def test_code_that_a_file_names_is_neither_imported_nor_called(here: Any) -> Non
     assert not (here / "run").exists(), "nothing is written either"
 
 
-def test_with_model_it_is_run_as_asked(here: Any) -> None:
+def test_with_model_it_is_run_as_asked(here: Path) -> None:
     done = isthmus("init", "run", "--from", file_naming("theirs:make"), "--model", "theirs:make")
     assert done.returncode == 0, done.stderr
     assert (here / "called").exists()
@@ -59,7 +58,7 @@ def test_with_model_it_is_run_as_asked(here: Any) -> None:
     assert np.array_equal(export.read(here / "out.safetensors").values[0], np.full(4, 3.0, np.float32))
 
 
-def test_a_demo_model_goes_from_run_to_file_to_run_without_asking(here: Any) -> None:
+def test_a_demo_model_goes_from_run_to_file_to_run_without_asking(here: Path) -> None:
     assert main(["init", "first", "--seed", "4"]) == 0
     assert main(["export", "first", "-o", "demo.safetensors"]) == 0
     assert main(["init", "second", "--from", "demo.safetensors"]) == 0
@@ -86,7 +85,7 @@ def test_a_demo_model_goes_from_run_to_file_to_run_without_asking(here: Any) -> 
     ],
 )
 def test_only_what_makes_a_model_in_our_own_package_is_built_in(
-    named: Any, here: Any, capsys: pytest.CaptureFixture[str]
+    named: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shared.built_in(named) is None
     assert main(["init", "run", "--from", file_naming(named)]) == 2
@@ -94,7 +93,7 @@ def test_only_what_makes_a_model_in_our_own_package_is_built_in(
 
 
 @pytest.mark.parametrize("named", ["x:y; rm -rf z", "a:b\nc", "\x1b[2J:x", "theirs", ":", "$(id):x", "a:" + "b" * 9999])
-def test_a_name_that_is_none_is_shown_harmlessly(named: Any, here: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_none_is_shown_harmlessly(named: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "run", "--from", file_naming(named)]) == 2
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1

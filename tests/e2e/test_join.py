@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,17 @@ from tests_helpers import serving
 RULES = Rules(fragments=2, sync_every=4)
 
 
-def net(width: int = 8) -> nn.Module:
+def net(width: int = 8) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
 
 
-def join(folder: Any, model: Any, **options: Any) -> Any:
+def join(folder: Path | str, model: nn.Module, **options: Any) -> isthmus.Link:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     return isthmus.join(str(folder), model, optimizer, learner=options.pop("learner", "a"), **options)
 
 
-def test_a_missing_run_names_init(folder: Any) -> None:
+def test_a_missing_run_names_init(folder: Path) -> None:
     with pytest.raises(RunMissing, match="isthmus init"):
         join(folder, net())
 
@@ -47,7 +48,7 @@ def test_a_folder_that_holds_a_run_names_it_and_gets_no_second_one(tmp_path: Pat
             join(tmp_path / "out", net(), **options)
 
 
-def test_the_first_creates_and_the_next_adopts_its_values(folder: Any) -> None:
+def test_the_first_creates_and_the_next_adopts_its_values(folder: Path) -> None:
     first, second = net(), net()
     with torch.no_grad():
         for p in second.parameters():
@@ -59,14 +60,14 @@ def test_the_first_creates_and_the_next_adopts_its_values(folder: Any) -> None:
         assert torch.equal(p, q)
 
 
-def test_of_racing_creators_all_join_one_run(folder: Any) -> None:
+def test_of_racing_creators_all_join_one_run(folder: Path) -> None:
     models = []
     for i in range(4):
         torch.manual_seed(i)
         models.append(nn.Linear(3, 3))
     digests, failures = [], []
 
-    def go(i: Any) -> None:
+    def go(i: int) -> None:
         try:
             with join(folder, models[i], learner=f"l{i}", create=RULES) as link:
                 digests.append(link.run.digest)
@@ -83,19 +84,19 @@ def test_of_racing_creators_all_join_one_run(folder: Any) -> None:
     assert all(torch.equal(m.weight, models[0].weight) for m in models)
 
 
-def test_another_model_is_refused_by_its_first_difference(folder: Any) -> None:
+def test_another_model_is_refused_by_its_first_difference(folder: Path) -> None:
     join(folder, net(), create=RULES).close()
     with pytest.raises(LayoutMismatch, match=r"tensor '0.weight' has shape \(9, 4\), the run has \(8, 4\)"):
         join(folder, net(9))
 
 
-def test_other_rules_are_refused(folder: Any) -> None:
+def test_other_rules_are_refused(folder: Path) -> None:
     join(folder, net(), create=RULES).close()
     with pytest.raises(InputError, match="sync_every is 4 there, not 7"):
         join(folder, net(), create=Rules(fragments=2, sync_every=7))
 
 
-def test_tied_weights_are_merged_once(folder: Any) -> None:
+def test_tied_weights_are_merged_once(folder: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,29 +111,31 @@ def test_tied_weights_are_merged_once(folder: Any) -> None:
     assert model.head.weight is model.embed.weight
 
 
-def test_frozen_parameters_stay_and_must_agree(folder: Any) -> None:
+def test_frozen_parameters_stay_and_must_agree(folder: Path) -> None:
     model = net()
-    model[0].weight.requires_grad_(False)
+    model.get_parameter("0.weight").requires_grad_(False)
     with join(folder, model, create=RULES) as link:
         assert "0.weight" not in {s.name for s in link.run.layout.specs}
         assert set(link.run.frozen) == {"0.weight"}
     other = net()
-    other[0].weight.requires_grad_(False)
+    other.get_parameter("0.weight").requires_grad_(False)
     with torch.no_grad():
-        other[0].weight[0, 0] += 1
+        other.get_parameter("0.weight")[0, 0] += 1
     with pytest.raises(LayoutMismatch, match=r"frozen parameter '0\.weight' has other values"):
         join(folder, other)
 
 
-def test_buffers_stay_local(folder: Any) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+def test_buffers_stay_local(folder: Path) -> None:
+    norm = nn.BatchNorm1d(4)
+    assert norm.running_mean is not None
+    model = nn.Sequential(nn.Linear(4, 4), norm)
     with join(folder, model, create=RULES):
-        model[1].running_mean.add_(5.0)
-    assert (model[1].running_mean == 5.0).all()
+        norm.running_mean.add_(5.0)
+    assert torch.all(norm.running_mean == 5.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_parameters_keep_their_dtype(folder: Any, dtype: Any) -> None:
+def test_parameters_keep_their_dtype(folder: Path, dtype: torch.dtype) -> None:
     model = net().to(dtype)
     before = [p.detach().clone() for p in model.parameters()]
     with join(folder, model, create=RULES) as link:
@@ -143,22 +146,21 @@ def test_parameters_keep_their_dtype(folder: Any, dtype: Any) -> None:
         assert torch.equal(p, q)
 
 
-def test_a_dtype_that_cannot_be_merged_is_refused(folder: Any) -> None:
+def test_a_dtype_that_cannot_be_merged_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="is float64"):
         join(folder, net().double(), create=RULES)
 
 
-def test_parameters_without_a_gradient_and_several_groups_are_fine(folder: Any) -> None:
+def test_parameters_without_a_gradient_and_several_groups_are_fine(folder: Path) -> None:
     model = net()
     unused = nn.Linear(3, 3)
     model.append(unused)
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": model[0].parameters(), "lr": 1e-2},
-            {"params": model[2].parameters()},
-            {"params": unused.parameters()},
-        ]
-    )
+    groups: list[dict[str, Any]] = [
+        {"params": model[0].parameters(), "lr": 1e-2},
+        {"params": model[2].parameters()},
+        {"params": unused.parameters()},
+    ]
+    optimizer = torch.optim.AdamW(groups)
     link = isthmus.join(str(folder), model, optimizer, learner="a", create=RULES)
     for _ in range(10):
         model[2](model[1](model[0](torch.ones(2, 4)))).sum().backward()
@@ -169,7 +171,7 @@ def test_parameters_without_a_gradient_and_several_groups_are_fine(folder: Any) 
     assert link.steps_done == 10
 
 
-def test_an_optimizer_of_another_model_is_refused(folder: Any) -> None:
+def test_an_optimizer_of_another_model_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="parameter group 0"):
         isthmus.join(str(folder), net(), torch.optim.SGD(net().parameters(), lr=1.0), learner="a", create=RULES)
 
@@ -186,7 +188,7 @@ def test_an_optimizer_of_another_model_is_refused(folder: Any) -> None:
         ({"create": Rules(fragments=0)}, "fragments"),
     ],
 )
-def test_bad_settings_are_named(folder: Any, options: Any, message: Any) -> None:
+def test_bad_settings_are_named(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         join(folder, net(), **({"create": RULES} | options))
 
@@ -196,7 +198,7 @@ def test_a_run_in_a_bucket_needs_a_bus() -> None:
         join("s3://bucket/run", net())
 
 
-def test_steps_are_checked(folder: Any) -> None:
+def test_steps_are_checked(folder: Path) -> None:
     link = join(folder, net(), create=RULES)
     with pytest.raises(InputError, match="at least 1"):
         link.step(tokens=0)
@@ -206,13 +208,13 @@ def test_steps_are_checked(folder: Any) -> None:
         link.step(tokens=1)
 
 
-def test_a_sink_gets_every_step(folder: Any) -> None:
+def test_a_sink_gets_every_step(folder: Path) -> None:
     taken: dict[int, dict[str, float]] = {}
 
     class Kept:
         closed = False
 
-        def scalars(self, step: Any, values: Any) -> None:
+        def scalars(self, step: int, values: Mapping[str, float]) -> None:
             taken.setdefault(step, {}).update(values)
 
         def flush(self) -> None:
@@ -258,7 +260,7 @@ def test_values_go_in_and_out_of_a_module_unchanged() -> None:
         assert np.array_equal(after, before + 1)
 
 
-def in_step(folder: Any) -> tuple[isthmus.Link, threading.Thread, threading.Event]:
+def in_step(folder: Path) -> tuple[isthmus.Link, threading.Thread, threading.Event]:
     """Join with a lead of none, as in synchronous DiLoCo, and train twelve steps on a thread; nobody merges yet."""
     pace = isthmus.Pace(quorum=1, lead=0.0, overlap=0.0, grace=0.0, heartbeat_s=0.2, silence_s=0.8)
     model = net()
@@ -280,7 +282,7 @@ def in_step(folder: Any) -> tuple[isthmus.Link, threading.Thread, threading.Even
     return link, thread, done
 
 
-def test_a_loop_that_waits_for_a_version_can_be_let_go(folder: Any) -> None:
+def test_a_loop_that_waits_for_a_version_can_be_let_go(folder: Path) -> None:
     """Or a learner that is told to stop would stand at its boundary for ever, once everybody else has left."""
     link, thread, done = in_step(folder)
     link.let_go()
@@ -289,14 +291,16 @@ def test_a_loop_that_waits_for_a_version_can_be_let_go(folder: Any) -> None:
     link.close()
 
 
-async def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder: Any) -> None:
+async def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_version_comes(folder: Path) -> None:
     """Synchronous DiLoCo as a setting: the loop stands at its boundary until somebody merges."""
     link, thread, done = in_step(folder)
     runtime = single_threaded(0)
+    place = default_bus(str(folder))
+    assert place is not None
     async with open_store(str(folder), runtime) as store:
         run = await read_run(store)
         async with (
-            open_bus(default_bus(str(folder)), run.digest) as bus,
+            open_bus(place, run.digest) as bus,
             serving(Syncer(Log(run, store, runtime), store, bus, runtime, "s")),
         ):
             await asyncio.to_thread(done.wait, 30.0)

@@ -10,21 +10,24 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from subprocess import CompletedProcess
+from typing import TypeVar
 
 import pytest
 
 import forking
 from forking import Forked
 from isthmus.bus import default_bus
-from isthmus.log import fold
+from isthmus.log import Commit, fold
 from isthmus.ports import open_log
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
-from isthmus_services.demo.servers import redis_server, s3_server
+from isthmus_services.demo.servers import Server, redis_server, s3_server
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_loop.py"
@@ -41,7 +44,9 @@ HANGS_S = 240.0
 COMMAND = (sys.executable, "-m", "isthmus_services.cli")
 
 
-def isthmus(*arguments: str, timeout: float = HANGS_S, environment: Any = None) -> Any:
+def isthmus(
+    *arguments: str, timeout: float = HANGS_S, environment: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
     return forking.isthmus(*arguments, timeout=timeout, environment={**os.environ, **QUIET, **(environment or {})})
 
 
@@ -50,9 +55,9 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.all: dict[subprocess.Popen | Forked, str] = {}
+        self.all: dict[subprocess.Popen[bytes] | Forked, str] = {}
 
-    def start(self, name: str, *command: str) -> subprocess.Popen:
+    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """Start a program as a user does."""
         with open(self.folder / f"{name}.log", "ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **QUIET})
@@ -69,7 +74,7 @@ class Processes:
     def said(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def ends(self, process: subprocess.Popen | Forked, code: int = 0) -> None:
+    def ends(self, process: subprocess.Popen[bytes] | Forked, code: int = 0) -> None:
         """Wait for the end of a process. Raises `AssertionError` with what all of them said if it has another code."""
         with suppress(subprocess.TimeoutExpired):
             process.wait(HANGS_S)
@@ -78,7 +83,7 @@ class Processes:
 
 
 @contextmanager
-def processes(folder: Path) -> Iterator[Any]:
+def processes(folder: Path) -> Iterator[Processes]:
     """End everything a test started, by its process id."""
     started = Processes(folder)
     try:
@@ -91,17 +96,19 @@ def processes(folder: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(params=["folder and sqlite", "s3 and redis"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, use: Any) -> Any:
+def place(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[[Server], None]) -> tuple[str, str]:
     """Return (run, bus) of one of the two ways to run."""
     if request.param == "folder and sqlite":
         run = str(tmp_path / "run")
-        return run, default_bus(run)
+        bus = default_bus(run)
+        assert bus is not None
+        return run, bus
     use(request.getfixturevalue("seaweedfs"))
     return f"s3://b{uuid.uuid4().hex[:10]}/run", request.getfixturevalue("redis").url
 
 
-def commits_of(run: str) -> Any:
-    async def go() -> Any:
+def commits_of(run: str) -> list[Commit]:
+    async def go() -> list[Commit]:
         async with open_log(run) as log:
             commits = await judge.read_commits(log)
             # The fold checks every digest on the way.
@@ -112,7 +119,7 @@ def commits_of(run: str) -> Any:
     return asyncio.run(go())
 
 
-def wait_for(condition: Any, what: str, timeout: float = HANGS_S) -> Any:
+def wait_for(condition: Callable[[], T], what: str, timeout: float = HANGS_S) -> T:
     end = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < end, f"never happened: {what}"
@@ -125,10 +132,10 @@ def init(*arguments: str) -> int:
     return main(["init", *arguments])
 
 
-def heads(run: Any) -> Any:
+def heads(run: str) -> int:
     """The sum of all fragments' versions."""
 
-    async def go() -> Any:
+    async def go() -> int:
         async with open_log(run) as log:
             found = await asyncio.gather(*(log.newest(f.index) for f in log.run.layout.fragments))
             return sum(commit.version for commit in found if commit)
@@ -137,19 +144,19 @@ def heads(run: Any) -> Any:
 
 
 @pytest.mark.timeout(600)
-def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place: Any, tmp_path: Path) -> None:
+def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place: tuple[str, str], tmp_path: Path) -> None:
     run, bus = place
     assert init(run, *SMALL, "--seed", "3", "--create-bucket") == 0
     assert init(run, *SMALL, "--seed", "3") == 0, "creating the same run twice is harmless"
     with processes(tmp_path) as p:
 
-        def syncer(name: Any) -> Any:
+        def syncer(name: str) -> subprocess.Popen[bytes]:
             return p.start(name, *COMMAND, "syncer", run, "--bus", bus, "--name", name)
 
-        def learner(i: Any) -> Any:
+        def learner(i: int) -> subprocess.Popen[bytes]:
             arguments = ("--learner", f"l{i}", "--shard", f"{i}/2", *PACED, "900")
-            arguments += ("--tensorboard", str(tmp_path / "boards"))
-            return p.start(f"l{i}", *COMMAND, "learner", run, "--bus", bus, *arguments)
+            boards = ("--tensorboard", str(tmp_path / "boards"))
+            return p.start(f"l{i}", *COMMAND, "learner", run, "--bus", bus, *arguments, *boards)
 
         first, learners = syncer("s1"), [learner(0), learner(1)]
         wait_for(lambda: heads(run) > 30, "thirty commits")
@@ -184,7 +191,9 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place: Any, tmp_pat
 
 
 @pytest.mark.timeout(600)
-def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs: Any, use: Any, tmp_path: Path) -> None:
+def test_redis_dies_comes_back_empty_and_the_run_goes_on(
+    seaweedfs: Server, use: Callable[[Server], None], tmp_path: Path
+) -> None:
     use(seaweedfs)
     run = f"s3://b{uuid.uuid4().hex[:10]}/run"
     assert init(run, *SMALL, "--create-bucket") == 0
@@ -211,7 +220,9 @@ def test_redis_dies_comes_back_empty_and_the_run_goes_on(seaweedfs: Any, use: An
 
 
 @pytest.mark.timeout(600)
-def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis: Any, use: Any, tmp_path: Path) -> None:
+def test_the_s3_server_dies_comes_back_and_the_run_goes_on(
+    redis: Server, use: Callable[[Server], None], tmp_path: Path
+) -> None:
     run = f"s3://b{uuid.uuid4().hex[:10]}/run"
     with processes(tmp_path) as p:
         with s3_server(tmp_path / "s3") as s3:
@@ -237,7 +248,7 @@ def test_the_s3_server_dies_comes_back_and_the_run_goes_on(redis: Any, use: Any,
 
 
 @pytest.mark.timeout(600)
-def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder: Any, tmp_path: Path) -> None:
+def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder: Path, tmp_path: Path) -> None:
     run = str(folder)
     assert init(run, *SMALL) == 0
     with processes(tmp_path) as p:
@@ -260,7 +271,7 @@ def test_a_learner_asked_to_stop_leaves_and_can_come_back(folder: Any, tmp_path:
 
 
 @pytest.mark.timeout(600)
-def test_the_example_trains_in_its_own_loop(folder: Any, tmp_path: Path) -> None:
+def test_the_example_trains_in_its_own_loop(folder: Path, tmp_path: Path) -> None:
     with processes(tmp_path) as p:
         command = (sys.executable, str(EXAMPLE), str(folder), "--steps", "150", "--step-seconds", "0.02", "--learner")
         first = p.start("eu-1", *command, "eu-1")
@@ -292,7 +303,7 @@ def train(task):
 """
 
 
-def test_a_model_and_a_trainer_of_ones_own(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_and_a_trainer_of_ones_own(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ours.py").write_text(OWN)
     made = isthmus("init", str(folder), "--model", "ours:model", "--fragments", "2", "--sync-every", "4")
@@ -307,7 +318,7 @@ def test_a_model_and_a_trainer_of_ones_own(folder: Any, tmp_path: Path, monkeypa
     assert "trained 20 (1, 2) a" in done.stdout
 
 
-def test_a_syncer_runs_where_torch_cannot_be_imported(folder: Any, tmp_path: Path) -> None:
+def test_a_syncer_runs_where_torch_cannot_be_imported(folder: Path, tmp_path: Path) -> None:
     assert init(str(folder)) == 0
     code = (
         "import sys; sys.modules['torch'] = None; from isthmus_services.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -349,7 +360,7 @@ KILLED = ("--kill-every", "4", "--kill-syncer-every", "7", "--steps", "128")
 @pytest.mark.parametrize(
     ("given", "steps"), [(("--steps", "64"), 64), (("--servers", *KILLED), 128)], ids=["folder", "killed, with servers"]
 )
-def test_the_demo_recovers_and_reports(tmp_path: Path, given: Any, steps: Any) -> None:
+def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], steps: int) -> None:
     out = tmp_path / "demo"
     done = isthmus(
         "demo", "--out", str(out), "--learners", "2", "--data", TEXT, *given,

@@ -7,9 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -18,19 +19,25 @@ import torch
 
 import forking
 from isthmus.errors import InputError
-from isthmus.log import fold, merge
+from isthmus.kernels import F32
+from isthmus.layout import Layout
+from isthmus.log import Commit, fold, merge
 from isthmus.readers import export, whatif
 from isthmus.records import frame
 from isthmus.records.frame import Kind
 from isthmus.records.keys import commit_key
-from isthmus.records.objects import CommitHeader
+from isthmus.records.objects import CommitHeader, Input
 from isthmus.rules import Pace, Rules
-from tests_helpers import all_commits, balanced, seed_of, serving, train, world
+from tests_helpers import World, all_commits, balanced, seed_of, serving, train, world
+
+T = TypeVar("T")
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3, grace=0.3)
 
 
-def cli(*arguments: Any, timeout: int = 240, **environment: Any) -> Any:
+def cli(
+    *arguments: object, timeout: int = 240, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     if not environment:
         return forking.isthmus(*map(str, arguments), timeout=timeout)
     # What libraries read as they are loaded: a process of its own from the start.
@@ -41,7 +48,7 @@ def cli(*arguments: Any, timeout: int = 240, **environment: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three learners of different speeds, with late work in it."""
     folder = tmp_path_factory.mktemp("original") / "run"
 
@@ -65,29 +72,29 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def run(original: Any, tmp_path: Path) -> Any:
+def run(original: Path, tmp_path: Path) -> Path:
     """A copy, without the bus."""
     copy = tmp_path / "copy"
     shutil.copytree(original, copy, ignore=shutil.ignore_patterns("bus.sqlite*"))
     return copy
 
 
-def in_world(folder: Any, body: Any) -> Any:
-    async def go() -> Any:
+def in_world(folder: Path, body: Callable[[World], Awaitable[T]]) -> T:
+    async def go() -> T:
         async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
             return await body(w)
 
     return asyncio.run(go())
 
 
-def commits(folder: Any) -> Any:
+def commits(folder: Path) -> dict[int, list[Commit]]:
     return in_world(folder, lambda w: all_commits(w.log))
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_commit_of_a_run_comes_out_as_recorded(run: Any, tmp_path: Path) -> None:
+def test_every_commit_of_a_run_comes_out_as_recorded(run: Path, tmp_path: Path) -> None:
     total = sum(map(len, commits(run).values()))
     done = cli("replay", run, "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
@@ -108,22 +115,24 @@ def test_every_commit_of_a_run_comes_out_as_recorded(run: Any, tmp_path: Path) -
         (2, {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512CD AVX512_SKX"}),
     ],
 )
-def test_threads_and_instruction_sets_change_no_bit(run: Any, threads: Any, environment: Any, tmp_path: Path) -> None:
+def test_threads_and_instruction_sets_change_no_bit(
+    run: Path, threads: int, environment: dict[str, str], tmp_path: Path
+) -> None:
     if environment:
         environment |= {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    done = cli("replay", run, "--threads", threads, **environment)
+    done = cli("replay", run, "--threads", threads, environment=environment)
     assert done.returncode == 0, done.stderr + done.stdout
     assert ", 0 differ" in done.stdout
 
 
-def rewrite(folder: Any, fragment: Any, version: Any, change: Any) -> None:
+def rewrite(folder: Path, fragment: int, version: int, change: Callable[[CommitHeader], CommitHeader]) -> None:
     """Change a commit so that everything about it is valid but what it says."""
     path = folder / commit_key(fragment, version)
     header, _ = frame.parse(path.read_bytes(), Kind.COMMIT, CommitHeader)
     path.write_bytes(frame.draft(Kind.COMMIT, change(header)).blob)
 
 
-def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(run: Any, tmp_path: Path) -> None:
+def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(run: Path, tmp_path: Path) -> None:
     import msgspec
 
     last = next(c for c in reversed(commits(run)[1]) if len(c.header.inputs) > 1)
@@ -131,7 +140,7 @@ def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(r
         if int(path.name) > last.version:
             path.unlink()  # as if it were the newest: nothing after it vouches for its bytes
 
-    def heavier(header: Any) -> Any:
+    def heavier(header: CommitHeader) -> CommitHeader:
         first, *rest = header.inputs
         return msgspec.structs.replace(header, inputs=(msgspec.structs.replace(first, weight=first.weight * 3), *rest))
 
@@ -150,7 +159,7 @@ def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(r
         assert tensor["name"] in done.stdout
 
 
-DAMAGE = {
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
     "corrupted update": ("updates", lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), "is not what was merged"),
     "truncated update": ("updates", lambda blob: blob[: len(blob) // 2], "is not what was merged"),
     "missing update": ("updates", None, "is missing"),
@@ -163,7 +172,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_damage_is_named_with_its_key_and_with_what_can_still_be_read(run: Any, what: Any) -> None:
+def test_damage_is_named_with_its_key_and_with_what_can_still_be_read(run: Path, what: str) -> None:
     kind, change, said = DAMAGE[what]
     found = commits(run)[0]
     victim = next(c for c in found if c.version % 3 == 0 and c.version >= 3)
@@ -188,7 +197,7 @@ def test_damage_is_named_with_its_key_and_with_what_can_still_be_read(run: Any, 
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p != path} == before, "nothing is overwritten"
 
 
-def test_bad_choices_are_one_line_and_exit_2(run: Any, tmp_path: Path) -> None:
+def test_bad_choices_are_one_line_and_exit_2(run: Path, tmp_path: Path) -> None:
     for arguments, said in [
         (("--fragment", 9), "there is no fragment 9"),
         (("--from", 5, "--to", 3), "versions 5 to 3"),
@@ -209,7 +218,7 @@ def test_bad_choices_are_one_line_and_exit_2(run: Any, tmp_path: Path) -> None:
     assert cli("replay", tmp_path / "nowhere").returncode == 2
 
 
-def test_after_a_collection_it_says_from_where_it_can_start(run: Any) -> None:
+def test_after_a_collection_it_says_from_where_it_can_start(run: Path) -> None:
     assert cli("gc", run, "--keep", 4, "--min-age", 0, "--apply").returncode == 0
     done = cli("replay", run)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -220,7 +229,7 @@ def test_after_a_collection_it_says_from_where_it_can_start(run: Any) -> None:
 # --- what if ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_rules_give_the_same_trajectory(run: Any, tmp_path: Path) -> None:
+def test_the_same_rules_give_the_same_trajectory(run: Path, tmp_path: Path) -> None:
     header = commits(run)[0][0].header
     done = cli("replay", run, "--set", f"outer.lr={header.dense.learning_rate}", "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
@@ -231,7 +240,7 @@ def test_the_same_rules_give_the_same_trajectory(run: Any, tmp_path: Path) -> No
     assert all(row["cosine"] == pytest.approx(1.0) for row in rows if row["way"])
 
 
-def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run: Any, tmp_path: Path) -> None:
+def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run: Path, tmp_path: Path) -> None:
     out, picture = tmp_path / "other.safetensors", tmp_path / "p.png"
     done = cli(
         "replay", run, "--set", "merge=avg", "--set", "outer.lr=0.7", "--set", "outer.momentum=0",
@@ -246,7 +255,7 @@ def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run: Any, tmp
     # The exported weights are the fold under those rules, computed here the long way.
     weights = safetensors.torch.load_file(out)
 
-    async def by_hand(w: Any) -> Any:
+    async def by_hand(w: World) -> dict[str, F32]:
         log, p = w.log, 0
         state = merge.initial(await fold.initial(log, p))
         settings = whatif.parse(["merge=avg", "outer.lr=0.7", "outer.momentum=0"])
@@ -263,10 +272,10 @@ def test_other_rules_depart_and_the_other_weights_can_be_evaluated(run: Any, tmp
         assert np.array_equal(weights[name].numpy().reshape(-1), flat)
 
 
-def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run: Any) -> None:
+def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run: Path) -> None:
     found = commits(run)
 
-    async def decide(w: Any, **changed: Any) -> Any:
+    async def decide(w: World, **changed: Any) -> dict[int, list[tuple[Input, ...]]]:
         return {p: whatif.decide(w.log, c, (), changed) for p, c in found.items()}
 
     # The recorded pace gives back the recorded rounds, every one, in the recorded order: each says what it saw and when.
@@ -278,7 +287,7 @@ def test_who_is_in_is_decided_anew_from_the_recorded_arrivals(run: Any) -> None:
     alone = in_world(run, lambda w: decide(w, grace=0.0, staleness=0))
     assert sum(map(len, [i for d in alone.values() for i in d])) < sum(len(a) for a, _ in pairs)
     for decided in alone.values():
-        bases = {}
+        bases: dict[str, int] = {}
         for version, inputs in enumerate(decided, 1):
             for given in inputs:
                 assert given.base == version - 1, "no late work"
@@ -302,7 +311,7 @@ def test_settings_are_parsed_whole() -> None:
 # --- explain and trace ------------------------------------------------------------------------------------------------
 
 
-def test_the_story_of_a_commit_and_of_each_update_in_it(run: Any, tmp_path: Path) -> None:
+def test_the_story_of_a_commit_and_of_each_update_in_it(run: Path, tmp_path: Path) -> None:
     commit = commits(run)[2][4].header
     told = cli("explain", run, f"2/{commit.version}", "--json", tmp_path / "c.json")
     assert told.returncode == 0, told.stderr
@@ -321,7 +330,7 @@ def test_the_story_of_a_commit_and_of_each_update_in_it(run: Any, tmp_path: Path
             assert f"trained by {given.learner}" in told.stdout
 
 
-def test_the_story_of_an_update_that_missed_its_round(run: Any, tmp_path: Path) -> None:
+def test_the_story_of_an_update_that_missed_its_round(run: Path, tmp_path: Path) -> None:
     late = [
         (c.header, i) for cs in commits(run).values() for c in cs for i in c.header.inputs if i.base < c.version - 1
     ]
@@ -337,21 +346,21 @@ def test_the_story_of_an_update_that_missed_its_round(run: Any, tmp_path: Path) 
     assert missed > 0
 
 
-def test_what_nobody_ever_heard_of_is_exit_2(run: Any) -> None:
+def test_what_nobody_ever_heard_of_is_exit_2(run: Path) -> None:
     for what in ("7/1", "0/9999", "0/nobody/3", "0/l0/99999", "updates/00000/l9/000000000001-0000000000000000", "what"):
         done = cli("explain", run, what)
         assert done.returncode == 2, (what, done.stdout)
         assert done.stderr.count("\n") == 1
 
 
-def test_the_timeline_has_tracks_spans_and_arrows_that_bind(run: Any, tmp_path: Path) -> None:
+def test_the_timeline_has_tracks_spans_and_arrows_that_bind(run: Path, tmp_path: Path) -> None:
     done = cli("replay", run, "--trace", tmp_path / "trace.json")
     assert done.returncode == 0, done.stderr
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     processes = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert processes == {"syncers", "learner l0", "learner l1", "learner l2"}
-    spans = {}
+    spans: dict[tuple[int, int], list[tuple[float, float, str]]] = {}
     for e in events:
         if e["ph"] == "X":
             assert (e["pid"], e["tid"]) in tracks
@@ -374,11 +383,11 @@ def test_the_timeline_has_tracks_spans_and_arrows_that_bind(run: Any, tmp_path: 
 # --- export and back --------------------------------------------------------------------------------------------------
 
 
-async def _created_at(w: Any) -> Any:
+async def _created_at(w: World) -> float:
     return w.run.header.created_at
 
 
-def test_an_export_is_what_was_published_at_that_version_or_time(run: Any, tmp_path: Path) -> None:
+def test_an_export_is_what_was_published_at_that_version_or_time(run: Path, tmp_path: Path) -> None:
     found = commits(run)
     newest = cli("export", run, "-o", tmp_path / "m.safetensors", "--json", tmp_path / "e.json")
     assert newest.returncode == 0, newest.stderr
@@ -397,7 +406,7 @@ def test_an_export_is_what_was_published_at_that_version_or_time(run: Any, tmp_p
         assert done.returncode == 0, done.stderr
         weights = safetensors.torch.load_file(out)
 
-        async def expected(w: Any, versions: Any = versions) -> Any:
+        async def expected(w: World, versions: list[int] = versions) -> tuple[Layout, list[F32]]:
             values = [
                 (await fold.fold(w.log, p, fold.Merging(w.log), until=v)).carried.published
                 for p, v in enumerate(versions)

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from e2e.test_processes import EXAMPLE, TOLD_TO_STOP, heads, init, isthmus, processes, wait_for
 
@@ -14,7 +13,7 @@ def messages(text: str) -> list[str]:
     return [json.loads(line)["message"] for line in text.splitlines()]
 
 
-def test_a_learner_and_a_syncer_say_how_it_went(folder: Any, tmp_path: Path) -> None:
+def test_a_learner_and_a_syncer_say_how_it_went(folder: Path, tmp_path: Path) -> None:
     run = str(folder)
     assert init(run) == 0
     with processes(tmp_path) as p:
@@ -37,7 +36,7 @@ def test_a_learner_and_a_syncer_say_how_it_went(folder: Any, tmp_path: Path) -> 
     assert not [m for m in of_syncer if m.startswith("commit ")], "one line per commit is for debugging"
 
 
-def test_a_syncer_says_its_commits_at_debug(folder: Any, tmp_path: Path) -> None:
+def test_a_syncer_says_its_commits_at_debug(folder: Path, tmp_path: Path) -> None:
     run = str(folder)
     assert init(run) == 0
     with processes(tmp_path) as p:
@@ -51,7 +50,7 @@ def test_a_syncer_says_its_commits_at_debug(folder: Any, tmp_path: Path) -> None
         assert any(re.match(r"commit \d+/\d+ merges 1 updates", m) for m in messages(p.said("s")))
 
 
-def test_the_example_on_a_learner_that_is_done_has_nothing_left_to_do(folder: Any, tmp_path: Path) -> None:
+def test_the_example_on_a_learner_that_is_done_has_nothing_left_to_do(folder: Path, tmp_path: Path) -> None:
     with processes(tmp_path) as p:
         command = (sys.executable, str(EXAMPLE), str(folder), "--steps", "20", "--learner", "eu-1")
         p.ends(p.start("first", *command))

@@ -1,7 +1,6 @@
 """`isthmus replay --set NAME=VALUE`: what a setting does not take is refused with what it does take."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ from isthmus_services.cli import main
     ],
 )
 def test_it_names_the_setting_and_what_it_takes(
-    pair: Any, takes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair: str, takes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
     assert main(["init", run]) == 0
@@ -45,7 +44,7 @@ def test_it_names_the_setting_and_what_it_takes(
         (["staleness=64"], ["staleness=64.5"]),
     ],
 )
-def test_the_ends_of_a_range_belong_to_it(ends: Any, beyond: Any) -> None:
+def test_the_ends_of_a_range_belong_to_it(ends: list[str], beyond: list[str]) -> None:
     whatif.parse(ends)
     for pair in beyond:
         with pytest.raises(InputError):

@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import termios
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run in a folder, with learners whose names have a length."""
     folder = tmp_path_factory.mktemp("a-place-with-a-rather-long-name-of-its-own") / "run"
 
@@ -63,7 +62,7 @@ def on_a_terminal(*words: str, columns: int = COLUMNS) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.decode()).replace("\r", "")
 
 
-def test_status_names_what_it_hides(run: Any) -> None:
+def test_status_names_what_it_hides(run: str) -> None:
     said = on_a_terminal("status", run)
     assert "…" not in said
     for name in NAMES:
@@ -79,21 +78,21 @@ def test_status_names_what_it_hides(run: Any) -> None:
     assert max(map(len, said.splitlines())) <= COLUMNS
 
 
-def test_status_hides_nothing_where_there_is_room(run: Any) -> None:
+def test_status_hides_nothing_where_there_is_room(run: str) -> None:
     said = on_a_terminal("status", run, columns=250)
     assert "hidden" not in said
     for name in ("overwritten", "pending", "missing", "writer", "ckpt MB", "syncer-of-the-first-region"):
         assert name in said
 
 
-def test_gc_says_its_title_in_one_piece(run: Any) -> None:
+def test_gc_says_its_title_in_one_piece(run: str) -> None:
     said = on_a_terminal("gc", run, "--keep", "1", "--min-age", "0")
     assert "…" not in said
     assert f"garbage of {run}\n" in said
     assert "foldable afterwards: from version" in said
 
 
-def test_explain_and_doctor_are_whole(run: Any) -> None:
+def test_explain_and_doctor_are_whole(run: str) -> None:
     said = on_a_terminal("explain", run, "0/2")
     assert "…" not in said
     assert "in the log" in said
@@ -103,7 +102,7 @@ def test_explain_and_doctor_are_whole(run: Any) -> None:
     assert "0 failures" in said
 
 
-def test_settings_are_folded_not_cut(run: Any) -> None:
+def test_settings_are_folded_not_cut(run: str) -> None:
     said = on_a_terminal("syncer", run, "--show-settings")
     assert "…" not in said
     assert max(map(len, said.splitlines())) <= COLUMNS

@@ -4,7 +4,8 @@ import logging
 import os
 import subprocess
 import traceback
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,12 +23,12 @@ def isthmus_(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return forking.isthmus(*arguments, environment={k: v for k, v in os.environ.items() if k[:8] != "ISTHMUS_"})
 
 
-def join(folder: Any, model: Any, **options: Any) -> Any:
+def join(folder: Path, model: nn.Module, **options: Any) -> isthmus.Link:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return isthmus.join(str(folder), model, optimizer, learner=options.pop("learner", "a"), create=RULES, **options)
 
 
-def test_the_command_ends_with_a_code_of_its_own_and_says_why(folder: Any) -> None:
+def test_the_command_ends_with_a_code_of_its_own_and_says_why(folder: Path) -> None:
     done = isthmus_("init", str(folder))
     assert done.returncode == 0, done.stderr
     done = isthmus_("learner", str(folder), "--learner", "l0", "--steps", "12", "--log-format", "text")
@@ -38,7 +39,7 @@ def test_the_command_ends_with_a_code_of_its_own_and_says_why(folder: Any) -> No
     assert str(folder) in last
 
 
-def test_a_loop_is_told_at_its_end(folder: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_is_told_at_its_end(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), join(folder, nn.Linear(4, 2)) as link:
         for _ in range(6):
             link.step(tokens=torch.tensor(32), loss=torch.tensor(0.5))
@@ -49,7 +50,7 @@ def test_a_loop_is_told_at_its_end(folder: Any, caplog: pytest.LogCaptureFixture
 
 
 def test_a_loss_that_is_no_number_is_told_once_and_leaves_no_checkpoint(
-    folder: Any, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = nn.Linear(4, 2)
     with join(folder, model, checkpoint_s=0.05) as link:
@@ -64,7 +65,7 @@ def test_a_loss_that_is_no_number_is_told_once_and_leaves_no_checkpoint(
     assert not [key for key in folder.rglob("*") if "000005-" in key.name], "of the last step, which peers would refuse"
 
 
-def test_errors_come_from_join_and_step_in_one_line_of_their_own(folder: Any) -> None:
+def test_errors_come_from_join_and_step_in_one_line_of_their_own(folder: Path) -> None:
     def lines_of(error: Exception) -> str:
         return "".join(traceback.format_exception(error))
 
@@ -79,7 +80,7 @@ def test_errors_come_from_join_and_step_in_one_line_of_their_own(folder: Any) ->
         assert "asyncio" not in lines_of(other.value)
 
 
-def test_who_was_taken_over_is_told_by_step_in_one_line(folder: Any) -> None:
+def test_who_was_taken_over_is_told_by_step_in_one_line(folder: Path) -> None:
     with join(folder, nn.Linear(4, 2)) as old, join(folder, nn.Linear(4, 2)), pytest.raises(Fenced) as caught:
         while True:
             old.step(tokens=1)
@@ -89,8 +90,9 @@ def test_who_was_taken_over_is_told_by_step_in_one_line(folder: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_learners_of_one_run_need_not_be_wrapped_alike(folder: Any) -> None:
-    plain, compiled = nn.Sequential(nn.Linear(4, 2)), torch.compile(nn.Sequential(nn.Linear(4, 2)))
+def test_learners_of_one_run_need_not_be_wrapped_alike(folder: Path) -> None:
+    plain = nn.Sequential(nn.Linear(4, 2))
+    compiled = cast(nn.Module, torch.compile(nn.Sequential(nn.Linear(4, 2))))
     with join(folder, compiled) as a, join(folder, nn.DataParallel(plain), learner="b") as b:
         assert [t.spec.name for f in a.run.layout.fragments for t in f.tensors] == ["0.weight", "0.bias"]
         assert a.run.digest == b.run.digest
@@ -98,8 +100,9 @@ def test_learners_of_one_run_need_not_be_wrapped_alike(folder: Any) -> None:
         assert torch.equal(p, q)
 
 
-def test_rules_are_what_create_takes(folder: Any) -> None:
+def test_rules_are_what_create_takes(folder: Path) -> None:
     model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InputError, match=r"create=True: give the rules .* create=isthmus\.Rules\(\)"):
-        isthmus.join(str(folder), model, torch.optim.SGD(model.parameters(), lr=0.1), learner="a", create=True)
+        isthmus.join(str(folder), model, optimizer, learner="a", create=True)  # type: ignore[arg-type]
     assert not folder.exists()

@@ -5,7 +5,7 @@ import json
 import random
 import signal
 from pathlib import Path
-from typing import Any
+from typing import NoReturn, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from isthmus.errors import Denied, ObjectMissing, RunMissing, Unavailable
 from isthmus.ports import LOOK_S, SAY_S, until_created
 from isthmus.runtime import Runtime, inline
 from isthmus.simulate.clock import Clock
+from isthmus.store import Store
 from isthmus_services.cli import main
 
 HOUR_S = 3600.0
@@ -55,7 +56,7 @@ class Empty:
         self.answers = list(answers)
         self.asked = 0
 
-    async def get(self, key: Any) -> None:
+    async def get(self, key: str) -> NoReturn:
         self.asked += 1
         raise self.answers.pop(0) if self.answers else ObjectMissing(key)
 
@@ -64,11 +65,11 @@ def waited(store: Empty, for_s: float) -> tuple[bool, list[tuple[float, str]]]:
     clock, said = Clock(), []
     runtime = Runtime(clock.time, clock.time, random.Random(0), inline, lambda: "0" * 16)
 
-    async def body() -> Any:
+    async def body() -> bool:
         stopping = asyncio.Event()
         asyncio.get_running_loop().call_later(for_s, stopping.set)
         return await until_created(
-            store, runtime, stopping, lambda error: said.append((clock.time(), type(error).__name__))
+            cast(Store, store), runtime, stopping, lambda error: said.append((clock.time(), type(error).__name__))
         )
 
     return clock.run_until_complete(body()), said

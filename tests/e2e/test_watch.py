@@ -12,19 +12,19 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
 
 from isthmus.rules import Rules
 from isthmus_services.commands.status import LINES_EVERY_S
-from tests_helpers import QUICK, seed_of, serving, train, world
+from tests_helpers import QUICK, World, seed_of, serving, train, world
 
 WATCH = (sys.executable, "-m", "isthmus_services.cli", "status")
 
 
 @asynccontextmanager
-async def living(folder: Any) -> AsyncIterator[Any]:
+async def living(folder: Path) -> AsyncIterator[World]:
     """A run of two learners and a syncer that goes on for as long as the body needs it."""
     async with world(folder, seed_of(Rules(fragments=4, sync_every=40), QUICK)) as w, serving(w.syncer()):
         enough = False
@@ -41,7 +41,7 @@ def interruptible() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def on_a_terminal(command: Any, until: Any, timeout_s: float = 120.0) -> tuple[str, int]:
+def on_a_terminal(command: Sequence[str], until: Callable[[str], object], timeout_s: float = 120.0) -> tuple[str, int]:
     """Run a command on a terminal of its own until it has shown something; interrupt it as Ctrl-C does."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
@@ -80,8 +80,8 @@ def on_a_terminal(command: Any, until: Any, timeout_s: float = 120.0) -> tuple[s
         os.close(main)
 
 
-async def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folder: Any) -> None:
-    def enough(text: Any) -> Any:
+async def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folder: Path) -> None:
+    def enough(text: str) -> object:
         return re.search(
             r"\d+ commits, 2 of 2 learners here.*syncer s1: alive, holds 4 of 4.*rejected:", text, re.DOTALL
         )
@@ -93,7 +93,7 @@ async def test_a_terminal_shows_learners_fragments_rounds_ledger_and_bytes(folde
         assert word in text, word
 
 
-async def test_a_pipe_gets_a_line_now_and_then(folder: Any) -> None:
+async def test_a_pipe_gets_a_line_now_and_then(folder: Path) -> None:
     async with living(folder):
         process = await asyncio.create_subprocess_exec(
             *WATCH,

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from isthmus_services.settings import declared
 BLOCKED = "import sys; sys.modules['torch'] = None; from isthmus_services.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def without_torch(*arguments: str) -> Any:
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BLOCKED, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ, check=False)
 
@@ -31,7 +30,7 @@ def without_torch(*arguments: str) -> Any:
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
 def test_what_trains_says_what_to_install(
-    arguments: Any, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], install: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = without_torch(*arguments)

@@ -39,7 +39,8 @@ class Sampler:
 
 
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    return model(batch.float()).pow(2).mean()
+    loss: torch.Tensor = model(batch.float()).pow(2).mean()
+    return loss
 
 
 def test_the_page_has_blocks() -> None:
@@ -48,13 +49,13 @@ def test_the_page_has_blocks() -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("number", BLOCKS)
-def test_a_block_runs_as_written(folder: Any, number: Any) -> None:
+def test_a_block_runs_as_written(folder: Path, number: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    links = []
+    links: list[isthmus.Link] = []
 
-    def join(joined: nn.Module, with_: torch.optim.Optimizer, **options: Any) -> Any:
+    def join(joined: nn.Module, with_: torch.optim.Optimizer, **options: Any) -> isthmus.Link:
         link = isthmus.join(str(folder), joined, with_, learner="a", create=Rules(fragments=2, sync_every=4), **options)
         links.append(link)
         return link

@@ -47,7 +47,8 @@ def load(environment: Mapping[str, str]) -> dict[str, Any]:
 
     text = (ROOT / "compose.yaml").read_text()
     text = re.sub(r"(?<!\$)\$\{(\w+)(?::-([^}]*))?\}", value, text)
-    return yaml.safe_load(text)["services"]
+    services: dict[str, Any] = yaml.safe_load(text)["services"]
+    return services
 
 
 @dataclass

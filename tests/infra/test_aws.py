@@ -14,11 +14,11 @@ What moto 5.2 does not do, and what is done about it:
 import asyncio
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import boto3
@@ -48,6 +48,7 @@ from isthmus.records.keys import (
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, open_store, require_create_only
+from isthmus_services.demo.servers import Server
 from tests_helpers import World, check_log, seed_of, serving, train
 
 # moto says so for each resource it leaves out; in a thread of its server this would be a failed request.
@@ -57,9 +58,12 @@ AWS = Path(__file__).parents[2] / "infra" / "aws"
 PREFIX = "team/run"
 DIGEST = bytes(range(32))
 
+OpenAll = Callable[..., Awaitable[dict[str, EdgeStore]]]
+"""Opens the store in each role, below a prefix."""
+
 
 @pytest.mark.parametrize("name", ["isthmus", "learner", "redis"])
-def test_cfn_lint_finds_nothing(name: Any) -> None:
+def test_cfn_lint_finds_nothing(name: str) -> None:
     assert lint_file(AWS / f"{name}.yaml") == []
 
 
@@ -177,27 +181,32 @@ class Cloud:
 
 
 @pytest.fixture(scope="module")
-def cloud(moto: Any) -> Iterator[Cloud]:
+def cloud(moto: Server) -> Iterator[Cloud]:
     with ExitStack() as opened:
         yield Cloud(moto.url, opened)
 
 
 @pytest.fixture
-def environments(cloud: Any) -> Any:
+def environments(cloud: Cloud) -> dict[str, dict[str, str]]:
     """What the environment of a process in each role holds."""
     return {who: cloud.credentials(who) for who in cloud.roles}
 
 
 @pytest.fixture
-def stores(cloud: Any, environments: Any, monkeypatch: pytest.MonkeyPatch, use: Any) -> Iterator[Any]:
+def stores(
+    cloud: Cloud,
+    environments: dict[str, dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[[Server], None],
+) -> Iterator[OpenAll]:
     """Open the run's store once for each role, while moto authenticates and `allows` decides."""
     monkeypatch.setattr(IAMRequestBase, "check_action_permitted", judge)
 
-    async def open_all(stack: AsyncExitStack, prefix: str = PREFIX) -> dict[str, Any]:
-        opened = {}
+    async def open_all(stack: AsyncExitStack, prefix: str = PREFIX) -> dict[str, EdgeStore]:
+        opened: dict[str, EdgeStore] = {}
         for who, environment in environments.items():
             # Credentials are read when a store is opened.
-            use(SimpleNamespace(environment=environment))
+            use(cast(Server, SimpleNamespace(environment=environment)))
             opened[who] = await stack.enter_async_context(
                 open_store(f"s3://{cloud.bucket}/{prefix}", single_threaded(0))
             )
@@ -223,7 +232,7 @@ def resolved(node: Any, cloud: Cloud) -> Any:
 # --- the bucket -------------------------------------------------------------------------------------------------------
 
 
-def test_the_bucket_is_encrypted_private_and_keeps_everything(cloud: Any) -> None:
+def test_the_bucket_is_encrypted_private_and_keeps_everything(cloud: Cloud) -> None:
     s3, bucket = cloud.client("s3"), {"Bucket": cloud.bucket}
     (rule,) = s3.get_bucket_encryption(**bucket)["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
@@ -251,7 +260,7 @@ def test_the_bucket_is_encrypted_private_and_keeps_everything(cloud: Any) -> Non
     assert not {"Expiration", "Transitions", "NoncurrentVersionExpiration"} & set(rule)
 
 
-def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud: Any) -> None:
+def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud: Cloud) -> None:
     properties = cfn_yaml.load(str(AWS / "isthmus.yaml"))["Resources"]["BucketPolicy"]["Properties"]
     policy = resolved(properties["PolicyDocument"], cloud)
     assert properties["Bucket"] == {"Ref": "Bucket"}
@@ -284,7 +293,7 @@ MAY = {
 }
 
 
-async def allowed(request: Any) -> bool:
+async def allowed(request: Awaitable[object]) -> bool:
     try:
         await request
     except Denied:
@@ -292,7 +301,7 @@ async def allowed(request: Any) -> bool:
     return True
 
 
-async def test_each_role_writes_and_deletes_its_own_and_reads_all(stores: Any) -> None:
+async def test_each_role_writes_and_deletes_its_own_and_reads_all(stores: OpenAll) -> None:
     async with AsyncExitStack() as stack:
         run = await stores(stack)
         for key, (writers, creators, deleters) in MAY.items():
@@ -324,7 +333,7 @@ def client_of(environment: Mapping[str, str]) -> Any:
     [("eu-1", update_key(3, "eu-1", 9, DIGEST)), ("eu-1", claim_key("eu-1", 9)), ("syncer", commit_key(3, 9))],
 )
 def test_what_may_only_be_created_cannot_be_written_over_in_any_way(
-    cloud: Any, environments: Any, who: Any, key: Any
+    cloud: Cloud, environments: dict[str, dict[str, str]], who: str, key: str
 ) -> None:
     """Parts, completions and copies are PutObject too; on S3 the first two never carry the condition."""
     at = {"Bucket": cloud.bucket, "Key": f"{PREFIX}/{key}"}
@@ -364,7 +373,7 @@ def refusal(request: Callable[..., Any], **given: Any) -> str:
     return ""
 
 
-async def test_nothing_outside_the_prefix_is_open_to_anyone(stores: Any) -> None:
+async def test_nothing_outside_the_prefix_is_open_to_anyone(stores: OpenAll) -> None:
     async with AsyncExitStack() as stack:
         for who, store in (await stores(stack, "team")).items():
             for key in ("x", "run2/x"):
@@ -374,7 +383,7 @@ async def test_nothing_outside_the_prefix_is_open_to_anyone(stores: Any) -> None
                 assert not await allowed(store.list(prefix)), (who, prefix)
 
 
-def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud: Any) -> None:
+def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud: Cloud) -> None:
     """S3 asks for ListBucket before it says 404; with which prefix is reported in two ways."""
     key = f"{PREFIX}/{commit_key(3, 9)}"
     for who in cloud.roles:
@@ -385,7 +394,7 @@ def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud: Any) -> None:
         assert not allows(documents, "s3:ListAllMyBuckets", "*", {})
 
 
-async def test_a_run_needs_no_more_than_its_roles_have(stores: Any, tmp_path: Path) -> None:
+async def test_a_run_needs_no_more_than_its_roles_have(stores: OpenAll, tmp_path: Path) -> None:
     """init and gc as the operator, a syncer, two learners: one run, each with the credentials of its role."""
     async with AsyncExitStack() as stack:
         store = await stores(stack)
@@ -426,6 +435,11 @@ async def doctors_agree(store: Mapping[str, EdgeStore], runtime: Runtime) -> Non
 # --- the bus ----------------------------------------------------------------------------------------------------------
 
 
+def command(client: redis_client.Redis, *words: str) -> None:
+    """Send a command of any kind; the client's method for it has no types."""
+    client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+
 def access_strings() -> dict[str, str]:
     users = cfn_yaml.load(str(AWS / "redis.yaml"))["Resources"]
     learner = cfn_yaml.load(str(AWS / "learner.yaml"))["Resources"]["BusUser"]["Properties"]["AccessString"]["Fn::Sub"]
@@ -443,13 +457,14 @@ def test_each_bus_user_writes_one_stream_and_reads_those_of_isthmus() -> None:
     assert given["default"].split()[0] == "off"
 
 
-async def test_the_bus_needs_no_more_commands_than_its_users_have(redis: Any) -> None:
+async def test_the_bus_needs_no_more_commands_than_its_users_have(redis: Server) -> None:
     """On any Redis: reading and writing are one permission before 7.0, and CLIENT SETINFO came with 7.2."""
     name, password = f"u{uuid.uuid4().hex}", uuid.uuid4().hex
     port = urlsplit(redis.url).port
+    assert port is not None
     rules = [r for r in access_strings()["eu-1"].split() if "~" not in r and r != "+client|setinfo"]
     with closing(redis_client.Redis(port=port)) as admin:
-        admin.execute_command("ACL", "SETUSER", name, f">{password}", *rules, "~isthmus:*")
+        command(admin, "ACL", "SETUSER", name, f">{password}", *rules, "~isthmus:*")
         async with open_bus(f"redis://{name}:{password}@127.0.0.1:{port}", DIGEST) as bus:
             stream = learner_stream(name)
             await bus.append(stream, b"hello")
@@ -457,12 +472,12 @@ async def test_the_bus_needs_no_more_commands_than_its_users_have(redis: Any) ->
             assert await bus.read({stream: await bus.tail(stream)}, 0.05) == {}
             assert stream in await bus.names()
         with closing(redis_client.Redis(port=port, username=name, password=password)) as user:
-            for command in (
+            for refused in (
                 ("FLUSHALL",),
                 ("CONFIG", "GET", "*"),
                 ("DEL", "isthmus:x"),
                 ("XTRIM", "isthmus:x", "MAXLEN", "0"),
             ):
                 with pytest.raises(redis_client.exceptions.NoPermissionError):
-                    user.execute_command(*command)
-        admin.execute_command("ACL", "DELUSER", name)
+                    command(user, *refused)
+        command(admin, "ACL", "DELUSER", name)

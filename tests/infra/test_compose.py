@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,17 @@ import yaml
 
 from infra import graph
 from isthmus.bus import open_bus
+from isthmus.bus.redis import RedisBus
+from isthmus.doctor import Role, RoleKind, examine_bus
 from isthmus.errors import Denied
+from isthmus.log import Commit
 from isthmus.metrics import LearnerMetrics, SyncerMetrics
 from isthmus.ports import open_log
 from isthmus.readers import replay as replays
 from isthmus.runtime import single_threaded
 from isthmus_services.commands import access
 from isthmus_services.demo import judge
+from isthmus_services.demo.servers import free_ports
 from isthmus_services.settings import declared
 from isthmus_services.settings.resolve import fields
 
@@ -45,7 +49,7 @@ def compose() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "infra/compose/seaweedfs.yaml"])
-def test_it_is_valid_by_the_compose_specification(file: Any) -> None:
+def test_it_is_valid_by_the_compose_specification(file: str) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(ROOT / file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -152,7 +156,7 @@ def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Up, both syncers replaced while learners train, down: what the tests below look at."""
     folder = tmp_path_factory.mktemp("compose")
     with graph.up(folder, {"STEPS": "100000"}) as g:
@@ -195,7 +199,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def _get(replica: graph.Replica, path: str) -> str:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{replica.port}/{path}", timeout=5) as answer:
-            return answer.read().decode()
+            text: str = answer.read().decode()
+            return text
     except OSError:
         return ""
 
@@ -209,17 +214,17 @@ def _heads(g: graph.Graph) -> dict[str, float]:
     return heads
 
 
-async def _replayed(url: str) -> Any:
+async def _replayed(url: str) -> tuple[list[replays.Replayed], list[Commit]]:
     async with open_log(url) as log:
         return await replays.replay(log), await judge.read_commits(log)
 
 
-def test_everything_ends_as_it_should(ran: Any) -> None:
+def test_everything_ends_as_it_should(ran: dict[str, Any]) -> None:
     syncers = {f"syncer-{i}": 0 for i in (1, 2, 3, 4)}
     assert ran["codes"] == syncers | {f"learner-{i}": TOLD_TO_STOP for i in (1, 2, 3, 4)}, ran["logs"]
 
 
-def test_health_means_that_loop_store_and_bus_work(ran: Any) -> None:
+def test_health_means_that_loop_store_and_bus_work(ran: dict[str, Any]) -> None:
     assert len(ran["healthy"]) == 6
     for name, said in ran["healthy"].items():
         report = json.loads(said)
@@ -227,7 +232,7 @@ def test_health_means_that_loop_store_and_bus_work(ran: Any) -> None:
         assert set(report["seconds_since"]) == {"loop_turned", "store_answered", "bus_answered"}
 
 
-def test_no_commit_is_lost_when_the_syncers_are_replaced(ran: Any) -> None:
+def test_no_commit_is_lost_when_the_syncers_are_replaced(ran: dict[str, Any]) -> None:
     assert all(r.difference is None for r in ran["replayed"])
     assert sum(r.compared for r in ran["replayed"]) == len(ran["commits"])
     assert judge.continuous(ran["commits"])
@@ -240,12 +245,12 @@ def test_no_commit_is_lost_when_the_syncers_are_replaced(ran: Any) -> None:
     assert sum(ran["upgraded"].values()) > 0
 
 
-def test_all_learners_took_part(ran: Any) -> None:
+def test_all_learners_took_part(ran: dict[str, Any]) -> None:
     merged = {i.learner for c in ran["commits"] for i in c.header.inputs}
     assert merged == {"learner-1", "learner-2", "learner-3", "learner-4"}
 
 
-def test_metrics_of_every_service_are_there(ran: Any) -> None:
+def test_metrics_of_every_service_are_there(ran: dict[str, Any]) -> None:
     for name, text in ran["metrics"].items():
         declared = (SyncerMetrics() if name.startswith("syncer") else LearnerMetrics()).declared
         for metric in declared:
@@ -256,7 +261,7 @@ def test_metrics_of_every_service_are_there(ran: Any) -> None:
     assert re.search(r'isthmus_ledger_tokens\{part="merged"\} [1-9]', learners)
 
 
-def test_logs_are_one_object_per_line_and_hold_no_secret(ran: Any) -> None:
+def test_logs_are_one_object_per_line_and_hold_no_secret(ran: dict[str, Any]) -> None:
     secrets = [p.read_text().strip() for p in (ran["graph"].folder / "secrets").glob("bus-*")]
     secrets.append((ran["graph"].folder / "secrets" / "store-password").read_text().strip())
     said = 0
@@ -276,7 +281,7 @@ def test_logs_are_one_object_per_line_and_hold_no_secret(ran: Any) -> None:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Any]:
+def guarded(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """A Redis 7 with the ACL file that compose mounts, and a learner's user of its own."""
     if graph.redis_7() is None:
         message = "needs redis-server 7 or newer on PATH"
@@ -287,7 +292,7 @@ def guarded(tmp_path: Path) -> Iterator[Any]:
     secrets.mkdir()
     access.prepare(secrets, ["eu-1"])
     (tmp_path / "data" / "redis").mkdir(parents=True)
-    g = graph.Graph(tmp_path, compose(), {"redis": graph.free_ports(1)[0], "object-store": 1}, graph.redis_7() or "")
+    g = graph.Graph(tmp_path, compose(), {"redis": free_ports(1)[0], "object-store": 1}, graph.redis_7() or "")
     replica = g.start("redis")
     try:
         g.until_healthy(replica)
@@ -307,7 +312,7 @@ MAY_WRITE = {
 }
 
 
-async def test_each_user_writes_its_own_streams_and_reads_all(guarded: Any) -> None:
+async def test_each_user_writes_its_own_streams_and_reads_all(guarded: Callable[[str], str]) -> None:
     for user, may in MAY_WRITE.items():
         async with open_bus(guarded(user), bytes(32)) as bus:
             for stream in STREAMS:
@@ -319,10 +324,11 @@ async def test_each_user_writes_its_own_streams_and_reads_all(guarded: Any) -> N
                         await bus.append(stream, b"x")
                 await bus.tail(stream)
             await bus.names()
+            assert isinstance(bus, RedisBus)
             assert (await bus.facts()).append_only
 
 
-async def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(guarded: Any) -> None:
+async def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(guarded: Callable[[str], str]) -> None:
     import redis
 
     async with open_bus(guarded("reader").replace("reader:", "default:"), bytes(32)) as bus:
@@ -345,13 +351,9 @@ async def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(gu
                     client.execute_command(*command)
 
 
-async def test_the_doctor_finds_each_role_as_it_should_be(guarded: Any, folder: Any) -> None:
-    async def outcomes(role: Any, user: Any) -> Any:
-        from isthmus.doctor import examine_bus
-
+async def test_the_doctor_finds_each_role_as_it_should_be(guarded: Callable[[str], str], folder: Path) -> None:
+    async def outcomes(role: Role, user: str) -> dict[str, str]:
         return {f.check: f.outcome async for f in examine_bus(guarded(user), bytes(32), role, single_threaded())}
-
-    from isthmus.doctor import Role, RoleKind
 
     for role, user in ((Role(RoleKind.SYNCER), "syncer"), (Role(RoleKind.LEARNER, "eu-1"), "learner-eu-1")):
         found = await outcomes(role, user)

@@ -49,7 +49,8 @@ def containers() -> Iterator[tuple[Manifest, Manifest]]:
 
 
 def container_of(name: str) -> Manifest:
-    (container,) = templates()[name]["spec"]["containers"]
+    found: list[Manifest] = templates()[name]["spec"]["containers"]
+    (container,) = found
     return container
 
 
@@ -64,7 +65,9 @@ def environment_names() -> set[str]:
 
 def selects(selector: Manifest, template: Manifest) -> bool:
     assert set(selector) == {"matchLabels"}
-    return selector["matchLabels"].items() <= template["metadata"]["labels"].items()
+    wanted: dict[str, str] = selector["matchLabels"]
+    labels: dict[str, str] = template["metadata"]["labels"]
+    return wanted.items() <= labels.items()
 
 
 def versions() -> list[str]:
@@ -76,7 +79,7 @@ def versions() -> list[str]:
 
 
 @pytest.mark.parametrize("version", versions())
-def test_every_object_is_valid(version: Any) -> None:
+def test_every_object_is_valid(version: str) -> None:
     found = manifests()
     assert len(found) > 10
     for path, manifest in found:
@@ -87,7 +90,7 @@ def test_every_object_is_valid(version: Any) -> None:
 
 
 @pytest.mark.parametrize(("folder", "kind"), [(ROOT, "Kustomization"), (COMPONENT, "Component")])
-def test_a_kustomization_lists_every_manifest_but_the_secrets(folder: Any, kind: Any) -> None:
+def test_a_kustomization_lists_every_manifest_but_the_secrets(folder: Path, kind: str) -> None:
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     assert kustomization["kind"] == kind
     assert kustomization["apiVersion"].startswith("kustomize.config.k8s.io/v1")
@@ -210,7 +213,7 @@ def test_two_syncers_one_of_which_always_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["syncer", "learners"])
-def test_an_outage_of_the_store_kills_nothing(name: Any) -> None:
+def test_an_outage_of_the_store_kills_nothing(name: str) -> None:
     template, container = templates()[name], container_of(name)
     port = urlsplit("//" + named("ConfigMap", "isthmus")["data"]["ISTHMUS_HTTP"]).port
     paths = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/healthz"}

@@ -12,17 +12,19 @@ from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
+from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.health import Vitals
 from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.reasons import Reason
 from isthmus.runtime import single_threaded
+from isthmus.store import EdgeStore
 from isthmus_services.demo.servers import free_ports
 from isthmus_services.process.health_server import Board, shown
 
@@ -127,7 +129,7 @@ def test_every_expression_asks_for_what_there_is() -> None:
         ("isthmus_fragment_version - on (fragment) group_left () isthmus_steps_total", "isthmus_steps_total has no f"),
     ],
 )
-def test_a_mistake_in_an_expression_is_found(expression: Any, mistake: Any) -> None:
+def test_a_mistake_in_an_expression_is_found(expression: str, mistake: str) -> None:
     assert any(found.startswith(mistake) for found in mistakes(expression))
 
 
@@ -207,7 +209,7 @@ def test_every_alert_is_seen_firing_and_quiet() -> None:
     ],
     ids=" ".join,
 )
-def test_promtool_is_content(arguments: Any) -> None:
+def test_promtool_is_content(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([tool("promtool"), *arguments], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -227,6 +229,13 @@ def feed(metrics: Metrics) -> None:
                 child.set(1.0)
             case Histogram():
                 child.observe(1.0)
+
+
+def unheard(metrics: Metrics) -> Vitals:
+    """Return the vitals of an agent that neither store nor bus has answered."""
+    never = SimpleNamespace(answered_at=None, down_since=None)
+    store, listener, speaker = SimpleNamespace(outage=never), never, never
+    return Vitals(single_threaded(0), cast(EdgeStore, store), cast(Listener, listener), cast(Speaker, speaker), metrics)
 
 
 Get = Callable[..., Any]
@@ -276,10 +285,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
 
     with ExitStack() as stack:
         for job, address, metrics in zip(jobs, addresses, served, strict=True):
-            never = SimpleNamespace(answered_at=None, down_since=None)
-            store = SimpleNamespace(outage=never)
             board = Board(job)
-            board.serves(Vitals(single_threaded(0), store, never, never, metrics), metrics)
+            board.serves(unheard(metrics), metrics)
             feed(metrics)
             stack.enter_context(shown(board, address))
         listen = f"--web.listen-address=127.0.0.1:{port}"
@@ -305,12 +312,12 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Get]:
                 process.wait()
 
 
-def test_a_real_prometheus_evaluates_every_expression(api: Any) -> None:
+def test_a_real_prometheus_evaluates_every_expression(api: Get) -> None:
     for expression in asked().values():
         api("query", query=expression)
 
 
-def test_every_panel_shows_something(api: Any) -> None:
+def test_every_panel_shows_something(api: Get) -> None:
     expressions = asked()
     for panel in PANELS:
         for target in panel["targets"]:
@@ -324,14 +331,16 @@ def test_every_panel_shows_something(api: Any) -> None:
             assert len(found) <= 1 or "{{" in target["legendFormat"], f"{where}: several lines of one name"
 
 
-def test_variables_have_values(api: Any) -> None:
+def test_variables_have_values(api: Get) -> None:
     for variable in DASHBOARD["templating"]["list"]:
-        selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
+        query = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+        assert query is not None
+        selector, label = query.groups()
         found = api("query", query=f"count by ({label}) ({selector.replace('$job', '.*')})")["result"]
         assert len(found) == {"job": 2, "instance": 4}[variable["name"]], variable["name"]
 
 
-def test_the_rules_are_loaded_and_well(api: Any) -> None:
+def test_the_rules_are_loaded_and_well(api: Get) -> None:
     rules = [rule for group in api("rules")["groups"] for rule in group["rules"]]
     assert [rule["name"] for rule in rules] == [rule["alert"] for rule in ALERTS]
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []

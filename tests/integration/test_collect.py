@@ -15,7 +15,20 @@ from isthmus.records import frame
 from isthmus.records.frame import Kind
 from isthmus.records.keys import commit_key, version_in
 from isthmus.rules import Pace, Rules
-from tests_helpers import Sleepy, World, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
+from tests_helpers import (
+    Sleepy,
+    World,
+    all_commits,
+    balanced,
+    check_log,
+    commit_of,
+    head,
+    seed_of,
+    serving,
+    train,
+    until,
+    world,
+)
 
 SMALL = seed_of(Rules(fragments=2, sync_every=2), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))
 
@@ -164,7 +177,7 @@ async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot
         await collected(w, keep=3)
         known = sleeper.downlink.known[0]
         with pytest.raises(ObjectMissing):
-            commit = await w.log.commit(0, known.version + 1)
+            commit = await commit_of(w, 0, known.version + 1)
             await w.store.get(commit.header.value_key)
         top = (await head(w, 0)).version
         sleeper.downlink.want(0, top)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from isthmus.layout import Spec
+from isthmus.kernels import F32
+from isthmus.layout import Spec, TensorClass
 from isthmus.learner.agent import LearnerAgent
-from isthmus.learner.checkpoint import Checkpoint
+from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.history import HEAD_BYTES, donors, read_head
 from isthmus.log.select import checkpoints_in
 from isthmus.pytorch.moments import TorchSaver
@@ -23,7 +23,7 @@ from isthmus.records.objects import CheckpointHeader
 from isthmus.store import Entry
 from tests_helpers import NumpyReplica, World, seed_of, serving, train, world
 
-LARGE = seed_of(specs=[Spec(f"layer{i}", (100, 90), "float32", "dense") for i in range(4)])
+LARGE = seed_of(specs=[Spec(f"layer{i}", (100, 90), "float32", TensorClass.DENSE) for i in range(4)])
 
 
 class Moments:
@@ -32,17 +32,15 @@ class Moments:
     def __init__(self, names: int = 1) -> None:
         self.names = names
 
-    def save(self) -> tuple[dict[str, NDArray[np.float32]], None]:
+    def save(self) -> tuple[dict[str, F32], None]:
         return {f"a parameter with a long name {i}": np.full(30, i, np.float32) for i in range(self.names)}, None
 
-    def take(self, node: NDArray[np.float32]) -> None:
+    def take(self, node: object) -> None:
         return None
 
 
 @asynccontextmanager
-async def merged(
-    folder: Path, *names: Any, saver: Callable[..., Any] | type[Moments] = Moments
-) -> AsyncIterator[World]:
+async def merged(folder: Path, *names: str, saver: Callable[[], Saver] = Moments) -> AsyncIterator[World]:
     """A run into which these learners trained at the same time, each of whom left a checkpoint as it went."""
 
     async def live(agent: LearnerAgent) -> None:
@@ -103,6 +101,7 @@ async def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder: Path, ca
                 raise AttributeError("b's very own")
 
         found = await newcomer.donor(fits, glance)
+        assert found is not None
         assert found.header.learner == "c"
         assert "a's very own" in caplog.text
         assert "b's very own" in caplog.text
@@ -116,7 +115,8 @@ async def test_one_that_its_header_gives_away_is_not_fetched(names: int, folder:
         assert header.learner == "a"
         newcomer = w.learner("newcomer")
         await newcomer.join()
-        before, seen = w.store.traffic.bytes_down, []
+        before = w.store.traffic.bytes_down
+        seen: list[Checkpoint] = []
         assert await newcomer.donor(seen.append, lambda header: "of another class") is None
         fetched = w.store.traffic.bytes_down - before
         assert seen == []
@@ -157,12 +157,12 @@ class Sampler:
     """Returns the very dict it goes on changing."""
 
     def __init__(self) -> None:
-        self.state = {"epoch": 0, "order": [3, 1, 2], "seen": np.zeros(3, np.int64)}
+        self.state: dict[str, Any] = {"epoch": 0, "order": [3, 1, 2], "seen": np.zeros(3, np.int64)}
 
-    def state_dict(self) -> dict[str, NDArray[np.int64] | int | list[int]]:
+    def state_dict(self) -> dict[str, Any]:
         return self.state
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = state
 
 
@@ -172,4 +172,5 @@ def test_the_samplers_state_is_of_the_moment_it_was_asked_for() -> None:
     sampler.state["epoch"] = 1
     sampler.state["order"].append(4)
     sampler.state["seen"] += 1
+    assert isinstance(data, dict)
     assert (data["epoch"], data["order"], data["seen"].tolist()) == (0, [3, 1, 2], [0, 0, 0])

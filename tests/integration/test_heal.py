@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from isthmus.errors import LogCorrupt
+from isthmus.kernels import F32
 from isthmus.log import fold, heal, merge
 from isthmus.readers.replay import replay
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
-from tests_helpers import World, all_commits, seed_of, serving, train, until, world
+from tests_helpers import World, all_commits, commit_of, newest_commit, seed_of, serving, train, until, world
 
 FEW = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))
 
@@ -23,18 +23,18 @@ async def grow(w: World, versions: int) -> list[int]:
     async with serving(w.syncer("east"), killed=True) as syncer:
         enough = lambda: min(k.head for k in syncer.keepers) >= versions  # noqa: E731
         await asyncio.gather(*(train(w.learner(f"l{i}"), 20, seed=i, enough=enough) for i in range(2)))
-    return [(await w.log.newest(p)).version for p in range(2)]
+    return [(await newest_commit(w, p)).version for p in range(2)]
 
 
 async def overwrite(w: World, fragment: int, version: int) -> str:
     """Let a learner write over its own update that a version merged, whoever of them it was; return the key."""
-    commit = await w.log.commit(fragment, version)
+    commit = await commit_of(w, fragment, version)
     key = commit.header.inputs[0].key
     await w.store.put(key, b"gone")
     return key
 
 
-async def published_at(w: World, fragment: int, version: int) -> NDArray[np.float32]:
+async def published_at(w: World, fragment: int, version: int) -> F32:
     return (await fold.fold(w.log, fragment, fold.Publishing(w.log), until=version)).carried
 
 
@@ -80,6 +80,7 @@ async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_say
         published = await published_at(w, 0, heads[0])
         found = await heal.diagnose(w.log)
         commit = await heal.heal(w.log, found[0])
+        assert commit is not None
         assert commit.version == heads[0] + 1
         # What learners held is what they go on from; momentum is gone, and the master with it.
         at = await fold.fold(w.log, 0, fold.Merging(w.log))
@@ -125,6 +126,7 @@ async def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_
         await overwrite(w, 0, 2)
         (found,) = await heal.diagnose(w.log, [0])
         commit = await heal.heal(w.log, found)
+        assert commit is not None
         for version, key in await w.log.snapshots(0):
             if version == commit.version:
                 await w.store.delete(key)
@@ -140,12 +142,14 @@ async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_th
     async with world(folder, FEW) as w:
         heads = await grow(w, 6)
         await overwrite(w, 0, 3)
-        lost = await w.log.commit(0, heads[0] - 1)
+        lost = await commit_of(w, 0, heads[0] - 1)
         await w.store.delete(lost.header.value_key)
         before = await published_at(w, 0, heads[0] - 2)
         (found,) = await heal.diagnose(w.log, [0])
+        assert found.wound is not None
         assert found.wound.source == heads[0] - 2
         commit = await heal.heal(w.log, found)
+        assert commit is not None
         assert merge.array_digest(before) == commit.header.published_digest
         # A learner that stands at the old head goes on behind the hole by itself.
         at = await fold.fold(w.log, 0, fold.Publishing(w.log))
@@ -159,7 +163,7 @@ async def test_whoever_committed_meanwhile_wins(folder: Path) -> None:
         first, second = (await heal.diagnose(w.log, [0]))[0], (await heal.diagnose(w.log, [0]))[0]
         assert await heal.heal(w.log, first) is not None
         assert await heal.heal(w.log, second) is None
-        assert (await w.log.newest(0)).version == heads[0] + 1
+        assert (await newest_commit(w, 0)).version == heads[0] + 1
 
 
 async def test_a_chain_that_is_broken_itself_is_left_to_people(

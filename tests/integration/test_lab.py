@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from isthmus.errors import InputError
 from isthmus.lab.experiments import EXPERIMENTS, base, chosen, named, summary
 from isthmus.lab.setting import Failures, Guests, Row, Shape, Wires
 from isthmus.lab.training import train
-from isthmus.layout import Layout, Spec
+from isthmus.layout import Layout, Spec, TensorClass
 from isthmus.learner.agent import LearnerAgent
 from isthmus.log.run import Seed
 from isthmus.records import frame
@@ -92,6 +93,7 @@ def test_failures_cost_goodput_and_are_made_up_for() -> None:
     assert row.goodput < calm.goodput - 0.1
     assert row.wall_virtual_s > calm.wall_virtual_s
     assert row.tokens >= failing.budget
+    assert failing.failures is not None
     for moments in ("peer", "fresh"):
         changed = msgspec.structs.replace(failing.failures, moments=moments)
         assert train(named(failing, moments, failures=changed), 0).tokens >= failing.budget
@@ -167,7 +169,8 @@ def test_the_command_reports_draws_and_goes_on_where_it_was(tmp_path: Path, caps
         code = main(["simulate", "training", "codecs", *size, *where])
         assert code == 0
         assert picture.stat().st_size > 10_000
-        return json.loads(report.read_text())
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
 
     first = run()
     assert "up: int4" in capsys.readouterr().out
@@ -220,26 +223,26 @@ class _Steps:
 def test_with_a_lead_nobody_runs_ahead_of_who_is_slow_to_answer(lead: float | None, far: bool) -> None:
     """One learner answers calls at its next boundary, half a minute later: the other waits for it, or does not."""
     world = World("lead")
-    pace = Pace(
-        quorum=2, lead=lead, grace=0.0, heartbeat_s=5.0, silence_s=100.0, **({} if lead is None else {"overlap": 0.0})
-    )
-    agents = {}
+    pace = Pace(quorum=2, lead=lead, grace=0.0, heartbeat_s=5.0, silence_s=100.0)
+    if lead is not None:
+        pace = msgspec.structs.replace(pace, overlap=0.0)
+    agents: dict[str, LearnerAgent] = {}
 
     async def body() -> dict[str, Times]:
-        spec = Spec("w", (8,), "float32", "dense")
+        spec = Spec("w", (8,), "float32", TensorClass.DENSE)
         rules = Rules(fragments=1, sync_every=4)
         await world.create(Seed([spec], [np.zeros(8, np.float32)], {}, rules, pace))
         good = Weather(latency_s=0.01)
         syncer = world.process("s")
         syncer.start(serve(world.ports(syncer, good, good), "s", asyncio.Event()))
-        times = {}
+        times: dict[str, Times] = {}
         for name, step_s in (("quick", 1.0), ("slow", 30.0)):
             process, times[name] = world.process(name), Times()
             steps = _Steps(step_s, process.random)
             process.start(
                 learn(
                     world.ports(process, good, good), name, steps, times[name],
-                    started=lambda agent, name=name: agents.__setitem__(name, agent),
+                    started=partial(agents.__setitem__, name),
                 )
             )  # fmt: skip
         await asyncio.sleep(600.0)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from isthmus.errors import Fenced
-from isthmus.learner.history import checkpoints_in
+from isthmus.kernels import F32
+from isthmus.log.select import checkpoints_in
 from isthmus.records.keys import claim_key
 from isthmus.rules import Pace
-from tests_helpers import NumpyReplica, World, balanced, check_log, seed_of, serving, train, until, world
+from tests_helpers import NumpyReplica, World, balanced, check_log, newest_commit, seed_of, serving, train, until, world
 
 
 class Counting:
@@ -22,10 +22,10 @@ class Counting:
     def __init__(self) -> None:
         self.batches = 0
 
-    def save(self) -> tuple[dict[str, NDArray[np.float32]], dict[str, int]]:
+    def save(self) -> tuple[dict[str, F32], dict[str, int]]:
         return {"moment": np.full(3, self.batches, np.float32)}, {"next": self.batches}
 
-    def take(self, node: NDArray[np.float32]) -> None:
+    def take(self, node: object) -> None:
         return None
 
 
@@ -116,10 +116,9 @@ async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder: Path) -> 
         before = last.boundary.tokens_seen
         await last.steps(60)
         trained += last.boundary.tokens_seen - before
-        heads = lambda: [k.version for k in last.agent.downlink.known]  # noqa: E731
         await until(lambda: not any(last.agent.uplink.attempts), "everything is settled")
         merged = [0] * 4
-        for p, head in enumerate(heads()):
+        for p, head in enumerate([k.version for k in last.agent.downlink.known]):
             async for commit in w.log.commits(p, 0):
                 if commit.version <= head:
                     merged[p] += sum(i.tokens for i in commit.header.inputs if i.learner == "l0")
@@ -163,10 +162,12 @@ async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Pat
         # Where an upload was under way in the last moment its residual is gone, and nothing is claimed.
         assert any(uplink.residual_of)
         for p, key in enumerate(uplink.residual_of):
-            assert bool(key) == (uplink.residuals[p] is not None)
+            residual = uplink.residuals[p]
+            assert bool(key) == (residual is not None)
             if key:
                 assert key in {i.key for c in [c async for c in w.log.commits(p, 0)] for i in c.header.inputs}
-                assert uplink.residuals[p].any()
+                assert residual is not None
+                assert residual.any()
         await two.kill()
 
 
@@ -208,6 +209,7 @@ async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder: Pa
         blob[-1] ^= 1
         await w.store.put(keys[-1], blob)
         two = await Life(w, "l0").start()
+        assert two.agent.history.checkpoint is not None
         assert two.agent.history.checkpoint.key == keys[0]
         balanced(two.agent)
         await two.steps(5)
@@ -223,6 +225,7 @@ async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(f
         newcomer = w.learner("l1")
         await newcomer.join()
         found = await newcomer.donor(lambda c: None)
+        assert found is not None
         assert found.header.learner == "l0"
         assert await newcomer.donor(lambda c: "another optimizer") is None
         await one.end()
@@ -239,7 +242,7 @@ async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_fo
             await life.kill()
 
         async def alone() -> bool:
-            return (await w.log.newest(0)).header.waited.expected == ("steady",)
+            return (await newest_commit(w, 0)).header.waited.expected == ("steady",)
 
         while not await alone():
             assert not steady.done(), "somebody was waited for to the end"
@@ -248,7 +251,7 @@ async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_fo
         await until(lambda: syncer.tallies.commits > commits + 12, "it goes on alone")
         away = True
         await steady
-        newest = (await w.log.newest(0)).header
+        newest = (await newest_commit(w, 0)).header
         assert newest.waited.expected == ("steady",)
         assert newest.waited.closed_by == "everyone"
         await check_log(w)

@@ -2,17 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from isthmus.errors import LogCorrupt, Unavailable
-from isthmus.layout import Spec
+from isthmus.kernels import F32
+from isthmus.layout import Spec, TensorClass
 from isthmus.log import fold, merge
 from isthmus.log.run import read_run
 from isthmus.records import frame
@@ -20,8 +20,9 @@ from isthmus.records.keys import commit_key
 from isthmus.records.messages import decode, learner_stream
 from isthmus.records.objects import CommitHeader, UpdateHeader
 from isthmus.rules import Pace, Rules
-from isthmus.store import Patience
-from isthmus.store.edge import EdgeStore
+from isthmus.store import Layer, Patience, Store
+from isthmus.store.layer import Send
+from isthmus.syncer import Syncer
 from tests_helpers import (
     NumpyReplica,
     all_commits,
@@ -34,6 +35,8 @@ from tests_helpers import (
     until,
     world,
 )
+
+T = TypeVar("T")
 
 
 async def test_learners_and_a_syncer_share_one_loop_without_any_thread(folder: Path) -> None:
@@ -72,7 +75,7 @@ async def test_every_adoption_and_codec_keeps_the_ledger(folder: Path, adopt: st
 
 async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder: Path) -> None:
     """A learner that trains nothing sends zeros: the model stays where it is, whatever codec and dtype."""
-    specs = [Spec("half", (300,), "bfloat16", "dense"), Spec("whole", (200,), "float32", "dense")]
+    specs = [Spec("half", (300,), "bfloat16", TensorClass.DENSE), Spec("whole", (200,), "float32", TensorClass.DENSE)]
     async with world(folder, seed_of(Rules(fragments=2, sync_every=2), specs=specs)) as w:
         before = [await fold.initial(w.log, p) for p in range(2)]
         agent = w.learner("idle")
@@ -82,12 +85,12 @@ async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folde
 
             class Still:
                 def __init__(self) -> None:
-                    self.values = [None, None]
+                    self.values: dict[int, F32] = {}
 
-                def read(self, fragment: int, out: NDArray[np.float32]) -> None:
+                def read(self, fragment: int, out: F32) -> None:
                     out[:] = self.values[fragment]
 
-                def write(self, fragment: int, values: NDArray[np.float32]) -> None:
+                def write(self, fragment: int, values: F32) -> None:
                     self.values[fragment] = rounded(values, w.run.layout.fragments[fragment].tensors)
 
             boundary = agent.attach(Still())
@@ -116,18 +119,16 @@ async def test_error_feedback_starts_from_the_last_merged_update(folder: Path) -
             assert any(residual is not None and residual.any() for residual in fed_back)
 
 
-class Slow:
+class Slow(Layer):
     """A store in which requests take long enough to overlap."""
 
-    def __init__(self, inner: EdgeStore) -> None:
-        self.inner, self.url = inner, inner.url
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        await asyncio.sleep(0.004)
+        return await send()
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def call(*args: Any) -> Any:
-            await asyncio.sleep(0.004)
-            return await getattr(self.inner, name)(*args)
 
-        return call
+def has_committed(syncer: Syncer, commits: int) -> bool:
+    return syncer.tallies.commits >= commits
 
 
 # --- several syncers, restarts ----------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ async def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder: Path) 
             await syncer.recover()
             heads.append(sum(k.head for k in syncer.keepers))
             task = asyncio.ensure_future(syncer.run(asyncio.Event()))
-            await until(lambda s=syncer: s.tallies.commits >= 8, "eight commits of this life")
+            await until(partial(has_committed, syncer, 8), "eight commits of this life")
             task.cancel()  # like a kill: nothing is finished, nothing is said
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -174,18 +175,20 @@ async def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder: Path) 
             balanced(agent)
 
 
-async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(folder: Path) -> None:
+async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4))) as w:
         async with serving(w.syncer()) as syncer:
             await train(w.learner("l0"), 200, enough=lambda: syncer.keepers[0].head >= 14)
-        log, read = w.log, []
-        inner = log.store.get
+        log, inner = w.log, w.store.get
+        read: list[str] = []
 
         async def get(key: str) -> bytearray:
             read.append(key)
             return await inner(key)
 
-        log.store.get = get
+        monkeypatch.setattr(w.store, "get", get)
         head = await fold.fold(log, 0, fold.Merging(log))
         assert head.version > 12
         commits = sorted(int(k.rsplit("/", 1)[1]) for k in read if k.startswith("commits/"))
@@ -230,22 +233,20 @@ async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_wha
 # --- the world outside ------------------------------------------------------------------------------------------------
 
 
-class Faulty:
+class Faulty(Layer):
     """A store that loses replies and refuses requests, at random, for a while."""
 
-    def __init__(self, inner: EdgeStore, random: Random) -> None:
-        self.inner, self.random, self.rate, self.url, self.faults = inner, random, 0.0, inner.url, 0
+    def __init__(self, inner: Store, random: Random) -> None:
+        super().__init__(inner)
+        self.random, self.rate, self.faults = random, 0.0, 0
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def call(*args: Any) -> Any:
-            if self.random.random() < self.rate:
-                self.faults += 1
-                if self.random.random() < 0.5:
-                    await getattr(self.inner, name)(*args)
-                raise Unavailable("lost")
-            return await getattr(self.inner, name)(*args)
-
-        return call
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if self.random.random() < self.rate:
+            self.faults += 1
+            if self.random.random() < 0.5:
+                await send()
+            raise Unavailable("lost")
+        return await send()
 
 
 async def test_lost_replies_and_refusals_leave_the_log_whole(folder: Path) -> None:
@@ -266,7 +267,9 @@ async def test_lost_replies_and_refusals_leave_the_log_whole(folder: Path) -> No
             balanced(agent)
 
 
-async def test_learners_train_on_without_store_and_bus_and_catch_up(folder: Path) -> None:
+async def test_learners_train_on_without_store_and_bus_and_catch_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with world(folder) as w:
         faulty = Faulty(w.store, w.runtime.random)
         w = w.through(lambda _: faulty)
@@ -275,21 +278,24 @@ async def test_learners_train_on_without_store_and_bus_and_catch_up(folder: Path
             training = asyncio.ensure_future(train(agent, 400, enough=lambda: caught_up))
             caught_up = False
             await until(lambda: syncer.tallies.commits > 4, "a first few commits")
-            bus, append = w.bus, w.bus.append
 
-            async def refuse(*_: Any) -> None:
+            async def refuse(*_: object) -> None:
                 raise Unavailable("the bus is away")
 
-            faulty.rate, bus.append = 1.0, refuse
+            faulty.rate = 1.0
+            monkeypatch.setattr(w.bus, "append", refuse)
             await until(
                 lambda: "bus" in agent.waiting_for and any("store" in what for what in agent.waiting_for), "it waits"
             )
-            step, commits = agent.boundary.step, syncer.tallies.commits
-            await until(lambda: agent.boundary.step > step + 100, "training goes on meanwhile")
+            boundary = agent.boundary
+            assert boundary is not None
+            step, commits = boundary.step, syncer.tallies.commits
+            await until(lambda: boundary.step > step + 100, "training goes on meanwhile")
             assert "bus" in agent.waiting_for
             assert any("store" in what for what in agent.waiting_for)
             assert syncer.tallies.commits == commits
-            faulty.rate, bus.append = 0.0, append
+            faulty.rate = 0.0
+            monkeypatch.undo()
             await until(lambda: syncer.tallies.commits > commits + 8, "commits after the outage")
             caught_up = True
             await training
@@ -304,7 +310,7 @@ async def test_a_bus_that_lost_everything_is_told_again(folder: Path) -> None:
         training = [asyncio.ensure_future(train(a, 400, seed=i)) for i, a in enumerate(learners)]
         for _ in range(3):
             commits = syncer.tallies.commits
-            await until(lambda c=commits: syncer.tallies.commits > c + 6, "commits between losses")
+            await until(partial(has_committed, syncer, commits + 7), "commits between losses")
             for file in folder.glob("bus.sqlite*"):
                 file.unlink()
         commits = syncer.tallies.commits

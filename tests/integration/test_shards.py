@@ -4,7 +4,6 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,22 @@ from isthmus.errors import LogCorrupt
 from isthmus.log.commits import Commit
 from isthmus.records.keys import commit_key, commits_prefix
 from isthmus.rules import Pace, Rules
+from isthmus.syncer.keeper import Keeper
 from isthmus_services.demo.servers import Server
-from tests_helpers import Sleepy, World, all_commits, balanced, check_log, head, seed_of, serving, train, until, world
+from tests_helpers import (
+    Sleepy,
+    World,
+    all_commits,
+    balanced,
+    check_log,
+    head,
+    newest_commit,
+    seed_of,
+    serving,
+    train,
+    until,
+    world,
+)
 
 
 def writers(commits: dict[int, list[Commit]]) -> dict[int, list[str]]:
@@ -87,8 +100,13 @@ async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_
         assert {"east", "west"} <= {c.header.writer for c in commits}
 
 
+def digest(keeper: Keeper) -> bytes:
+    assert keeper.state is not None
+    return keeper.state.digest()
+
+
 async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(
-    seaweedfs: Server, redis: Server, use: Callable[..., Any]
+    seaweedfs: Server, redis: Server, use: Callable[[Server], None]
 ) -> None:
     use(seaweedfs)
     url = f"s3://b{uuid.uuid4().hex[:10]}/run"
@@ -103,7 +121,7 @@ async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_
 
             await asyncio.gather(*(train(a, 100, seed=i, enough=raced) for i, a in enumerate(learners)))
             await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
-            states = [[k.state.digest() for k in s.keepers] for s in (one, two)]
+            states = [[digest(k) for k in s.keepers] for s in (one, two)]
         assert states[0] == states[1]
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
         commits = await all_commits(w.log)
@@ -119,7 +137,7 @@ FEW = seed_of(Rules(fragments=4, sync_every=4), Pace(heartbeat_s=0.2, silence_s=
 
 async def damage(w: World, fragment: int) -> str:
     """Damage an update that the newest commit of a fragment merged; return its key."""
-    commit = await w.log.newest(fragment)
+    commit = await newest_commit(w, fragment)
     key = commit.header.inputs[0].key
     blob = await w.store.get(key)
     blob[-1] ^= 1
@@ -134,7 +152,7 @@ async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_serv
         async with serving(w.syncer("east"), killed=True) as syncer:
             enough = lambda: all(k.head >= 6 for k in syncer.keepers)  # noqa: E731
             await train(w.learner("l0"), 20, enough=enough)
-        newest = [await w.log.newest(p) for p in range(4)]
+        newest = [await newest_commit(w, p) for p in range(4)]
         victim = next(p for p in range(4) if (newest[p].version + p) % 5)  # its newest commit is in no snapshot
         key = await damage(w, victim)
         with pytest.raises(LogCorrupt) as caught:
@@ -149,7 +167,7 @@ async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_serv
             await until(lambda: hurt.held == {0, 1, 2, 3} - {victim}, "it holds the rest")
             enough = lambda: all(k.head > b + 2 for k, b in zip(others, before, strict=True))  # noqa: E731
             await train(w.learner("l1"), 20, enough=enough)
-        assert (await w.log.newest(victim)).version == newest[victim].version
+        assert (await newest_commit(w, victim)).version == newest[victim].version
 
 
 async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_had_merged_it(folder: Path) -> None:

@@ -1,13 +1,14 @@
 """Strangers on the bus and in the store: turned away by name, counted, and the run goes on."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from msgspec.structs import replace
 
+from isthmus.kernels import F32
 from isthmus.records import frame
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, decode, encode, learner_stream
@@ -22,7 +23,6 @@ async def post(
     blob: bytes,
     *,
     base: int = 0,
-    announce: Any = None,
     fragment: int = 0,
     put: bool = True,
     **changes: Any,
@@ -32,51 +32,49 @@ async def post(
     key = update_key(fragment, learner, base, digest)
     if put:
         await w.store.put(key, blob)
-    fields = {
-        "run": w.run.digest,
-        "id": "x",
-        "learner": learner,
-        "incarnation": 1,
-        "fragment": fragment,
-        "base": base,
-        "key": key,
-        "digest": digest,
-        "size": len(blob),
-        "steps": 5,
-        "tokens": 500,
-        "step": 5,
-        "tokens_seen": 500,
-        "due": True,
-        "age_s": 0.0,
-        "step_s": 0.01,
-        "upload_s": 0.01,
-        "sync_s": 0.01,
-    } | changes
-    await w.bus.append(learner_stream(learner), announce or encode(Announce(**fields)))
+    plausible = Announce(
+        run=w.run.digest,
+        id="x",
+        learner=learner,
+        incarnation=1,
+        fragment=fragment,
+        base=base,
+        key=key,
+        digest=digest,
+        size=len(blob),
+        steps=5,
+        tokens=500,
+        step=5,
+        tokens_seen=500,
+        due=True,
+        age_s=0.0,
+        step_s=0.01,
+        upload_s=0.01,
+        sync_s=0.01,
+    )
+    await w.bus.append(learner_stream(learner), encode(replace(plausible, **changes)))
 
 
-def forged(
-    w: World, learner: str = "evil", *, values: NDArray[np.float32] | None = None, fragment: int = 0, **changes: Any
-) -> bytes:
+def forged(w: World, learner: str = "evil", *, values: F32 | None = None, fragment: int = 0, **changes: Any) -> bytes:
     from isthmus.codecs import as_bytes, codec, pack, packed_size
 
     cut = w.run.layout.fragments[fragment]
-    fields = {
-        "schema": 1,
-        "run": w.run.digest,
-        "fragment": fragment,
-        "learner": learner,
-        "incarnation": 1,
-        "base": 0,
-        "codec": w.run.rules.codec_up,
-        "steps": 5,
-        "tokens": 500,
-        "step": 5,
-        "tokens_seen": 500,
-        "train_s": 1.0,
-    } | changes
+    plausible = UpdateHeader(
+        schema=1,
+        run=w.run.digest,
+        fragment=fragment,
+        learner=learner,
+        incarnation=1,
+        base=0,
+        codec=w.run.rules.codec_up,
+        steps=5,
+        tokens=500,
+        step=5,
+        tokens_seen=500,
+        train_s=1.0,
+    )
     code = codec(w.run.rules.codec_up)
-    out = frame.draft(frame.Kind.UPDATE, UpdateHeader(**fields), packed_size(code, cut))
+    out = frame.draft(frame.Kind.UPDATE, replace(plausible, **changes), packed_size(code, cut))
     values = np.full(cut.size, 1e-3, np.float32) if values is None else values
     pack(code, cut, values, as_bytes(out.payload))
     return bytes(out.blob)
@@ -88,7 +86,7 @@ async def _other_bytes(w: World) -> None:
     await post(w, "evil", blob, put=False)
 
 
-CASES = {
+CASES: dict[str, Callable[[World], Awaitable[None]]] = {
     "non-finite": lambda w: post(
         w, "evil", forged(w, values=np.full(w.run.layout.fragments[0].size, np.nan, np.float32))
     ),
@@ -145,27 +143,27 @@ def _announce_by_syncer(w: World) -> bytes:
 
 
 def _announce_of(w: World, **changes: Any) -> bytes:
-    fields = {
-        "run": w.run.digest,
-        "id": "x",
-        "learner": "evil",
-        "incarnation": 1,
-        "fragment": 0,
-        "base": 0,
-        "key": "updates/x",
-        "digest": bytes(32),
-        "size": 1,
-        "steps": 1,
-        "tokens": 1,
-        "step": 1,
-        "tokens_seen": 1,
-        "due": False,
-        "age_s": 0.0,
-        "step_s": 0.0,
-        "upload_s": 0.0,
-        "sync_s": 0.0,
-    } | changes
-    return encode(Announce(**fields))
+    plausible = Announce(
+        run=w.run.digest,
+        id="x",
+        learner="evil",
+        incarnation=1,
+        fragment=0,
+        base=0,
+        key="updates/x",
+        digest=bytes(32),
+        size=1,
+        steps=1,
+        tokens=1,
+        step=1,
+        tokens_seen=1,
+        due=False,
+        age_s=0.0,
+        step_s=0.0,
+        upload_s=0.0,
+        sync_s=0.0,
+    )
+    return encode(replace(plausible, **changes))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def _announce_of(w: World, **changes: Any) -> bytes:
     ],
 )
 async def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(
-    folder: Path, body_of: Callable[..., Any], reason: str
+    folder: Path, body_of: Callable[[World], bytes], reason: str
 ) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await w.bus.append(learner_stream("evil"), body_of(w))
@@ -192,7 +190,9 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
         await train(w.learner("l0"), 40)
         said = (await w.bus.read({learner_stream("l0"): ""}, 0.0))[learner_stream("l0")]
         first = next(s.body for s in said if isinstance(decode(s.body), Announce))
-        keeper = syncer.keepers[decode(first).fragment]
+        again = decode(first)
+        assert isinstance(again, Announce)
+        keeper = syncer.keepers[again.fragment]
         before = dict(keeper.rounds.rejected_total)
         await w.bus.append(learner_stream("l0"), first)
         await until(

@@ -5,10 +5,9 @@ import json
 import logging
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,12 +16,14 @@ from isthmus.errors import InputError, Unavailable
 from isthmus.health import LOOP_S_MAX, PORT_S_MAX, Pulse
 from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.runtime import single_threaded
-from isthmus.store.base import Entry
-from isthmus.store.edge import EdgeStore
+from isthmus.store import Layer
+from isthmus.store.layer import Send
 from isthmus_services.demo.servers import free_ports
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown
 from tests_helpers import all_commits, serving, train, until, world
+
+T = TypeVar("T")
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
@@ -63,7 +64,7 @@ async def test_rejections_add_up_to_the_logs(folder: Path) -> None:
         async with serving(syncer):
             await asyncio.gather(train(w.learner("a"), 40), train(w.learner("b"), 40))
         commits = await all_commits(w.log)
-    logged = {}
+    logged: dict[str, int] = {}
     for chain in commits.values():
         for reason, count in chain[-1].header.rejected_total.items():
             logged[reason] = logged.get(reason, 0) + count
@@ -80,30 +81,24 @@ async def test_a_syncer_that_only_watches_counts_versions_and_no_rounds(folder: 
     async with world(folder) as w:
         async with serving(w.syncer("s1")) as first:
             await train(w.learner("a"), 20, enough=lambda: first.tallies.commits > 0)
-        late = w.syncer("s2")
-        await late.recover()
-        late, first = late.metrics.registry, first.metrics.registry
-    assert total(late, "fragment_version") == total(first, "fragment_version") > 0
+        second = w.syncer("s2")
+        await second.recover()
+        late, early = second.metrics.registry, first.metrics.registry
+    assert total(late, "fragment_version") == total(early, "fragment_version") > 0
     assert total(late, "commits_total") == 0
     assert 0.0 <= value(late, "fragment_commit_age_seconds", fragment="0") < 60.0
     assert value(late, "fragments") == 4.0
 
 
-class Away:
+class Away(Layer):
     """A store that is there or not."""
 
-    url = "away"
+    away = False
 
-    def __init__(self, store: EdgeStore) -> None:
-        self.store, self.away = store, False
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def request(*args: Any) -> bytearray | list[Entry] | None:
-            if self.away:
-                raise Unavailable("away")
-            return await getattr(self.store, name)(*args)
-
-        return request
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if self.away:
+            raise Unavailable("away")
+        return await send()
 
 
 async def test_the_store_is_counted_and_its_silence_shows(folder: Path) -> None:

@@ -15,9 +15,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import write_json
@@ -129,7 +129,7 @@ def _environment(folder: Path, own_cache: bool = False) -> dict[str, str]:
     return found | {"PYTHONPATH": os.pathsep.join(map(str, (folder / "pkg", ROOT / "services", ROOT / "tests")))}
 
 
-async def _pytest(folder: Path, tests: Any, *, timeout_s: float, own_cache: bool = False) -> tuple[int, str]:
+async def _pytest(folder: Path, tests: Iterable[str], *, timeout_s: float, own_cache: bool = False) -> tuple[int, str]:
     """Run tests on the package in a folder; return the exit code and what was said. Raises `TimeoutError`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", f"--timeout={TEST_S:g}", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}", *tests,

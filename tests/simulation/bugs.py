@@ -13,16 +13,19 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
+from isthmus.codecs import codec
 from isthmus.codecs.int4 import Int4
 from isthmus.errors import ObjectMissing, Unavailable
+from isthmus.kernels import F32
+from isthmus.layout import TensorClass
 from isthmus.learner import agent as learner_agent
 from isthmus.learner import boundary, downlink, tenure, uplink
 from isthmus.learner.boundary import Boundary, Ready
 from isthmus.log import Log, fold, gc, heal, merge
 from isthmus.records import frame
 from isthmus.records.keys import version_in
-from isthmus.records.messages import Committed
-from isthmus.records.objects import CommitHeader
+from isthmus.records.messages import Alive, Committed, decode
+from isthmus.records.objects import CommitHeader, SnapshotHeader, ValueHeader
 from isthmus.rounds import members, rounds
 from isthmus.rounds.events import CallRound, CatchUp, CaughtUp, Tick
 from isthmus.rounds.grace import Grace, smooth
@@ -251,7 +254,7 @@ def trust_an_unmatched_snapshot() -> Iterator[None]:
 
     async def start(self: Any, fragment: Any, version: Any, key: Any, commit: Any) -> Any:
         blob = await self.log.store.get(key)
-        header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, merge.SnapshotHeader)
+        header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
         return merge.restore(header, payload)
 
     with patch.object(fold.Merging, "start", start):
@@ -270,8 +273,8 @@ def adopt_a_value_nobody_committed() -> Iterator[None]:
                     if version_in(entry.key) != known.version + 1:
                         continue
                     blob = await self._log.store.get(entry.key)
-                    value, payload = frame.parse(blob, frame.Kind.VALUE, fold.ValueHeader)
-                    code, fragment = downlink.codec(value.codec), self._run.layout.fragments[p]
+                    value, payload = frame.parse(blob, frame.Kind.VALUE, ValueHeader)
+                    code, fragment = codec(value.codec), self._run.layout.fragments[p]
                     self._tell(Ready(p, known.version + 1, merge.apply_value(known.values, fragment, code, payload)))
 
     with patch.object(downlink.Downlink, "probe", probe):
@@ -350,7 +353,7 @@ def a_learner_never_probes_and_hears_only_once() -> Iterator[None]:
         await asyncio.sleep(1e9)
 
     def hear(self: Any, message: Any) -> None:
-        if not isinstance(message, learner_agent.Alive):
+        if not isinstance(message, Alive):
             original(self, message)
 
     original = learner_agent.LearnerAgent._hear
@@ -480,7 +483,7 @@ def a_message_nobody_can_read_ends_the_syncer() -> Iterator[None]:
     """What cannot be decoded is not expected on the bus."""
 
     def hear(self: Any, stream: Any, said: Any, old: Any) -> None:
-        syncer_agent.decode(said.body)
+        decode(said.body)
         original(self, stream, said, old)
 
     original = syncer_agent.Syncer._hear
@@ -528,7 +531,7 @@ def publish_the_way_of_the_master() -> Iterator[None]:
         true.append(state.published)
         return advance(state, round_, codec_down, run)
 
-    true: list = []
+    true: list[F32] = []
     original, apply = merge.advance, merge.apply_value
     with patch.object(merge, "advance", patched), patch.object(merge, "apply_value", apply_value):
         yield
@@ -569,7 +572,7 @@ def embeddings_are_merged_like_the_rest() -> Iterator[None]:
 
     def outers(rules: Any) -> Any:
         found = original(rules)
-        return dict.fromkeys(found, found[merge.TensorClass.DENSE])
+        return dict.fromkeys(found, found[TensorClass.DENSE])
 
     original = merge.outers
     with patch.object(merge, "outers", outers):

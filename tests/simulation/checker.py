@@ -1,14 +1,17 @@
 """What must hold at every moment, and at the end. It reads the world from outside and shares no belief of the agents."""
 
+import functools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from isthmus.bus.endpoints import UNSAID_MAX
 from isthmus.errors import IsthmusError, RecordInvalid
+from isthmus.kernels import F32
+from isthmus.layout import Fragment
 from isthmus.learner import LearnerAgent
-from isthmus.learner.boundary import UPLOADS_MAX
+from isthmus.learner.boundary import UPLOADS_MAX, Captured
 from isthmus.log import Commit, Log, merge
 from isthmus.log.run import Run
 from isthmus.log.updates import open_update
@@ -39,6 +42,9 @@ from isthmus.syncer.keeper import INBOX_MAX
 from simulation.hostile import NAME, is_its_own
 from simulation.values import Life, Values
 from simulation.waiting import Waiting
+
+if TYPE_CHECKING:
+    from simulation.cluster import Seat
 
 BEHIND_MAX = 3
 """Versions a well learner may be behind: rounds go on while it fetches."""
@@ -227,6 +233,7 @@ class Checker:
     def healing(self, header: CommitHeader) -> list[str]:
         """A fragment was started again: only where that was needed, and from the newest published value."""
         healed, wrong = header.healed, []
+        assert healed is not None
         there = self.world.objects.blobs.get(healed.key)
         if healed.key not in self.originals or (there is not None and there[0] == self.originals[healed.key]):
             wrong.append(f"heals for {healed.key}, which nobody spoiled")
@@ -324,17 +331,19 @@ class Checker:
         uplink = agent.uplink
         pack = uplink._pack
 
-        def packed(captured: Any, header: UpdateHeader, fragment: Any, residual: Any) -> Any:
+        def packed(
+            captured: Captured, header: UpdateHeader, fragment: Fragment, residual: F32 | None
+        ) -> tuple[bytearray | None, F32]:
             blob, after = pack(captured, header, fragment, residual)
             if blob is not None and (name, life) in self.lives:
                 self.values.packs(self.lives[name, life], captured, header, residual, blob, after)
             return blob, after
 
-        uplink._pack = packed
+        uplink._pack = packed  # type: ignore[method-assign]
 
     # --- now and then -------------------------------------------------------------------------------------------------
 
-    def look(self, seats: Any) -> None:
+    def look(self, seats: "Iterable[Seat]") -> None:
         """Look at every agent alive."""
         for seat in seats:
             for life, (_, agent) in seat.processes.items():
@@ -371,12 +380,13 @@ class Checker:
 
     def look_at_learner(self, who: str, agent: LearnerAgent, nominal_s: float) -> None:
         boundary = agent.boundary
+        assert boundary is not None
         for p, slot in enumerate(boundary.slots):
             if slot.base > len(self.commits[p]):
                 self.violate(f"{who}: holds version {slot.base} of {p}, the log ends at {len(self.commits[p])}")
                 continue
             wanted = self.commits[p][slot.base - 1][0].published_digest if slot.base else self.initial[p]
-            if self.digest(slot.values, lambda slot=slot: merge.array_digest(slot.values)) != wanted:
+            if self.digest(slot.values, functools.partial(merge.array_digest, slot.values)) != wanted:
                 self.violate(f"{who}: what it holds as {p}/{slot.base} is not what was published")
             # A life that starts while a twin goes on finds updates on bases that it has yet to read of.
             unread = len(self.commits[p]) - agent.uplink.settled_to[p]
@@ -412,7 +422,7 @@ class Checker:
             known = self.digests[id(what)] = what, of()
         return known[1]
 
-    def ill(self, seats: Any, since: dict[int, int]) -> list[str]:
+    def ill(self, seats: "Iterable[Seat]", since: dict[int, int]) -> list[str]:
         """Say what is not yet as it should be."""
         found = []
         heads = self.heads()

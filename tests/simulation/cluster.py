@@ -5,7 +5,7 @@ import functools
 import gc
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,8 @@ from simulation.vigil import Vigil
 
 # Every process decodes every message: remembered, since what bytes mean does not change.
 decode = functools.lru_cache(maxsize=4096)(messages.decode)
-syncer_agent.decode = learner_agent.decode = checker.decode = speakers.decode = decode
+for _module in (syncer_agent, learner_agent, checker, speakers):
+    vars(_module)["decode"] = decode
 
 CALM_S = 60.0
 """Once no fault strikes any more, everything must be well again within this many virtual seconds."""
@@ -273,7 +274,8 @@ class Cluster:
         if not task.done():
             self.say(seat.name, f"life {life} was killed")
             return
-        error = first_cause(task.exception()) if task.exception() else None
+        failure = task.exception()
+        error = first_cause(failure) if failure else None
         self.say(seat.name, f"life {life} ended: {error!r}" if error else f"life {life} ended")
         seat.unfoldable = isinstance(error, LogCorrupt)
         if error is not None and not isinstance(error, IsthmusError):
@@ -323,13 +325,13 @@ class Cluster:
                     process, _ = seat.processes[life]
                     process.pause()
                     self.later(planned.lasts_s, process.resume)
-                    self.later(planned.lasts_s, lambda name=seat.name: self.checker.disturb(name))
+                    self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))
                 case Fault.CUT_OFF:
                     both = [seat.store, seat.bus]
                     for weather in both if planned.draw < 0.3 else [both[int(planned.draw * 100) % 2]]:
                         weather.cut_off = True
-                        self.later(planned.lasts_s, lambda weather=weather: setattr(weather, "cut_off", False))
-                        self.later(planned.lasts_s, lambda name=seat.name: self.checker.disturb(name))
+                        self.later(planned.lasts_s, functools.partial(setattr, weather, "cut_off", False))
+                        self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))
                 case Fault.TWIN:
                     seat = self.seats[self.scenario.syncers + int(planned.draw * self.scenario.learners)]
                     struck = bool(seat.processes)
@@ -376,20 +378,28 @@ class Cluster:
             case Fault.ENDLESS:
                 whose = self.seats[-1 - int(planned.draw * self.scenario.learners)].name
                 keys = frozenset(updates_prefix(f.index, whose) for f in self.run.layout.fragments)
+
+                def ends(store: Weather) -> None:
+                    store.endless -= keys
+
                 for s in self.seats if one else [seat]:
                     s.store.endless |= keys
-                    self.later(until, lambda s=s: setattr(s.store, "endless", s.store.endless - keys))
+                    self.later(until, functools.partial(ends, s.store))
             case _:
                 keys = frozenset({commits_prefix(int(planned.draw * len(self.run.layout.fragments)))})
+
+                def eases(store: Weather) -> None:
+                    store.throttled -= keys
+
                 for s in self.seats:
                     s.store.throttled |= keys
-                    self.later(until, lambda s=s: setattr(s.store, "throttled", s.store.throttled - keys))
+                    self.later(until, functools.partial(eases, s.store))
 
     def later(self, seconds: float, fn: Callable[[], object]) -> None:
         """Undo a fault after a while, but before the calm."""
         self.world.clock.call_later(seconds, fn, context=self.world.clock.world.context)
 
-    def spawn(self, body: Any) -> None:
+    def spawn(self, body: Coroutine[Any, Any, None]) -> None:
         """Run something beside."""
         self.beside.append(asyncio.ensure_future(body))
 
@@ -409,7 +419,8 @@ class Cluster:
 
         task = process.start(body())
         await asyncio.wait([task])
-        error = first_cause(task.exception()) if task.exception() else None
+        failure = task.exception()
+        error = first_cause(failure) if failure else None
         if error is not None and not isinstance(error, IsthmusError):
             self.checker.violate(f"gc ended by {error!r}", error)
 

@@ -55,8 +55,9 @@ class Operator:
         task = process.start(body())
         await asyncio.wait([task])
         self.due = False
-        if task.exception() is not None:
-            error = first_cause(task.exception())
+        failure = task.exception()
+        if failure is not None:
+            error = first_cause(failure)
             cluster.checker.violate(f"heal ended by {error!r}", None if isinstance(error, IsthmusError) else error)
 
     async def _relieve(self) -> None:

@@ -4,13 +4,14 @@ It takes part like a speaker, so that it is known, and what it stored was merged
 """
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from isthmus.records import frame
 from isthmus.records.fields import SECONDS_MAX
 from isthmus.records.keys import update_key, updates_prefix
 from isthmus.records.messages import learner_stream
-from isthmus.simulate.process import EPOCH
+from isthmus.simulate.process import EPOCH_S
 from simulation.scenario import Hostility
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Hostile:
         self._later(3.0 / SHOUTS_A_SECOND, self._shout)
 
     def _wall(self) -> float:
-        return EPOCH + self._cluster.world.clock.time()
+        return EPOCH_S + self._cluster.world.clock.time()
 
-    def _later(self, seconds: float, fn: Any) -> None:
+    def _later(self, seconds: float, fn: Callable[[], None]) -> None:
         self._cluster.world.clock.call_later(seconds, fn, context=self._cluster.world.clock.world.context)

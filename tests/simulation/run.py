@@ -9,11 +9,15 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import write_json
+
+if TYPE_CHECKING:
+    from simulation.cluster import Outcome
 
 COLLECT_EVERY = 8
 """Seeds between two collections of what they leave: thousands of them would fill the memory."""
@@ -46,7 +50,7 @@ def main() -> int:
     return asyncio.run(_many(arguments))
 
 
-def _simulate(seed: int, bug: str | None, kind: str | None) -> Any:
+def _simulate(seed: int, bug: str | None, kind: str | None) -> "Outcome":
     from simulation.bugs import BUGS
     from simulation.cluster import simulate
 
@@ -85,24 +89,27 @@ def _work(bug: str | None, kind: str | None) -> int:
 
 async def _many(a: argparse.Namespace) -> int:
     todo = iter(range(a.first, a.first + a.seeds))
-    outcomes: list[dict] = []
+    outcomes: list[dict[str, Any]] = []
     started = time.perf_counter()
 
-    async def work(say: Any) -> None:
+    async def work(say: Callable[[float], object]) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "simulation.run", "--worker", *(["--bug", a.bug] if a.bug else []),
             *(["--kind", a.kind] if a.kind else []),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 26,
         )  # fmt: skip
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
         for seed in todo:
-            process.stdin.write(f"{seed}\n".encode())
-            await process.stdin.drain()
-            line = await process.stdout.readline()
+            stdin.write(f"{seed}\n".encode())
+            await stdin.drain()
+            line = await stdout.readline()
             if not line:
                 raise SystemExit(f"seed {seed}: the worker ended with {await process.wait()}")
             outcomes.append(json.loads(line))
             say(len(outcomes) / a.seeds)
-        process.stdin.close()
+        stdin.close()
         await process.wait()
 
     with progress(f"{a.seeds} seeds") as say:

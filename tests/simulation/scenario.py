@@ -7,12 +7,12 @@ from enum import StrEnum
 
 import msgspec
 
-from isthmus.layout import Spec
+from isthmus.layout import Spec, TensorClass
 from isthmus.rounds.members import SLOWER_MAX
 from isthmus.rules import Adoption, Pace, Rules
 from isthmus.simulate.process import MEASURED, Costs
 from isthmus.simulate.weather import Fault
-from isthmus.syncer.shards import BEATS, SILENT_BEATS
+from isthmus.syncer.shards import BEATS_PER_INTERVAL, SILENT_BEATS
 
 STORE_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SLOW, Fault.CORRUPTED)
 BUS_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)
@@ -167,7 +167,7 @@ class Scenario:
         silence; silent learners are given up after L; then two rounds pass, and what was begun is fetched again.
         Where a round needs somebody who forges, it waits for as long as that is believed.
         """
-        silence_s = SILENT_BEATS / BEATS * self.pace.heartbeat_s
+        silence_s = SILENT_BEATS / BEATS_PER_INTERVAL * self.pace.heartbeat_s
         round_s = max((self.rules.sync_every + 2) * max(self.step_s), self.pace.silence_s)
         if self.hostile is Hostility.FORGES and self.pace.quorum > self.learners:
             round_s *= SLOWER_MAX
@@ -296,7 +296,7 @@ def _thin(s: Scenario) -> Scenario:
             s.rules, fragments=6, sync_every=6, codec_up="int4", codec_down="int4", error_feedback=True
         ),
         pace=msgspec.structs.replace(s.pace, lead=None, staleness=1, quorum=1, snapshot_every=5),
-        specs=tuple(Spec(f"t{i}", (4096,), "float32", "dense") for i in range(6)),
+        specs=tuple(Spec(f"t{i}", (4096,), "float32", TensorClass.DENSE) for i in range(6)),
         handling=0.0,
         store={},
         bus={},
@@ -311,7 +311,8 @@ def _thin(s: Scenario) -> Scenario:
 
 def _small(d: random.Random, fragments: int) -> tuple[Spec, ...]:
     return tuple(
-        Spec(f"t{i}", (d.randrange(3, 24),), "float32", "embedding" if i == 0 else "dense") for i in range(fragments)
+        Spec(f"t{i}", (d.randrange(3, 24),), "float32", TensorClass.EMBEDDING if i == 0 else TensorClass.DENSE)
+        for i in range(fragments)
     )
 
 

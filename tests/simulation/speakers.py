@@ -4,8 +4,9 @@ A syncer cannot tell them from others. One of each choir is silent about rounds:
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -25,13 +26,20 @@ from isthmus.records.messages import (
     learner_stream,
 )
 from isthmus.records.objects import SCHEMA, UpdateHeader
-from isthmus.simulate.process import EPOCH
+from isthmus.simulate.process import EPOCH_S
 from simulation import hostile
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
 
 NOTHING = Tally(processed=0.0, merged=0.0, overwritten=0.0, late=0.0, pending=0.0, rejected=0.0, lost=0.0)
+
+
+class Common(TypedDict):
+    """What every message says."""
+
+    run: bytes
+    id: str
 
 
 @dataclass
@@ -154,7 +162,7 @@ class Choir:
         blob = self.update(s, p, base, tokens, steps)
         digest = frame.digest(blob)
         key = update_key(p, s.name, base, digest)
-        self._world.objects.put(key, blob, EPOCH + self._world.clock.time())
+        self._world.objects.put(key, blob, EPOCH_S + self._world.clock.time())
         said = self.announcement(s, p, base, key, digest, len(blob), tokens, steps, due)
         s.unsettled[p] = base, said
         self._world.streams.append(learner_stream(s.name), said)
@@ -174,14 +182,14 @@ class Choir:
 
     def announcement(
         self, s: Speaker, p: int, base: int, key: str, digest: bytes, size: int, tokens: int, steps: int, due: bool,
-        **forged: float,
+        *, age_s: float = 0.0, upload_s: float = 0.01, sync_s: float = 0.01,
     ) -> bytes:  # fmt: skip
         """Return the message that announces an update; durations may be forged."""
-        durations = {"age_s": 0.0, "step_s": s.claims_s or s.step_s, "upload_s": 0.01, "sync_s": 0.01} | forged
         return encode(
             Announce(
                 **self._common(s), learner=s.name, incarnation=1, fragment=p, base=base, key=key, digest=digest,
-                size=size, steps=steps, tokens=tokens, step=steps, tokens_seen=tokens, due=due, **durations,
+                size=size, steps=steps, tokens=tokens, step=steps, tokens_seen=tokens, due=due,
+                age_s=age_s, step_s=s.claims_s or s.step_s, upload_s=upload_s, sync_s=sync_s,
             )
         )  # fmt: skip
 
@@ -194,12 +202,12 @@ class Choir:
             found.append(bytes(out))
         return found
 
-    def _common(self, s: Speaker) -> dict[str, object]:
+    def _common(self, s: Speaker) -> Common:
         self._ids += 1
         return {"run": self._run.digest, "id": f"{s.name}-{self._ids}"}
 
     def _say(self, s: Speaker, message: AnyMessage) -> None:
         self._world.streams.append(learner_stream(s.name), encode(message))
 
-    def _later(self, seconds: float, fn: Any, *args: object) -> None:
+    def _later(self, seconds: float, fn: Callable[..., None], *args: object) -> None:
         self._world.clock.call_later(seconds, fn, *args, context=self._world.clock.world.context)

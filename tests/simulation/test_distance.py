@@ -4,11 +4,12 @@ import asyncio
 
 import numpy as np
 
-from isthmus.layout import Spec
+from isthmus.layout import Spec, TensorClass
 from isthmus.log.run import Seed
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Times, World, learn, serve
+from isthmus.syncer import Syncer
 from simulation.cluster import Toy
 
 LEARNERS, H, STEPS = 4, 12, 180
@@ -20,10 +21,11 @@ def test_rounds_keep_their_pace_half_a_step_away() -> None:
 
     async def body() -> list[int]:
         rules = Rules(fragments=H, sync_every=H)
-        specs = [Spec(f"t{i}", (8,), "float32", "dense") for i in range(H)]
+        specs = [Spec(f"t{i}", (8,), "float32", TensorClass.DENSE) for i in range(H)]
         zeros = [np.zeros(8, np.float32) for _ in specs]
         run = await world.create(Seed(specs, zeros, {}, rules, Pace(heartbeat_s=5.0, silence_s=15.0)))
-        stopping, syncers = asyncio.Event(), []
+        stopping = asyncio.Event()
+        syncers: list[Syncer] = []
         process = world.process("syncer")
         serving = process.start(serve(world.ports(process), "syncer", stopping, None, syncers.append))
         ended = False

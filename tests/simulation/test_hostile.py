@@ -2,60 +2,64 @@
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from isthmus.errors import Denied
-from isthmus.layout import Spec
+from isthmus.layout import Spec, TensorClass
 from isthmus.log import Log
 from isthmus.log.run import Run, Seed
+from isthmus.records.frame import Blob
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
-from isthmus.store import EdgeStore
+from isthmus.store import EdgeStore, Entry, Store
 from isthmus.syncer import Syncer
 from simulation.cluster import Toy
 
 FRAGMENTS = 4
 
+Before = Callable[[str, str], Awaitable[object] | None]
+"""Told the kind of a request and its key; what it returns is awaited first."""
+
 
 class Wrapped:
     """A store of which requests can be made to wait, or be refused, before they are sent."""
 
-    def __init__(self, inner: Any, before: Callable[[str, str], object]) -> None:
+    def __init__(self, inner: Store, before: Before) -> None:
         self._inner, self._before, self.url = inner, before, inner.url
 
-    async def _ask(self, what: Any, key: Any) -> None:
+    async def _ask(self, what: str, key: str) -> None:
         waiting = self._before(what, key)
         if waiting is not None:
             await waiting
 
-    async def get(self, key: Any) -> Any:
+    async def get(self, key: str) -> bytearray:
         await self._ask("get", key)
         return await self._inner.get(key)
 
-    async def get_range(self, key: Any, start: Any, stop: Any) -> Any:
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
         await self._ask("get", key)
         return await self._inner.get_range(key, start, stop)
 
-    async def put(self, key: Any, data: Any) -> None:
+    async def put(self, key: str, data: Blob) -> None:
         await self._ask("put", key)
         await self._inner.put(key, data)
 
-    async def create(self, key: Any, data: Any) -> Any:
+    async def create(self, key: str, data: Blob) -> bool:
         await self._ask("create", key)
         return await self._inner.create(key, data)
 
-    async def list(self, prefix: Any) -> Any:
+    async def list(self, prefix: str) -> Sequence[Entry]:
         await self._ask("list", prefix)
         return await self._inner.list(prefix)
 
-    async def delete(self, key: Any) -> None:
+    async def delete(self, key: str) -> None:
         await self._ask("delete", key)
         await self._inner.delete(key)
 
@@ -65,19 +69,19 @@ class Story:
 
     def __init__(self, name: str, *, latency_s: float = 0.01) -> None:
         self.world = World(name)
-        self.before: Callable[[str, str], object] = lambda _, __: None
+        self.before: Before = lambda _, __: None
         self.syncers: list[Syncer] = []
         self.serving: list[asyncio.Task[None]] = []
         self.stores: list[Weather] = []
         self.buses: list[Weather] = []
         self._latency_s = latency_s
 
-    def _before(self, what: str, key: str) -> object:
+    def _before(self, what: str, key: str) -> Awaitable[object] | None:
         return self.before(what, key)
 
     async def begin(self, syncers: int, learners: int, pace: Pace | None = None) -> Run:
         rules = Rules(fragments=FRAGMENTS, sync_every=4)
-        specs = [Spec(f"t{i}", (16,), "float32", "dense") for i in range(FRAGMENTS)]
+        specs = [Spec(f"t{i}", (16,), "float32", TensorClass.DENSE) for i in range(FRAGMENTS)]
         self.run = await self.world.create(
             Seed(specs, [np.ones(16, np.float32) for _ in specs], {}, rules, pace or Pace())
         )
@@ -115,14 +119,14 @@ class Story:
             for given in commit.header.inputs
         ]
 
-    def tell(self, body: Any) -> None:
+    def tell(self, body: Coroutine[Any, Any, None]) -> None:
         try:
             self.world.clock.run_until_complete(body)
         finally:
             self.world.clock.close()
 
 
-def refuse(key: str) -> None:
+def refuse(key: str) -> NoReturn:
     raise Denied(f"s3://bucket/run: access denied (AccessDenied): {key}")
 
 
@@ -187,7 +191,7 @@ def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time() ->
 
 
 @pytest.mark.parametrize("port", ["store", "bus"])
-def test_a_syncer_that_cannot_serve_is_left_out_while_it_lasts_and_comes_back(port: Any) -> None:
+def test_a_syncer_that_cannot_serve_is_left_out_while_it_lasts_and_comes_back(port: str) -> None:
     story = Story(f"half dead {port}")
 
     async def body() -> None:

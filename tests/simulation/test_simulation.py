@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,7 +43,7 @@ def test_no_seed_violates_an_invariant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seed", "kind"), [(3, "plain"), (8, "choir"), (11, "siege"), (6, "hostile")])
-def test_a_seed_is_one_run(seed: Any, kind: Any) -> None:
+def test_a_seed_is_one_run(seed: int, kind: str) -> None:
     """Whatever a violating seed shows can be looked at again."""
     first = sim("--seed", str(seed), "--kind", kind)
     assert first == sim("--seed", str(seed), "--kind", kind)
@@ -60,7 +59,7 @@ def test_a_seed_is_one_run(seed: Any, kind: Any) -> None:
         408318,  # what an earlier life had sent was due, and the life that repeated it did not know
     ],
 )
-def test_what_a_seed_found_stays_mended(seed: Any) -> None:
+def test_what_a_seed_found_stays_mended(seed: int) -> None:
     assert simulate(seed).violations == []
 
 
@@ -70,7 +69,7 @@ def test_scenarios_differ() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(BUGS))
-def test_a_planted_bug_is_caught(name: Any) -> None:
+def test_a_planted_bug_is_caught(name: str) -> None:
     planted = BUGS[name]
     with planted.bug():
         caught = any(simulate(seed, planted.kind).violations for seed in planted.seeds)

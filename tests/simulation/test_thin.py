@@ -2,13 +2,13 @@
 
 import asyncio
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 
 from isthmus.codecs import codec, packed_size
-from isthmus.layout import Spec
+from isthmus.layout import Spec, TensorClass
+from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.log import Log
@@ -16,6 +16,7 @@ from isthmus.log.run import Seed
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Times, World, learn, serve
+from isthmus.syncer import Syncer
 from simulation.cluster import Toy
 
 FRAGMENTS, SIZE, STEP_S = 6, 65536, 0.2
@@ -28,11 +29,12 @@ def shares(uplink: float) -> tuple[float, list[float]]:
 
     async def body() -> tuple[float, list[float]]:
         rules = Rules(fragments=FRAGMENTS, sync_every=FRAGMENTS)
-        specs = [Spec(f"t{i}", (SIZE,), "float32", "dense") for i in range(FRAGMENTS)]
+        specs = [Spec(f"t{i}", (SIZE,), "float32", TensorClass.DENSE) for i in range(FRAGMENTS)]
         run = await world.create(Seed(specs, [np.ones(SIZE, np.float32) for _ in specs], {}, rules, Pace()))
         # One body a step is what a learner needs.
         need = packed_size(codec(rules.codec_up), run.layout.fragments[0]) / STEP_S
-        syncers, agents = [], []
+        syncers: list[Syncer] = []
+        agents: list[LearnerAgent] = []
         process = world.process("s")
         ports = world.ports(process, Weather(0.01), Weather(0.005))
         process.start(serve(ports, "s", asyncio.Event(), None, syncers.append))
@@ -53,21 +55,30 @@ def shares(uplink: float) -> tuple[float, list[float]]:
             processed += sum(getattr(new, p) - getattr(old, p) for p in ("merged", "overwritten", "late", "rejected"))
         judge = world.ports(world.process("judge"))
         log, part = Log(run, judge.store, judge.process.runtime), []
+
+        async def takes_part(p: int, version: int) -> bool:
+            commit = await log.commit(p, version)
+            assert commit is not None
+            return any(given.learner == "l2" for given in commit.header.inputs)
+
         for p, first in enumerate(heads):
             last = syncers[0].keepers[p].head
-            commits = [await log.commit(p, version) for version in range(first + 1, last + 1)]
-            part.append(sum(any(i.learner == "l2" for i in c.header.inputs) for c in commits) / len(commits))
+            taken = [await takes_part(p, version) for version in range(first + 1, last + 1)]
+            part.append(sum(taken) / len(taken))
         return merged / processed, part
 
     try:
-        return world.clock.run_until_complete(body())
+        measured: tuple[float, list[float]] = world.clock.run_until_complete(body())
+        return measured
     finally:
         world.clock.close()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("uplink", "at_least"), [(4.0, 0.60), (0.85, 0.55), (0.6, 0.40), (0.4, 0.25)])
-def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_number(uplink: Any, at_least: Any) -> None:
+def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_number(
+    uplink: float, at_least: float
+) -> None:
     merged, by_fragment = shares(uplink)
     assert merged >= at_least, (merged, by_fragment)
     assert min(by_fragment) >= 0.75 * max(by_fragment), by_fragment

@@ -7,16 +7,17 @@ Checkpoints: a life goes on with the parameters of the step it says it goes on f
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from isthmus.kernels import F32
 from isthmus.layout import TensorClass
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary, Captured
 from isthmus.learner.uplink import PACKED_MAX, Uplink
 from isthmus.records import frame
-from isthmus.records.objects import CommitHeader, SnapshotHeader, UpdateHeader, ValueHeader
+from isthmus.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader, ValueHeader
 from isthmus.simulate.world import Arrays
 from simulation import reference
 from simulation.reference import EPS, Given, Tensor, decode
@@ -89,9 +90,10 @@ class Values:
         """Return what is wrong with the values of a commit."""
         p = header.fragment
         fragment = self.fragments[p]
-        inputs = [self._given(given.key, p) for given in header.inputs]
+        read = [self._given(given.key, p) for given in header.inputs]
+        inputs = [given for given in read if given is not None]
         value = self._checker.stored(header.value_key)
-        if fragment.lost or value is None or None in inputs:
+        if fragment.lost or value is None or len(inputs) < len(read):
             fragment.lost = True
             return []
         code, payload = frame.parse(value, frame.Kind.VALUE, ValueHeader)
@@ -144,7 +146,7 @@ class Values:
             life.off.append(0.0)
         c = agent.history.checkpoint
         before = self._lives.get((name, c.header.incarnation)) if c is not None else None
-        if before is not None:
+        if c is not None and before is not None:
             life.reads = {at: list(values) for at, values in before.reads.items() if at[1] <= c.header.step}
         return life
 
@@ -152,6 +154,7 @@ class Values:
         """The life has its parameters: those of its checkpoint where the log has not gone on, else the published."""
         c = life.agent.history.checkpoint
         before = self._lives.get((life.agent.name, c.header.incarnation)) if c is not None else None
+        step = c.header.step if c is not None else None
         for p, slot in enumerate(boundary.slots):
             published = self._published(p, slot.base)
             now = life.arrays.values[p]
@@ -161,7 +164,7 @@ class Values:
                 continue  # merged as it was at the checkpoint; what a later update holds begins anew
             if goes_on and not slot.merged:
                 if kept is not None and not np.array_equal(now, kept[p]):
-                    self._violate(life, f"fragment {p} does not go on as it was at step {c.header.step}")
+                    self._violate(life, f"fragment {p} does not go on as it was at step {step}")
             elif published is not None and not np.array_equal(now, published):
                 self._violate(life, f"fragment {p} does not begin with version {slot.base} as it was published")
 
@@ -174,6 +177,7 @@ class Values:
     def freeze(self, life: Life) -> None:
         """Everything was copied for a checkpoint."""
         boundary = life.agent.boundary
+        assert boundary is not None
         life.frozen[boundary.step] = [values.copy() for values in life.arrays.values]
         while len(life.frozen) > 8:
             life.frozen.pop(next(iter(life.frozen)))
@@ -200,7 +204,9 @@ class Values:
         if all(wrong):
             self._violate(life, f"adopts {p}/{slot.ready.version} by {adopt}: {wrong[0]}")
 
-    def _off(self, local: np.ndarray, now: np.ndarray, published: np.ndarray, adopt: str, since: Any) -> str:
+    def _off(
+        self, local: np.ndarray, now: np.ndarray, published: np.ndarray, adopt: str, since: np.ndarray | None
+    ) -> str:
         """Return in what way parameters are not what adopting a version makes of them, or nothing."""
         if adopt == "overwrite":
             wanted, size = published.astype(np.float64), 0.0
@@ -208,6 +214,7 @@ class Values:
             wanted = 0.5 * local.astype(np.float64) + 0.5 * published
             size = np.abs(local) + np.abs(published)
         else:
+            assert since is not None
             wanted = published.astype(np.float64) + (local.astype(np.float64) - since)
             size = np.abs(local) + np.abs(published) + np.abs(since)
         far = np.abs(now - wanted) - ROUNDINGS * EPS * size
@@ -217,7 +224,7 @@ class Values:
     # --- error feedback -----------------------------------------------------------------------------------------------
 
     def packs(
-        self, life: Life, captured: Captured, header: UpdateHeader, residual: Any, blob: bytes, after: Any
+        self, life: Life, captured: Captured, header: UpdateHeader, residual: F32 | None, blob: frame.Blob, after: F32
     ) -> None:
         """An update was packed: `residual` came on top of the local work, `after` is what the codec dropped."""
         p, lossy = header.fragment, life.agent.uplink._lossy
@@ -246,7 +253,7 @@ class Values:
         life.order.setdefault((p, header.base), []).append(digest)
         life.off[p] += float(rounding.max())
 
-    def _own(self, life: Life, p: int, since: int, until: int) -> Iterator:
+    def _own(self, life: Life, p: int, since: int, until: int) -> Iterator[Input]:
         for header, _ in self._checker.commits[p][since:until]:
             for given in header.inputs:
                 if given.learner == life.agent.name:

@@ -195,8 +195,10 @@ class Vigil:
 
     async def _thin(self) -> None:
         cluster = self._cluster
+        assert cluster.scenario.thin is not None
         direction, share = cluster.scenario.thin
         seat = next(seat for seat in cluster.seats if not seat.is_syncer)
+        assert seat.ports is not None
         wire = seat.ports.wire
         before = wire.bytes_up, wire.bytes_down
         await asyncio.sleep(MEASURED_S)

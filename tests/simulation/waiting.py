@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from isthmus.records.objects import CommitHeader, Waited
 from isthmus.rounds.rounds import STEP_UNKNOWN_S
-from isthmus.simulate.process import EPOCH, Process
+from isthmus.simulate.process import EPOCH_S, Process
 
 if TYPE_CHECKING:
     from simulation.checker import Checker
@@ -55,7 +55,7 @@ class Waiting:
         if process is None:
             return
         # The dates are its own: back to the time of the world.
-        skew = EPOCH + process.wall_skew_s
+        skew = EPOCH_S + process.wall_skew_s
         stood = process.life.stood_s(w.opened_at + last - skew, w.closed_at - skew)
         trips = TRIPS * self._checker.latency_s
         if late > LATE_S + stood + trips:
@@ -66,7 +66,7 @@ class Waiting:
 
     def when(self, writer: str, date: float) -> float:
         """Return when it was, in the time of the world, that a syncer's wall clock showed a date."""
-        return date - EPOCH - self._checker.processes[writer].wall_skew_s
+        return date - EPOCH_S - self._checker.processes[writer].wall_skew_s
 
     def _undisturbed(self, writer: str, w: Waited) -> Process | None:
         """Return the process that closed a round; None where it is gone, or something else explains its being late."""

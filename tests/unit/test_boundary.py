@@ -1,12 +1,12 @@
 """The training side: what is copied out and in between steps, and what the counters say afterwards."""
 
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from isthmus.layout import Spec, partition
+from isthmus.kernels import F32
+from isthmus.layout import Spec, TensorClass, partition
 from isthmus.learner.boundary import (
     Adopted,
     Asked,
@@ -15,12 +15,14 @@ from isthmus.learner.boundary import (
     Captured,
     NothingToGive,
     Ready,
+    ToAgent,
+    ToTraining,
     UploadDone,
     rounded,
 )
-from isthmus.rules import Pace
+from isthmus.rules import Adoption, Pace
 
-LAYOUT = partition([Spec(f"t{i}", (10,), "float32", "dense") for i in range(4)], 4)
+LAYOUT = partition([Spec(f"t{i}", (10,), "float32", TensorClass.DENSE) for i in range(4)], 4)
 
 
 class Model:
@@ -29,10 +31,10 @@ class Model:
     def __init__(self) -> None:
         self.values = [np.zeros(10, np.float32) for _ in LAYOUT.fragments]
 
-    def read(self, fragment: int, out: NDArray[np.float32]) -> None:
+    def read(self, fragment: int, out: F32) -> None:
         out[:] = self.values[fragment]
 
-    def write(self, fragment: int, values: NDArray[np.float32]) -> None:
+    def write(self, fragment: int, values: F32) -> None:
         self.values[fragment][:] = values
 
     def step(self) -> None:
@@ -46,7 +48,7 @@ class Loop:
     def __init__(
         self,
         *,
-        adopt: str = "overwrite",
+        adopt: Adoption = Adoption.OVERWRITE,
         sync_every: int = 4,
         base: int = 0,
         staleness: int = 1,
@@ -67,8 +69,8 @@ class Loop:
             notify=lambda: None,
         )
 
-    def step(self, count: int = 1, *, tokens: int = 100, finish: bool = True) -> Any:
-        said = []
+    def step(self, count: int = 1, *, tokens: int = 100, finish: bool = True) -> list[ToAgent]:
+        said: list[ToAgent] = []
         for _ in range(count):
             self.time += 0.1
             self.model.step()
@@ -80,11 +82,11 @@ class Loop:
                     self.boundary.inbox.append(UploadDone(message.fragment))
         return said
 
-    def tell(self, message: Any) -> None:
+    def tell(self, message: ToTraining) -> None:
         self.boundary.inbox.append(message)
 
 
-def captured(said: Any, fragment: int | None = None) -> list[Captured]:
+def captured(said: Iterable[ToAgent], fragment: int | None = None) -> list[Captured]:
     return [m for m in said if isinstance(m, Captured) and fragment in (None, m.fragment)]
 
 
@@ -159,7 +161,7 @@ def test_overwrite_discards_what_came_after_the_upload() -> None:
 
 
 def test_carry_keeps_what_came_after_the_upload() -> None:
-    loop = Loop(adopt="carry", sync_every=100)
+    loop = Loop(adopt=Adoption.CARRY, sync_every=100)
     loop.tell(Asked(0, 1))
     loop.step(1)
     loop.step(2)
@@ -172,7 +174,7 @@ def test_carry_keeps_what_came_after_the_upload() -> None:
 
 
 def test_blend_mixes_half_and_half() -> None:
-    loop = Loop(adopt="blend", sync_every=100)
+    loop = Loop(adopt=Adoption.BLEND, sync_every=100)
     loop.tell(Asked(0, 1))
     loop.step(1)
     loop.tell(Ready(0, 1, np.full(10, 40, np.float32)))
@@ -185,6 +187,7 @@ def test_work_that_no_upload_holds_is_sent_before_it_is_replaced() -> None:
     loop.step(3)
     loop.tell(Ready(3, 1, np.zeros(10, np.float32)))
     sent, adopted = loop.step(1)
+    assert isinstance(sent, Captured)
     assert (sent.base, sent.steps, sent.due) == (0, 4, False)
     assert adopted == Adopted(3, 1, overwritten=0, base=0, sent=400)
 
@@ -228,7 +231,7 @@ def test_a_newcomer_to_a_run_in_flight_waits_a_period_before_it_opens_rounds() -
 
 @pytest.mark.parametrize(("dtype", "kept"), [("float32", 1 + 2**-20), ("bfloat16", 1.0), ("float16", 1.0)])
 def test_what_a_parameter_cannot_hold_is_no_local_progress(dtype: str, kept: float) -> None:
-    tensors = partition([Spec("w", (3,), dtype, "dense")], 1).fragments[0].tensors
+    tensors = partition([Spec("w", (3,), dtype, TensorClass.DENSE)], 1).fragments[0].tensors
     assert (rounded(np.full(3, 1 + 2**-20, np.float32), tensors) == np.float32(kept)).all()
 
 

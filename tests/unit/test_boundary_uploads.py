@@ -1,12 +1,12 @@
 """The training side on a wire that is thin or fails: what is captured, in which order, and what a failure gives back."""
 
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from isthmus.layout import Layout, Spec, partition
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Spec, TensorClass, partition
 from isthmus.learner.boundary import (
     Adopted,
     Asked,
@@ -14,18 +14,20 @@ from isthmus.learner.boundary import (
     Captured,
     NothingToGive,
     Ready,
+    ToAgent,
+    ToTraining,
     UploadDone,
     UploadFailed,
     rounded,
 )
 from isthmus.learner.upload_window import Window
-from isthmus.rules import Pace
+from isthmus.rules import Adoption, Pace
 
 STEP_S = 0.1
 
 
 def layout(dtype: str = "float32") -> Layout:
-    return partition([Spec(f"t{i}", (10,), dtype, "dense") for i in range(4)], 4)
+    return partition([Spec(f"t{i}", (10,), dtype, TensorClass.DENSE) for i in range(4)], 4)
 
 
 class Training:
@@ -34,7 +36,7 @@ class Training:
     def __init__(
         self,
         *,
-        adopt: str = "overwrite",
+        adopt: Adoption = Adoption.OVERWRITE,
         sync_every: int = 100,
         staleness: int = 1,
         base: int = 0,
@@ -59,15 +61,15 @@ class Training:
             window=window,
         )
 
-    def read(self, fragment: int, out: NDArray[np.float32]) -> None:
+    def read(self, fragment: int, out: F32) -> None:
         out[:] = self.values[fragment]
 
-    def write(self, fragment: int, values: NDArray[np.float32]) -> None:
+    def write(self, fragment: int, values: F32) -> None:
         self.values[fragment][:] = rounded(values, self.layout.fragments[fragment].tensors)
 
-    def step(self, count: int = 1, *, step_s: float = STEP_S) -> Any:
+    def step(self, count: int = 1, *, step_s: float = STEP_S) -> list[ToAgent]:
         """Train; return what the boundary said."""
-        said = []
+        said: list[ToAgent] = []
         for _ in range(count):
             self.now += step_s
             for v in self.values:
@@ -77,11 +79,11 @@ class Training:
             self.boundary.outbox.clear()
         return said
 
-    def tell(self, *messages: Any) -> None:
+    def tell(self, *messages: ToTraining) -> None:
         self.boundary.inbox.extend(messages)
 
 
-def captured(said: list[Captured], fragment: int | None = None) -> list[Captured]:
+def captured(said: Iterable[ToAgent], fragment: int | None = None) -> list[Captured]:
     return [m for m in said if isinstance(m, Captured) and fragment in (None, m.fragment)]
 
 
@@ -98,7 +100,7 @@ def first_and_second(training: Training) -> tuple[Captured, Captured]:
 
 
 def test_with_carry_a_second_upload_that_failed_takes_no_local_work_along() -> None:
-    training = Training(adopt="carry", sync_every=3)
+    training = Training(adopt=Adoption.CARRY, sync_every=3)
     first, _ = first_and_second(training)
     training.tell(UploadFailed(0, 0, first.step, first.tokens_seen), Ready(0, 1, np.full(10, 40, np.float32)))
     [adopted] = [m for m in training.step(1) if isinstance(m, Adopted)]
@@ -107,7 +109,7 @@ def test_with_carry_a_second_upload_that_failed_takes_no_local_work_along() -> N
 
 
 def test_with_carry_a_first_upload_that_failed_is_local_work_again() -> None:
-    training = Training(adopt="carry", sync_every=100, staleness=0)
+    training = Training(adopt=Adoption.CARRY, sync_every=100, staleness=0)
     training.tell(Asked(0, 1))
     assert captured(training.step(1), 0)
     training.tell(UploadFailed(0, 0, None, 0), Ready(0, 1, np.full(10, 40, np.float32)))
@@ -125,7 +127,7 @@ def test_what_failed_is_captured_again_with_what_came_on_top() -> None:
 
 
 def test_a_failure_on_a_base_that_is_gone_changes_nothing_about_the_next_one() -> None:
-    training = Training(adopt="carry", sync_every=100)
+    training = Training(adopt=Adoption.CARRY, sync_every=100)
     training.tell(Asked(0, 1))
     training.step(1)
     training.tell(Ready(0, 1, np.full(10, 40, np.float32)))
@@ -222,7 +224,7 @@ def test_of_versions_at_hand_the_fragment_that_holds_the_oldest_is_replaced_firs
 @pytest.mark.parametrize(("dtype", "half_ulp"), [("bfloat16", 2**-7), ("float16", 2**-10)])
 def test_with_carry_what_a_parameter_cannot_hold_is_no_work_to_keep(dtype: str, half_ulp: float) -> None:
     """A learner that trained nothing holds what the adopted version rounds to, also where that is a close thing."""
-    training = Training(adopt="carry", dtype=dtype, start=1 + 2**-12, grow=0.0)
+    training = Training(adopt=Adoption.CARRY, dtype=dtype, start=1 + 2**-12, grow=0.0)
     version = np.full(10, 2 + half_ulp + 2**-14, np.float32)
     training.tell(Ready(0, 2, version))
     training.step(1)

@@ -1,14 +1,15 @@
 """Speaking and listening on a bus that comes and goes: what is kept, what is dropped, and where reading begins again."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Self, cast
 
 import pytest
+from redis.asyncio import Redis
 
-from isthmus.bus import START, Said, open_bus
-from isthmus.bus.endpoints import AT_ONCE, NAMES_EVERY_S, UNSAID_MAX, Listener, Speaker
+from isthmus.bus import START, Bus, Said, open_bus
+from isthmus.bus.endpoints import MESSAGES_AT_ONCE, NAMES_EVERY_S, UNSAID_MAX, Listener, Speaker
 from isthmus.bus.redis import RedisBus
 from isthmus.errors import Unavailable
 from isthmus.records.messages import Leave, decode
@@ -19,33 +20,65 @@ def word(number: int) -> Leave:
     return Leave(run=bytes(32), id=f"{number}", learner="l", incarnation=1, step=number, done=False)
 
 
-def drive(body: Callable[..., Any]) -> None:
+def step_of(body: bytes) -> int:
+    message = decode(body)
+    assert isinstance(message, Leave)
+    return message.step
+
+
+def drive(body: Callable[[World], Awaitable[None]]) -> None:
     """Do this with a world of its own, in virtual time."""
     world = World("voice")
 
     async def go() -> None:
-        return await body(world)
+        await body(world)
 
     try:
-        return world.clock.run_until_complete(go())
+        world.clock.run_until_complete(go())
     finally:
         world.clock.close()
 
 
-class Wire:
+def down(end: Speaker | Listener) -> bool:
+    return end.down_since is not None
+
+
+class Deaf(Bus):
+    """A bus that can do nothing."""
+
+    url = "deaf://"
+
+    async def append(self, stream: str, *bodies: bytes) -> None:
+        raise NotImplementedError
+
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+        raise NotImplementedError
+
+    async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
+        raise NotImplementedError
+
+    async def tail(self, stream: str) -> str:
+        raise NotImplementedError
+
+    async def names(self) -> set[str]:
+        raise NotImplementedError
+
+
+class Wire(Deaf):
     """A bus that takes its time, is away when told so, and keeps what was said."""
 
     url = "wire://"
 
     def __init__(self, takes_s: float = 0.0) -> None:
-        self.takes_s, self.away, self.said, self.requests = takes_s, False, [], 0
+        self.takes_s, self.away, self.requests = takes_s, False, 0
+        self.said: list[int] = []
 
-    async def append(self, stream: str, *bodies: Any) -> None:
+    async def append(self, stream: str, *bodies: bytes) -> None:
         self.requests += 1
         await asyncio.sleep(self.takes_s)
         if self.away:
             raise Unavailable("away")
-        self.said += [decode(body).step for body in bodies]
+        self.said += [step_of(body) for body in bodies]
 
 
 # --- speaking ---------------------------------------------------------------------------------------------------------
@@ -79,11 +112,11 @@ def test_while_the_bus_is_away_the_newest_words_are_kept_and_come_in_order() -> 
             speaker.say(word(number))
             if number % 50 == 0:
                 await asyncio.sleep(0.5)
-        assert speaker.down_since is not None
+        assert down(speaker)
         wire.away = False
         await asyncio.sleep(10.0)
         assert wire.said == list(range(100, UNSAID_MAX + 100))
-        assert speaker.down_since is None
+        assert not down(speaker)
         running.cancel()
 
     drive(body)
@@ -113,10 +146,10 @@ def test_what_was_dropped_while_it_was_being_sent_takes_no_newer_word_along() ->
             speaker.say(word(number))
         flushing = asyncio.ensure_future(speaker.flush())
         await asyncio.sleep(0.5)
-        for number in range(UNSAID_MAX, UNSAID_MAX + AT_ONCE // 2):
+        for number in range(UNSAID_MAX, UNSAID_MAX + MESSAGES_AT_ONCE // 2):
             speaker.say(word(number))
         await flushing
-        assert wire.said == list(range(UNSAID_MAX + AT_ONCE // 2)), "nothing is lost, nothing said twice"
+        assert wire.said == list(range(UNSAID_MAX + MESSAGES_AT_ONCE // 2)), "nothing is lost, nothing said twice"
 
     drive(body)
 
@@ -124,7 +157,7 @@ def test_what_was_dropped_while_it_was_being_sent_takes_no_newer_word_along() ->
 # --- listening --------------------------------------------------------------------------------------------------------
 
 
-class Names:
+class Names(Deaf):
     """A bus of these streams, each with one message; counts what it is asked for."""
 
     url = "names://"
@@ -138,10 +171,10 @@ class Names:
             raise Unavailable("away")
         return set(self.streams)
 
-    async def ago(self, streams: list[str], seconds: float) -> dict[str, str]:
+    async def ago(self, streams: Sequence[str], seconds: float) -> Mapping[str, str]:
         return dict.fromkeys(streams, f"{seconds:g} s ago")
 
-    async def read(self, positions: dict[str, str], timeout_s: float) -> dict[str, list[Said]]:
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         self.reads += 1
         if self.away:
             raise Unavailable("away")
@@ -193,7 +226,8 @@ def test_each_message_is_heard_once_and_nobodys_are_passed_over() -> None:
 
 def test_after_an_outage_it_is_said_once_that_there_was_a_gap_before_anything_that_came_after() -> None:
     async def body(world: World) -> None:
-        bus, heard = Names("learner/a"), []
+        bus = Names("learner/a")
+        heard: list[str] = []
         listener = Listener(bus, world.process("p").runtime, wanted)
 
         async def listen() -> None:
@@ -203,16 +237,18 @@ def test_after_an_outage_it_is_said_once_that_there_was_a_gap_before_anything_th
         listening = asyncio.ensure_future(listen())
         await asyncio.sleep(5.0)
         assert heard == ["learner/a"] * 2
-        assert listener.down_since is None
+        assert not down(listener)
         bus.away = True
         await asyncio.sleep(30.0)
-        assert listener.down_since is not None
+        assert down(listener)
         answered_at = listener.answered_at
+        assert answered_at is not None
         bus.away = False
         bus.streams.add("learner/b")
         await asyncio.sleep(5.0)
         assert heard == ["learner/a"] * 2 + ["gap"] + ["learner/b"] * 2
-        assert listener.down_since is None
+        assert not down(listener)
+        assert listener.answered_at is not None
         assert listener.answered_at > answered_at + 20.0
         listening.cancel()
 
@@ -250,6 +286,10 @@ async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where
         assert (await bus.read({"s": "4"}, 0.0))["s"][0].position == "1"
 
 
+def redis_bus(reader: object, writer: object) -> RedisBus:
+    return RedisBus(cast(Redis, reader), cast(Redis, writer), "run", "redis://here")
+
+
 @pytest.mark.parametrize(
     ("newest", "position", "again"),
     [
@@ -262,42 +302,42 @@ async def test_a_reader_of_a_file_reads_each_message_once_and_begins_again_where
 async def test_ids_of_messages_are_numbers(newest: str, position: str, again: bool) -> None:
     """A server that lost its tail is noticed by a position behind its newest message: ten comes after nine."""
 
-    class Redis:
+    class Server:
         """Holds one message; as a pipeline, too."""
 
-        def pipeline(self, transaction: bool) -> Any:
+        def pipeline(self, transaction: bool) -> Self:
             return self
 
         def xrevrange(self, key: str, count: int) -> None:
             pass
 
-        async def execute(self) -> list[list[tuple[bytes, Any]]]:
+        async def execute(self) -> list[list[tuple[bytes, dict[bytes, bytes]]]]:
             return [[(newest.encode(), {b"m": b"x"})]]
 
-        async def xread(self, streams: dict[str, str], count: int, block: Any) -> list[list[bytes | list[Any]]]:
+        async def xread(self, streams: dict[str, str], count: int, block: int | None) -> list[object]:
             [(key, after)] = streams.items()
             behind = tuple(map(int, newest.split("-"))) > tuple(map(int, after.split("-")))
             return [[key.encode(), [(newest.encode(), {b"m": b"x"})]]] if behind else []
 
-    found = await RedisBus(Redis(), Redis(), "run", "redis://here").read({"s": position}, 0.0)
+    found = await redis_bus(Server(), Server()).read({"s": position}, 0.0)
     assert bool(found) is (again or newest != position)
 
 
 async def test_on_redis_what_was_said_before_is_before_the_end_however_far_back_is_asked_for() -> None:
-    class Redis:
-        def pipeline(self, transaction: bool) -> Any:
-            self.asked = []
+    class Server:
+        def pipeline(self, transaction: bool) -> Self:
+            self.asked: list[str] = []
             return self
 
         def xrevrange(self, key: str, count: int) -> None:
             self.asked.append(key)
 
-        async def execute(self) -> list[list[tuple[bytes, Any]]]:
+        async def execute(self) -> list[list[tuple[bytes, dict[bytes, bytes]]]]:
             newest = {"isthmus:run:a": b"1700000000000-3", "isthmus:run:b": b"1600000000000-3"}
             return [[(newest[key], {})] if key in newest else [] for key in self.asked]
 
         async def time(self) -> tuple[int, int]:
             return 1700000010, 0
 
-    found = await RedisBus(Redis(), Redis(), "run", "redis://here").ago(["a", "b", "none"], 60.0)
+    found = await redis_bus(Server(), Server()).ago(["a", "b", "none"], 60.0)
     assert found == {"a": "1699999950000-0", "b": "1600000000000-3", "none": START}

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from isthmus import kernels
 from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
 from isthmus.errors import InputError
-from isthmus.layout import Spec, partition
+from isthmus.kernels import F32
+from isthmus.layout import Spec, TensorClass, partition
+from isthmus.rules import CodecName
 
 LARGE = 1 << 16
 
 
-def round_trip(name: str, x: np.ndarray) -> np.ndarray:
+def round_trip(name: str, x: F32) -> F32:
     out = np.zeros(codec(name).size(x.size), np.uint8)
     codec(name).encode(x, out)
     back = np.full_like(x, np.nan)
@@ -78,9 +80,8 @@ def test_any_finite_input_gives_finite_output(name: str, values: list[float]) ->
 
 
 def test_tensors_are_packed_apart() -> None:
-    fragment = partition(
-        [Spec("big", (200,), "float32", "dense"), Spec("small", (7,), "float32", "dense")], 1
-    ).fragments[0]
+    specs = [Spec(name, (size,), "float32", TensorClass.DENSE) for name, size in (("big", 200), ("small", 7))]
+    fragment = partition(specs, 1).fragments[0]
     x = np.ones(207, np.float32)
     x[200:] = 1e-6  # next to the large tensor it would vanish; with scales of its own it does not
     out = np.zeros(packed_size(codec("int4"), fragment), np.uint8)
@@ -113,3 +114,7 @@ def test_non_finite_numbers_are_seen(bad: float) -> None:
     assert kernels.all_finite(x)
     x[777] = bad
     assert not kernels.all_finite(x)
+
+
+def test_every_codec_has_the_name_that_rules_may_give() -> None:
+    assert [*CODECS] == [*CodecName]

@@ -223,6 +223,7 @@ def test_what_is_packed_is_where_its_pointer_says() -> None:
         for version in range(1, 8):
             assert frame.kind_of(w.blob(commit_key(0, version))) == Kind.PACKED
             found = await w.log.commit(0, version)
+            assert found is not None
             assert (found.packed, found.digest) == (True, w.commits[0][version - 1].digest)
 
     Written().drive(body)

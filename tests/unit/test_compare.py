@@ -16,12 +16,13 @@ import pytest
 
 from isthmus.errors import InputError
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
+from isthmus.forecast.island import Island
 from isthmus.forecast.learning import Measured, lab
-from isthmus.forecast.outcome import DAY_S, Island, Prices
+from isthmus.forecast.outcome import DAY_S, Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.forecast.speeds import Speeds
 from isthmus.lab.experiments import COMPARED, IN_MEMORY_S
-from isthmus.lab.setting import WINDOW, Wires
+from isthmus.lab.setting import WINDOW_TOKENS, Failures, Wires
 from isthmus_services.cli import main
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -29,14 +30,17 @@ PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023,
 
 
 USUAL = Job()
+FREE = Fixed()
 
 
-def planned(params: float, *islands: Island, **fixed: int) -> Plan:
-    return plan(params, islands, PRICES, fixed=Fixed(**fixed), speeds=lambda _: Speeds(add_s=2e-9, round_s=3e-8))
+def planned(params: float, *islands: Island, fixed: Fixed = FREE) -> Plan:
+    return plan(params, islands, PRICES, fixed=fixed, speeds=lambda _: Speeds(add_s=2e-9, round_s=3e-8))
 
 
-def compared(params: float, *islands: Island, tokens: float = 1000.0, job: Job = USUAL, **fixed: int) -> Comparison:
-    return compare(planned(params, *islands, **fixed), islands, PRICES, tokens, job)
+def compared(
+    params: float, *islands: Island, tokens: float = 1000.0, job: Job = USUAL, fixed: Fixed = FREE
+) -> Comparison:
+    return compare(planned(params, *islands, fixed=fixed), islands, PRICES, tokens, job)
 
 
 def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_hand() -> None:
@@ -54,7 +58,8 @@ def test_without_failures_one_place_loses_nothing_and_everything_is_counted_by_h
 
 
 def test_any_failure_stops_a_job_and_its_own_alone_a_learner() -> None:
-    calm, failing = (compared(1e8, Island(name="a", count=8, mtbf_hours=h), sync_every=12) for h in (math.inf, 1.0))
+    fixed = Fixed(sync_every=12)
+    calm, failing = (compared(1e8, Island(name="a", count=8, mtbf_hours=h), fixed=fixed) for h in (math.inf, 1.0))
     assert calm.way(ONE_PLACE).goodput == 1.0
     # Eight times an hour all stand still for a minute: 1 / (1 + 480 / 3600), and a little for checkpoints.
     assert failing.way(ONE_PLACE).goodput == pytest.approx(1 / (1 + 480 / 3600), rel=0.06)
@@ -76,15 +81,19 @@ def test_where_it_begins_to_pay_both_are_alike(count: int, params: float) -> Non
     found = compared(params, island)
     period = planned(params, island).rules
     assert found.mtbf_hours is not None
+    assert found.mtbf_hours_at_parity is not None
+    assert found.gbit_s is not None
     assert 0 < found.mtbf_hours < found.mtbf_hours_at_parity
-    fixed = {"sync_every": period.sync_every, "fragments": period.fragments}
-    at = compared(params, replace(island, mtbf_hours=found.mtbf_hours), **fixed)
+    fixed = Fixed(sync_every=period.sync_every, fragments=period.fragments)
+    at = compared(params, replace(island, mtbf_hours=found.mtbf_hours), fixed=fixed)
     assert at.way(DECOUPLED).learnt == pytest.approx(at.way(ONE_PLACE).learnt, rel=0.01)
-    sooner = compared(params, replace(island, mtbf_hours=found.mtbf_hours / 2), **fixed)
+    sooner = compared(params, replace(island, mtbf_hours=found.mtbf_hours / 2), fixed=fixed)
     assert sooner.way(DECOUPLED).learnt > sooner.way(ONE_PLACE).learnt
     # With the links' other users as they are, data parallel across links of that speed learns as much.
     fast = replace(island, up_gbit_s=found.gbit_s, down_gbit_s=found.gbit_s)
-    assert compared(params, fast, **fixed).way(ACROSS).learnt == pytest.approx(found.way(DECOUPLED).learnt, rel=0.01)
+    assert compared(params, fast, fixed=fixed).way(ACROSS).learnt == pytest.approx(
+        found.way(DECOUPLED).learnt, rel=0.01
+    )
 
 
 def test_links_so_far_that_no_speed_helps_are_never_fast_enough_for_data_parallel() -> None:
@@ -124,11 +133,17 @@ def learnt(rows: dict[str, dict[str, float]], learners: int, loss: float) -> flo
     raise AssertionError("there is a last pair")
 
 
+def whole(number: object) -> int:
+    assert isinstance(number, int)
+    return number
+
+
 def predicted(place: str) -> dict[str, float]:
     """Return the steps' worth that each way learns in the lab's 600 s, by the model alone."""
     what = COMPARED[place]
-    wires, learners, failures = what["wires"], what["learners"], what.get("failures")
+    wires, learners, failures = what["wires"], whole(what["learners"]), what.get("failures")
     assert isinstance(wires, Wires)
+    assert isinstance(failures, Failures | None)
     assert wires.parameters is not None
     assert wires.gbit_s is not None
     # A step waits for the slowest of its learners, whose steps vary by 5 %; a decoupled learner does not.
@@ -143,16 +158,19 @@ def predicted(place: str) -> dict[str, float]:
         mtbf_hours=mtbf_hours, restart_s=0.0 if failures is None else restart_s,
     )  # fmt: skip
     joining = replace(island, restart_s=island.restart_s + (6.0 * fetch_s if failures else 0.0))
-    fixed = {"sync_every": what.get("rules_sync_every", 12), "fragments": what.get("rules_fragments", 12)}
+    period, fragments = whole(what.get("rules_sync_every", 12)), whole(what.get("rules_fragments", 12))
+    fixed = Fixed(sync_every=period, fragments=fragments)
     job = Job(checkpoint_s=0.0, every_s=IN_MEMORY_S, overlapped=False)
-    tokens = float(WINDOW)
-    theirs = compared(wires.parameters, replace(island, step_s=1.0 + 0.05 * quantile), tokens=tokens, job=job, **fixed)
-    ours = compared(wires.parameters, joining, tokens=tokens, job=job, **fixed)
+    tokens = float(WINDOW_TOKENS)
+    theirs = compared(
+        wires.parameters, replace(island, step_s=1.0 + 0.05 * quantile), tokens=tokens, job=job, fixed=fixed
+    )
+    ours = compared(wires.parameters, joining, tokens=tokens, job=job, fixed=fixed)
 
     def steps(way: Way, worth: float, wall_s: float) -> float:
         return way.processed * worth / (learners * tokens) * wall_s / DAY_S
 
-    found = planned(wires.parameters, joining, **fixed)
+    found = planned(wires.parameters, joining, fixed=fixed)
     return {
         ONE_PLACE: steps(theirs.way(ONE_PLACE), 1.0, WALL_S),
         ACROSS: steps(theirs.way(ACROSS), 1.0, WALL_S),
@@ -165,7 +183,7 @@ def predicted(place: str) -> dict[str, float]:
 def test_what_it_says_of_equal_wall_time_is_what_the_lab_measured(
     place: str, rows: dict[str, dict[str, float]]
 ) -> None:
-    learners = int(COMPARED[place]["learners"])
+    learners = whole(COMPARED[place]["learners"])
     model = predicted(place)
     for way, said in model.items():
         measured = learnt(rows, learners, rows[f"{place}: {way}"]["val_loss"])
@@ -253,8 +271,9 @@ def test_more_learners_longer_periods_and_less_merged_are_worth_less() -> None:
     worth = lab().worth
     for name in ("short", "long"):
 
-        def at(*what: float) -> float:
-            return getattr(worth(*what), name)  # noqa: B023
+        def at(learners: int, sync_every: int, kept: float) -> float:
+            found: float = getattr(worth(learners, sync_every, kept), name)  # noqa: B023
+            return found
 
         assert at(1, 12, 0.9) == 1.0 > at(2, 12, 0.9) >= at(8, 12, 0.9) > at(16, 12, 0.9) > at(64, 12, 0.9)
         assert at(8, 12, 0.9) > at(8, 24, 0.9) > at(8, 48, 0.9) > at(8, 96, 0.9) > at(8, 384, 0.9)

@@ -14,12 +14,12 @@ STORE = ("the store does not answer", "see whether it is there")
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.WARNING)
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_trouble_that_passes_is_not_worth_a_word(said: Callable[..., Any]) -> None:
+def test_trouble_that_passes_is_not_worth_a_word(said: Callable[[], list[str]]) -> None:
     concern = Concern("eu-1", 3.0)
     for second in range(9):
         concern.look(second, [(second, *SYNCER)])
@@ -27,7 +27,7 @@ def test_trouble_that_passes_is_not_worth_a_word(said: Callable[..., Any]) -> No
     assert said() == []
 
 
-def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said: Callable[..., Any]) -> None:
+def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said: Callable[[], list[str]]) -> None:
     concern = Concern("eu-1", 3.0)
     for second in range(3600):
         concern.look(second, [(second, *SYNCER)])
@@ -38,7 +38,7 @@ def test_it_is_said_soon_then_ever_more_seldom_with_what_to_do(said: Callable[..
     assert 4 <= len(found) <= 8
 
 
-def test_the_end_is_said_once_and_the_next_time_it_is_said_at_once_again(said: Callable[..., Any]) -> None:
+def test_the_end_is_said_once_and_the_next_time_it_is_said_at_once_again(said: Callable[[], list[str]]) -> None:
     concern = Concern("eu-1", 3.0)
     concern.look(20, [(20.0, *SYNCER)])
     for second in range(21, 30):
@@ -48,14 +48,14 @@ def test_the_end_is_said_once_and_the_next_time_it_is_said_at_once_again(said: C
     assert len(said()) == 3
 
 
-def test_the_root_cause_comes_first_and_a_new_one_is_said_at_once(said: Callable[..., Any]) -> None:
+def test_the_root_cause_comes_first_and_a_new_one_is_said_at_once(said: Callable[[], list[str]]) -> None:
     concern = Concern("eu-1", 3.0)
     concern.look(20, [(0.0, *STORE), (20.0, *SYNCER)])
     concern.look(21, [(15.0, *STORE), (21.0, *SYNCER)])
     assert ["store" in line for line in said()] == [False, True]
 
 
-def test_a_slow_pace_is_given_more_time(said: Callable[..., Any]) -> None:
+def test_a_slow_pace_is_given_more_time(said: Callable[[], list[str]]) -> None:
     concern = Concern("eu-1", 60.0)
     concern.look(100, [(100.0, *SYNCER)])
     assert said() == []
@@ -79,9 +79,13 @@ def dry(**happened: Any) -> Unmerged:
         ({"announced": 3}, "no update is merged", "isthmus status"),
     ],
 )
-def test_work_of_four_periods_that_nobody_merged_is_told_with_its_reason(happened: Any, what: str, remedy: str) -> None:
+def test_work_of_four_periods_that_nobody_merged_is_told_with_its_reason(
+    happened: dict[str, Any], what: str, remedy: str
+) -> None:
     assert dry(**happened).trouble(110.0, 10 + 4 * 8 - 1, 8) is None
-    for_s, said, to_do = dry(**happened).trouble(112.0, 10 + 4 * 8, 8)
+    trouble = dry(**happened).trouble(112.0, 10 + 4 * 8, 8)
+    assert trouble is not None
+    for_s, said, to_do = trouble
     assert (for_s, said) == (12.0, what)
     assert remedy in to_do
 

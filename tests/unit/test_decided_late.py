@@ -1,11 +1,11 @@
 """A round that was closed later than due, on a machine that was busy, is decided anew as it was; and so is the next."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import msgspec
 
-from isthmus.log import Commit
+from isthmus.log import Commit, Log
 from isthmus.readers import whatif
 from isthmus.records.objects import Seen
 from isthmus.rounds.events import ClosedBy
@@ -21,7 +21,7 @@ AT_QUORUM_S = 0.02
 GRACE_S = adaptive_grace(PACE, RULES.sync_every, TERMS, AT_QUORUM_S).seconds
 
 
-def round_of(version: int, closed_by: ClosedBy, waited_s: float, *seen: tuple[float, str], **changed: Any) -> Commit:
+def round_of(version: int, closed_by: ClosedBy, waited_s: float, *seen: tuple[float, str], **changed: float) -> Commit:
     """Return the commit of a round that saw these updates arrive, each made on the version before."""
     header = committed(version, *(given(learner, version - 1, version) for _, learner in seen))
     waited = msgspec.structs.replace(
@@ -40,7 +40,7 @@ def round_of(version: int, closed_by: ClosedBy, waited_s: float, *seen: tuple[fl
 
 def told(*commits: Commit) -> list[list[str]]:
     """Return who is in each round, decided anew under the pace they were recorded with."""
-    log = SimpleNamespace(run=SimpleNamespace(pace=PACE, rules=RULES, digest=RUN))
+    log = cast(Log, SimpleNamespace(run=SimpleNamespace(pace=PACE, rules=RULES, digest=RUN)))
     return [[i.learner for i in inputs] for inputs in whatif.decide(log, commits, (), {})]
 
 

@@ -21,7 +21,7 @@ def fleet_of(code: int, tmp_path: Path) -> Fleet:
     return Fleet(syncer, [learner], 10, 12, random.Random(0), None, None)
 
 
-def ended(fleet: Fleet) -> subprocess.Popen:
+def ended(fleet: Fleet) -> subprocess.Popen[bytes]:
     process = fleet.learners[0].process
     assert process is not None
     process.wait(60)

@@ -2,10 +2,13 @@
 
 import math
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from isthmus.readers.heard import Hearing
+from isthmus.readers.heard import Hearing, LearnerView
+from isthmus.readers.status import Live
+from isthmus.records.messages import Heartbeat
 from isthmus_services.demo import watch as watching
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
 
@@ -58,6 +61,11 @@ def test_when_training_ends_what_comes_after_it_is_still_to_come(clock: Clock) -
     assert left.seconds == pytest.approx(3.0), "late, but never less than what follows"
 
 
+def learner(name: str, step: int, loss: float) -> LearnerView:
+    heartbeat = SimpleNamespace(loss=loss, step=step)
+    return LearnerView(name, step=step, heartbeat=cast(Heartbeat, heartbeat))
+
+
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
@@ -65,24 +73,20 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_lines_into_a_pipe(clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LINES_EVERY_S", 0.0)
     hearing = Hearing(bytes(32))
-    run = SimpleNamespace(hearing=hearing, commits={})
+    run = cast(Live, SimpleNamespace(hearing=hearing, commits={}))
     watch = watching.Watch("r", 2, 100, run, Left(EXPECTED, clock))
     watch.enter(TRAINING)
     watch.show(0)
     said = lines(capsys)
     assert all("nan" not in line and "train loss" not in line for line in said)
     assert "about 196 s left" in said[-1]
-    beat = SimpleNamespace(loss=2.5, step=10)
-    hearing.learners = {
-        "a": SimpleNamespace(step=10, heartbeat=beat),
-        "b": SimpleNamespace(step=0, heartbeat=SimpleNamespace(loss=math.nan, step=0)),
-    }
+    hearing.learners = {"a": learner("a", 10, 2.5), "b": learner("b", 0, math.nan)}
     watch.show(3)
     assert "steps 10 0 of 100  train loss 2.500  commits 0" in lines(capsys)[-1]
     watch.enter(JUDGING)
     watch.done(0.5)
-    said = lines(capsys)[-1]
-    assert "judging the run 50%" in said
-    assert "train loss" not in said
-    assert "steps" not in said
-    assert "left" in said
+    last = lines(capsys)[-1]
+    assert "judging the run 50%" in last
+    assert "train loss" not in last
+    assert "steps" not in last
+    assert "left" in last

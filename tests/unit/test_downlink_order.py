@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from isthmus.errors import Unavailable
-from isthmus.learner.boundary import Ready
+from isthmus.learner.boundary import Ready, ToTraining
 from isthmus.learner.downlink import PROBE_BEATS, Downlink
+from isthmus.log import Commit
 from isthmus.log.merge import array_digest
 from isthmus.records.keys import commit_key, snapshots_prefix
 from isthmus.rules import Pace, Rules
@@ -19,12 +20,26 @@ RULES = Rules(fragments=3, sync_every=4)
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=4)
 
 
+class Kept(Downlink):
+    """A way down that keeps what it settled and told."""
+
+    def __init__(self, w: Written) -> None:
+        self.settled: list[Commit] = []
+        self.told: list[ToTraining] = []
+        super().__init__(w.log, w.runtime, w.pace, settle=self.settled.append, tell=self.told.append)
+
+    @property
+    def ready(self) -> list[Ready]:
+        """What was handed to training, which is nothing else."""
+        ready = [message for message in self.told if isinstance(message, Ready)]
+        assert len(ready) == len(self.told)
+        return ready
+
+
 @asynccontextmanager
-async def learner(w: Written, fetchers: int = 1) -> AsyncIterator[Downlink]:
+async def learner(w: Written, fetchers: int = 1) -> AsyncIterator[Kept]:
     """A learner's way down that has read the log as it is, and fetches whatever it hears of."""
-    settled, told = [], []
-    downlink = Downlink(w.log, w.runtime, w.pace, settle=settled.append, tell=told.append)
-    downlink.settled, downlink.told = settled, told
+    downlink = Kept(w)
     await downlink.begin()
     w.store.requests.clear()
     tasks = [asyncio.ensure_future(downlink.fetch()) for _ in range(fetchers)]
@@ -36,10 +51,9 @@ async def learner(w: Written, fetchers: int = 1) -> AsyncIterator[Downlink]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def versions(downlink: Downlink) -> list[tuple[int, int]]:
+def versions(downlink: Kept) -> list[tuple[int, int]]:
     """Return fragment and version of what was handed to training."""
-    assert all(isinstance(message, Ready) for message in downlink.told)
-    return [(ready.fragment, ready.version) for ready in downlink.told]
+    return [(ready.fragment, ready.version) for ready in downlink.ready]
 
 
 def is_published(w: Written, ready: Ready, p: int = 0) -> bool:
@@ -60,7 +74,7 @@ def test_a_version_that_was_said_is_fetched_and_handed_on() -> None:
             await w.commit()
             downlink.want(0, 1)
             await asyncio.sleep(1.0)
-            [ready] = downlink.told
+            [ready] = downlink.ready
             assert (ready.fragment, ready.version) == (0, 1)
             assert is_published(w, ready)
             assert [commit.version for commit in downlink.settled] == [1]
@@ -181,7 +195,7 @@ def test_far_behind_a_snapshot_is_read_and_every_commit_on_the_way_is_settled_al
             await w.grow(42, snapshot_every=4)
             downlink.want(0, 42)
             await asyncio.sleep(60.0)
-            assert is_published(w, downlink.told[-1])
+            assert is_published(w, downlink.ready[-1])
             assert [commit.version for commit in downlink.settled] == list(range(1, 43))
             assert len(w.store.of("get_range", snapshots_prefix(0))) == 1
             assert len(w.store.of("get", "values/")) == 2
@@ -198,7 +212,7 @@ def test_what_is_brought_is_the_version_that_was_asked_for_also_where_the_log_ru
             downlink.want(0, 42)
             await asyncio.sleep(60.0)
             assert versions(downlink) == [(0, 42)]
-            assert is_published(w, downlink.told[-1])
+            assert is_published(w, downlink.ready[-1])
 
     Written(RULES, PACE).drive(body)
 

@@ -1,11 +1,13 @@
 """The stories `isthmus explain` tells: of a commit, of an update, and of all updates that go by one name."""
 
 import re
+from typing import cast
 
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.readers.explain import explain
+from isthmus.log import Log
+from isthmus.readers import explain
 from isthmus.reasons import Reason
 from isthmus.records.keys import update_key
 from log_helpers import RecordedLog, committed, digest_of, given, late, rejected
@@ -13,6 +15,10 @@ from log_helpers import RecordedLog, committed, digest_of, given, late, rejected
 
 def key(learner: str, base: int, name: str) -> str:
     return update_key(0, learner, base, digest_of(name))
+
+
+async def story(log: RecordedLog, what: str) -> explain.Told:
+    return await explain.explain(cast(Log, log), what)
 
 
 # --- an update --------------------------------------------------------------------------------------------------------
@@ -31,10 +37,10 @@ async def test_a_name_that_stands_for_two_tells_both_the_merged_one_first(longer
     if stored:
         for name in ("first", "second"):
             log.upload("a", 4, name, tokens=2400 if name == longer else 1200)
-    facts = (await explain(log, "0/a/4")).facts
+    facts = (await story(log, "0/a/4")).facts
     assert (facts["key"], facts["fate"], facts["version"]) == (key("a", 4, "first"), "merged", 5)
     assert facts["others"] == [{"key": key("a", 4, "second"), "fate": "base-merged", "reason": "base-merged"}]
-    text = "\n".join((await explain(log, "0/a/4")).lines)
+    text = "\n".join((await story(log, "0/a/4")).lines)
     assert text.index("merged into version 5") < text.index("another one of a on version 4:")
     assert "turned away before version 6, 1 times: base-merged" in text
 
@@ -48,7 +54,7 @@ async def test_two_that_were_both_turned_away_are_both_told_the_longer_first() -
     )
     log.upload("a", 4, "short", tokens=100)
     log.upload("a", 4, "long", tokens=200)
-    facts = (await explain(log, "0/a/4")).facts
+    facts = (await story(log, "0/a/4")).facts
     assert (facts["key"], facts["fate"], facts["reason"]) == (key("a", 4, "long"), "rejected", "non-finite")
     assert facts["others"] == [{"key": key("a", 4, "short"), "fate": "rejected", "reason": "superseded"}]
 
@@ -57,7 +63,7 @@ async def test_a_key_stands_for_one_update_alone() -> None:
     log = RecordedLog(
         [committed(5, given("a", 4, 5, "first"), rejected=(rejected("a", 4, "superseded", 5, "second"),))]
     )
-    first, second = await explain(log, key("a", 4, "first")), await explain(log, key("a", 4, "second"))
+    first, second = await story(log, key("a", 4, "first")), await story(log, key("a", 4, "second"))
     assert (first.facts["fate"], first.facts["others"]) == ("merged", [])
     assert (second.facts["fate"], second.facts["instead"]) == ("base-merged", key("a", 4, "first"))
     assert second.facts["reason"] == "superseded"
@@ -71,14 +77,14 @@ async def test_what_is_merged_is_not_told_as_turned_away_because_it_was_said_aga
             committed(6, given("b", 5, 6), rejected=(rejected("a", 4, Reason.BASE_MERGED, 6),)),
         ]
     )
-    found = await explain(log, "0/a/4")
+    found = await story(log, "0/a/4")
     assert (found.facts["fate"], found.facts["others"]) == ("merged", [])
     assert "turned away" not in "\n".join(found.lines)
 
 
 async def test_an_update_that_came_too_late_for_one_round_and_joined_the_next() -> None:
     log = RecordedLog([committed(5, given("b", 4, 5), late=(late("a", 4, 5),)), committed(6, given("a", 4, 6))])
-    found = await explain(log, "0/a/4")
+    found = await story(log, "0/a/4")
     assert (found.facts["fate"], found.facts["version"], found.facts["others"]) == ("merged", 6, [])
     # Its round closed 4 s after it opened, the next one opened 10 s after it, and the update was in 3 s after that.
     assert found.facts["missed_s"] == pytest.approx(10.0 + 3.0 - 4.0)
@@ -87,13 +93,13 @@ async def test_an_update_that_came_too_late_for_one_round_and_joined_the_next() 
 @pytest.mark.parametrize("what", ["0/a/4", "0/a/9", "0/nobody/4", "1/a/4"])
 async def test_what_nobody_knows_of_is_refused(what: str) -> None:
     with pytest.raises(InputError):
-        await explain(RecordedLog([committed(5, given("b", 4, 5))]), what)
+        await story(RecordedLog([committed(5, given("b", 4, 5))]), what)
 
 
 async def test_an_update_of_which_no_commit_speaks_is_told_as_it_lies_there() -> None:
     log = RecordedLog([committed(5, given("b", 4, 5))])
     log.upload("a", 4)
-    found = await explain(log, "0/a/4")
+    found = await story(log, "0/a/4")
     assert found.facts["fate"] == "unknown"
     assert "no commit up to version 5 settles it: it was never announced" in found.lines[-1]
 
@@ -107,7 +113,7 @@ async def test_an_input_is_as_late_as_versions_came_between_its_base_and_its_com
 ) -> None:
     """Version 7 is made of work on version 6: what was trained from version 5 is one version late."""
     log = RecordedLog([committed(v, given("b", v - 1, v)) for v in range(1, 7)] + [committed(7, given("a", base, 7))])
-    for lines in ((await explain(log, "0/7")).lines, (await explain(log, f"0/a/{base}")).lines):
+    for lines in ((await story(log, "0/7")).lines, (await story(log, f"0/a/{base}")).lines):
         said = [int(n) for line in lines for n in re.findall(r"(\d+) version\(s\) late", line)]
         assert said == ([] if behind is None else [behind])
 
@@ -117,14 +123,14 @@ async def test_an_input_is_as_late_as_versions_came_between_its_base_and_its_com
 
 async def test_a_commit_without_inputs_has_a_story_too() -> None:
     log = RecordedLog([committed(1, given("a", 0, 1)), committed(2), committed(3, given("a", 2, 3))])
-    found = await explain(log, "0/2")
+    found = await story(log, "0/2")
     assert found.facts["inputs"] == []
     assert "  it merged no update" in found.lines
 
 
 async def test_an_update_passes_by_a_commit_without_inputs() -> None:
     log = RecordedLog([committed(1), committed(2, given("a", 0, 2))])
-    assert (await explain(log, "0/a/0")).facts["version"] == 2
+    assert (await story(log, "0/a/0")).facts["version"] == 2
     log = RecordedLog([committed(1)])
     log.upload("a", 0)
-    assert (await explain(log, "0/a/0")).facts["fate"] == "unknown"
+    assert (await story(log, "0/a/0")).facts["fate"] == "unknown"

@@ -7,15 +7,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from isthmus.syncer.fairness import SLOW_MAX, FairQueue, FairSlots
 
 
-def queue(each: int = 4, total: int = 100) -> FairQueue:
-    """Return a queue and keep whose events it dropped."""
-    lost: list[str] = []
-    found = FairQueue(each, total, lost.append)
-    found.lost = lost
-    return found
+class Queue(FairQueue[object]):
+    """A queue that keeps whose events it dropped."""
+
+    def __init__(self, each: int = 4, total: int = 100) -> None:
+        self.lost: list[str] = []
+        super().__init__(each, total, self.lost.append)
 
 
-def drained(found: FairQueue) -> list:
+def drained(found: Queue) -> list[object]:
     return [found.get_nowait() for _ in range(len(found))]
 
 
@@ -23,7 +23,7 @@ def drained(found: FairQueue) -> list:
 
 
 def test_who_comes_anew_waits_behind_those_who_wait() -> None:
-    found = queue()
+    found = Queue()
     for who in "ab":
         found.put(who, f"{who} 0")
         found.put(who, f"{who} 1")
@@ -33,7 +33,7 @@ def test_who_comes_anew_waits_behind_those_who_wait() -> None:
 
 
 def test_of_one_author_the_oldest_is_dropped_and_counted_by_name() -> None:
-    found = queue(each=3)
+    found = Queue(each=3)
     for i in range(5):
         found.put("loud", i)
     found.put("quiet", "word")
@@ -44,13 +44,13 @@ def test_of_one_author_the_oldest_is_dropped_and_counted_by_name() -> None:
 
 
 def test_where_many_wait_each_may_have_less_waiting_but_always_one() -> None:
-    found = queue(each=10, total=20)
+    found = Queue(each=10, total=20)
     for who in range(4):
         for i in range(10):
             found.put(f"l{who}", i)
     assert len(found) <= 10 + 10 + 6 + 5
     assert found.lost.count("l3") == 5
-    crowd = queue(each=10, total=5)
+    crowd = Queue(each=10, total=5)
     for who in range(30):
         crowd.put(f"l{who}", who)
     assert crowd.lost == []
@@ -66,7 +66,7 @@ class Users:
     def __init__(self, total: int, each: int) -> None:
         self.slots = FairSlots(total, each)
         self.holding: list[str] = []
-        self.tasks: list[asyncio.Task] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self.released: list[asyncio.Event] = []
 
     def want(self, user: str) -> int:

@@ -8,12 +8,12 @@ import pytest
 from isthmus.syncer.fairness import FairQueue, FairSlots
 
 
-def queue(each: int = 4, total: int = 100) -> tuple[FairQueue, list[Any]]:
-    dropped = []
+def queue(each: int = 4, total: int = 100) -> tuple[FairQueue[Any], list[str]]:
+    dropped: list[str] = []
     return FairQueue(each, total, dropped.append), dropped
 
 
-def drained(q: FairQueue) -> Any:
+def drained(q: FairQueue[Any]) -> list[Any]:
     found = []
     while q:
         found.append(q.get_nowait())
@@ -75,9 +75,9 @@ class Users:
 
     def __init__(self, total: int, each: int) -> None:
         self.slots = FairSlots(total, each)
-        self.holding = []
-        self.leave = {}
-        self.tasks = []
+        self.holding: list[str] = []
+        self.leave: dict[str, list[asyncio.Event]] = {}
+        self.tasks: list[asyncio.Task[None]] = []
 
     def come(self, user: str) -> None:
         left = asyncio.Event()

@@ -5,6 +5,8 @@ down; a new room gets a place in this table.
 """
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +118,9 @@ def test_every_room_of_the_table_is_there() -> None:
             assert place.is_dir() or place.with_suffix(".py").exists(), (
                 f"{package}/{room} is in the table, not in the tree"
             )
+
+
+def test_help_needs_nothing_that_takes_long_to_import() -> None:
+    code = "import sys, isthmus_services.cli; print(*sorted({'aiobotocore', 'numba', 'redis', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

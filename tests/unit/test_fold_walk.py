@@ -163,6 +163,7 @@ async def healed(w: Written) -> heal.Diagnosis:
     """Heal the fragment, and go on from there."""
     [found] = await heal.diagnose(w.log, [0])
     commit = await heal.heal(w.log, found)
+    assert commit is not None
     w.commits[0].append(commit)
     w.states[0] = (await state_at(w)).carried
     return found
@@ -173,11 +174,13 @@ def test_what_is_broken_and_what_it_starts_again_from_is_said_exactly() -> None:
         await w.grow(6)
         await wound(w, 3)
         [found] = await heal.diagnose(w.log, [0])
+        assert found.wound is not None
         assert (found.head, found.wound.broken_at, found.wound.source) == (6, 3, 6)
         assert found.wound.key == w.commits[0][2].header.inputs[0].key
         assert found.head_at == w.commits[0][5].header.written_at
         w.world.objects.delete(w.commits[0][5].header.value_key)
         [found] = await heal.diagnose(w.log, [0])
+        assert found.wound is not None
         assert (found.head, found.wound.broken_at, found.wound.source) == (6, 3, 5)
 
     Written().drive(body)
@@ -191,6 +194,8 @@ def test_a_healed_fragment_goes_on_from_what_was_published_without_momentum() ->
         before = (await value_at(w)).carried
         await healed(w)
         commit = await w.log.commit(0, 7)
+        assert commit is not None
+        assert commit.header.healed is not None
         assert commit.header.healed.source == 6
         assert commit.header.previous == w.commits[0][5].digest
         assert commit.header.rejected_total == {"stale": 7}

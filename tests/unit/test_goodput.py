@@ -130,26 +130,27 @@ def test_only_the_two_stalls_are_fitted_and_the_rest_is_predicted() -> None:
 
 
 def test_what_should_help_helps_and_what_should_hurt_hurts() -> None:
-    def goodput(learners: int = 8, chips: int = 1_200_000, mode: str = DECOUPLED, **more: object) -> float:
-        fixed = {"reconfigure_s": 10.0, "restart_s": 60.0} | more
-        return exact(Cluster(**fixed), mode, chips, learners).goodput
+    usual = Cluster(reconfigure_s=10.0, restart_s=60.0)
+
+    def goodput(learners: int = 8, chips: int = 1_200_000, mode: str = DECOUPLED, cluster: Cluster = usual) -> float:
+        return exact(cluster, mode, chips, learners).goodput
 
     assert goodput(2) < goodput(4) < goodput(8) < goodput(16)
     assert goodput(chips=2_400_000) < goodput() < goodput(chips=600_000)
-    assert goodput(mtbi_years=0.5) < goodput()
+    assert goodput(cluster=replace(usual, mtbi_years=0.5)) < goodput()
     assert goodput(mode=RESTART) < goodput(mode=ELASTIC) == pytest.approx(goodput(1))
     for worse in (
-        {"repair_hours": 24.0},
-        {"speed_deviation": 0.05},
-        {"rack_mtbi_years": 0.1},
-        {"maintenance_days": 7.0},
-        {"region_mtbi_years": 0.01},
-        {"quorum": 8, "lead": 0.0},
-        {"interrupted": "again"},
+        replace(usual, repair_hours=24.0),
+        replace(usual, speed_deviation=0.05),
+        replace(usual, rack_mtbi_years=0.1),
+        replace(usual, maintenance_days=7.0),
+        replace(usual, region_mtbi_years=0.01),
+        replace(usual, quorum=8, lead=0.0),
+        replace(usual, interrupted="again"),
     ):
-        assert goodput(**worse) < goodput(), worse
+        assert goodput(cluster=worse) < goodput(), worse
     # A quorum nobody waits for holds up the model and not the learners.
-    patient = Cluster(reconfigure_s=10.0, restart_s=60.0, quorum=8)
+    patient = replace(usual, quorum=8)
     assert exact(patient, DECOUPLED, 1_200_000, 8).uptime < 0.6
     assert exact(patient, DECOUPLED, 1_200_000, 8).goodput == pytest.approx(goodput())
 

@@ -1,7 +1,7 @@
 """Virtual time: what handling takes, stalls, half partitions, refusals and bodies without end."""
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
 
 import pytest
 
@@ -11,9 +11,9 @@ from isthmus.simulate.weather import Fault, Weather
 from isthmus.simulate.world import World
 
 
-def run(world: World, body: Any) -> None:
+def run(world: World, body: Coroutine[None, None, None]) -> None:
     try:
-        return world.clock.run_until_complete(body)
+        world.clock.run_until_complete(body)
     finally:
         world.clock.close()
 

@@ -1,17 +1,28 @@
 """The first line of `status`: who merges, who does not and why, and whether there is anything to see to."""
 
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import msgspec
 import pytest
 
 from isthmus.bus import Said
+from isthmus.log import Commit
 from isthmus.readers.heard import Hearing
 from isthmus.readers.status import Status
 from isthmus.readers.verdict import Health, health
-from isthmus.records.messages import SYNCER_STREAM, Alive, Heartbeat, Leave, Tally, encode, learner_stream
+from isthmus.records.messages import (
+    SYNCER_STREAM,
+    Alive,
+    FromLearner,
+    Heartbeat,
+    Leave,
+    Tally,
+    encode,
+    learner_stream,
+)
 
 RUN = bytes(range(32))
 NOW = time.mktime((2026, 11, 22, 12, 10, 0, 0, 0, -1))
@@ -43,13 +54,22 @@ def left(learner: str, done: bool) -> Leave:
     return Leave(run=RUN, id="l", learner=learner, incarnation=1, step=3, done=done)
 
 
-def of(*messages: Any, silent: Any = (), bus_error: str = "", committed: bool = True) -> Health:
+def commit(written_at: float) -> Commit:
+    return cast(Commit, SimpleNamespace(header=SimpleNamespace(written_at=written_at)))
+
+
+def of(
+    *messages: Alive | FromLearner,
+    silent: Sequence[Alive | FromLearner] = (),
+    bus_error: str = "",
+    committed: bool = True,
+) -> Health:
     hearing = Hearing(RUN)
     for at, said in [(None, silent), (1.0, messages)]:
         for message in said:
             stream = SYNCER_STREAM if isinstance(message, Alive) else learner_stream(message.learner)
             hearing.take(stream, Said("1-0", encode(message)), at)
-    head = SimpleNamespace(header=SimpleNamespace(written_at=COMMITTED_AT)) if committed else None
+    head = commit(COMMITTED_AT) if committed else None
     return health(Status(hearing, [head], bus_error, 0.0, NOW), "s3://b/run", "redis://h")
 
 
@@ -123,7 +143,7 @@ def test_a_run_that_nobody_trains_is_done_or_was_left(learners: list[Leave], ok:
 
 
 def test_what_was_committed_on_another_day_has_its_date() -> None:
-    head = SimpleNamespace(header=SimpleNamespace(written_at=NOW - 2 * 86400.0))
+    head = commit(NOW - 2 * 86400.0)
     found = health(Status(Hearing(RUN), [head], "", 0.0, NOW), "r", "b")
     assert "the last commit is of 2026-11-20 12:10" in found.said
     assert "nothing was ever committed" in of(alive(), committed=False).said

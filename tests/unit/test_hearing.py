@@ -116,7 +116,7 @@ def test_probes_and_nonsense_change_nothing() -> None:
 
 def test_a_stream_speaks_for_its_owner_only() -> None:
     hearing = heard(here("a"))
-    forged = [
+    forged: list[tuple[str, AnyMessage]] = [
         ("learner/mallory", alive(10**9)),
         ("learner/mallory", here("a", 7)),
         ("syncer", here("b")),

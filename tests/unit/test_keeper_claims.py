@@ -12,7 +12,7 @@ from isthmus.log import Log
 from isthmus.records import frame
 from isthmus.records.keys import commit_key
 from isthmus.records.messages import Announce, encode, learner_stream
-from isthmus.records.objects import UpdateHeader
+from isthmus.records.objects import Input, UpdateHeader
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.store import EdgeStore
@@ -23,14 +23,20 @@ RULES = Rules(fragments=2, sync_every=4)
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0, staleness=3)
 
 
+class Serving(Syncer):
+    """A syncer whose way to the store can be told to answer otherwise."""
+
+    wire: Asked
+
+
 @asynccontextmanager
-async def syncer(w: Written) -> AsyncIterator[Syncer]:
+async def syncer(w: Written) -> AsyncIterator[Serving]:
     """A syncer of this run in virtual time, that has heard for a while that nobody is there; it is killed at the end."""
     process = w.world.process("syncer", len(w.store.requests))
     ports = w.world.ports(process, Weather(latency_s=ONE_WAY_S), Weather(latency_s=ONE_WAY_S))
     wire = Asked(ports.wire)
     store = EdgeStore(wire, process.runtime)
-    found = Syncer(Log(w.run, store, process.runtime), store, ports.bus, process.runtime, "s1", None)
+    found = Serving(Log(w.run, store, process.runtime), store, ports.bus, process.runtime, "s1", None)
     found.wire = wire
     await found.recover()
     task = process.start(found.run(asyncio.Event()))
@@ -46,7 +52,7 @@ async def announce(w: Written, key: str, **claimed: Any) -> None:
     """Say that an update is there, and claim something of it."""
     _, fragment, learner, name = key.split("/")
     header, _ = frame.parse(w.blob(key), frame.Kind.UPDATE, UpdateHeader)
-    fields = {
+    fields: dict[str, Any] = {
         "run": w.run.digest,
         "id": "x",
         "learner": learner,
@@ -76,12 +82,18 @@ async def head(w: Written) -> int:
     return newest.version if newest else 0
 
 
+async def inputs(w: Written, version: int) -> tuple[Input, ...]:
+    commit = await w.log.commit(0, version)
+    assert commit is not None
+    return commit.header.inputs
+
+
 def test_a_due_update_is_merged_as_it_was_announced() -> None:
     async def body(w: Written) -> None:
         async with syncer(w):
             key = w.upload("a", 0)
             await announce(w, key)
-            [given] = (await w.log.commit(0, 1)).header.inputs
+            [given] = await inputs(w, 1)
             assert (given.key, given.tokens, given.steps) == (key, 400, 4)
 
     Written(RULES, PACE).drive(body)
@@ -107,7 +119,7 @@ def test_an_update_is_merged_for_what_it_says_itself_or_not_at_all(claimed: dict
             assert serving.keepers[0].rounds.rejected_total == {reason: 1}
             assert await head(w) == 0
             await announce(w, w.upload("b", 0))
-            assert [given.learner for given in (await w.log.commit(0, 1)).header.inputs] == ["b"]
+            assert [given.learner for given in await inputs(w, 1)] == ["b"]
 
     Written(RULES, PACE).drive(body)
 
@@ -151,7 +163,7 @@ def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(ve
             await announce(w, w.upload("a", 0, tokens=900, steps=9))
             assert serving.keepers[0].rounds.rejected_total == {"base-merged": 1}
             await announce(w, w.upload("b", versions))
-            assert [given.learner for given in (await w.log.commit(0, versions + 1)).header.inputs] == ["b"]
+            assert [given.learner for given in await inputs(w, versions + 1)] == ["b"]
 
     Written(RULES, PACE).drive(body)
 

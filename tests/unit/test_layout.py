@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import InputError
-from isthmus.layout import Spec, first_difference, partition
+from isthmus.layout import Spec, TensorClass, first_difference, partition
 
 
 def specs(*sizes: int) -> list[Spec]:
-    return [Spec(f"t{i}", (n,), "float32", "dense") for i, n in enumerate(sizes)]
+    return [Spec(f"t{i}", (n,), "float32", TensorClass.DENSE) for i, n in enumerate(sizes)]
 
 
 def test_the_largest_tensors_go_to_the_lightest_fragments() -> None:
@@ -41,9 +41,9 @@ def test_the_layout_does_not_depend_on_anything_but_the_list() -> None:
     ("bad", "message"),
     [
         ([], "no trainable parameter"),
-        ([Spec("a", (2,), "float32", "dense")] * 2, "two tensors are named 'a'"),
-        ([Spec("a", (0, 3), "float32", "dense")], "no elements"),
-        ([Spec("a", (3,), "int64", "dense")], "is int64: only float32, bfloat16, float16"),
+        ([Spec("a", (2,), "float32", TensorClass.DENSE)] * 2, "two tensors are named 'a'"),
+        ([Spec("a", (0, 3), "float32", TensorClass.DENSE)], "no elements"),
+        ([Spec("a", (3,), "int64", TensorClass.DENSE)], "is int64: only float32, bfloat16, float16"),
     ],
 )
 def test_a_model_that_cannot_be_merged_is_refused(bad: list[Spec], message: str) -> None:
@@ -55,14 +55,17 @@ def test_a_model_that_cannot_be_merged_is_refused(bad: list[Spec], message: str)
     ("ours", "message"),
     [
         (specs(3, 4), "tensor 't2' of the run is missing"),
-        ([*specs(3, 4, 5), Spec("x", (1,), "float32", "dense")], "tensor 'x' is not in the run"),
+        ([*specs(3, 4, 5), Spec("x", (1,), "float32", TensorClass.DENSE)], "tensor 'x' is not in the run"),
         (
-            [*specs(3), Spec("t1", (9,), "float32", "dense"), *specs(3, 4, 5)[2:]],
+            [*specs(3), Spec("t1", (9,), "float32", TensorClass.DENSE), *specs(3, 4, 5)[2:]],
             r"'t1' has shape \(9,\), the run has \(4,\)",
         ),
-        ([*specs(3, 4), Spec("t2", (5,), "bfloat16", "dense")], "'t2' has dtype bfloat16, the run has float32"),
         (
-            [Spec("other", (3,), "float32", "dense"), *specs(3, 4, 5)[1:]],
+            [*specs(3, 4), Spec("t2", (5,), "bfloat16", TensorClass.DENSE)],
+            "'t2' has dtype bfloat16, the run has float32",
+        ),
+        (
+            [Spec("other", (3,), "float32", TensorClass.DENSE), *specs(3, 4, 5)[1:]],
             "tensor 'other' stands where the run has 't0'",
         ),
     ],

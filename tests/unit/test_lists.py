@@ -14,7 +14,7 @@ from isthmus_services.settings.resolve import Setting
 LISTS = [(c, f) for c in declared.ALL for f in s.fields(c.settings) if f.is_list]
 
 
-def parsed(name: str, *words: str, environment: Any = None) -> Any:
+def parsed(name: str, *words: str, environment: dict[str, str] | None = None) -> Any:
     command = next(c for c in declared.ALL if c.name == name)
     parser = argparse.ArgumentParser(exit_on_error=False)
     s.add_flags(parser, command.settings, environment or {})

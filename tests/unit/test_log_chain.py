@@ -1,12 +1,13 @@
 """The log as objects: which commits are believed, how it is walked, and whose a commit is."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
 from isthmus.errors import LogCorrupt, Unavailable
-from isthmus.log import gc
+from isthmus.log import Commit, gc
 from isthmus.log.commits import AHEAD_MAX
 from isthmus.records import frame
 from isthmus.records.frame import Kind
@@ -17,6 +18,18 @@ from written import ONE_WAY_S, Written
 
 async def walked(w: Written, after: int = 0, digest: bytes | None = None) -> list[int]:
     return [commit.version async for commit in w.log.commits(0, after, digest)]
+
+
+async def commit_of(w: Written, version: int) -> Commit:
+    found = await w.log.commit(0, version)
+    assert found is not None
+    return found
+
+
+async def end_of(w: Written, hint: int = 0) -> int:
+    newest = await w.log.newest(0, hint=hint)
+    assert newest is not None
+    return newest.version
 
 
 async def packed(w: Written, keep: int = 1) -> str:
@@ -52,7 +65,7 @@ def test_a_commit_that_follows_another_one_is_another_history() -> None:
         ({"healed": Healed(source=1, broken_at=2, key="k", why="")}, "merges and heals at once"),
     ],
 )
-def test_what_stands_under_a_key_is_that_commit_or_none(changed: Any, why: str) -> None:
+def test_what_stands_under_a_key_is_that_commit_or_none(changed: Mapping[str, Any], why: str) -> None:
     async def body(w: Written) -> None:
         await w.grow(2)
         w.replace_commit(2, **changed)
@@ -149,7 +162,7 @@ def test_a_pointer_into_a_damaged_segment_says_so() -> None:
         await w.grow(14, snapshot_every=12)
         segment = await packed(w)
         w.put(segment, changed_in(w.blob(segment), 4, written_at=1.0))
-        assert (await w.log.commit(0, 4)).version == 4
+        assert (await commit_of(w, 4)).version == 4
         with pytest.raises(LogCorrupt, match="says") as caught:
             await w.log.commit(0, 5)
         assert caught.value.key == segment
@@ -164,10 +177,10 @@ def test_the_end_is_looked_for_from_the_newest_snapshot_on() -> None:
     async def body(w: Written) -> None:
         await w.grow(20, snapshot_every=6)
         w.store.requests.clear()
-        assert (await w.log.newest(0)).version == 20
+        assert await end_of(w) == 20
         assert w.store.of("get") == [commit_key(0, v) for v in (18, 19, 20, 21)]
         w.store.requests.clear()
-        assert (await w.log.newest(0, hint=19)).version == 20
+        assert await end_of(w, hint=19) == 20
         assert w.store.of("get") == [commit_key(0, v) for v in (19, 20, 21)]
         assert await w.log.newest(1) is None
 
@@ -207,6 +220,6 @@ def test_an_append_goes_on_with_the_same_bytes_until_its_outcome_is_known() -> N
         w.store.answers = lambda operation, key: next(tries) if operation == "create" else None
         assert await w.log.append(0, 1, frame.draft(Kind.COMMIT, header).blob) is True
         assert w.store.of("create") == [commit_key(0, 1)] * 3
-        assert (await w.log.commit(0, 1)).header == header
+        assert (await commit_of(w, 1)).header == header
 
     Written().drive(body)

@@ -1,7 +1,5 @@
 """Whom a round waits for, by what was heard of whom and when."""
 
-from typing import Any
-
 import pytest
 
 from isthmus.rounds.grace import smooth
@@ -139,7 +137,9 @@ def test_the_silent_are_forgotten_after_long_and_those_that_left_are_bounded() -
 
 
 @pytest.mark.parametrize(("steps", "slowest"), [((1.0, 12.0), 12.0), ((1.0, 1e9), 16.0), ((1.0, 2.0, 1e9), 32.0)])
-def test_a_learner_that_says_its_steps_take_for_ever_is_believed_up_to_a_bound(steps: Any, slowest: float) -> None:
+def test_a_learner_that_says_its_steps_take_for_ever_is_believed_up_to_a_bound(
+    steps: tuple[float, ...], slowest: float
+) -> None:
     found = members(*"abc"[: len(steps)])
     for name, step_s in zip("abc", steps, strict=False):
         found.heard(name, 1, 100.0, step_s=step_s)

@@ -5,21 +5,22 @@ import threading
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from isthmus import kernels
 from isthmus.codecs import codec
 from isthmus.kernels import F32
-from isthmus.layout import Spec, partition
+from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import merge
 from isthmus.records import frame
-from isthmus.records.objects import SnapshotHeader
+from isthmus.records.objects import SnapshotHeader, ValueHeader
 from isthmus.rules import Rules
 
 FRAGMENT = partition(
     [
-        Spec("embed", (50, 16), "float32", "embedding"),
-        Spec("weight", (64, 33), "float32", "dense"),
-        Spec("gain", (17,), "float32", "dense"),
+        Spec("embed", (50, 16), "float32", TensorClass.EMBEDDING),
+        Spec("weight", (64, 33), "float32", TensorClass.DENSE),
+        Spec("gain", (17,), "float32", TensorClass.DENSE),
     ],
     1,
 ).fragments[0]
@@ -44,7 +45,7 @@ def accumulated(given: list[tuple[F32, float]], rules: Rules) -> merge.Accumulat
     return accumulator
 
 
-def reference(given: list[tuple[F32, float]], rules: Rules) -> np.ndarray:
+def reference(given: list[tuple[F32, float]], rules: Rules) -> NDArray[np.float64]:
     """Δ in float64, straight from the definitions."""
     out = np.zeros(FRAGMENT.size)
     weights = np.array([w for _, w in given])
@@ -62,7 +63,7 @@ def reference(given: list[tuple[F32, float]], rules: Rules) -> np.ndarray:
     return out
 
 
-def gradient_of(accumulator: merge.Accumulator) -> np.ndarray:
+def gradient_of(accumulator: merge.Accumulator) -> NDArray[np.float64]:
     """Δ as the outer step sees it: one step of plain descent at rate 1 from zero."""
     scales, _ = accumulator.outer_gradient()
     out = np.zeros(FRAGMENT.size, np.float32)
@@ -160,7 +161,7 @@ def test_the_published_value_follows_the_master_through_the_codec(down: str) -> 
         result = merge.advance(now, accumulated(updates(4, seed=version), Rules()), codec(down), bytes(32))
         now = result.state
         # A learner that applies the value object holds exactly the published version.
-        _, payload = frame.parse(result.value, frame.Kind.VALUE, merge.ValueHeader)
+        _, payload = frame.parse(result.value, frame.Kind.VALUE, ValueHeader)
         learner = merge.apply_value(before.published, FRAGMENT, codec(down), payload)
         assert merge.array_digest(learner) == result.published_digest
     # What the codec dropped is carried, not lost: the distance stays at one step's rounding.

@@ -3,9 +3,11 @@
 import logging
 import signal
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from isthmus.link import Link
 from isthmus.metrics import LearnerMetrics, SyncerMetrics
 from isthmus_services.process.minutes import Diary, LearnerMinute, SyncerMinute
 
@@ -40,7 +42,7 @@ def link() -> SimpleNamespace:
 
 def test_a_learners_minute(link: SimpleNamespace) -> None:
     clock = SimpleNamespace(now=100.0)
-    minute = LearnerMinute("eu-1", 1500, link, lambda: clock.now)
+    minute = LearnerMinute("eu-1", 1500, cast(Link, link), lambda: clock.now)
     clock.now = 160.0
     assert minute.say()[0] == (
         "eu-1: step 0 of 1500 (0 since the last line), 0 tokens/s, versions 0 to 0, nothing merged yet"
@@ -64,7 +66,7 @@ def test_a_learners_minute(link: SimpleNamespace) -> None:
 def test_a_diary_says_minutes_and_signals_and_ends(link: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         diary = Diary(logging.getLogger("isthmus.test"), "eu-1", every_s=0.05)
-        diary.joined(1500, link)
+        diary.joined(1500, cast(Link, link))
         diary.asked(signal.SIGTERM)
         while not any("step 0 of 1500" in message for message in caplog.messages):
             diary._thread.join(0.01)

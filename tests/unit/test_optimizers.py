@@ -1,6 +1,6 @@
 """An inner optimizer's state goes into a checkpoint and comes back bit for bit, whatever the optimizer keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgpack
@@ -22,15 +22,18 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)).to(dtype)
 
 
+Keep = Callable[[torch.Tensor], dict[Any, Any]]
+
+
 class Keeps(torch.optim.Optimizer):
     """Goes down by a tenth of the gradient's sign, and keeps of each parameter whatever it is told to."""
 
-    def __init__(self, params: Any, keep: Callable[..., Any], lr: float = 0.1) -> None:
+    def __init__(self, params: Iterable[torch.Tensor], keep: Keep, lr: float = 0.1) -> None:
         self.keep = keep
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: object = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -52,23 +55,19 @@ class Scaled(torch.Tensor):
     def __init__(self, codes: torch.Tensor, scale: torch.Tensor, bits: int) -> None:
         self.codes, self.scale, self.bits = codes, scale, bits
 
-    def __tensor_flatten__(self) -> tuple[list[str], list[int | torch.Size]]:
+    def __tensor_flatten__(self) -> tuple[list[str], list[Any]]:
         return ["codes", "scale"], [self.bits, self.codes.shape]
 
     @classmethod
     def __tensor_unflatten__(
-        cls, inner: dict[str, torch.Tensor], context: list[int | torch.Size], size: Any = None, stride: Any = None
+        cls, inner: dict[str, torch.Tensor], context: list[Any], size: Any = None, stride: Any = None
     ) -> "Scaled":
         return cls(inner["codes"], inner["scale"], context[0])
 
     @classmethod
-    def __torch_dispatch__(
-        cls,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> "Scaled":
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return args[0]
         if func is torch.ops.aten.clone.default:
@@ -76,11 +75,11 @@ class Scaled(torch.Tensor):
         raise NotImplementedError(f"{func} of a scaled tensor")
 
 
-def noise(p: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def noise(p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).to(dtype)
 
 
-KEPT = {
+KEPT: dict[str, Keep] = {
     "float8": lambda p: {"m": noise(p, torch.float8_e4m3fn), "scale": torch.tensor(0.25, dtype=torch.float8_e8m0fnu)},
     "float32 of bfloat16": lambda p: {"step": torch.tensor(3.0), "m": noise(p), "v": noise(p, torch.float64)},
     "8-bit with codebook": lambda p: {
@@ -96,13 +95,15 @@ KEPT = {
         "seen": 2**70,
         ("a", 1): b"bytes",
     },
-    "half a byte": lambda p: {"m": torch.arange(p.numel(), dtype=torch.uint8).view(torch.uint4)},
+    "half a byte": lambda p: {
+        "m": torch.arange(p.numel(), dtype=torch.uint8).view(torch.uint4),  # type: ignore[attr-defined]
+    },
     "not in order": lambda p: {"m": noise(p).t() if p.dim() == 2 else noise(p)},
     "a subclass": lambda p: {"m": Scaled((noise(p) * 50).to(torch.int8), noise(p)[:1], 8), "list": [noise(p)]},
 }
 
 
-def stepped(keep: Callable[..., Any], dtype: torch.dtype = torch.float32) -> tuple[Any, Keeps]:
+def stepped(keep: Keep, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Keeps]:
     model = net(dtype)
     optimizer = Keeps(model.parameters(), keep)
     for p in model.parameters():
@@ -113,10 +114,12 @@ def stepped(keep: Callable[..., Any], dtype: torch.dtype = torch.float32) -> tup
 
 def written(saver: TorchSaver) -> dict[str, Any]:
     """What a checkpoint holds of an optimizer, read again."""
-    leaves = []
+    leaves: list[tree.Leaf] = []
     plain = msgpack.packb(tree.flatten(saver.save()[0], "optimizer", saver.take, leaves))
     read = msgpack.unpackb(plain, use_list=False, strict_map_key=False)
-    return tree.rebuild(read, [tree.Leaf(leaf.spec, leaf.data.copy()) for leaf in leaves], torch_model.make_tensor)
+    copies = [tree.Leaf(leaf.spec, leaf.data.copy()) for leaf in leaves]
+    found: dict[str, Any] = tree.rebuild(read, copies, torch_model.make_tensor)
+    return found
 
 
 def same(a: Any, b: Any) -> bool:
@@ -126,12 +129,15 @@ def same(a: Any, b: Any) -> bool:
         return a.bits == b.bits and same([a.codes, a.scale], [b.codes, b.scale])
     if isinstance(a, torch.Tensor):
         assert (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
-        return np.array_equal(torch_model.take_tensor(a).data, torch_model.take_tensor(b).data)
+        one, other = torch_model.take_tensor(a), torch_model.take_tensor(b)
+        assert one is not None
+        assert other is not None
+        return np.array_equal(one.data, other.data)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
-    return a == b
+    return bool(a == b)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -156,12 +162,12 @@ def test_a_tensor_that_all_parameters_share_is_one_again() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.Rprop])
-def test_two_go_the_same_way_after_a_restart(kind: type[Any]) -> None:
+def test_two_go_the_same_way_after_a_restart(kind: Callable[..., torch.optim.Optimizer]) -> None:
     """Of real optimizers in bfloat16: as many steps before as after, once with and once without a restart between."""
     straight, broken = net(torch.bfloat16), net(torch.bfloat16)
     one, two = kind(straight.parameters(), lr=0.01), kind(broken.parameters(), lr=0.01)
 
-    def step(model: Any, optimizer: Any, seed: int) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
         draw = torch.Generator().manual_seed(seed)
         for p in model.parameters():
             p.grad = torch.randn(p.shape, generator=draw).to(p.dtype)
@@ -179,7 +185,7 @@ def test_two_go_the_same_way_after_a_restart(kind: type[Any]) -> None:
     assert all(torch.equal(p, q) for p, q in zip(straight.parameters(), broken.parameters(), strict=True))
 
 
-class Pair(tuple):
+class Pair(tuple[int, int]):
     _fields = ("a", "b")
 
 
@@ -195,14 +201,16 @@ class Pair(tuple):
     ],
     ids=["sparse", "quantised", "subclass", "set", "named tuple"],
 )
-def test_what_cannot_be_kept_is_refused_by_its_place_as_it_is_written(odd: Callable[..., Any], what: str) -> None:
+def test_what_cannot_be_kept_is_refused_by_its_place_as_it_is_written(
+    odd: Callable[[torch.Tensor], object], what: str
+) -> None:
     model, optimizer = stepped(lambda p: {"deep": [0, odd(p)]})
     with pytest.raises(InputError, match=rf"optimizer\['state'\]\['state'\]\[0\]\['deep'\]\[1\] is a .*{what}"):
         written(TorchSaver(model, optimizer, None))
 
 
 class NeedsClosure(Keeps):
-    def step(self, closure: Callable[..., Any]) -> None:
+    def step(self, closure: Callable[[], object]) -> Any:  # type: ignore[override]
         with torch.enable_grad():
             closure()
         return super().step()
@@ -243,7 +251,7 @@ def test_the_copy_leaves_everything_as_it_was() -> None:
 
 def test_random_numbers_of_an_optimizer_are_not_those_of_the_training() -> None:
     class Noisy(Keeps):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: object = None) -> Any:
             torch.rand(1)
             return super().step()
 

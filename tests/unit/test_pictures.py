@@ -1,6 +1,7 @@
 """Pictures can be read in grey: within one, no two lines share marker and dash."""
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def styles(figure: Any) -> list[tuple[str, str]]:
     ],
 )
 def test_lines_differ_by_more_than_colour(
-    module: Any, command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    module: ModuleType, command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen = []
     monkeypatch.setattr(module, "save", lambda figure, path: seen.extend(styles(figure)))

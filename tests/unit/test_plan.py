@@ -15,7 +15,8 @@ import pytest
 
 from isthmus.codecs import CODECS
 from isthmus.forecast import speeds as modelled
-from isthmus.forecast.outcome import CHECKPOINT_SHARE, HEADROOM, Island, Prices
+from isthmus.forecast.island import Island
+from isthmus.forecast.outcome import CHECKPOINT_SHARE, HEADROOM, Prices
 from isthmus.forecast.planner import PERIODS, Fixed, Plan, plan
 from isthmus.forecast.speeds import Speeds
 from isthmus.lab.experiments import base
@@ -24,7 +25,7 @@ from isthmus.lab.training import train
 from isthmus.rules import LONG_STEPS, Pace, Rules
 from isthmus_services.cli import main
 from isthmus_services.output import report
-from isthmus_services.settings import shared
+from isthmus_services.settings import declared, shared
 
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02)
 
@@ -117,6 +118,7 @@ def test_bytes_and_requests_follow_from_the_rounds() -> None:
     # Payload: 4.125 bits per parameter up and down, each fragment once per period; headers come on top.
     payload = 1e8 / 8 * 86400 / found.rules.sync_every / 1e9
     every = next(c.value for c in found.choices if c.name == "checkpoint")
+    assert isinstance(every, int | float)
     saved = 1e8 * 20.0 / every * 86400 / 1e9
     assert a.up_gb_day - saved == pytest.approx(4.125 * payload, rel=0.05)
     assert a.down_gb_day == pytest.approx(4.125 * payload, rel=0.05)
@@ -210,8 +212,13 @@ def test_farther_learners_and_slower_syncers_get_longer_periods() -> None:
 def test_the_init_line_is_what_the_real_parser_takes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = []
-    monkeypatch.setattr("isthmus_services.commands.init.run", lambda settings: taken.append(settings) or 0)
+    taken: list[declared.Init] = []
+
+    def run(settings: declared.Init) -> int:
+        taken.append(settings)
+        return 0
+
+    monkeypatch.setattr("isthmus_services.commands.init.run", run)
     for words in (
         ["--params", "2.9e9"],
         ["--params", "1e8", "--latency", "0.8"],

@@ -6,7 +6,8 @@ With 32 bits both ways a fragment is 0.4 GB; headers and messages, some kilobyte
 
 import pytest
 
-from isthmus.forecast.outcome import Island, Prices
+from isthmus.forecast.island import Island
+from isthmus.forecast.outcome import Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.forecast.speeds import Speeds
 

@@ -20,7 +20,8 @@ def entering(world: World, weather: Weather, create: Rules | None = None) -> tup
         run = await reach_or_create(ports.store, create, seed_of)
         return run, world.clock.time() - since
 
-    return world.clock.run_until_complete(body())
+    found: tuple[Run, float] = world.clock.run_until_complete(body())
+    return found
 
 
 def test_writing_version_0_takes_as_long_as_it_takes() -> None:

@@ -3,7 +3,6 @@
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import msgpack
 import msgspec
@@ -87,7 +86,7 @@ def test_the_place_of_author_and_signature_is_reserved() -> None:
         (lambda b: b[:130] + b"\xff" + b[131:], Reason.MALFORMED),
     ],
 )
-def test_damage_has_a_name(damage: Callable[..., Any], reason: Reason) -> None:
+def test_damage_has_a_name(damage: Callable[[bytes], bytes], reason: Reason) -> None:
     assert reason_of(damage(bytes(update()))) is reason
 
 
@@ -106,7 +105,7 @@ def test_damage_has_a_name(damage: Callable[..., Any], reason: Reason) -> None:
         {"schema": 2},
     ],
 )
-def test_fields_outside_their_range_are_turned_away(change: Any) -> None:
+def test_fields_outside_their_range_are_turned_away(change: dict[str, object]) -> None:
     plain = msgspec.to_builtins(UPDATE, builtin_types=(bytes,)) | change
     assert reason_of(with_header(msgpack.packb(plain))) is Reason.MALFORMED
 
@@ -140,7 +139,7 @@ def test_hostile_msgpack_is_turned_away_without_being_built(raw: bytes) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_no_damage_raises_anything_else(data: Any) -> None:
+def test_no_damage_raises_anything_else(data: st.DataObject) -> None:
     blob = update()
     for _ in range(data.draw(st.integers(1, 4))):
         blob[data.draw(st.integers(0, len(blob) - 1))] = data.draw(st.integers(0, 255))

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ class Gate:
         self.refuses: set[str] = set()
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
-        async def call(*_: Any) -> bytes:
+        async def call(*_: object) -> bytes:
             if operation in self.refuses:
                 raise Denied("403")
             return b""
@@ -29,16 +29,16 @@ class Gate:
         return call
 
 
-def drive(body: Callable[..., Any]) -> None:
+def drive(body: Callable[[Gate, TolerantStore, TolerantBus, Tolerance], Awaitable[None]]) -> None:
     """Do this with a gate, the tolerant ways to it and their tolerance, in virtual time."""
     world = World("refusals")
 
     async def go() -> None:
         gate, tolerance = Gate(), Tolerance(world.process("p").runtime)
-        return await body(gate, TolerantStore(gate, tolerance), TolerantBus(gate, tolerance), tolerance)
+        await body(gate, TolerantStore(gate, tolerance), TolerantBus(gate, tolerance), tolerance)
 
     try:
-        return world.clock.run_until_complete(go())
+        world.clock.run_until_complete(go())
     finally:
         world.clock.close()
 
@@ -54,7 +54,9 @@ def drive(body: Callable[..., Any]) -> None:
     ],
     ids=["put", "create", "list", "delete", "another folder"],
 )
-def test_one_kind_of_request_does_not_vouch_for_another(request_of: Callable[..., Any]) -> None:
+def test_one_kind_of_request_does_not_vouch_for_another(
+    request_of: Callable[[TolerantStore], Awaitable[object]],
+) -> None:
     async def body(gate: Gate, store: TolerantStore, bus: TolerantBus, tolerance: Tolerance) -> None:
         await store.get("commits/1")
         gate.refuses = {"put", "create", "list", "delete", "get"}

@@ -6,11 +6,11 @@ import pytest
 from isthmus import kernels
 from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
 from isthmus.kernels import F32
-from isthmus.layout import Fragment, Spec, partition
+from isthmus.layout import Fragment, Spec, TensorClass, partition
 from isthmus.log import merge
 from isthmus.rules import Rules
 
-ODD = partition([Spec(f"t{n}", (n,), "float32", "dense") for n in (7, 129, 128, 1, 65, 256)], 1).fragments[0]
+ODD = partition([Spec(f"t{n}", (n,), "float32", TensorClass.DENSE) for n in (7, 129, 128, 1, 65, 256)], 1).fragments[0]
 """Tensors of which most take a number of bytes that is no multiple of four."""
 
 

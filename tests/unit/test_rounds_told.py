@@ -1,12 +1,13 @@
 """More stories of a round: what it is told late, twice, or by one who says too much."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from isthmus.reasons import Reason
 from isthmus.records.objects import LISTED_MAX
 from isthmus.rounds.events import (
+    Action,
     Appended,
     CallRound,
     CatchUp,
@@ -24,8 +25,14 @@ from log_helpers import committed, given, rejected
 from round_story import Story
 
 
-def fetched(actions: Any) -> set[tuple[str, int]]:
+def fetched(actions: Sequence[Action]) -> set[tuple[str, int]]:
     return {(a.pointer.learner, a.pointer.base) for a in actions if isinstance(a, Fetch)}
+
+
+def deadline(story: Story) -> float:
+    at = story.rounds.deadline(story.now)
+    assert at is not None
+    return at
 
 
 def listed(story: Story) -> list[tuple[str, int, str]]:
@@ -89,7 +96,7 @@ def test_grace_that_is_over_is_due_now() -> None:
     story.arrive(story.announce("a", due=True))
     story.arrive(story.announce("c"))
     assert story.rounds.phase is Phase.GRACE
-    ends = story.rounds.deadline(story.now)
+    ends = deadline(story)
     for late_s in (0.0, 0.5, 10.0):
         assert story.rounds.deadline(ends + late_s) == ends + late_s
     assert story.rounds.on(Tick(), ends + 0.5) == [Merge(1, ClosedBy.GRACE)]
@@ -101,7 +108,7 @@ def test_a_round_whose_last_update_came_after_grace_was_ended_by_grace() -> None
     assert story.rounds.phase is Phase.GRACE
     actions = story.announce("b")
     assert fetched(actions) == {("b", 0)}
-    story.now = story.rounds.deadline(story.now) + 0.05  # nobody looked at the clock meanwhile
+    story.now = deadline(story) + 0.05  # nobody looked at the clock meanwhile
     assert story.arrive(actions) == [Merge(1, ClosedBy.GRACE)]
 
 
@@ -118,13 +125,15 @@ def test_how_long_merging_takes_comes_out_of_grace() -> None:
         for who in "abc":
             story.beat(who, upload_s=5.0)
         story.arrive(story.announce("a", due=True))
-        story.rounds.on(Tick(), story.rounds.deadline(story.now) + 60.0)
+        story.rounds.on(Tick(), deadline(story) + 60.0)
         story.now += 1.0 + close_to_commit_s
+        assert story.rounds.round is not None
         closed_at = story.rounds.round.closed_at
         story.rounds.on(Appended(committed(1, given("a", 0, 1))), closed_at + close_to_commit_s)
         for who in "abc":
             story.beat(who, upload_s=5.0)
         story.arrive(story.announce("a", 1, due=True))
+        assert story.rounds.round is not None
         return story.rounds.round.grace_s
 
     assert granted(0.0) - granted(0.1) == pytest.approx(0.5 * 0.1)
@@ -220,6 +229,7 @@ def test_what_was_due_once_opens_a_round_whoever_repeats_it_without_knowing(toke
     story = Story("a")
     (call, fetch) = story.announce("a", due=True)
     assert call == CallRound(1)
+    assert isinstance(fetch, Fetch)
     story.rounds.on(Unreachable(fetch.pointer), story.now)
     story.now += 1000.0
     story.rounds.on(Tick(), story.now)

@@ -1,16 +1,20 @@
 """Creating a run: whatever may be wrong with it is said before anything is written."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from isthmus.errors import InputError, RunMissing
-from isthmus.layout import Spec
+from isthmus.layout import Spec, TensorClass
 from isthmus.log.run import Run, Seed, create_run, read_run
 from isthmus.records import frame
+from isthmus.records.frame import Blob
 from isthmus.records.objects import RunHeader
 from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
 from isthmus.runtime import single_threaded
 from isthmus.simulate.store import Objects
+from isthmus.store import Entry
 from tests_helpers import seed_of
 
 
@@ -24,11 +28,20 @@ class Memory:
     async def get(self, key: str) -> bytearray:
         return bytearray(self.objects.get(key))
 
-    async def put(self, key: str, data: bytearray) -> None:
+    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+        return bytearray(self.objects.get(key)[start:stop])
+
+    async def put(self, key: str, data: Blob) -> None:
         self.objects.put(key, bytes(data), 0.0)
 
-    async def create(self, key: str, data: bytearray) -> bool:
+    async def create(self, key: str, data: Blob) -> bool:
         return self.objects.create(key, bytes(data), 0.0)
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        return self.objects.list(prefix)
+
+    async def delete(self, key: str) -> None:
+        self.objects.delete(key)
 
 
 async def created(seed: Seed) -> tuple[Memory, Run]:
@@ -47,7 +60,7 @@ async def refused(seed: Seed) -> str:
 
 async def test_a_run_of_more_fragments_than_a_small_header_holds_is_created() -> None:
     store, run = await created(
-        seed_of(Rules(fragments=2000), Pace(), [Spec(f"t{i}", (4,), "float32", "dense") for i in range(2000)])
+        seed_of(Rules(fragments=2000), Pace(), [Spec(f"t{i}", (4,), "float32", TensorClass.DENSE) for i in range(2000)])
     )
     assert len(run.layout.fragments) == len(run.header.snapshots) == 2000
     assert (await read_run(store)).digest == run.digest
@@ -71,7 +84,7 @@ async def test_a_header_names_as_many_snapshots_as_there_may_be_fragments() -> N
 )
 async def test_a_tensor_that_no_run_can_name_is_refused_before_anything_is_written(name: str, message: str) -> None:
     """Written all the same, nobody could have read the run object again."""
-    specs = [Spec("fine", (4,), "float32", "dense"), Spec(name, (4,), "float32", "dense")]
+    specs = [Spec("fine", (4,), "float32", TensorClass.DENSE), Spec(name, (4,), "float32", TensorClass.DENSE)]
     assert message in await refused(seed_of(specs=specs))
 
 

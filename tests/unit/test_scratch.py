@@ -3,7 +3,6 @@
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,9 +61,9 @@ async def test_sweeping_leaves_the_event_loop(scratch: Path, tmp_path: Path, mon
     where = []
     swept = files._sweep
 
-    def sweep(*arguments: Any) -> None:
+    def sweep(folder: Path, before: float) -> None:
         where.append(threading.current_thread())
-        swept(*arguments)
+        swept(folder, before)
 
     monkeypatch.setattr(files, "_sweep", sweep)
     with threaded(1) as runtime:

@@ -41,6 +41,7 @@ def resolved(
     parser = argparse.ArgumentParser()
     s.add_flags(parser, Kiln, environment or {})
     if file is not None:
+        assert tmp_path is not None
         (tmp_path / "k.toml").write_bytes(file.encode(errors="surrogateescape"))
         words = (*words, "--config", str(tmp_path / "k.toml"))
     return s.resolve(Kiln, "kiln", parser.parse_args(words), environment or {}, NAMES)
@@ -311,10 +312,10 @@ def test_flags_keep_to_the_bounds_of_rules_and_pace(kind: type[Pace] | type[Rule
         (Pace(overlap=-0.5), "pace.overlap -0.5: must be at least 0"),
         (Pace(lead=-1.0), "pace.lead -1.0: must be at least 0"),
         (Pace(heartbeat_s=float("nan")), "pace.heartbeat_s nan: must be a finite number"),
-        (Pace(grace="much"), "pace.grace much: must be a number"),
+        (Pace(grace="much"), "pace.grace much: must be a number"),  # type: ignore[arg-type]
         (Rules(fragments=5000), "rules.fragments 5000: must be at most 4096"),
         (Rules(outer_momentum=1.0), "rules.outer_momentum 1.0: must be less than 1"),
-        (Rules(error_feedback="no"), "rules.error_feedback no: must be true or false"),
+        (Rules(error_feedback="no"), "rules.error_feedback no: must be true or false"),  # type: ignore[arg-type]
     ],
 )
 def test_rules_and_pace_say_it_in_the_same_words(settings: Pace | Rules, message: str) -> None:

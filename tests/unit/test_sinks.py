@@ -4,8 +4,8 @@ import math
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +19,7 @@ class Kept:
         self.closed = False
         self.fails_at = fails_at
 
-    def scalars(self, step: int, values: dict[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.fails_at:
             raise RuntimeError("disk full")
         self.taken.append((step, dict(values)))
@@ -64,7 +64,7 @@ def test_a_slow_sink_keeps_the_newest_and_is_called_by_one_thread(monkeypatch: p
     calling, go_on = set(), threading.Event()
 
     class Slow(Kept):
-        def scalars(self, step: int, values: dict[Any, Any]) -> None:
+        def scalars(self, step: int, values: Mapping[str, float]) -> None:
             calling.add(threading.current_thread())
             go_on.wait(10)
             super().scalars(step, values)

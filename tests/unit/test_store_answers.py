@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.runtime import single_threaded
 from isthmus.simulate.world import World
-from isthmus.store import EdgeStore, Patience
+from isthmus.store import EdgeStore, Patience, Store
 from isthmus.store.atomic import why_not_create_only
 from isthmus.store.files import FileStore
 from isthmus.store.s3 import S3Store
@@ -27,7 +27,7 @@ class Body:
     async def __aenter__(self) -> "Body":
         return self
 
-    async def __aexit__(self, *_: Any) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
     async def iter_chunks(self, _size: int) -> AsyncIterator[bytes]:
@@ -41,10 +41,11 @@ class Client:
     class meta:
         endpoint_url = "http://here"
 
-    def __init__(self, answer: Any) -> None:
-        self.answer, self.asked = answer, []
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.asked: list[dict[str, Any]] = []
 
-    async def _request(self, **asked: Any) -> dict[str, int | Body]:
+    async def _request(self, **asked: Any) -> object:
         self.asked.append(asked)
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -57,12 +58,12 @@ def code(name: str, status: int = 400) -> ClientError:
     return ClientError({"Error": {"Code": name, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Any")
 
 
-def bucket(answer: Any) -> S3Store:
+def bucket(answer: object) -> S3Store:
     client = answer if isinstance(answer, Client) else Client(answer)
     return S3Store(client, "bucket", "prefix/", "s3://bucket/prefix", single_threaded())
 
 
-def content(*pieces: bytes, length: int | None = None) -> dict[str, int | Body]:
+def content(*pieces: bytes, length: int | None = None) -> dict[str, object]:
     return {"ContentLength": sum(map(len, pieces)) if length is None else length, "Body": Body(*pieces)}
 
 
@@ -103,9 +104,7 @@ async def test_a_create_says_that_it_is_one() -> None:
         (ConnectionResetError(), Unavailable),
     ],
 )
-async def test_every_refusal_has_its_meaning(
-    error: Any, raised: type[Denied] | type[ObjectMissing] | type[Unavailable]
-) -> None:
+async def test_every_refusal_has_its_meaning(error: Exception, raised: type[Exception]) -> None:
     with pytest.raises(raised):
         await bucket(error).get("k")
 
@@ -134,7 +133,7 @@ class Away:
 
     url = "away://"
 
-    def __init__(self, failures: float, answer: bytes | Denied | ObjectMissing = b"", takes_s: float = 0.0) -> None:
+    def __init__(self, failures: float, answer: bytes | Exception = b"", takes_s: float = 0.0) -> None:
         self.failures, self.answer, self.takes_s, self.tries = failures, answer, takes_s, 0
 
     async def get(self, key: str) -> bytes:
@@ -148,16 +147,17 @@ class Away:
         return self.answer
 
 
-def drive(away: Away, patience: Patience, body: Callable[..., Any]) -> Any:
+def drive(away: Away, patience: Patience, body: Callable[[EdgeStore], Awaitable[object]]) -> tuple[object, float]:
     """Do this with an edge before a store, in virtual time; return what it returns and how long it took."""
     world = World("edge")
-    edge = EdgeStore(away, world.process("p").runtime, patience)
+    edge = EdgeStore(cast(Store, away), world.process("p").runtime, patience)
 
-    async def go() -> Any:
+    async def go() -> tuple[object, float]:
         return await body(edge), world.clock.time()
 
     try:
-        return world.clock.run_until_complete(go())
+        found: tuple[object, float] = world.clock.run_until_complete(go())
+        return found
     finally:
         world.clock.close()
 
@@ -201,7 +201,7 @@ def test_a_request_that_takes_too_long_counts_as_not_answered() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", ObjectMissing("k"), Denied("403")], ids=["bytes", "missing", "denied"])
-def test_any_answer_ends_an_outage(answer: bytes | Denied | ObjectMissing) -> None:
+def test_any_answer_ends_an_outage(answer: bytes | Exception) -> None:
     async def body(edge: EdgeStore) -> None:
         with pytest.raises(Unavailable):
             await edge.get("k")
@@ -257,8 +257,9 @@ class Memory:
 
     url = "memory://"
 
-    def __init__(self, between: Callable[..., Any]) -> None:
-        self.blobs, self.between = {}, between
+    def __init__(self, between: Callable[[], Awaitable[None]]) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.between = between
 
     async def get(self, key: str) -> bytearray:
         if key not in self.blobs:
@@ -284,7 +285,7 @@ async def test_a_store_that_looks_first_and_writes_later_is_found_out_by_a_race(
 
     for between, found in ((at_once, ""), (lambda: asyncio.sleep(0), f"{racers} of {racers} concurrent")):
         store = Memory(between)
-        why = await why_not_create_only(store, single_threaded(0), racers=racers)
+        why = await why_not_create_only(cast(Store, store), single_threaded(0), racers=racers)
         assert why.startswith(found)
         assert bool(why) is bool(found)
         assert store.blobs == {}, "nothing is left behind"
@@ -311,12 +312,12 @@ async def test_files_are_created_once_replaced_whole_and_listed_in_order(tmp_pat
 
 async def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a power cut would leave a commit of zeros: under its key for good."""
-    done = []
+    done: list[str] = []
 
-    def told(name: str) -> Callable[..., Any]:
+    def told(name: str) -> Callable[..., object]:
         real = getattr(os, name)
 
-        def call(*arguments: Any) -> None:
+        def call(*arguments: object) -> object:
             done.append(name)
             return real(*arguments)
 

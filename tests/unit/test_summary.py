@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from msgspec.structs import replace as replaced
@@ -52,7 +51,7 @@ def test_who_has_trained_nothing_has_lost_nothing() -> None:
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_cannot_be_missed(loss: Any) -> None:
+def test_a_loss_that_is_no_number_cannot_be_missed(loss: float) -> None:
     found = replace(FOUND, loss=loss)
     assert found.diverged
     assert f"ITS LAST LOSS IS {loss}" in str(found)

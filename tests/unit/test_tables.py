@@ -1,5 +1,7 @@
 """Tables that fit: columns leave in their order and are named, cells are folded, nothing is cut without a word."""
 
+from collections.abc import Sequence
+
 import pytest
 from rich.console import Console
 
@@ -9,10 +11,7 @@ COLUMNS = (Column("name", justify="left"), Column("rarely", 9), Column("often", 
 ROWS = (("eu-1", "1,234,567", "88.1%", "training"), ("us-1", "1", "9.0%", "waiting for 0/17"))
 
 
-def shown(
-    width: int,
-    rows: list[tuple[str, str, str, str]] | tuple[tuple[str, str, str, str], tuple[str, str, str, str]] = ROWS,
-) -> list[str]:
+def shown(width: int, rows: Sequence[tuple[str, ...]] = ROWS) -> list[str]:
     console = Console(width=width, record=True, color_system=None)
     console.print(fitted("a title that is rather longer than a narrow table", COLUMNS, rows, width))
     lines = console.export_text().splitlines()

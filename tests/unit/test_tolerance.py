@@ -2,11 +2,13 @@
 
 import logging
 import random
+from typing import cast
 
 import pytest
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.runtime import Runtime, inline
+from isthmus.store import Store
 from isthmus.tolerance import REFUSED_S, Tolerance, TolerantStore
 
 
@@ -18,13 +20,13 @@ class Clock:
         self.runtime = Runtime(lambda: self.now, lambda: self.now, random.Random(0), inline, lambda: "0" * 16)
 
 
-class Store:
+class Told:
     """Answers as it is told."""
 
     url = "s3://bucket/run"
 
     def __init__(self) -> None:
-        self.refused = set()
+        self.refused: set[tuple[str, str]] = set()
 
     async def get(self, key: str) -> bytearray:
         if ("get", key.split("/", maxsplit=1)[0]) in self.refused:
@@ -44,24 +46,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> Told:
+    return Told()
 
 
 @pytest.fixture
-def tolerant(clock: Clock, store: Store) -> tuple[TolerantStore, Tolerance]:
+def tolerant(clock: Clock, store: Told) -> tuple[TolerantStore, Tolerance]:
     tolerance = Tolerance(clock.runtime)
-    return TolerantStore(store, tolerance), tolerance
+    return TolerantStore(cast(Store, store), tolerance), tolerance
 
 
-async def test_what_never_worked_is_refused_at_once(store: Store, tolerant: tuple[TolerantStore, Tolerance]) -> None:
+async def test_what_never_worked_is_refused_at_once(store: Told, tolerant: tuple[TolerantStore, Tolerance]) -> None:
     store.refused = {("get", "commits")}
     with pytest.raises(Denied):
         await tolerant[0].get("commits/0")
 
 
 async def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(
-    clock: Clock, store: Store, tolerant: tuple[TolerantStore, Tolerance], caplog: pytest.LogCaptureFixture
+    clock: Clock, store: Told, tolerant: tuple[TolerantStore, Tolerance], caplog: pytest.LogCaptureFixture
 ) -> None:
     ways, tolerance = tolerant
     await ways.get("commits/0")
@@ -80,7 +82,7 @@ async def test_what_worked_is_ridden_out_loudly_and_ends_after_the_stated_time(
 
 
 async def test_once_it_is_over_it_starts_anew(
-    clock: Clock, store: Store, tolerant: tuple[TolerantStore, Tolerance]
+    clock: Clock, store: Told, tolerant: tuple[TolerantStore, Tolerance]
 ) -> None:
     ways, tolerance = tolerant
     await ways.get("commits/0")
@@ -94,7 +96,7 @@ async def test_once_it_is_over_it_starts_anew(
         assert tolerance.refused_s == 0.0
 
 
-async def test_that_nothing_is_there_is_an_answer_too(store: Store, tolerant: tuple[TolerantStore, Tolerance]) -> None:
+async def test_that_nothing_is_there_is_an_answer_too(store: Told, tolerant: tuple[TolerantStore, Tolerance]) -> None:
     ways, _ = tolerant
     with pytest.raises(ObjectMissing):
         await ways.get("commits/nothing")
@@ -104,7 +106,7 @@ async def test_that_nothing_is_there_is_an_answer_too(store: Store, tolerant: tu
 
 
 async def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(
-    clock: Clock, store: Store, tolerant: tuple[TolerantStore, Tolerance]
+    clock: Clock, store: Told, tolerant: tuple[TolerantStore, Tolerance]
 ) -> None:
     ways, _ = tolerant
     await ways.get("values/0")
@@ -122,7 +124,7 @@ async def test_reading_does_not_vouch_for_writing_nor_one_folder_for_another(
 
 
 async def test_that_the_run_could_be_read_once_is_known_from_the_start(
-    store: Store, tolerant: tuple[TolerantStore, Tolerance]
+    store: Told, tolerant: tuple[TolerantStore, Tolerance]
 ) -> None:
     store.refused = {("get", "run")}
     with pytest.raises(Unavailable):
@@ -130,7 +132,7 @@ async def test_that_the_run_could_be_read_once_is_known_from_the_start(
 
 
 async def test_what_has_not_been_asked_for_lately_is_not_known_to_be_refused_still(
-    clock: Clock, store: Store, tolerant: tuple[TolerantStore, Tolerance]
+    clock: Clock, store: Told, tolerant: tuple[TolerantStore, Tolerance]
 ) -> None:
     ways, tolerance = tolerant
     await ways.put("values/0", b"")
@@ -144,7 +146,7 @@ async def test_what_has_not_been_asked_for_lately_is_not_known_to_be_refused_sti
 
 
 async def test_a_refusal_of_an_update_says_nothing_of_the_rest(
-    store: Store, tolerant: tuple[TolerantStore, Tolerance]
+    store: Told, tolerant: tuple[TolerantStore, Tolerance]
 ) -> None:
     ways, tolerance = tolerant
     await ways.get("updates/0")
@@ -155,7 +157,7 @@ async def test_a_refusal_of_an_update_says_nothing_of_the_rest(
 
 
 async def test_what_is_vouched_for_is_ridden_out_though_it_never_worked(
-    store: Store, tolerant: tuple[TolerantStore, Tolerance], clock: Clock
+    store: Told, tolerant: tuple[TolerantStore, Tolerance], clock: Clock
 ) -> None:
     tolerant[0].vouch()
     store.refused = {("put", "values")}

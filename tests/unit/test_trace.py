@@ -1,6 +1,10 @@
 """The timeline's arrows: from an update to the commit that merged it, from a version to the trainings that began on it."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from isthmus.readers.trace import SYNCERS, trace
+from isthmus.records.objects import CommitHeader
 from log_helpers import committed, given
 
 LOG = [
@@ -13,11 +17,20 @@ LOG = [
 ]
 
 
-def arrows(kind: str) -> list[tuple[str, dict, dict]]:
+Event = dict[str, Any]
+
+
+def events_of(log: Iterable[CommitHeader]) -> list[Event]:
+    events = trace(log)["traceEvents"]
+    assert isinstance(events, list)
+    return events
+
+
+def arrows(kind: str) -> list[tuple[str, Event, Event]]:
     """Return name, first and last span of each arrow of a kind."""
-    events = trace(LOG)["traceEvents"]
+    events = events_of(LOG)
     spans = {(e["pid"], e["tid"], e["ts"]): e for e in events if e["ph"] == "X"}
-    ends: dict[int, dict[str, dict]] = {}
+    ends: dict[int, dict[str, Event]] = {}
     for e in events:
         if e["ph"] in "sf" and e["name"].startswith(kind):
             ends.setdefault(e["id"], {})[e["ph"]] = e
@@ -29,8 +42,8 @@ def arrows(kind: str) -> list[tuple[str, dict, dict]]:
     ]
 
 
-def learner(event: dict) -> str:
-    names = {e["pid"]: e["args"]["name"] for e in trace(LOG)["traceEvents"] if e["name"] == "process_name"}
+def learner(event: Event) -> str:
+    names: dict[int, str] = {e["pid"]: e["args"]["name"] for e in events_of(LOG) if e["name"] == "process_name"}
     return names[event["pid"]]
 
 
@@ -62,7 +75,7 @@ def test_every_input_points_to_the_merge_it_went_into() -> None:
 
 
 def test_a_commit_without_inputs_is_a_round_without_arrows() -> None:
-    events = trace(LOG)["traceEvents"]
+    events = events_of(LOG)
     assert "round 0/4" in {e["name"] for e in events}
     assert not [e for e in events if e["name"] in ("merge 0/4", "adopt 0/4") and e["ph"] in "sf"]
-    assert trace([committed(1)])["traceEvents"]
+    assert events_of([committed(1)])

@@ -13,8 +13,8 @@ from isthmus.pytorch import model as torch_model
 from isthmus.records import tree
 
 
-def trip(value: Any) -> Any:
-    leaves = []
+def trip(value: object) -> Any:
+    leaves: list[tree.Leaf] = []
     plain = msgpack.packb(tree.flatten(value, "state", torch_model.take_tensor, leaves))
     read = msgpack.unpackb(plain, use_list=False, strict_map_key=True)
     payload = bytearray(tree.place(leaves)[1])
@@ -41,7 +41,7 @@ def trip(value: Any) -> Any:
         {"a": {0: None, 1: (1, 2)}, 7: [], ("k", 1): "tuple key", "a b": -(2**80)},
     ],
 )
-def test_plain_data_comes_back_as_it_was(value: Any) -> None:
+def test_plain_data_comes_back_as_it_was(value: object) -> None:
     found = trip(value)
     assert found == value
     assert type(found) is type(value)
@@ -57,7 +57,7 @@ def test_states_of_real_generators_come_back() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int64", "uint8", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 5)])
-def test_tensors_come_back_bit_by_bit(dtype: str, shape: Any) -> None:
+def test_tensors_come_back_bit_by_bit(dtype: str, shape: tuple[int, ...]) -> None:
     value = torch.randn(shape).to(getattr(torch, dtype))
     found = trip({"t": [value]})["t"][0]
     assert found.dtype == value.dtype
@@ -74,7 +74,7 @@ def test_arrays_come_back_bit_by_bit() -> None:
 def test_what_is_no_plain_data_is_named_with_its_place() -> None:
     with pytest.raises(InputError, match=r"state\['a'\]\[1\] is a builtins.set"):
         trip({"a": [1, {2}]})
-    deep = []
+    deep: list[object] = []
     for _ in range(100):
         deep = [deep]
     with pytest.raises(InputError, match="nested more than"):
@@ -95,7 +95,7 @@ def test_what_is_no_plain_data_is_named_with_its_place() -> None:
         {"a": 1},
     ],
 )
-def test_what_flatten_never_wrote_is_turned_away(plain: Any) -> None:
+def test_what_flatten_never_wrote_is_turned_away(plain: object) -> None:
     with pytest.raises(RecordInvalid):
         tree.rebuild(plain, [], torch_model.make_tensor)
 

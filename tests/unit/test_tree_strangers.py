@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from isthmus.errors import InputError, RecordInvalid
 from isthmus.pytorch import model as torch_model
@@ -14,8 +13,8 @@ from isthmus.records import tree
 
 
 def rebuilt(
-    maker: str, dtype: str, shape: Any = (2,), size: int = 8, plain: tuple[str, int] = ("a", 0)
-) -> NDArray[np.float32] | torch.Tensor:
+    maker: str, dtype: str, shape: tuple[int, ...] = (2,), size: int = 8, plain: tuple[str, int] = ("a", 0)
+) -> Any:
     spec = tree.LeafSpec(maker=maker, dtype=dtype, shape=shape, size=size)
     return tree.rebuild(plain, [tree.Leaf(spec, np.zeros(size, np.uint8))], torch_model.make_tensor)
 
@@ -40,7 +39,7 @@ def test_nor_is_it_one_of_torch(dtype: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1 << 40, 1 << 40), (3,), (0,), (0, 1 << 40, 1 << 40), (2, 1, 1)])
 @pytest.mark.parametrize(("maker", "dtype"), [("numpy", "<f4"), ("torch", "float32")])
-def test_a_shape_either_fits_the_bytes_or_is_turned_away(maker: str, dtype: str, shape: Any) -> None:
+def test_a_shape_either_fits_the_bytes_or_is_turned_away(maker: str, dtype: str, shape: tuple[int, ...]) -> None:
     try:
         assert tuple(rebuilt(maker, dtype, shape).shape) == shape == (2, 1, 1)
     except RecordInvalid:
@@ -77,14 +76,14 @@ def test_every_dtype_of_torch_comes_back_or_is_refused_on_both_ways(dtype: str) 
     ],
     ids=["sparse", "quantised", "meta", "subclass"],
 )
-def test_a_tensor_that_cannot_be_kept_is_named_with_its_place(tensor: Callable[..., Any], what: str) -> None:
+def test_a_tensor_that_cannot_be_kept_is_named_with_its_place(tensor: Callable[[], torch.Tensor], what: str) -> None:
     with pytest.raises(InputError, match=rf"state\['m'\]\[1\] is a .*{what}"):
         tree.flatten({"m": [0, tensor()]}, "state", torch_model.take_tensor, [])
 
 
 def test_an_array_in_several_places_is_written_once_and_is_one_again() -> None:
     shared, own = torch.arange(3.0), torch.arange(3.0)
-    leaves = []
+    leaves: list[tree.Leaf] = []
     plain = tree.flatten({"a": shared, "b": [shared, own]}, "state", torch_model.take_tensor, leaves)
     assert len(leaves) == 2
     found = tree.rebuild(plain, leaves, torch_model.make_tensor)

@@ -5,7 +5,7 @@ from isthmus_services.output.view import turned_away
 
 
 def test_what_is_lost_by_nobody_is_no_rejection() -> None:
-    counts = {Reason.DUPLICATE: 8, Reason.SUPERSEDED: 2, Reason.STALE: 1, Reason.MALFORMED: 3}
+    counts: dict[str, int] = {Reason.DUPLICATE: 8, Reason.SUPERSEDED: 2, Reason.STALE: 1, Reason.MALFORMED: 3}
     assert turned_away(counts) == ("malformed 3, stale 1", "duplicate 8, superseded 2")
     assert turned_away({"duplicate": 8}) == ("", "duplicate 8")
     assert turned_away({}) == ("", "")

@@ -44,7 +44,9 @@ def test_what_fits_is_opened_and_its_values_are_what_was_sent() -> None:
         ({"base": 5}, {}, Reason.MALFORMED),
     ],
 )
-def test_what_an_update_says_must_be_what_was_announced(made: Any, asked: Any, reason: Reason) -> None:
+def test_what_an_update_says_must_be_what_was_announced(
+    made: dict[str, Any], asked: dict[str, Any], reason: Reason
+) -> None:
     async def body(w: Written) -> None:
         blob = w.update("a", **{"base": 3} | made)
         with pytest.raises(RecordInvalid) as caught:

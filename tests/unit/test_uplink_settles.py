@@ -12,8 +12,10 @@ from isthmus.learner.boundary import BaseMerged, Captured, UploadDone, UploadFai
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Commit
 from isthmus.reasons import Reason
+from isthmus.records.frame import Blob
 from isthmus.records.objects import Input, Rejection
 from isthmus.rules import Pace, Rules
+from isthmus.store import Layer
 from log_helpers import committed, digest_of, given
 from written import Written
 
@@ -47,6 +49,12 @@ class Learner:
     def sent(self, base: int, p: int = 0) -> F32:
         """Return the outer gradient that was stored."""
         return self.w.merged(self.uplink.attempts[p][base].key, base + 1, p)[1]
+
+    def residual(self, p: int = 0) -> F32:
+        """Return what is to be fed back."""
+        found = self.uplink.residuals[p]
+        assert found is not None
+        return found
 
     def input(self, base: int, version: int, p: int = 0) -> Input:
         """Return how a commit names the update on a base."""
@@ -102,14 +110,14 @@ def test_what_the_codec_dropped_of_a_merged_update_is_in_the_next_one() -> None:
         await learner.send(learner.capture(0, first))
         sent = learner.sent(0)
         learner.settle(1, learner.input(0, 1))
-        left = learner.uplink.residuals[0]
+        left = learner.residual()
         assert close(left, first - sent)
         assert left.any()
         await learner.send(learner.capture(1, second))
         sent = learner.sent(1)
         assert learner.uplink.residuals[0] is None, "it is on its way, and in no other update"
         learner.settle(2, learner.input(1, 2))
-        assert close(learner.uplink.residuals[0], second + left - sent)
+        assert close(learner.residual(), second + left - sent)
 
     Written(LOSSY, PACE).drive(body)
 
@@ -126,7 +134,7 @@ def test_two_updates_of_a_learner_in_one_round_carry_each_residual_once() -> Non
         total = total + learner.sent(1) + learner.sent(2)
         learner.settle(2)
         learner.settle(3, learner.input(1, 3), learner.input(2, 3))
-        assert close(total + learner.uplink.residuals[0], sum(changes))
+        assert close(total + learner.residual(), changes[0] + changes[1] + changes[2])
 
     Written(LOSSY, PACE).drive(body)
 
@@ -138,7 +146,7 @@ def test_an_update_merged_at_the_last_moment_leaves_what_its_codec_dropped() -> 
         sent, late = learner.sent(0), learner.input(0, 2)
         learner.settle(1)
         learner.settle(2, late)
-        assert close(learner.uplink.residuals[0], change - sent)
+        assert close(learner.residual(), change - sent)
 
     Written(LOSSY, PACE).drive(body)
 
@@ -148,12 +156,12 @@ def test_what_an_update_carried_comes_back_once_it_can_be_merged_no_more() -> No
         learner = Learner(w)
         await learner.send(learner.capture(0, draw(w, 1)))
         learner.settle(1, learner.input(0, 1))
-        left = learner.uplink.residuals[0].copy()
+        left = learner.residual().copy()
         await learner.send(learner.capture(1, draw(w, 2)))
         learner.settle(2)
         assert learner.uplink.residuals[0] is None, "it may yet be merged, one version late"
         learner.settle(3)
-        assert np.array_equal(learner.uplink.residuals[0], left)
+        assert np.array_equal(learner.residual(), left)
 
     Written(LOSSY, PACE).drive(body)
 
@@ -291,16 +299,16 @@ def test_a_first_upload_that_fails_leaves_nothing_sent() -> None:
 def test_no_more_bodies_are_on_the_wire_than_the_window_says_and_each_gets_its_turn(limit: int) -> None:
     async def body(w: Written) -> None:
         learner, under_way, most = Learner(w), set(), []
-        create = w.store.inner.create
 
-        async def slow(key: str, data: bytearray) -> bool:
-            under_way.add(key)
-            most.append(len(under_way))
-            await asyncio.sleep(1.0)
-            under_way.discard(key)
-            return await create(key, data)
+        class Slow(Layer):
+            async def create(self, key: str, data: Blob) -> bool:
+                under_way.add(key)
+                most.append(len(under_way))
+                await asyncio.sleep(1.0)
+                under_way.discard(key)
+                return await super().create(key, data)
 
-        w.store.inner.create = slow
+        w.store.inner = Slow(w.store.inner)
         learner.uplink.window.limit = limit
         await learner.send(*(learner.capture(0, draw(w, p, p), p=p) for p in range(4)))
         assert max(most) == limit

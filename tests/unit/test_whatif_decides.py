@@ -1,22 +1,29 @@
 """Who would have been in: rounds told anew from what their commits recorded, under their own pace and under another."""
 
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from isthmus.log import Commit
+from isthmus.log import Commit, Log
 from isthmus.readers import whatif
-from isthmus.records.objects import Healed, Seen
+from isthmus.records.objects import Healed, Seen, What
 from isthmus.rules import Pace, Rules
 from log_helpers import committed, given
 
-LOG = SimpleNamespace(run=SimpleNamespace(pace=Pace(quorum=1, grace=0.8), rules=Rules(sync_every=12)))
+
+def log_of(pace: Pace, rules: Rules) -> Log:
+    """What of a log is looked at: its run's settings."""
+    return cast(Log, SimpleNamespace(run=SimpleNamespace(pace=pace, rules=rules)))
+
+
+LOG = log_of(Pace(quorum=1, grace=0.8), Rules(sync_every=12))
 
 
 def round_of(
-    version: int, *seen: tuple[float, str, str], bases: dict[str, int] | None = None, **changed: Any
+    version: int, *seen: tuple[float, What, str], bases: dict[str, int] | None = None, **changed: Any
 ) -> Commit:
     """Return a commit of a round that saw this, in order: after how long, what, and who."""
     ins = [who for _, what, who in seen if what == "in"]
@@ -40,11 +47,11 @@ def round_of(
 
 def decided(*commits: Commit, pace: Pace | None = None, **changed: Any) -> list[list[tuple[str, int]]]:
     """Return the learner and base of each input, by round, under a pace with these changes."""
-    log = LOG if pace is None else SimpleNamespace(run=SimpleNamespace(pace=pace, rules=Rules(sync_every=4)))
+    log = LOG if pace is None else log_of(pace, Rules(sync_every=4))
     return [[(i.learner, i.base) for i in inputs] for inputs in whatif.decide(log, commits, (), changed)]
 
 
-EVERYONE = [(0.1, "in", "a"), (1.0, "in", "b"), (1.5, "in", "c")]
+EVERYONE: list[tuple[float, What, str]] = [(0.1, "in", "a"), (1.0, "in", "b"), (1.5, "in", "c")]
 
 
 def test_under_the_recorded_pace_a_round_comes_out_as_it_did() -> None:
@@ -85,8 +92,8 @@ def test_whoever_fell_silent_on_the_way_was_waited_for_until_then() -> None:
 def test_quorum_is_counted_from_the_step_boundary_that_opened_the_round() -> None:
     """What passed before it was opened comes out of the slack that grace is a share of."""
     pace = Pace(quorum=1, grace=0.5, overlap=4.0)
-    opened = {"boundary_s": 1.0, "quorum_s": 1.1, "grace_s": 1.2, "cap_s": 10.0, "closed_by": "grace", "waited_s": 1.3}
-    one = round_of(1, (0.1, "in", "a"), (0.8, "in", "b"), **opened)
+    opened: dict[str, Any] = {"boundary_s": 1.0, "quorum_s": 1.1, "grace_s": 1.2, "cap_s": 10.0, "waited_s": 1.3}
+    one = round_of(1, (0.1, "in", "a"), (0.8, "in", "b"), closed_by="grace", **opened)
     assert decided(one, pace=pace) == [[("a", 0), ("b", 0)]]
     # 4 steps of 1 s − 1.1 s − 0.5 s leave 2.4 s, a quarter of which is over after 0.7 s.
     assert decided(one, pace=pace, grace=0.25) == [[("a", 0)]]
@@ -103,7 +110,7 @@ def test_a_commit_that_heals_had_no_round() -> None:
 
 
 @pytest.mark.parametrize("changed", [{}, {"grace": 0.0}, {"quorum": 3}])
-def test_every_round_of_a_log_is_decided(changed: Any) -> None:
+def test_every_round_of_a_log_is_decided(changed: Mapping[str, Any]) -> None:
     rounds = [round_of(version, *EVERYONE) for version in range(1, 20)]
     found = decided(*rounds, **changed)
     assert len(found) == 19

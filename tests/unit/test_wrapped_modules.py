@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from torch import nn  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, from torch.compile
 
 
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     """Two layers."""
     return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
 
@@ -34,7 +33,7 @@ def inner_compiled() -> nn.Module:
     return model
 
 
-WRAPPED = {
+WRAPPED: dict[str, Callable[[], nn.Module]] = {
     "compiled": lambda: torch.compile(net()),
     "data parallel": lambda: nn.DataParallel(net()),
     "both": lambda: torch.compile(nn.DataParallel(net())),
@@ -43,7 +42,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED.keys())
-def test_names_are_those_of_the_module_itself(wrap: Callable[..., Any]) -> None:
+def test_names_are_those_of_the_module_itself(wrap: Callable[[], nn.Module]) -> None:
     model = torch_model.unwrapped(wrap())
     assert names(model) == names(net())
 
@@ -68,7 +67,7 @@ def process_group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def test_data_parallel_of_one_process_is_unwrapped(process_group: Any) -> None:
+def test_data_parallel_of_one_process_is_unwrapped(process_group: None) -> None:
     model = nn.parallel.DistributedDataParallel(net())
     assert names(torch_model.unwrapped(model)) == names(net())
 
@@ -95,7 +94,7 @@ def test_data_parallel_of_several_processes_is_refused_with_what_to_write(tmp_pa
         assert "isthmus.join(run, model.module, optimizer, learner=" in said
 
 
-def test_a_sharded_model_is_refused(process_group: Any) -> None:
+def test_a_sharded_model_is_refused(process_group: None) -> None:
     from torch.distributed.fsdp import fully_shard
 
     model = net()

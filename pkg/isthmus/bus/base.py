@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-RETAINED = 1024
+RETAINED_MESSAGES = 1024
 """Messages kept per stream (about): what is older is dropped silently, and pointers in it are said again."""
 
 READ_MAX = 256

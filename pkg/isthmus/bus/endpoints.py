@@ -13,7 +13,7 @@ from isthmus.runtime import Runtime
 UNSAID_MAX = 512
 """Messages kept while the bus is away; the oldest are dropped, since whatever matters is said again."""
 
-AT_ONCE = 64
+MESSAGES_AT_ONCE = 64
 """Messages sent in one request: one by one, a distant bus would take as many round trips, and they would pile up."""
 
 NAMES_EVERY_S = 1.0
@@ -52,7 +52,7 @@ class Speaker:
     async def flush(self) -> None:
         """Send everything queued now. Raises `Unavailable`; what was not sent stays queued."""
         while self._unsaid:
-            messages = list(itertools.islice(self._unsaid, AT_ONCE))
+            messages = list(itertools.islice(self._unsaid, MESSAGES_AT_ONCE))
             try:
                 await self._bus.append(self._stream, *map(encode, messages))
             except Unavailable:

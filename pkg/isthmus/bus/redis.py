@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError, ResponseError
 
-from isthmus.bus.base import READ_MAX, RETAINED, START, Said
+from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, Said
 from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.urls import redacted
 
@@ -66,7 +66,7 @@ class RedisBus:
         before = self._appended.get(key, 0)
         requests = self._writer.pipeline(transaction=False)
         for body in bodies:
-            requests.xadd(key, {_FIELD: body}, maxlen=RETAINED, approximate=True)
+            requests.xadd(key, {_FIELD: body}, maxlen=RETAINED_MESSAGES, approximate=True)
         # Streams of learners that never come back must not stay for ever; said now and then is often enough.
         if -before % EXPIRE_EVERY < len(bodies):
             requests.expire(key, EXPIRE_S)

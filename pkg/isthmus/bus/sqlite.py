@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from isthmus.bus.base import READ_MAX, RETAINED, Said
+from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, Said
 from isthmus.errors import Denied, Unavailable
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class SqliteBus:
                 if -newest % TRIM_EVERY < len(bodies):
                     db.execute(
                         "DELETE FROM said WHERE run = ? AND stream = ? AND id <= ?",
-                        (self._run, stream, newest - RETAINED),
+                        (self._run, stream, newest - RETAINED_MESSAGES),
                     )
                     # Streams of learners that never come back must not stay for ever.
                     db.execute(

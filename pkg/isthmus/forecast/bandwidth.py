@@ -22,16 +22,16 @@ from isthmus.forecast.island import LATENCY_MAX_S
 DATA_PARALLEL, DILOCO, STREAMING, DECOUPLED = "data-parallel", "diloco", "streaming", "decoupled"
 METHODS = (DATA_PARALLEL, DILOCO, STREAMING, DECOUPLED)
 
-BUCKETS = 128
+GRADIENT_BUCKETS = 128
 """Pieces in which gradients leave during the backward pass."""
 
-FORWARD = 1.0 / 3.0
+FORWARD_SHARE = 1.0 / 3.0
 """Share of a step in which no gradient is ready yet."""
 
 PARAMS_MAX = 1e14
 """A hundred times the largest models there are."""
 
-FASTEST = 1e9
+FASTEST_GBIT_S = 1e9
 """Gbit/s beyond which no link is looked for."""
 
 
@@ -130,13 +130,13 @@ def _bandwidth(link: Setup, gbit_s: float) -> float:
 
 
 def _play_data_parallel(link: Setup, codec: OnTheWire, bit_s: float) -> float:
-    bucket_s = link.volume * link.params * codec.up_bits / BUCKETS / bit_s
+    bucket_s = link.volume * link.params * codec.up_bits / GRADIENT_BUCKETS / bit_s
     t = free = 0.0
     steps = 3
     for _ in range(steps):
         arrived = 0.0
-        for n in range(BUCKETS):
-            made = t + link.step_s * (FORWARD + (1.0 - FORWARD) * (n + 1) / BUCKETS)
+        for n in range(GRADIENT_BUCKETS):
+            made = t + link.step_s * (FORWARD_SHARE + (1.0 - FORWARD_SHARE) * (n + 1) / GRADIENT_BUCKETS)
             free = max(free, made) + bucket_s
             arrived = free + 2.0 * link.latency_s
         t = max(t + link.step_s, arrived if link.learners > 1 else 0.0)
@@ -199,9 +199,9 @@ def exact(method: str, link: Setup, codec: OnTheWire, gbit_s: float) -> float:
     if link.learners == 1 and method != DECOUPLED:
         return 1.0
     if method == DATA_PARALLEL:
-        bucket_s = link.volume * link.params * codec.up_bits / BUCKETS / bit_s
-        first = compute * (FORWARD + (1.0 - FORWARD) / BUCKETS)
-        end = max(compute + bucket_s, first + BUCKETS * bucket_s) + 2.0 * link.latency_s
+        bucket_s = link.volume * link.params * codec.up_bits / GRADIENT_BUCKETS / bit_s
+        first = compute * (FORWARD_SHARE + (1.0 - FORWARD_SHARE) / GRADIENT_BUCKETS)
+        end = max(compute + bucket_s, first + GRADIENT_BUCKETS * bucket_s) + 2.0 * link.latency_s
         return compute / max(compute, end)
     if method == DILOCO:
         compute *= link.sync_every
@@ -232,13 +232,13 @@ def required(
     """Return the bandwidth in Gbit/s that a utilisation needs. Raises `InputError` where none would do."""
     if not 0.0 < utilization < 1.0:
         raise InputError(f"a utilisation lies between 0 and 1, and is not {utilization:g}")
-    if at(method, link, codec, FASTEST) < utilization:
-        best = at(method, link, codec, FASTEST)
+    if at(method, link, codec, FASTEST_GBIT_S) < utilization:
+        best = at(method, link, codec, FASTEST_GBIT_S)
         raise InputError(
             f"{method}: no bandwidth gives {utilization:.0%} with {link.latency_s:g} s of latency: at most {best:.1%}; "
             "ask for less, or let steps be longer"
         )
-    low, high = math.log(1e-12), math.log(FASTEST)
+    low, high = math.log(1e-12), math.log(FASTEST_GBIT_S)
     for _ in range(60):
         middle = (low + high) / 2.0
         low, high = (low, middle) if at(method, link, codec, math.exp(middle)) >= utilization else (middle, high)

@@ -16,7 +16,9 @@ from isthmus.errors import InputError
 from isthmus.forecast import learning, traffic
 from isthmus.forecast.island import Island
 from isthmus.forecast.speeds import Speeds
+from isthmus.log.gc import KEPT_VERSIONS
 from isthmus.rules import Pace, Rules
+from isthmus.syncer.agent import FETCHES_MAX
 
 DAY_S = 86400.0
 
@@ -45,17 +47,12 @@ STATE_BYTES = 12.0
 PUT_MAX = 5 * 10**9
 """Largest object that stores take in one request."""
 
-FETCHES = 16
-"""Updates a syncer has in memory at once, besides its rounds."""
 
 COPY_BYTES_S = 5e9
 """Between a model and the buffers beside it, in memory."""
 
 WORD_LATENCIES = 2.0
 """Ways that a message on the bus takes in the mean: its own, and the rest of the request before it."""
-
-KEPT_VERSIONS = 64
-"""What `isthmus gc` keeps of every fragment unless told otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +300,7 @@ def _syncer(
     fragment = params / rules.fragments
     snapshot = STATE_BYTES * fragment / pace.snapshot_every
     return {
-        "memory_gib": (params * (STATE_BYTES + 4.0) + FETCHES * (wire.up + 4.0 * fragment)) / GIB,
+        "memory_gib": (params * (STATE_BYTES + 4.0) + FETCHES_MAX * (wire.up + 4.0 * fragment)) / GIB,
         "cores": arithmetic_s * rounds_day / DAY_S,
         "merge_s": arithmetic_s,
         "up_gbit_s": (wire.down + snapshot) * 8.0 * rounds_day / DAY_S / 1e9,

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from isthmus.demo.gpt import Block, ByteGPT
 
-BALANCE = 0.01
+BALANCE_WEIGHT = 0.01
 """Weight of the load-balancing loss (Switch Transformer, arXiv 2101.03961, equation 4)."""
 
 

@@ -10,7 +10,7 @@ from isthmus.rules import Pace, Rules
 VERSION = 5
 """Raised whenever the same setting and seed would give other numbers: rows kept by an earlier one are made again."""
 
-WINDOW = 128
+WINDOW_TOKENS = 128
 """Tokens of one window; a step of a learner is one window, unless its batch is larger."""
 
 
@@ -92,7 +92,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def budget(self) -> int:
         """Tokens of the whole run."""
-        return self.learners * self.steps * self.batch * WINDOW
+        return self.learners * self.steps * self.batch * WINDOW_TOKENS
 
     def key(self, seed: int) -> str:
         """Return what a kept row of this setting is called: 20 hex digits."""

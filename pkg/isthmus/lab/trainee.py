@@ -13,8 +13,8 @@ from isthmus.demo.gpt import CONTEXT, ByteGPT, held_out_loss, loss_of
 from isthmus.demo.text import corpus
 from isthmus.demo.trainer import CLIP, FINAL_SHARE, WEIGHT_DECAY, optimizer_for
 from isthmus.kernels import F32
-from isthmus.lab.experts import BALANCE, ExpertGPT
-from isthmus.lab.setting import WINDOW, Setting, Shape
+from isthmus.lab.experts import BALANCE_WEIGHT, ExpertGPT
+from isthmus.lab.setting import WINDOW_TOKENS, Setting, Shape
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Replica
@@ -54,9 +54,9 @@ def val_loss(model: nn.Module) -> float:
 
 
 def windows(text: Bytes, count: int, *draw: int) -> torch.Tensor:
-    """Return so many windows [count, WINDOW + 1] int64, drawn by these numbers."""
+    """Return so many windows [count, WINDOW_TOKENS + 1] int64, drawn by these numbers."""
     starts = np.random.Generator(np.random.PCG64(draw)).integers(0, text.size - CONTEXT - 1, count)
-    return torch.from_numpy(np.stack([text[s : s + WINDOW + 1] for s in starts]).astype(np.int64))
+    return torch.from_numpy(np.stack([text[s : s + WINDOW_TOKENS + 1] for s in starts]).astype(np.int64))
 
 
 def rate(setting: Setting, progress: float) -> float:
@@ -98,7 +98,7 @@ def train_on(model: ByteGPT, optimizer: torch.optim.Optimizer, batch: torch.Tens
     loss = loss_of(model, batch)
     whole = loss
     if isinstance(model, ExpertGPT):
-        whole = loss + BALANCE * sum(choice.balance for choice in model.choices)
+        whole = loss + BALANCE_WEIGHT * sum(choice.balance for choice in model.choices)
     whole.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
@@ -177,7 +177,7 @@ class Trained:
         batch = windows(self._text, s.batch, self._seed, self._order, number)
         warm = 1.0 if self._fresh_at is None else moments.warmth(number - self._fresh_at, s.warmup)
         loss = train_on(self.model, self.optimizer, batch, warm * rate(s, self._progress()))
-        tokens = s.batch * WINDOW
+        tokens = s.batch * WINDOW_TOKENS
         self._count(tokens)
         if isinstance(self.model, ExpertGPT) and (number + 1) % s.rules.sync_every == 0:
             for choice in self.model.choices:

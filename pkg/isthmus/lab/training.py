@@ -14,7 +14,7 @@ import torch
 
 from isthmus.codecs import codec, packed_size
 from isthmus.lab import trainee
-from isthmus.lab.setting import WINDOW, Failures, Row, Setting
+from isthmus.lab.setting import WINDOW_TOKENS, Failures, Row, Setting
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.checkpoint import Checkpoint
@@ -126,7 +126,7 @@ def _data_parallel(setting: Setting, seed: int, progress: Progress) -> Row:
         H=1,
         K=setting.learners,
         seed=seed,
-        tokens=steps * setting.learners * setting.batch * WINDOW,
+        tokens=steps * setting.learners * setting.batch * WINDOW_TOKENS,
         val_loss=trainee.val_loss(model),
         goodput=trained / (setting.learners * wall),
         uptime=1.0 - down / wall,

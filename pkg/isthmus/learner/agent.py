@@ -18,7 +18,7 @@ from isthmus.layout import Layout
 from isthmus.learner import history
 from isthmus.learner.boundary import Adopted, Asked, Boundary, Captured, NothingToGive, Replica, ToAgent, ToTraining
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver
-from isthmus.learner.downlink import FETCHERS, Downlink
+from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, Downlink
 from isthmus.learner.history import History, read_history
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
@@ -206,7 +206,7 @@ class LearnerAgent:
                 tasks.create_task(self._tenure.ask()),
                 tasks.create_task(self._tenure.watch()),
                 tasks.create_task(self.vitals.watch()),
-                *(tasks.create_task(self.downlink.fetch()) for _ in range(FETCHERS)),
+                *(tasks.create_task(self.downlink.fetch()) for _ in range(FRAGMENTS_AT_ONCE)),
             ]
             await self._serve_boundary(tasks)
             await self._linger()

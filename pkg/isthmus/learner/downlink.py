@@ -17,7 +17,7 @@ from isthmus.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
-FETCHERS = 4
+FRAGMENTS_AT_ONCE = 4
 """Fragments fetched at once."""
 
 PROBE_BEATS = 10
@@ -66,12 +66,12 @@ class Downlink:
 
     async def begin(self) -> None:
         """Read the newest published value of every fragment."""
-        gate = asyncio.Semaphore(FETCHERS)
+        gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         self.known = list(await asyncio.gather(*(self._newest(f.index, gate) for f in self._run.layout.fragments)))
 
     async def reach(self, versions: Sequence[int]) -> None:
         """Read those fragments again that are older here than these versions."""
-        gate = asyncio.Semaphore(FETCHERS)
+        gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         behind = [p for p, version in enumerate(versions) if self.known[p].version < version]
         for p, known in zip(behind, await asyncio.gather(*(self._newest(p, gate) for p in behind)), strict=True):
             self.known[p] = known

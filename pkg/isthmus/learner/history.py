@@ -31,7 +31,7 @@ from isthmus.store import Entry
 
 logger = logging.getLogger(__name__)
 
-_READS = 8
+_READS_AT_ONCE = 8
 _CLAIM = re.compile(r"learners/[^/]+/[0-9]+/claim")
 DONOR_BYTES, DONOR_EXTRA = 64, 64 << 20
 """Bytes per parameter, and in all, that another's checkpoint may have to be looked at."""
@@ -214,7 +214,7 @@ async def _read_claim(log: Log, learner: str, life: int) -> ClaimHeader | None:
 async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[list[Sent], UpdateHeader | None, int]]:
     """Return, per fragment, the learner's longest update on each base from `since` on, the header of its newest, and
     the newest base it ever sent one on, readable or not."""
-    gate = asyncio.Semaphore(_READS)
+    gate = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def one(fragment: int) -> tuple[list[Sent], UpdateHeader | None, int]:
         async with gate:

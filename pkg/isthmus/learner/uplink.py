@@ -31,7 +31,7 @@ from isthmus.store import Store
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 4
+PASTS_AT_ONCE = 4
 """Fragments whose past is read at the same time."""
 
 PACKED_MAX = 3
@@ -156,7 +156,7 @@ class Uplink:
         `read`: the versions the log had when those updates were listed; what came after may hold later ones. `known`:
         those it is known to have by now.
         """
-        gate = asyncio.Semaphore(AT_ONCE)
+        gate = asyncio.Semaphore(PASTS_AT_ONCE)
 
         async def one(p: int, known: int) -> None:
             if not history.settled_to:

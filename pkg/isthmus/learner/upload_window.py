@@ -18,7 +18,7 @@ LIMIT_MAX = 4
 QUEUED_LOW, QUEUED_HIGH = 0.3, 0.7
 """Uploads' worth of waiting below which one more is tried, and above which one fewer is."""
 
-RECENT = 32
+UPLOADS_REMEMBERED = 32
 """Uploads of which the fastest says what the link can do."""
 
 TRIES_MAX = 64
@@ -35,7 +35,7 @@ class Window:
         """When the next of them is expected to be through, on the runtime's clock."""
         self.open_s = 0.0
         """How long rounds stay open for an update to come, a moving average over the commits read, in seconds."""
-        self._rates: deque[float] = deque(maxlen=RECENT)
+        self._rates: deque[float] = deque(maxlen=UPLOADS_REMEMBERED)
         self._rate = 0.0  # bytes a second and upload, a moving average
         self._mean_size = 0.0
         self._since_change = 0

@@ -27,7 +27,7 @@ from isthmus.records.frame import Blob
 from isthmus.records.keys import commit_key, snapshot_key, snapshots_prefix
 from isthmus.records.objects import CommitHeader, Input, Outer, SnapshotHeader, ValueHeader
 
-FETCHES = 4
+INPUTS_AT_ONCE = 4
 """Inputs of one commit in memory at once while folding."""
 
 T = TypeVar("T")
@@ -253,7 +253,7 @@ async def combine(
 
     try:
         # A few at a time, in order: memory does not grow with the round.
-        for _ in range(FETCHES):
+        for _ in range(INPUTS_AT_ONCE):
             fetch_next()
         while ahead:
             given, task = ahead[0]

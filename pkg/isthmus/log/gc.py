@@ -30,12 +30,12 @@ from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, CommitHeader, P
 from isthmus.rules import STALENESS_MAX
 from isthmus.store import Entry
 
-KEEP = 64
+KEPT_VERSIONS = 64
 """Versions that stay foldable, by default."""
 
 MIN_AGE_S = 3600.0
 CHECKPOINTS_KEPT = 2
-_AT_ONCE = 16
+_DELETES_AT_ONCE = 16
 
 
 @dataclass(slots=True)
@@ -63,7 +63,11 @@ class Garbage:
 
 
 async def plan(
-    log: Log, *, keep: int = KEEP, min_age_s: float = MIN_AGE_S, progress: Callable[[float], None] = lambda _: None
+    log: Log,
+    *,
+    keep: int = KEPT_VERSIONS,
+    min_age_s: float = MIN_AGE_S,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> Garbage:
     """Return what may go so that the newest `keep` versions of each fragment stay foldable. Deletes nothing.
 
@@ -98,7 +102,7 @@ async def apply(log: Log, doomed: Garbage, progress: Callable[[float], None] = l
         await _pack(log, run)
         done += 1
         progress(done / total)
-    gate = asyncio.Semaphore(_AT_ONCE)
+    gate = asyncio.Semaphore(_DELETES_AT_ONCE)
 
     async def delete(entry: Entry) -> None:
         nonlocal done

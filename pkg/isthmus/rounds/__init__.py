@@ -1,1 +1,10 @@
-"""The rounds of a fragment, without I/O: who is there, when to stop waiting, and what happens."""
+"""The rounds of a fragment, without I/O: who is there, when to stop waiting, and what happens.
+
+events   what happens, and what to do    rounds   the state machine
+grace    how long waiting is worth it    members  who is there
+"""
+
+from isthmus.rounds.members import Members
+from isthmus.rounds.rounds import Rounds
+
+__all__ = ["Members", "Rounds"]

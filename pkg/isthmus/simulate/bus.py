@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from isthmus.bus.base import READ_MAX, RETAINED, START, Said
+from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, Said
 from isthmus.errors import Unavailable
 from isthmus.simulate.process import Process
 from isthmus.simulate.weather import UNHEARD, Fault, Weather
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Stream:
-    said: deque[tuple[int, float, bytes]] = field(default_factory=lambda: deque(maxlen=RETAINED))
+    said: deque[tuple[int, float, bytes]] = field(default_factory=lambda: deque(maxlen=RETAINED_MESSAGES))
     """Number, virtual time, body."""
     count: int = 0
 

@@ -216,7 +216,7 @@ class Clock:
             life.ready.clear()
         self._awake.clear()
 
-    def run_until_complete(self, future: Any) -> Any:
+    def run_until_complete(self, future: Coroutine[Any, Any, T]) -> T:
         """Run until a coroutine of the world's own life is done. Raises `StandsStill`."""
         main = self.create_task(future, context=self.world.context)
         with self._running_loop():

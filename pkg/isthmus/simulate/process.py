@@ -14,7 +14,7 @@ from isthmus.simulate.clock import Clock, Life
 
 T = TypeVar("T")
 
-EPOCH = 1.8e9
+EPOCH_S = 1.8e9
 """What the world's wall clock shows when a simulation starts, in seconds since 1970."""
 
 
@@ -101,7 +101,7 @@ class Process:
 
         self.runtime = Runtime(
             now=now,
-            wall=lambda: EPOCH + clock.time() + self.life.owed_s + self.wall_skew_s,
+            wall=lambda: EPOCH_S + clock.time() + self.life.owed_s + self.wall_skew_s,
             random=own,
             offload=offload,
             new_id=lambda: f"{own.getrandbits(64):016x}",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, PortError, Unavailable
 from isthmus.records.frame import Blob, payload_start
-from isthmus.simulate.process import EPOCH, Process
+from isthmus.simulate.process import EPOCH_S, Process
 from isthmus.simulate.weather import UNHEARD, Fault, Weather, Wire
 from isthmus.store.base import Entry
 
@@ -118,7 +118,7 @@ class SimulatedStore:
         return body
 
     def _wall(self) -> float:
-        return EPOCH + self._clock.time()
+        return EPOCH_S + self._clock.time()
 
     async def _request(
         self,

@@ -28,7 +28,7 @@ from isthmus.store.base import Entry
 CONNECTIONS_MAX = 64
 CONNECT_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 60.0  # between two reads of a body, not for all of it
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _INLINE_MAX = 1 << 17  # bytes whose MD5 is not worth leaving the loop for
 
 _MISSING = {"NoSuchKey", "404", "NotFound"}
@@ -156,7 +156,7 @@ class S3Store:
             size = int(response["ContentLength"])
             data, at = bytearray(size), 0
             async with response["Body"] as body:
-                async for chunk in body.iter_chunks(_CHUNK):
+                async for chunk in body.iter_chunks(_CHUNK_BYTES):
                     if at + len(chunk) > size:
                         raise Unavailable(f"{self.url}: {key} sent more than the {size} bytes it announced")
                     data[at : at + len(chunk)] = chunk

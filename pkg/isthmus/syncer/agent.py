@@ -65,7 +65,7 @@ SNAPSHOTS_MAX = 2
 HEARD_EACH, HEARD_MAX = 512, 16384
 """Messages that wait to be decoded, of one author and in all."""
 
-TURN = 32
+MESSAGES_A_TURN = 32
 """Messages decoded before others on the loop have their turn."""
 
 HUNG_S = 10.0
@@ -202,7 +202,7 @@ class Syncer:
         """Hear what was said, one author after the other: whoever says a thousand things waits for itself."""
         while True:
             self._hear(*await self._said.get())
-            for _ in range(TURN):
+            for _ in range(MESSAGES_A_TURN):
                 if not self._said:
                     break
                 self._hear(*self._said.get_nowait())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from isthmus.rules import Pace
 
-BEATS = 4
+BEATS_PER_INTERVAL = 4
 """Signs of life of a syncer per heartbeat interval: a dead one is to be noticed sooner than a dead learner."""
 
 SILENT_BEATS = 5
@@ -43,7 +43,7 @@ class Shards:
     @property
     def beat_s(self) -> float:
         """Seconds between two signs of life."""
-        return self.pace.heartbeat_s / BEATS
+        return self.pace.heartbeat_s / BEATS_PER_INTERVAL
 
     @property
     def silent_s(self) -> float:

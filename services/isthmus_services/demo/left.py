@@ -10,7 +10,7 @@ TRAINING, LAST, JUDGING, ALONE, DRAWING = (
     "training one learner alone",
     "drawing",
 )
-KNOWN = 0.03
+KNOWN_SHARE = 0.03
 """Share of a phase after which its own speed is better known than what was expected of it."""
 
 
@@ -44,7 +44,7 @@ class Left:
         phases = list(self._expected)
         later = sum(self._expected[phase] for phase in phases[phases.index(self._phase) + 1 :])
         now = self._now()
-        if self._first is not None and self._share - self._first[1] >= KNOWN:
+        if self._first is not None and self._share - self._first[1] >= KNOWN_SHARE:
             at, share = self._first
             # What has passed since the last word of it counts as done too, as far as it can.
             return later + (now - at) * max(0.0, 1.0 - self._share) / (self._share - share)
