@@ -14,6 +14,8 @@ from isthmus_services.demo.servers import Server, redis_server, s3_server
 
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
+os.environ.pop("COLUMNS", None)  # tables are as wide as it says, and tests read them
+
 WAITING = 1.5
 """Workers per core: many tests wait for processes more than they compute."""
 

@@ -22,7 +22,7 @@ from isthmus.rules import Pace, Rules
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import RUNNING, EdgeStore, Layer, Patience, Store, open_store
 from isthmus.syncer import Syncer
-from isthmus.syncer.shards import Shards
+from isthmus.syncer.holders import Holders
 
 SPECS = [Spec("embed", (40, 8), "float32", TensorClass.EMBEDDING)] + [
     Spec(f"layer{i}", (20 + i, 9), "float32", TensorClass.DENSE) for i in range(7)
@@ -52,7 +52,7 @@ class NumpyReplica:
         self.values[fragment][:] = values
 
 
-class _Deaf(Shards):
+class _Deaf(Holders):
     def heard(self, *_: object, **__: object) -> None:
         """Hear nobody."""
 
@@ -78,8 +78,8 @@ class World:
     def syncer(self, name: str = "s1", pace: Pace | None = None, *, deaf: bool = False) -> Syncer:
         """Return a syncer that is not started. A deaf one hears of no other: it believes it holds everything."""
         fragments = len(self.run.layout.fragments)
-        shards = _Deaf(name, pace or self.run.pace, fragments, self.runtime.now()) if deaf else None
-        return Syncer(self.log, self.store, self.bus, self.runtime, name, pace, shards)
+        holders = _Deaf(name, pace or self.run.pace, fragments, self.runtime.now()) if deaf else None
+        return Syncer(self.log, self.store, self.bus, self.runtime, name, pace, holders)
 
     def learner(self, name: str, **options: Any) -> LearnerAgent:
         """Return a learner's agent that has not joined."""

@@ -29,7 +29,7 @@ from isthmus.log.run import Run, Seed, create_run
 from isthmus.metrics import LearnerMetrics
 from isthmus.ports import Find, known_run, open_ports
 from isthmus.records.fields import require_name
-from isthmus.rules import Adoption, Pace, Rules
+from isthmus.rules import CHECKPOINT_S, Adoption, Pace, Rules
 from isthmus.sinks import CLOSE_S, Feeder, Sink
 from isthmus.store import EdgeStore, require_create_only
 
@@ -51,7 +51,6 @@ NEWS_S = 1.0
 DRAIN_S = 10.0
 """Uploads under way, and a last checkpoint, get this long at the end."""
 
-CHECKPOINT_S = 60.0
 WARMUP_STEPS = 100
 
 

@@ -165,6 +165,21 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self
 
 
+# --- what processes do unless they are told otherwise ----------------------------------------------------------------
+
+CHECKPOINT_S = 60.0
+"""Seconds between two checkpoints of a learner."""
+
+CHECKPOINTS_KEPT = 2
+"""The newest ones of every learner."""
+
+KEPT_VERSIONS = 64
+"""Versions of every fragment that `gc` leaves foldable."""
+
+MIN_AGE_S = 3600.0
+"""Objects younger than this are never collected: somebody may just be reading them."""
+
+
 def overdrive(rules: Rules) -> str | None:
     """Return a warning where the outer optimizer is known to hurt at this H, else None."""
     effective = rules.outer_lr / (1.0 - rules.outer_momentum)

@@ -64,7 +64,7 @@ def test_a_thread_is_told_from_one_that_flushes(flushing: Flushing) -> None:
     [
         a_round,
         partial(merge.advance, merge.initial(FADED), a_round(), codec("int4"), bytes(32)),
-        lambda: merge.apply_value(FADED, FRAGMENT, codec("f32"), a_difference()),
+        lambda: merge.next_published(FADED, FRAGMENT, codec("f32"), a_difference()),
     ],
     ids=["accumulate", "advance", "apply a value"],
 )

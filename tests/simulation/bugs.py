@@ -13,6 +13,7 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
+from isthmus.averages import smooth
 from isthmus.codecs import codec
 from isthmus.codecs.int4 import Int4
 from isthmus.errors import ObjectMissing, Unavailable
@@ -28,14 +29,14 @@ from isthmus.records.messages import Alive, Committed, decode
 from isthmus.records.objects import CommitHeader, SnapshotHeader, ValueHeader
 from isthmus.rounds import members, rounds
 from isthmus.rounds.events import CallRound, CatchUp, CaughtUp, Tick
-from isthmus.rounds.grace import Grace, smooth
+from isthmus.rounds.grace import Grace
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Phase, Rounds
 from isthmus.simulate.store import SimulatedStore
 from isthmus.syncer import agent as syncer_agent
 from isthmus.syncer.fairness import FairQueue
+from isthmus.syncer.holders import Holders
 from isthmus.syncer.keeper import Keeper
-from isthmus.syncer.shards import Shards
 
 Bug = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -275,7 +276,7 @@ def adopt_a_value_nobody_committed() -> Iterator[None]:
                     blob = await self._log.store.get(entry.key)
                     value, payload = frame.parse(blob, frame.Kind.VALUE, ValueHeader)
                     code, fragment = codec(value.codec), self._run.layout.fragments[p]
-                    self._tell(Ready(p, known.version + 1, merge.apply_value(known.values, fragment, code, payload)))
+                    self._tell(Ready(p, known.version + 1, merge.next_published(known.values, fragment, code, payload)))
 
     with patch.object(downlink.Downlink, "probe", probe):
         yield
@@ -452,8 +453,8 @@ def a_silent_syncer_keeps_its_fragments() -> Iterator[None]:
             peer.heard_at = now
         return original(self, now, broken, able=able)
 
-    original = Shards.held
-    with patch.object(Shards, "held", held):
+    original = Holders.held
+    with patch.object(Holders, "held", held):
         yield
 
 
@@ -512,8 +513,8 @@ def _advance(change: Any) -> Any:
         master, momentum, cancelled = original(self, state)
         return (*change(state, master, momentum), cancelled)
 
-    original = merge.Accumulator.step
-    return patch.object(merge.Accumulator, "step", step)
+    original = merge.Accumulator.outer_step
+    return patch.object(merge.Accumulator, "outer_step", step)
 
 
 @planted(20)
@@ -523,7 +524,7 @@ def publish_the_way_of_the_master() -> Iterator[None]:
     def advance(state: Any, round_: Any, codec_down: Any, run: Any) -> Any:
         return original(replace(state, published=state.master), round_, codec_down, run)
 
-    def apply_value(published: Any, fragment: Any, codec_down: Any, payload: Any) -> Any:
+    def next_published(published: Any, fragment: Any, codec_down: Any, payload: Any) -> Any:
         kept = true.pop() if true else published
         return apply(kept, fragment, codec_down, payload)
 
@@ -532,8 +533,8 @@ def publish_the_way_of_the_master() -> Iterator[None]:
         return advance(state, round_, codec_down, run)
 
     true: list[F32] = []
-    original, apply = merge.advance, merge.apply_value
-    with patch.object(merge, "advance", patched), patch.object(merge, "apply_value", apply_value):
+    original, apply = merge.advance, merge.next_published
+    with patch.object(merge, "advance", patched), patch.object(merge, "next_published", next_published):
         yield
 
 

@@ -12,7 +12,7 @@ from isthmus.rounds.members import SLOWER_MAX
 from isthmus.rules import Adoption, Pace, Rules
 from isthmus.simulate.process import MEASURED, Costs
 from isthmus.simulate.weather import Fault
-from isthmus.syncer.shards import BEATS_PER_INTERVAL, SILENT_BEATS
+from isthmus.syncer.holders import BEATS_PER_INTERVAL, SILENT_BEATS
 
 STORE_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SLOW, Fault.CORRUPTED)
 BUS_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)

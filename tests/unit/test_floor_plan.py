@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 FLOORS = (
     # room, and what it knows
-    "reasons runtime version",  # why an update is turned away · clocks and threads · the version
+    "averages reasons runtime version",  # moving averages · why an update is turned away · clocks and threads · the version
     "errors metrics",
     "kernels layout sinks urls",  # hot loops · what a model is cut into · where figures go · where things are
     "codecs",

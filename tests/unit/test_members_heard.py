@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus.rounds.grace import smooth
+from isthmus.averages import smooth
 from isthmus.rounds.members import FORGET_SILENCES, LEFT_MAX, Members
 from isthmus.rules import Pace
 

@@ -65,7 +65,7 @@ def reference(given: list[tuple[F32, float]], rules: Rules) -> NDArray[np.float6
 
 def gradient_of(accumulator: merge.Accumulator) -> NDArray[np.float64]:
     """Δ as the outer step sees it: one step of plain descent at rate 1 from zero."""
-    scales, _ = accumulator.outer_gradient()
+    scales, _ = accumulator.scales()
     out = np.zeros(FRAGMENT.size, np.float32)
     zero = np.zeros_like(out)
     for t, scale in zip(FRAGMENT.tensors, scales, strict=True):
@@ -104,7 +104,7 @@ def test_embeddings_are_averaged_and_all_else_is_not() -> None:
 def test_directions_that_cancel_are_counted_and_not_blown_up() -> None:
     x = updates(1)[0][0]
     accumulator = accumulated([(x, 1.0), (-x, 1.0)], Rules())
-    _, cancelled = accumulator.outer_gradient()
+    _, cancelled = accumulator.scales()
     assert cancelled == 2  # the two dense tensors; the embedding is averaged
     assert np.abs(gradient_of(accumulator)).max() < 1e-6 * np.abs(x).max()
 
@@ -162,7 +162,7 @@ def test_the_published_value_follows_the_master_through_the_codec(down: str) -> 
         now = result.state
         # A learner that applies the value object holds exactly the published version.
         _, payload = frame.parse(result.value, frame.Kind.VALUE, ValueHeader)
-        learner = merge.apply_value(before.published, FRAGMENT, codec(down), payload)
+        learner = merge.next_published(before.published, FRAGMENT, codec(down), payload)
         assert merge.array_digest(learner) == result.published_digest
     # What the codec dropped is carried, not lost: the distance stays at one step's rounding.
     moved = np.abs(now.master - before.master).max()

@@ -16,8 +16,7 @@ from isthmus.errors import InputError
 from isthmus.forecast import learning, traffic
 from isthmus.forecast.island import Island
 from isthmus.forecast.speeds import Speeds
-from isthmus.log.gc import KEPT_VERSIONS
-from isthmus.rules import Pace, Rules
+from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, Pace, Rules
 from isthmus.syncer.agent import FETCHES_MAX
 
 DAY_S = 86400.0
@@ -25,10 +24,7 @@ DAY_S = 86400.0
 GIB = float(1 << 30)
 
 CHECKPOINT_SHARE = 0.15
-"""Of an uplink that checkpoints may take …"""
-
-CHECKPOINT_S = 60.0
-"""… and how often they are taken where that allows it."""
+"""Of an uplink that checkpoints may take: they are taken more seldom where it is too thin."""
 
 HEADROOM = 0.7
 """Share of a link that fragments may take. In the lab's `links` even 85 % cost less than a period twice as long;

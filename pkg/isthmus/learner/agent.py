@@ -203,7 +203,7 @@ class LearnerAgent:
                 tasks.create_task(self._voice.beat()),
                 tasks.create_task(self.downlink.probe()),
                 tasks.create_task(self._voice.report_progress()),
-                tasks.create_task(self._tenure.ask()),
+                tasks.create_task(self._tenure.ask_for_checkpoints()),
                 tasks.create_task(self._tenure.watch()),
                 tasks.create_task(self.vitals.watch()),
                 *(tasks.create_task(self.downlink.fetch()) for _ in range(FRAGMENTS_AT_ONCE)),

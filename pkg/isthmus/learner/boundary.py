@@ -16,11 +16,11 @@ from typing import Protocol
 import numpy as np
 
 from isthmus import kernels
+from isthmus.averages import smooth
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Tensor
 from isthmus.learner.checkpoint import Frozen, Point, Saver
 from isthmus.learner.upload_window import LIMIT_MAX, Window
-from isthmus.rounds.grace import smooth
 from isthmus.rules import Adoption, Pace
 
 UPLOADS_MAX = LIMIT_MAX + 1

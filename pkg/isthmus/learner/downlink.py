@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from isthmus.averages import smooth
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.kernels import F32
 from isthmus.learner.boundary import Ready, ToTraining
 from isthmus.log import Commit, Log, fold
-from isthmus.rounds.grace import smooth
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 

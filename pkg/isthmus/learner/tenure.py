@@ -16,6 +16,7 @@ from isthmus.metrics import LearnerMetrics
 from isthmus.records import frame
 from isthmus.records.keys import checkpoint_key, claim_key
 from isthmus.records.objects import SCHEMA, ClaimHeader
+from isthmus.rules import CHECKPOINTS_KEPT
 from isthmus.runtime import Runtime
 from isthmus.store import Store
 
@@ -23,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 CLAIM_BEATS = 10
 """Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
-
-CHECKPOINTS_KEPT = 2
-"""Of one learner in the store; older ones are deleted once a newer one is there."""
 
 
 class Tenure:
@@ -112,7 +110,7 @@ class Tenure:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    async def ask(self) -> None:
+    async def ask_for_checkpoints(self) -> None:
         """Ask for a copy at the cadence, but never while the one before is on its way."""
         while math.isfinite(self._checkpoint_s):
             await asyncio.sleep(self._checkpoint_s)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from isthmus import kernels
+from isthmus.averages import smooth
 from isthmus.codecs import as_bytes, codec, pack, packed_size, unpack
 from isthmus.errors import Unavailable
 from isthmus.kernels import F32
@@ -24,7 +25,6 @@ from isthmus.reasons import FINAL, Reason
 from isthmus.records import frame
 from isthmus.records.keys import update_key
 from isthmus.records.objects import SCHEMA, Input, Sent, UpdateHeader
-from isthmus.rounds.grace import smooth
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 from isthmus.store import Store

@@ -363,7 +363,7 @@ def _apply(blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) ->
     if value.version != header.version or len(payload) != packed_size(code, fragment):
         raise LogCorrupt(key, "is of another version or size")
     if header.healed is None:
-        out = merge.apply_value(values, fragment, code, payload)
+        out = merge.next_published(values, fragment, code, payload)
     else:
         out = np.empty_like(values)
         unpack(code, fragment, as_bytes(payload), out)

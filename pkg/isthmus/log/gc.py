@@ -27,14 +27,9 @@ from isthmus.records.keys import (
     version_in,
 )
 from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, CommitHeader, PackedHeader, SegmentHeader
-from isthmus.rules import STALENESS_MAX
+from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX
 from isthmus.store import Entry
 
-KEPT_VERSIONS = 64
-"""Versions that stay foldable, by default."""
-
-MIN_AGE_S = 3600.0
-CHECKPOINTS_KEPT = 2
 _DELETES_AT_ONCE = 16
 
 

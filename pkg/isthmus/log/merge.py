@@ -103,7 +103,7 @@ class Accumulator:
         self._weights += weight
         self.count += 1
 
-    def outer_gradient(self) -> tuple[list[float], int]:
+    def scales(self) -> tuple[list[float], int]:
         """Return the factor per tensor that turns the sum into Δ, and how many tensors' directions cancelled."""
         scales, cancelled = [], 0
         for i, t in enumerate(self.fragment.tensors):
@@ -119,9 +119,9 @@ class Accumulator:
             scales.append(scale)
         return scales, cancelled
 
-    def step(self, state: State) -> tuple[F32, F32, int]:
+    def outer_step(self, state: State) -> tuple[F32, F32, int]:
         """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is left as it is."""
-        scales, cancelled = self.outer_gradient()
+        scales, cancelled = self.scales()
         master, momentum = np.empty_like(state.master), np.empty_like(state.momentum)
         for t, scale in zip(self.fragment.tensors, scales, strict=True):
             at, outer = slice(t.start, t.stop), self.outer[t.spec.role]
@@ -161,13 +161,13 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
     kernels.require_denormals()
     fragment = round_.fragment
     version = state.version + 1
-    master, momentum, cancelled = round_.step(state)
+    master, momentum, cancelled = round_.outer_step(state)
     difference = np.empty_like(master)
     kernels.subtract(master, state.published, difference)
     header = ValueHeader(schema=SCHEMA, run=run, fragment=fragment.index, version=version, codec=codec_down.name)
     value = frame.draft(frame.Kind.VALUE, header, packed_size(codec_down, fragment))
     pack(codec_down, fragment, difference, as_bytes(value.payload))
-    published = apply_value(state.published, fragment, codec_down, value.payload)
+    published = next_published(state.published, fragment, codec_down, value.payload)
     after = State(version, published, master, momentum)
     return Advance(
         state=after,
@@ -201,7 +201,7 @@ def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Adva
     )
 
 
-def apply_value(published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview) -> F32:
+def next_published(published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview) -> F32:
     """Return the published value [n] one version on: published + the decoded difference. Raises `DenormalsFlushed`."""
     kernels.require_denormals()
     difference, out = np.empty_like(published), np.empty_like(published)

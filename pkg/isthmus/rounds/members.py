@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isthmus.rounds.grace import Terms, smooth
+from isthmus.averages import smooth
+from isthmus.rounds.grace import Terms
 from isthmus.rules import Pace
 
 FORGET_SILENCES = 100

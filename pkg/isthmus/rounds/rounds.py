@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from isthmus.averages import smooth
 from isthmus.reasons import FINAL, Reason
 from isthmus.records.objects import CHANGES_MAX, LISTED_MAX, CommitHeader, Late, Rejection, Seen, What
 from isthmus.rounds.events import (
@@ -38,7 +39,7 @@ from isthmus.rounds.events import (
     Tick,
     Unreachable,
 )
-from isthmus.rounds.grace import Terms, adaptive_grace, smooth
+from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.members import Members
 from isthmus.rules import Pace
 

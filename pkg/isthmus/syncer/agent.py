@@ -1,6 +1,6 @@
 """The syncer: hears learners, keeps fragments, commits. It imports no torch and keeps no state but a fold of the log.
 
-Any number of syncers may run at once, and share the fragments by `shards`; should two believe they hold the same one,
+Any number of syncers may run at once, and share the fragments by `holders`; should two believe they hold the same one,
 the conditional create of a commit decides and the loser folds the winner's. A restart folds the log and goes on.
 """
 
@@ -42,9 +42,9 @@ from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
 from isthmus.syncer.fairness import FairQueue, FairSlots
+from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
 from isthmus.syncer.keeper import Keeper, Limits, Tallies
-from isthmus.syncer.shards import Shards
 from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.version import __version__
 
@@ -86,7 +86,7 @@ class Syncer:
         runtime: Runtime,
         name: str,
         pace: Pace | None = None,
-        shards: Shards | None = None,
+        holders: Holders | None = None,
     ) -> None:
         self.name = name
         self.pace = (pace or log.run.pace).check()
@@ -104,7 +104,7 @@ class Syncer:
         self._runtime = runtime
         self._run = log.run
         self._members = Members(self.pace, runtime.now())
-        self._shards = shards or Shards(name, self.pace, len(log.run.layout.fragments), runtime.now())
+        self._holders = holders or Holders(name, self.pace, len(log.run.layout.fragments), runtime.now())
         self._speaker = Speaker(bus, SYNCER_STREAM, runtime)
         self._listener = Listener(
             bus,
@@ -166,10 +166,10 @@ class Syncer:
             async for stream, said in self._listener.backlog():
                 self._said.put(stream, (stream, said, True))
             self._gap()
-            self._shards.started_at = self._runtime.now()
+            self._holders.started_at = self._runtime.now()
             background += [
                 tasks.create_task(self._listen()),
-                tasks.create_task(self._share()),
+                tasks.create_task(self._hold()),
                 tasks.create_task(self._ask()),
                 tasks.create_task(self._speaker.run()),
                 tasks.create_task(self._beat()),
@@ -214,7 +214,7 @@ class Syncer:
 
     def _gap(self) -> None:
         self._members.gap(self._runtime.now())
-        self._shards.gap(self._runtime.now())
+        self._holders.gap(self._runtime.now())
 
     def _hear(self, stream: str, said: Said, old: bool) -> None:
         try:
@@ -235,9 +235,9 @@ class Syncer:
     def _from_syncer(self, message: AnyMessage, old: bool) -> None:
         if isinstance(message, Alive) and not old:
             if message.stopping:
-                self._shards.left(message.syncer)
+                self._holders.left(message.syncer)
             else:
-                self._shards.heard(message.syncer, self._runtime.now(), message.broken, able=message.able)
+                self._holders.heard(message.syncer, self._runtime.now(), message.broken, able=message.able)
         match message:
             case Call() | Committed() | Alive() if message.syncer == self.name:
                 pass
@@ -324,13 +324,13 @@ class Syncer:
         while True:
             self._speaker.say(self._alive())
             self.vitals.lag_s_max = 0.0
-            await asyncio.sleep(self._shards.beat_s * self._runtime.random.uniform(0.8, 1.0))
+            await asyncio.sleep(self._holders.beat_s * self._runtime.random.uniform(0.8, 1.0))
 
-    async def _share(self) -> None:
+    async def _hold(self) -> None:
         """Take over and leave fragments as syncers come and go."""
         while True:
             now = self._runtime.now()
-            held = self._shards.held(now, self._broken, able=self._able())
+            held = self._holders.held(now, self._broken, able=self._able())
             for p in held ^ self.held:
                 self.keepers[p].hold(p in held)
             if held != self.held:
@@ -339,7 +339,7 @@ class Syncer:
             for learner in self._members.forget(now):
                 self.metrics.forget(learner)
                 self.tallies.dropped.pop(learner, None)
-            await asyncio.sleep(self._shards.beat_s / 2)
+            await asyncio.sleep(self._holders.beat_s / 2)
 
     def _able(self) -> bool:
         """Whether this syncer can do what holding a fragment takes: reach the store, hear, and be heard.
@@ -347,7 +347,7 @@ class Syncer:
         Whoever cannot is left out by the others within its silence, as if it were dead; it goes on asking, and comes
         back with the first sign of life after the outage.
         """
-        now, silent_s = self._runtime.now(), self._shards.silent_s
+        now, silent_s = self._runtime.now(), self._holders.silent_s
         deaf_since, mute_since = self._listener.down_since, self._speaker.down_since
         away_s = max(
             self._store.outage.down_s,
@@ -368,7 +368,7 @@ class Syncer:
     @property
     def _broken(self) -> tuple[int, ...]:
         """Fragments that cannot be served here: their log cannot be folded to its end, or has not been for too long."""
-        silent_s = self._shards.silent_s
+        silent_s = self._holders.silent_s
         return tuple(p for p, k in enumerate(self.keepers) if k.broken or k.behind_s() > silent_s)
 
     def _alive(self, *, stopping: bool = False) -> Alive:

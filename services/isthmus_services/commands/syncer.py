@@ -6,7 +6,7 @@ import signal
 
 from isthmus import kernels
 from isthmus.errors import IsthmusError
-from isthmus.ports import open_place, open_ports, until_created
+from isthmus.ports import bus_answers, open_place, open_ports, until_created
 from isthmus.records.fields import require_name
 from isthmus.runtime import random_id
 from isthmus.store import require_create_only
@@ -41,6 +41,7 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
     if settings.wait and not await _created(settings.run, name, board):
         return
     async with open_ports(settings.run, bus) as ports:
+        await bus_answers(ports.bus)
         pace = shared.pace_of(settings, ports.log.run.pace)
         syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)
         started = ports.runtime.now()

@@ -7,7 +7,7 @@ from typing import Annotated
 from isthmus.forecast.goodput import REJOINS, Cluster
 from isthmus.forecast.island import Island
 from isthmus.lab.experiments import EXPERIMENTS
-from isthmus.rules import Adoption, CodecName
+from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, CodecName
 from isthmus_services.settings.resolve import fields, setting
 from isthmus_services.settings.shared import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 
@@ -81,7 +81,9 @@ class Learner(InRun, OnBus, Serving):
     ] = None
     seed: Annotated[int | None, setting("seed of the data order (default: the run's)", ge=0, le=(1 << 63) - 1)] = None
     adopt: Adopt = Adoption.OVERWRITE.value
-    checkpoint: Annotated[float, setting("seconds between checkpoints (60)", metavar="S", gt=0)] = 60.0
+    checkpoint: Annotated[float, setting(f"seconds between checkpoints ({CHECKPOINT_S:g})", metavar="S", gt=0)] = (
+        CHECKPOINT_S
+    )
     tensorboard: Annotated[str | None, setting("write training metrics there for TensorBoard", metavar="DIR")] = None
 
 
@@ -174,10 +176,12 @@ class Export(InRun, Reported):
 class Gc(InRun, Reported):
     """Settings of `isthmus gc`."""
 
-    keep: Annotated[int, setting("versions of each fragment that stay foldable (64)", metavar="N", ge=1)] = 64
-    min_age: Annotated[float, setting("leave what was written less than S seconds ago (3600)", metavar="S", ge=0)] = (
-        3600.0
-    )
+    keep: Annotated[
+        int, setting(f"versions of each fragment that stay foldable ({KEPT_VERSIONS})", metavar="N", ge=1)
+    ] = KEPT_VERSIONS
+    min_age: Annotated[
+        float, setting(f"leave what was written less than S seconds ago ({MIN_AGE_S:g})", metavar="S", ge=0)
+    ] = MIN_AGE_S
     apply: Annotated[bool, setting("do it", flag_only=True)] = False
 
 

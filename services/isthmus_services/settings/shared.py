@@ -95,20 +95,30 @@ def _by_period(which: int) -> str:
     return f"{short}, or {long} where H is above {LONG_STEPS}; for avg {short_avg} and {long_avg}"
 
 
+_RULES, _PACE = Rules(), Pace()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticOfRun:
     """Arithmetic of the run (fixed once it is created)."""
 
-    fragments: Annotated[int, setting("fragments of the model (12)", metavar="P", within=Rules)] = 12
-    sync_every: Annotated[int, setting("steps between uploads of one (12)", metavar="H", within=Rules)] = 12
-    merge: Annotated[str, setting("merge rule; embeddings are averaged (rda)", choices=tuple(MergeRule))] = "rda"
-    codec: Annotated[str, setting("codec of learners' updates (int4)", choices=tuple(CodecName))] = "int4"
-    codec_down: Annotated[str, setting("codec of new versions (int4)", choices=tuple(CodecName))] = "int4"
+    fragments: Annotated[int, setting(f"fragments of the model ({_RULES.fragments})", metavar="P", within=Rules)] = (
+        _RULES.fragments
+    )
+    sync_every: Annotated[
+        int, setting(f"steps between uploads of one ({_RULES.sync_every})", metavar="H", within=Rules)
+    ] = _RULES.sync_every
+    merge: Annotated[
+        str, setting(f"merge rule; embeddings are averaged ({_RULES.merge})", choices=tuple(MergeRule))
+    ] = _RULES.merge
+    codec: Annotated[str, setting(f"codec of learners' updates ({_RULES.codec_up})", choices=tuple(CodecName))] = (
+        _RULES.codec_up
+    )
+    codec_down: Annotated[str, setting(f"codec of new versions ({_RULES.codec_down})", choices=tuple(CodecName))] = (
+        _RULES.codec_down
+    )
     outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None
     outer_momentum: Annotated[float | None, setting(f"outer Nesterov momentum ({_by_period(1)})", within=Rules)] = None
-
-
-_PACE = Pace()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Who holds which fragment: a rendezvous hash over the syncers heard from lately. Pure; no lease, no election.
 
 Everybody computes it alone, from what it hears, and may be wrong for a moment: two syncers that both believe they hold
-a fragment cost one round done twice, since the conditional commit decides. A standby is just another shard.
+a fragment cost one round done twice, since the conditional commit decides. A standby is just another one of them.
 """
 
 import functools
@@ -31,7 +31,7 @@ class _Peer:
 
 
 @dataclass(slots=True)
-class Shards:
+class Holders:
     """The syncers heard of, as one of them sees it."""
 
     name: str
@@ -78,11 +78,11 @@ class Shards:
         if there and not able:
             broken = range(self.fragments)
         living = tuple(sorted((name, tuple(sorted(peer.broken))) for name, peer in there.items()))
-        return set(_share(self.name, frozenset(broken), living, self.fragments))
+        return set(_fragments_of(self.name, frozenset(broken), living, self.fragments))
 
 
 @functools.lru_cache(maxsize=16)
-def _share(
+def _fragments_of(
     name: str, broken: frozenset[int], others: tuple[tuple[str, tuple[int, ...]], ...], fragments: int
 ) -> frozenset[int]:
     """Return the fragments of `name` among these syncers; asked many times a second, changed seldom."""

@@ -1,14 +1,14 @@
 """Who holds what: everybody computes it alone, and agrees with the others once it has heard them."""
 
 from isthmus.rules import Pace
-from isthmus.syncer.shards import SILENT_BEATS, Shards
+from isthmus.syncer.holders import SILENT_BEATS, Holders
 
 PACE = Pace(heartbeat_s=1.0)
 
 
-def syncers(*names: str, fragments: int = 24) -> dict[str, Shards]:
+def syncers(*names: str, fragments: int = 24) -> dict[str, Holders]:
     """Syncers that have just heard each other."""
-    found = {name: Shards(name, PACE, fragments, 0.0) for name in names}
+    found = {name: Holders(name, PACE, fragments, 0.0) for name in names}
     for one in found.values():
         for other in names:
             one.heard(other, 10.0)
@@ -42,7 +42,7 @@ def test_one_that_stops_on_purpose_is_not_waited_for() -> None:
 
 
 def test_a_newcomer_holds_nothing_before_others_had_the_chance_to_be_heard() -> None:
-    alone = Shards("a", PACE, 4, started_at=5.0)
+    alone = Holders("a", PACE, 4, started_at=5.0)
     assert alone.held(5.1) == set()
     assert alone.held(6.0) == {0, 1, 2, 3}
 
