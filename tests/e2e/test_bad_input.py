@@ -242,6 +242,15 @@ def test_an_endpoint_that_accepts_and_never_answers_is_named(
     assert "no answer within 2.5 s" in line
 
 
+def test_another_pace_for_a_run_that_is_there_is_no_silent_wish(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", str(folder)]) == 0
+    assert main(["init", str(folder), "--overlap", "2"]) == 0, "what it has already"
+    assert main(["init", str(folder), "--overlap", "10"]) == 2
+    assert "the run was there already, and keeps the pace it was created with" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
 def test_a_redis_that_is_not_there_is_named(command: list[str], folder: Path) -> None:
     assert main(["init", str(folder)]) == 0

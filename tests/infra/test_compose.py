@@ -360,3 +360,5 @@ async def test_the_doctor_finds_each_role_as_it_should_be(guarded: Callable[[str
         assert found["bus: must not write for others"] == "ok"
         assert "failure" not in found.values(), found
     assert (await outcomes(Role(RoleKind.LEARNER, "us-1"), "learner-eu-1"))["bus: streams"] == "failure"
+    shared = await outcomes(Role(RoleKind.LEARNER, "us-1"), "learner")
+    assert shared["bus: must not write for others"] == "failure", "the user of all learners keeps none from another's"

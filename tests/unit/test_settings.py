@@ -327,3 +327,8 @@ def test_rules_and_pace_say_it_in_the_same_words(settings: Pace | Rules, message
 def test_a_pace_changes_only_what_was_given() -> None:
     found = shared.pace_of(shared.PaceOfRun(grace=0.1, heartbeat_s=2.0), Pace(quorum=3))
     assert (found.grace, found.heartbeat_s, found.quorum) == (0.1, 2.0, 3)
+
+
+def test_a_word_for_another_commands_variable_is_found_too() -> None:
+    found = resolved("c", environment={"ISTHMUS_WHEL": "2"})
+    assert s.said_of("ISTHMUS_WHEL", found).endswith("did you mean ISTHMUS_WHEEL?")

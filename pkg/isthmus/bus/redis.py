@@ -199,7 +199,10 @@ class RedisBus:
                 raise asyncio.CancelledError
             return result
         except AuthenticationError as error:
-            ask = "the server asks for a password (redis://:PASSWORD@host:port) or refuses the one it got"
+            ask = (
+                "the server asks for a password (redis://USER:PASSWORD@host:port; commands take ISTHMUS_BUS_USER and "
+                "ISTHMUS_BUS_PASSWORD_FILE) or refuses the one it got"
+            )
             raise Denied(f"{self.url}: {ask}: {error}") from None
         except (AuthorizationError, NoPermissionError) as error:
             raise Denied(f"{self.url}: {error}") from None

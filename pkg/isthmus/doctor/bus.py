@@ -85,7 +85,7 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
             yield clock("bus: clock", before - facts.time, 0.1, "the bus")
         yield await _values(bus)
     yield await _stream(bus, role, position)
-    if role.others_stream is not None:
+    if role.others_streams:
         yield await _must_not(bus, role)
 
 
@@ -117,18 +117,20 @@ async def _stream(bus: Bus, role: Role, position: str) -> Finding:
 
 
 async def _must_not(bus: Bus, role: Role) -> Finding:
-    check, other = "bus: must not write for others", role.others_stream or ""
+    check = "bus: must not write for others"
     if _on_disk(bus):
         said = "whoever may write this file may speak as anybody"
         return Finding(check, NOTE, said, "where they do not trust each other: a Redis with an ACL (`isthmus access`)")
-    try:
-        await bus.append(other, b"")
-    except Denied:
-        return Finding(check, OK, f"{other} is out of this role's reach")
-    except IsthmusError as error:
-        return Finding(check, WARNING, str(error), "try again")
     advice = f"give the {role.kind} a user of its own (`isthmus access` writes the ACL)"
-    return Finding(check, FAILURE, f"this user may speak as {other}", advice)
+    for other in role.others_streams:
+        try:
+            await bus.append(other, b"")
+        except Denied:
+            continue
+        except IsthmusError as error:
+            return Finding(check, WARNING, str(error), "try again")
+        return Finding(check, FAILURE, f"this user may speak as {other}", advice)
+    return Finding(check, OK, f"{' and '.join(role.others_streams)}: out of this role's reach")
 
 
 def judge(facts: ServerFacts) -> list[Finding]:

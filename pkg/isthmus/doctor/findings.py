@@ -63,9 +63,10 @@ class Role:
         return learner_stream(self.learner) if self.kind == RoleKind.LEARNER else SYNCER_STREAM
 
     @property
-    def others_stream(self) -> str | None:
-        """A stream this role must not write."""
-        return {RoleKind.LEARNER: SYNCER_STREAM, RoleKind.SYNCER: learner_stream("doctor")}.get(self.kind)
+    def others_streams(self) -> tuple[str, ...]:
+        """Streams this role must not write: those of syncers, and of learners that are somebody else."""
+        another = learner_stream("doctor")
+        return {RoleKind.LEARNER: (SYNCER_STREAM, another), RoleKind.SYNCER: (another,)}.get(self.kind, ())
 
 
 def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:

@@ -19,6 +19,11 @@ def run(settings: declared.Init) -> int:
     made = create(
         settings, settings.run, model=settings.model, source=settings.source, create_bucket=settings.create_bucket
     )
+    if shared.pace_of(settings, made.pace) != made.pace:
+        raise InputError(
+            f"{made.url}: the run was there already, and keeps the pace it was created with: give another one to its "
+            "syncers and learners, as flags or in ISTHMUS_… variables"
+        )
     layout = made.layout
     print(
         f"{made.url}: run {made.digest[:8].hex()}, {layout.size:,} parameters in {len(layout.fragments)} fragments, "

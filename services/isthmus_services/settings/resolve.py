@@ -147,6 +147,8 @@ class Resolved(typing.Generic[T]):
     """By field."""
     stray: tuple[str, ...]
     """Variables that look like ours and belong to no command."""
+    known: frozenset[str]
+    """Names of the settings of all commands."""
 
 
 def fields(cls: type) -> list[Setting]:
@@ -248,7 +250,7 @@ def resolve(
         if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
         if not name.startswith(_OF_TESTS)
     )
-    return Resolved(cls(**values), sources, stray)
+    return Resolved(cls(**values), sources, stray, frozenset(known))
 
 
 def show(
@@ -280,7 +282,7 @@ def show(
 
 def said_of(stray: str, resolved: Resolved[Any]) -> str:
     """Return the warning about a variable that no command reads."""
-    names = [s.variable for s in fields(type(resolved.values)) if not s.flag_only]
+    names = [PREFIX + name.upper() for name in sorted(resolved.known)]
     return f"{stray} is not a setting of any command{did_you_mean(stray, names)}"
 
 
