@@ -12,9 +12,11 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from isthmus.rules import Rules
 from isthmus_services.commands.status import LINES_EVERY_S
@@ -36,9 +38,12 @@ async def living(folder: Path) -> AsyncIterator[World]:
             await asyncio.gather(*tasks)
 
 
-def interruptible() -> None:
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
     """Started in the background by a shell, tests ignore SIGINT, and what they start would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def on_a_terminal(command: Sequence[str], until: Callable[[str], object], timeout_s: float = 120.0) -> tuple[str, int]:
@@ -53,7 +58,6 @@ def on_a_terminal(command: Sequence[str], until: Callable[[str], object], timeou
         stderr=side,
         env=environment,
         start_new_session=True,
-        preexec_fn=interruptible,  # noqa: PLW1509  (this process has no thread that holds a lock)
     )
     os.close(side)
     text, end = "", time.monotonic() + timeout_s
@@ -101,7 +105,6 @@ async def test_a_pipe_gets_a_line_now_and_then(folder: Path) -> None:
             "--watch",
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            preexec_fn=interruptible,
         )
         assert process.stdout is not None
         try:
