@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
 from isthmus.bus import default_bus
@@ -207,6 +207,7 @@ def join(
     bus: str | None = None,
     learner: str,
     create: Rules | None = None,
+    vectors: Sequence[str] = (),
     pace: Pace | None = None,
     adopt: str = Adoption.OVERWRITE.value,
     steps: int = 0,
@@ -239,6 +240,8 @@ def join(
         learner: this learner's name, unique in the run; the same name goes on where it stopped.
         create: with rules, a missing run is created from this model; of several creators one wins, the others adopt its
             run and its initial values.
+        vectors: where this creates the run: patterns of names of tensors that `merge="iso"` leaves to RDA, such as
+            `*.router.weight`. An output layer that is not tied to an embedding is one without being named.
         pace: overrides the run's pace here.
         adopt: `overwrite` (default), `blend` or `carry`: what happens to local work when a version arrives.
         steps: how many steps this learner will train, for display; 0 where it is not known.
@@ -270,7 +273,7 @@ def join(
 
     def seed(rules: Rules) -> Seed:
         values, frozen = torch_model.values_of(model), torch_model.frozen_of(model)
-        return Seed(torch_model.specs_of(model), values, frozen, rules, pace or Pace())
+        return Seed(torch_model.specs_of(model, vectors), values, frozen, rules, pace or Pace())
 
     async def enter(store: EdgeStore) -> Run:
         found = await reach_or_create(store, create, seed)

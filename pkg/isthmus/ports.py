@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from isthmus.bus import Bus, open_bus
-from isthmus.errors import RunMissing, Unavailable
+from isthmus.errors import IsthmusError, RunMissing, Unavailable
 from isthmus.log import Log
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.records.messages import SYNCER_STREAM
 from isthmus.runtime import Runtime, threaded
-from isthmus.store import EdgeStore, Store, open_store
+from isthmus.store import EdgeStore, open_store
 
 THREADS = 4
 """For work that leaves the event loop, where nobody says otherwise."""
@@ -80,18 +80,18 @@ async def bus_answers(bus: Bus) -> None:
     await bus.tail(SYNCER_STREAM)
 
 
-async def until_created(
-    store: Store, runtime: Runtime, stopping: asyncio.Event, say: Callable[[RunMissing | Unavailable], None]
+async def patiently(
+    ask: Callable[[], Awaitable[object]], runtime: Runtime, stopping: asyncio.Event, say: Callable[[IsthmusError], None]
 ) -> bool:
-    """Wait until there is a run, and return True; False once `stopping` is set. What is missing is said now and then.
+    """Ask for a run, or a bus, until there is one, and return True; False once `stopping` is set.
 
-    It waits as long as it takes: when somebody creates the run is not for a number of seconds to know. Raises `Denied`,
-    which waiting would not cure, and what else `read_run` raises.
+    It waits as long as it takes: when somebody creates the run is not for a number of seconds to know. What is missing
+    is said now and then. Raises what waiting would not cure: `Denied`, a record that cannot be read.
     """
     said_at: float | None = None
     while not stopping.is_set():
         try:
-            await read_run(store)
+            await ask()
             return True
         except (RunMissing, Unavailable) as error:
             if said_at is None or runtime.now() - said_at >= SAY_S:

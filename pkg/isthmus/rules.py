@@ -15,6 +15,8 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 FRAGMENTS_MAX = 4096
 """Heartbeats list the version of every fragment."""
 
+BLOCK_MAX = 1 << 20
+
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 STALENESS_MAX = 64
@@ -26,6 +28,7 @@ class MergeRule(StrEnum):
 
     RDA = "rda"  # radial-directional averaging: the mean length, in the mean direction of unit vectors
     AVG = "avg"  # the weighted mean
+    ISO = "iso"  # isotropic: of matrices the polar factor of the weighted mean, with RDA's length; of all else RDA
 
 
 class Adoption(StrEnum):
@@ -75,6 +78,9 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How the updates of a round are merged: a `MergeRule`, or its name."""
     merge_embeddings: str = MergeRule.AVG.value
     """The same for embeddings; the paper merges them by plain averaging."""
+    iso_block: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_MAX)] = 0
+    """Where `merge` is `iso`: matrices with a longer side are cut into even blocks, each isotropic by itself, since the
+    cost per parameter grows with the shorter side; 0: they stay whole."""
     outer_lr: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.4
     outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.8
     codec_up: str = CodecName.INT4.value
@@ -101,6 +107,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def merge_for(self, role: TensorClass) -> MergeRule:
         """Return the merge rule for a class of tensors."""
+        if role == TensorClass.VECTOR and self.merge == MergeRule.ISO:
+            return MergeRule.RDA
         return MergeRule(self.merge_embeddings if role == TensorClass.EMBEDDING else self.merge)
 
     def check(self) -> "Rules":
@@ -116,8 +124,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 LONG_STEPS = 24
 """H above which rounds are long: measured were 12, 24 (where both are alike) and 48."""
 
-_SHORT_ROUNDS = {MergeRule.RDA: (0.4, 0.8), MergeRule.AVG: (0.7, 0.8)}
-_LONG_ROUNDS = {MergeRule.RDA: (0.6, 0.7), MergeRule.AVG: (1.05, 0.7)}
+_SHORT_ROUNDS = {MergeRule.RDA: (0.4, 0.8), MergeRule.AVG: (0.7, 0.8), MergeRule.ISO: (0.8, 0.8)}
+_LONG_ROUNDS = {MergeRule.RDA: (0.6, 0.7), MergeRule.AVG: (1.05, 0.7), MergeRule.ISO: (0.8, 0.7)}
 
 
 def outer_for(merge: str, sync_every: int) -> tuple[float, float]:
@@ -126,7 +134,7 @@ def outer_for(merge: str, sync_every: int) -> tuple[float, float]:
     return found[MergeRule(merge)] if merge in found else found[MergeRule.RDA]
 
 
-EFFECTIVE_MAX = {MergeRule.RDA: 3.0, MergeRule.AVG: 6.0}
+EFFECTIVE_MAX = {MergeRule.RDA: 3.0, MergeRule.AVG: 6.0, MergeRule.ISO: 6.0}
 """Effective outer rates above which the lab's losses are clearly worse, at H up to 64."""
 
 MOMENTUM_MAX = 0.9

@@ -111,8 +111,8 @@ def _run(command: declared.Command, arguments: argparse.Namespace) -> int:
 
         resolve.show(resolved, stdout(), environment, effective(resolved.values))
         return 0
-    for name in resolved.stray:
-        print(f"warning: {resolve.said_of(name, resolved)}", file=sys.stderr)
+    for said in resolved.stray:
+        print(f"warning: {said}", file=sys.stderr)
     # Imported only now: `isthmus --help` needs no torch.
     return int(importlib.import_module(f"isthmus_services.{command.module}").run(resolved.values) or 0)
 

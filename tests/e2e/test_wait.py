@@ -11,11 +11,13 @@ import pytest
 
 from e2e.test_processes import processes, wait_for
 from isthmus.errors import Denied, ObjectMissing, RunMissing, Unavailable
-from isthmus.ports import LOOK_S, SAY_S, until_created
+from isthmus.log.run import read_run
+from isthmus.ports import LOOK_S, SAY_S, patiently
 from isthmus.runtime import Runtime, inline
 from isthmus.simulate.clock import Clock
 from isthmus.store import Store
 from isthmus_services.cli import main
+from isthmus_services.demo.servers import free_ports, redis_server
 
 HOUR_S = 3600.0
 
@@ -44,7 +46,17 @@ def test_sigterm_ends_the_waiting(tmp_path: Path) -> None:
         wait_for(lambda: "waits for the run" in p.said("s"), "the syncer says that it waits")
         syncer.send_signal(signal.SIGTERM)
         p.ends(syncer)
-        assert messages(p.said("s"))[-1] == "s1 stops: there was no run to serve"
+        assert messages(p.said("s"))[-1] == "s1 stops: there was no run"
+
+
+def test_a_syncer_that_was_started_before_the_bus_serves_once_it_is_there(tmp_path: Path) -> None:
+    run, port = str(tmp_path / "run"), free_ports(1)[0]
+    assert main(["init", run]) == 0
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--name", "s1", "--wait", "--bus", f"redis://127.0.0.1:{port}")
+        wait_for(lambda: "s1 waits for the bus" in p.said("s"), "the syncer says that it waits")
+        with redis_server(tmp_path / "redis", port=port):
+            wait_for(lambda: "s1 serves" in p.said("s"), "it serves the run")
 
 
 class Empty:
@@ -68,8 +80,11 @@ def waited(store: Empty, for_s: float) -> tuple[bool, list[tuple[float, str]]]:
     async def body() -> bool:
         stopping = asyncio.Event()
         asyncio.get_running_loop().call_later(for_s, stopping.set)
-        return await until_created(
-            cast(Store, store), runtime, stopping, lambda error: said.append((clock.time(), type(error).__name__))
+        return await patiently(
+            lambda: read_run(cast(Store, store)),
+            runtime,
+            stopping,
+            lambda error: said.append((clock.time(), type(error).__name__)),
         )
 
     return clock.run_until_complete(body()), said

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.errors import Fenced
+from isthmus.errors import Denied, Fenced, ObjectMissing
 from isthmus.kernels import F32
 from isthmus.log.select import checkpoints_in
 from isthmus.records.keys import claim_key
@@ -184,6 +184,26 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> Non
         await new.steps(10)
         await new.end()
         await check_log(w)
+
+
+async def test_a_newcomer_that_may_not_speak_does_not_take_the_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(folder) as w, serving(w.syncer()):
+        old = await Life(w, "l0").start()
+        await old.steps(10)
+
+        async def refuse(*_: object) -> None:
+            raise Denied("no permission to access a key (NOPERM)")
+
+        with monkeypatch.context() as only_now:
+            only_now.setattr(w.bus, "append", refuse)
+            with pytest.raises(Denied, match="NOPERM"):
+                await w.learner("l0").join()
+        with pytest.raises(ObjectMissing):
+            await w.store.get(claim_key("l0", 2))
+        await old.steps(10)
+        await old.end()
 
 
 async def test_a_twin_is_found_without_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,22 @@ async def test_every_adoption_and_codec_keeps_the_ledger(folder: Path, adopt: st
             balanced(agent)
 
 
+@pytest.mark.parametrize("block", [0, 12])
+async def test_an_isotropic_run_folds_to_what_was_merged(folder: Path, block: int) -> None:
+    rules = Rules.suited(merge="iso", iso_block=block, fragments=3, sync_every=4)
+    async with world(folder, seed_of(rules)) as w:
+        learners = [w.learner(f"l{i}") for i in range(2)]
+        async with serving(w.syncer()) as syncer:
+            await asyncio.gather(
+                *(train(a, 50, seed=i, enough=lambda: syncer.tallies.commits >= 6) for i, a in enumerate(learners))
+            )
+        assert await check_log(w) >= 6
+        recorded = {
+            (c.header.dense.merge, c.header.dense.block) for cs in (await all_commits(w.log)).values() for c in cs
+        }
+        assert recorded == {("iso", block)}
+
+
 async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folder: Path) -> None:
     """A learner that trains nothing sends zeros: the model stays where it is, whatever codec and dtype."""
     specs = [Spec("half", (300,), "bfloat16", TensorClass.DENSE), Spec("whole", (200,), "float32", TensorClass.DENSE)]
@@ -213,7 +229,7 @@ async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_wha
         while reported < 43:
             await asyncio.sleep(0.02)
             said = (await w.bus.read({learner_stream("l0"): ""}, 0.1))[learner_stream("l0")]
-            reported = max(getattr(decode(m.body), "step", 0) for m in said)
+            reported = max(getattr(decode(m.body), "step", 0) for m in said if m.body)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -17,6 +17,31 @@ from isthmus.rules import Rules
 from tests_helpers import QUICK, World, all_commits, check_log, seed_of, serving, train, until, world
 
 
+def announcement(w: World, learner: str = "evil", **changes: Any) -> Announce:
+    """Return what an honest learner might say, but for the changes."""
+    plausible = Announce(
+        run=w.run.digest,
+        id="x",
+        learner=learner,
+        incarnation=1,
+        fragment=0,
+        base=0,
+        key="updates/x",
+        digest=bytes(32),
+        size=1,
+        steps=5,
+        tokens=500,
+        step=5,
+        tokens_seen=500,
+        due=True,
+        age_s=0.0,
+        step_s=0.01,
+        upload_s=0.01,
+        sync_s=0.01,
+    )
+    return replace(plausible, **changes)
+
+
 async def post(
     w: World,
     learner: str,
@@ -32,27 +57,8 @@ async def post(
     key = update_key(fragment, learner, base, digest)
     if put:
         await w.store.put(key, blob)
-    plausible = Announce(
-        run=w.run.digest,
-        id="x",
-        learner=learner,
-        incarnation=1,
-        fragment=fragment,
-        base=base,
-        key=key,
-        digest=digest,
-        size=len(blob),
-        steps=5,
-        tokens=500,
-        step=5,
-        tokens_seen=500,
-        due=True,
-        age_s=0.0,
-        step_s=0.01,
-        upload_s=0.01,
-        sync_s=0.01,
-    )
-    await w.bus.append(learner_stream(learner), encode(replace(plausible, **changes)))
+    said = announcement(w, learner, fragment=fragment, base=base, key=key, digest=digest, size=len(blob))
+    await w.bus.append(learner_stream(learner), encode(replace(said, **changes)))
 
 
 def forged(w: World, learner: str = "evil", *, values: F32 | None = None, fragment: int = 0, **changes: Any) -> bytes:
@@ -142,39 +148,15 @@ def _announce_by_syncer(w: World) -> bytes:
     )
 
 
-def _announce_of(w: World, **changes: Any) -> bytes:
-    plausible = Announce(
-        run=w.run.digest,
-        id="x",
-        learner="evil",
-        incarnation=1,
-        fragment=0,
-        base=0,
-        key="updates/x",
-        digest=bytes(32),
-        size=1,
-        steps=1,
-        tokens=1,
-        step=1,
-        tokens_seen=1,
-        due=False,
-        age_s=0.0,
-        step_s=0.0,
-        upload_s=0.0,
-        sync_s=0.0,
-    )
-    return encode(replace(plausible, **changes))
-
-
 @pytest.mark.parametrize(
     ("body_of", "reason"),
     [
         (lambda _: b"\x00", "truncated"),
         (lambda _: b"\x80" * 500, "malformed"),
         (_announce_by_syncer, "wrong-author"),
-        (lambda w: _announce_of(w, learner="l9"), "wrong-author"),
-        (lambda w: _announce_of(w, run=bytes(32)), "wrong-run"),
-        (lambda w: _announce_of(w, fragment=99), "wrong-layout"),
+        (lambda w: encode(announcement(w, learner="l9")), "wrong-author"),
+        (lambda w: encode(announcement(w, run=bytes(32))), "wrong-run"),
+        (lambda w: encode(announcement(w, fragment=99)), "wrong-layout"),
     ],
 )
 async def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(
@@ -189,7 +171,7 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await train(w.learner("l0"), 40)
         said = (await w.bus.read({learner_stream("l0"): ""}, 0.0))[learner_stream("l0")]
-        first = next(s.body for s in said if isinstance(decode(s.body), Announce))
+        first = next(s.body for s in said if s.body and isinstance(decode(s.body), Announce))
         again = decode(first)
         assert isinstance(again, Announce)
         keeper = syncer.keepers[again.fragment]

@@ -207,8 +207,19 @@ MUTANTS = [
     ),
     # --- arithmetic ---------------------------------------------------------------------------------------------------
     *of(
+        "log/polar.py",
+        "tests/unit/test_polar.py",
+        row("rounding-may-leave-the-interval", "_WITHIN = 0.999", "_WITHIN = 1.2"),
+        row("tall-matrices-are-not-turned", "wide = d.shape[0] <= d.shape[1]", "wide = True"),
+        row("a-step-too-few", "for a, b, c in QUINTICS:", "for a, b, c in QUINTICS[:-1]:"),
+        row("the-upper-half-is-left", "    if symmetric:\n        kernels.mirror(out)\n", ""),
+        row("blocks-of-zeros-are-divided-by-nothing", "if norm > 0.0:", "if norm >= 0.0:"),
+        row("blocks-overlap", "length * (i + 1) // parts", "length * (i + 1) // parts + 1"),
+    ),
+    *of(
         "log/merge.py",
-        "tests/unit/test_rounding.py tests/unit/test_fold_walk.py tests/unit/test_merge.py",
+        "tests/unit/test_rounding.py tests/unit/test_fold_walk.py tests/unit/test_merge.py "
+        "tests/integration/test_one_loop.py::test_an_isotropic_run_folds_to_what_was_merged",
         row(
             "what-the-codec-drops-is-never-carried",
             "kernels.subtract(master, state.published, difference)",
@@ -216,8 +227,8 @@ MUTANTS = [
         ),
         row(
             "cancelling-is-not-relative-to-weights",
-            "if norm / self._weights >= CANCELLED_BELOW:",
-            "if norm >= CANCELLED_BELOW:",
+            "if whole > 0.0 and norm / whole >= CANCELLED_BELOW:",
+            "if whole > 0.0 and norm >= CANCELLED_BELOW:",
         ),
         row("whole-tensors-cancel-sooner", "CANCELLED_BELOW = 1e-3", "CANCELLED_BELOW = 1e-2"),
         row("quantity-without-quality", "return tokens * (tokens / steps)", "return float(tokens)"),
@@ -225,8 +236,29 @@ MUTANTS = [
         row("lengths-are-not-weighted", "self._norms[i] += weight * norm", "self._norms[i] += norm"),
         row(
             "embeddings-are-merged-like-all-else",
-            "if self.outer[t.spec.role].merge == MergeRule.RDA:\n                norm = kernels.norm(piece)",
-            'if self.outer["dense"].merge == "rda":\n                norm = kernels.norm(piece)',
+            "_merge_of(t.spec, outer[t.spec.role].merge)",
+            '_merge_of(t.spec, outer["dense"].merge)',
+        ),
+        row(
+            "vectors-are-matrices",
+            "if rule == MergeRule.ISO and not spec.is_matrix else rule",
+            "if rule == MergeRule.ISO and len(spec.shape) != 2 and not spec.shape else rule",
+        ),
+        row(
+            "what-is-named-a-vector-is-isotropic-too",
+            "msgspec.structs.replace(dense, merge=MergeRule.RDA) if dense.merge == MergeRule.ISO else dense",
+            "dense",
+        ),
+        row(
+            "iso-cancels-by-weights-alone",
+            "whole = self._weights if rule == MergeRule.RDA else self._norms[i]",
+            "whole = self._weights",
+        ),
+        row("iso-keeps-the-length-of-the-factor", "                        norm = kernels.norm(total)\n", ""),
+        row(
+            "a-commit-forgets-its-blocks",
+            "block=rules.iso_block if rules.merge_for(role) == MergeRule.ISO else 0,",
+            "block=0,",
         ),
         row(
             "a-state-is-named-without-its-momentum",
@@ -269,7 +301,16 @@ MUTANTS = [
     ),
     *of(
         "kernels.py",
-        "tests/unit/test_rounding.py tests/unit/test_merge.py tests/unit/test_codecs.py",
+        "tests/unit/test_polar.py tests/unit/test_rounding.py tests/unit/test_merge.py tests/unit/test_codecs.py",
+        row("a-product-starts-anew-in-each-block", "                if l0 > 0:\n", "                if l0 > _DEPTH:\n"),
+        row("columns-beyond-the-last-block-are-left", "width = min(_WIDTH, n - j0)", "width = min(_WIDTH, n - j0 - 1)"),
+        row("the-order-of-a-sum-is-another", "                    q += 4\n", "                    q += 8\n"),
+        row(
+            "multiplied-then-added",
+            "        return builder.fma(*arguments)",
+            "        return builder.fadd(builder.fmul(arguments[0], arguments[1]), arguments[2])",
+        ),
+        row("mirrored-from-above", "x[j, i] = x[i, j]", "x[i, j] = x[j, i]"),
         row(
             "lanes-are-folded-one-by-one",
             "((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))",

@@ -275,7 +275,10 @@ class Checker:
     # --- at every word ------------------------------------------------------------------------------------------------
 
     def said(self, stream: str, body: bytes) -> None:
-        """A message is on the bus."""
+        """A message is on the bus; an empty one is nobody's, and only shows that its author may speak."""
+        if not body:
+            self.names.add(learner_of(stream) or stream)
+            return
         try:
             message = decode(body)
         except RecordInvalid as error:

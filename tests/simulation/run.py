@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first (0)")
     parser.add_argument("--kind", help="all seeds of one kind (see simulation/scenario.py)")
     parser.add_argument("--bug", help="with a planted bug (see simulation/bugs.py)")
+    parser.add_argument(
+        "--bugs", action="store_true", help="which seed catches each planted bug first, and which is noted"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", help="write the report there too")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -45,6 +49,8 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     if arguments.worker:
         return _work(arguments.bug, arguments.kind)
+    if arguments.bugs:
+        return _scan(arguments.workers)
     if arguments.seed is not None:
         return _replay(arguments.seed, arguments.bug, arguments.kind)
     return asyncio.run(_many(arguments))
@@ -67,6 +73,27 @@ def _replay(seed: int, bug: str | None, kind: str | None) -> int:
         print(f"VIOLATION {violation}")
     print(f"seed {seed}: {outcome.commits} commits, {len(outcome.violations)} violations")
     return 1 if outcome.violations else 0
+
+
+def _scan(workers: int) -> int:
+    """Print the first seed that catches each planted bug; 1 where another is noted, which makes the tests slower."""
+    from simulation.bugs import BUGS
+
+    off = 0
+    with ProcessPoolExecutor(workers) as pool:
+        for name, seed in zip(BUGS, pool.map(_first_to_catch, BUGS), strict=True):
+            noted = BUGS[name].caught_by
+            off += seed != noted
+            print(f"{name}: seed {seed}" + ("" if seed == noted else f", noted is {noted}"), flush=True)
+    return 1 if off else 0
+
+
+def _first_to_catch(bug: str) -> int | None:
+    from simulation.bugs import BUGS
+
+    logging.disable(logging.CRITICAL)
+    planted = BUGS[bug]
+    return next((s for s in range(planted.within) if _simulate(s, bug, planted.kind).violations), None)
 
 
 def _work(bug: str | None, kind: str | None) -> int:
@@ -107,7 +134,9 @@ async def _many(a: argparse.Namespace) -> int:
             line = await stdout.readline()
             if not line:
                 raise SystemExit(f"seed {seed}: the worker ended with {await process.wait()}")
-            outcomes.append(json.loads(line))
+            outcomes.append(outcome := json.loads(line))
+            for violation in outcome["violations"][:1]:
+                print(f"seed {seed}: {violation.splitlines()[0]}", file=sys.stderr, flush=True)
             say(len(outcomes) / a.seeds)
         stdin.close()
         await process.wait()

@@ -33,6 +33,9 @@ WEIGHTS = (4, 5, 5, 2, 3, 1, 3, 3, 1)
 SHARE = 0.25
 """Of a syncer's loop, and of its threads, that the updates of the pace asked for may take."""
 
+MATRICES = 0.2
+"""Share of seeds whose tensors are matrices, merged isotropically."""
+
 UPDATE_BYTES = 600
 """About what a small update has, header included."""
 
@@ -354,20 +357,33 @@ def _plain(seed: int) -> Scenario:
     # A link that cannot carry the log is no fault: whoever is behind it stays behind.
     least = LEAST_BYTES * fragments / (rules.sync_every * min(step_s))
     bytes_s = tuple(max(least, d.choice((math.inf, 2e4, 5e4, 2e5))) for _ in range(syncers + learners))
-    return Scenario(
-        seed=seed,
-        syncers=syncers,
-        learners=learners,
-        rules=rules,
-        pace=pace,
-        specs=specs,
-        adopt=adopt,
-        step_s=step_s,
-        checkpoint_s=checkpoint_s,
-        latency_s=latency_s,
-        bytes_s=bytes_s,
-        store=store,
-        bus=bus,
-        storm_s=storm_s,
-        planned=tuple(sorted(planned, key=lambda p: p.at)),
+    return _matrices(
+        Scenario(
+            seed=seed,
+            syncers=syncers,
+            learners=learners,
+            rules=rules,
+            pace=pace,
+            specs=specs,
+            adopt=adopt,
+            step_s=step_s,
+            checkpoint_s=checkpoint_s,
+            latency_s=latency_s,
+            bytes_s=bytes_s,
+            store=store,
+            bus=bus,
+            storm_s=storm_s,
+            planned=tuple(sorted(planned, key=lambda p: p.at)),
+        )
+    )
+
+
+def _matrices(s: Scenario) -> Scenario:
+    """Return the scenario, one in so many with matrices that are merged isotropically."""
+    d = random.Random(f"matrices/{s.seed}")
+    if d.random() > MATRICES:
+        return s
+    specs = [replace(spec, shape=(spec.shape[0] // 3 + 1, d.randrange(2, 5))) for spec in s.specs]
+    return replace(
+        s, specs=tuple(specs), rules=msgspec.structs.replace(s.rules, merge="iso", iso_block=d.choice((0, 0, 3)))
     )

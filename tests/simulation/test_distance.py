@@ -10,7 +10,7 @@ from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Times, World, learn, serve
 from isthmus.syncer import Syncer
-from simulation.cluster import Toy
+from simulation.toy import Toy
 
 LEARNERS, H, STEPS = 4, 12, 180
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus.store import EdgeStore, Entry, Store
 from isthmus.syncer import Syncer
-from simulation.cluster import Toy
+from simulation.toy import Toy
 
 FRAGMENTS = 4
 
@@ -191,7 +192,9 @@ def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time() ->
 
 
 @pytest.mark.parametrize("port", ["store", "bus"])
-def test_a_syncer_that_cannot_serve_is_left_out_while_it_lasts_and_comes_back(port: str) -> None:
+def test_a_syncer_that_cannot_serve_says_so_is_left_out_while_it_lasts_and_comes_back(
+    port: str, caplog: pytest.LogCaptureFixture
+) -> None:
     story = Story(f"half dead {port}")
 
     async def body() -> None:
@@ -212,6 +215,10 @@ def test_a_syncer_that_cannot_serve_is_left_out_while_it_lasts_and_comes_back(po
         assert min(await story.commits_meanwhile(30.0)) > 10
 
     story.tell(body())
+    said = [r.getMessage() for r in caplog.records if r.name == "isthmus.concern" and r.getMessage().startswith("s0")]
+    assert re.match(rf"s0: the {port} does not answer \(for 1\d s\): it leaves its fragments .*; see whether", said[0])
+    assert said[-1] == f"s0: the {port} does not answer: over"
+    assert len(said) <= 3  # at once, a reminder, and that it is over
 
 
 def test_a_flood_from_one_learner_stops_nobody_and_is_counted_under_its_name() -> None:

@@ -17,7 +17,7 @@ from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Times, World, learn, serve
 from isthmus.syncer import Syncer
-from simulation.cluster import Toy
+from simulation.toy import Toy
 
 FRAGMENTS, SIZE, STEP_S = 6, 65536, 0.2
 SETTLING_S, MEASURED_S = 30.0, 150.0

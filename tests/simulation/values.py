@@ -73,6 +73,8 @@ class Values:
                     t.start,
                     t.stop,
                     run.rules.merge_embeddings if t.spec.role == TensorClass.EMBEDDING else run.rules.merge,
+                    t.spec.shape,
+                    run.rules.iso_block,
                 )
                 for t in fragment.tensors
             ]

@@ -19,12 +19,12 @@ FLOORS = (
     "averages reasons runtime version",  # moving averages · why an update is turned away · clocks and threads · the version
     "errors metrics",
     "kernels layout sinks urls",  # hot loops · what a model is cut into · where figures go · where things are
-    "codecs",
     "rules",
+    "codecs",
     "records",  # objects, messages and trees of state as bytes, and the keys they live under
     "bus rounds store",  # the two ports · when to stop waiting, without I/O
     "health log tolerance",  # is a process well · state = fold(merge, snapshot, log) · refusals that pass
-    "ports",  # the ways to a run, opened
+    "concern ports",  # what keeps an agent from its work, said · the ways to a run, opened
     "doctor learner readers syncer",  # who takes part, and who only reads
     "pytorch simulate",
     "forecast link",  # what a run would come to · the front door

@@ -63,6 +63,7 @@ def of(
     silent: Sequence[Alive | FromLearner] = (),
     bus_error: str = "",
     committed: bool = True,
+    expected: int = 0,
 ) -> Health:
     hearing = Hearing(RUN)
     for at, said in [(None, silent), (1.0, messages)]:
@@ -70,7 +71,7 @@ def of(
             stream = SYNCER_STREAM if isinstance(message, Alive) else learner_stream(message.learner)
             hearing.take(stream, Said("1-0", encode(message)), at)
     head = commit(COMMITTED_AT) if committed else None
-    return health(Status(hearing, [head], bus_error, 0.0, NOW), "s3://b/run", "redis://h")
+    return health(Status(hearing, [head], bus_error, 0.0, NOW), "s3://b/run", "redis://h", expected)
 
 
 def test_all_merge() -> None:
@@ -100,6 +101,13 @@ def test_of_many_only_a_few_are_named() -> None:
     found = of(*(beat(f"l{i}", "bus") for i in range(9)), alive())
     assert found.said.startswith("0 of 9 learners merge; l0: waits for bus; l1")
     assert found.said.endswith("l2: waits for bus; so do 6 more")
+
+
+def test_fewer_than_expected_are_something_to_see_to_unless_all_are_done() -> None:
+    found = of(beat("a"), alive(), expected=3)
+    assert (found.ok, found.said) == (False, "1 of 1 learners merge; 3 learners are expected, 1 are heard")
+    assert of(beat("a"), beat("b"), beat("c"), alive(), expected=3).ok
+    assert of(beat("a"), left("a", done=True), alive(), expected=3).ok
 
 
 def test_who_fell_silent_is_named_and_ends_no_check_as_long_as_others_merge() -> None:

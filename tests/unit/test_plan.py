@@ -78,7 +78,7 @@ def test_a_fast_link_gets_the_shortest_period_and_a_thin_one_a_longer_one() -> N
         assert found.pace.check() is found.pace
         assert found.rules.fragments <= found.rules.sync_every
         assert {c.name for c in found.choices} == {
-            "sync_every", "fragments", "codec", "codec_down", "outer_lr", "checkpoint", "overlap", "quorum", "syncers",
+            "sync_every", "fragments", "codec", "codec_down", "outer_lr", "merge", "checkpoint", "overlap", "quorum", "syncers",
         }  # fmt: skip
         assert all(c.reason for c in found.choices)
     assert thin.forecasts[0].back_s > wide.forecasts[0].back_s
@@ -223,15 +223,20 @@ def test_the_init_line_is_what_the_real_parser_takes(
         ["--params", "2.9e9"],
         ["--params", "1e8", "--latency", "0.8"],
         ["--params", "1e7", "--codec", "int8"],
+        ["--params", "1e7", "--merge", "iso", "--iso-block", "512"],
     ):
         assert main(["plan", *words]) == 0
         line = capsys.readouterr().out.strip().splitlines()[-1]
         assert line.startswith("isthmus init s3://BUCKET/RUN --model PACKAGE.MODULE:FUNCTION ")
         assert main(shlex.split(line)[1:]) == 0
         rules = shared.rules_of(taken[-1])
-        assert rules == Rules.suited(sync_every=rules.sync_every, fragments=rules.fragments, codec_up=rules.codec_up), (
-            "outer rate and momentum are those that suit"
-        )
+        assert rules == Rules.suited(
+            sync_every=rules.sync_every,
+            fragments=rules.fragments,
+            codec_up=rules.codec_up,
+            merge="iso" if "iso" in words else "rda",
+            iso_block=512 if "iso" in words else 0,
+        ), "outer rate and momentum are those that suit"
         assert shared.pace_of(taken[-1], Pace()).overlap >= 2.0
         if "--codec" in words:
             assert rules.codec_up == "int8"
@@ -293,6 +298,27 @@ def test_speeds_come_from_the_table_or_a_file_and_are_named(
     report_ = json.loads(said.read_text())
     per_round = 8 * written["add_s"]["int4"] + written["round_s"]["int4"]
     assert report_["syncer"]["merge_s"] == pytest.approx(1e8 / report_["rules"]["fragments"] * per_round)
+
+
+def test_isotropic_merges_are_counted_by_the_matrices_there_are_and_named_where_they_are_too_dear() -> None:
+    few = Fixed(sync_every=24, fragments=12)
+    here = Island(name="a", count=4, up_gbit_s=10.0, down_gbit_s=10.0)
+    rda, iso, cut = (
+        planned(1e9, here, fixed=replace(few, merge=merge, iso_block=block))
+        for merge, block in ((None, None), ("iso", 0), ("iso", 512))
+    )
+    choice = next(c for c in rda.choices if c.name == "merge")
+    assert choice.value == "rda"
+    assert choice.reason.startswith("isotropic merges would take, a round: whole matrices")
+    assert rda.syncer["merge_s"] < cut.syncer["merge_s"] < iso.syncer["merge_s"]
+    assert any("isotropic merges hold a round up" in warning for warning in iso.warnings)
+    assert not any("isotropic" in warning for warning in rda.warnings)
+    # Twenty layers of width 2,048: a matrix of shorter side d takes 5 (3 d² l + d³) operations.
+    shapes = [(2048, 3 * 2048), (2048, 2048), (2048, 4 * 2048), (4 * 2048, 2048)] * 20 + [(50_000 * 2048,)]
+    known = planned(1e9, here, fixed=replace(few, merge="iso"), shapes=shapes)
+    flop = 20 * 5 * 2048**3 * (10 + 4 + 13 + 13)
+    added = known.syncer["merge_s"] - rda.syncer["merge_s"]
+    assert added == pytest.approx(flop / 12 / speeds(Rules()).flop_s)
 
 
 def test_the_table_has_every_codec_and_its_figures_are_believable() -> None:

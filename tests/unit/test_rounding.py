@@ -46,7 +46,7 @@ def test_directions_cancel_by_what_is_left_of_all_their_weight(pairs: int, weigh
     x = draw(ODD, 0)
     other = -x + np.float32(5e-4) * np.roll(x, 1)
     given = [(x, weight), (other, weight)] * pairs
-    _, cancelled = round_of(given, Rules()).scales()
+    _, cancelled = round_of(given, Rules()).deltas()
     # Of the tensor of one element what is left is a quarter of a thousandth, or rounding.
     assert cancelled == len(ODD.tensors)
 
@@ -57,7 +57,7 @@ def test_a_mean_direction_is_used_down_to_a_thousandth_of_its_weight() -> None:
         x[t.start] = 1.0
     for left, expected in ((0.0011, 0), (0.0009, len(ODD.tensors))):
         given = [(x, 1.0 + 2 * left), (-x, 1.0)]
-        _, cancelled = round_of(given, Rules()).scales()
+        _, cancelled = round_of(given, Rules()).deltas()
         assert cancelled == expected
 
 

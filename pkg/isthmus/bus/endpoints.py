@@ -93,6 +93,12 @@ class Listener:
         self._back_s = back_s
         self._found: set[str] = set()
 
+    async def follow(self, stream: str) -> None:
+        """Read this stream, be it there or not, from as far back as one that is found. Raises `Unavailable`."""
+        self.positions[stream] = START
+        if self._back_s is not None:
+            self.positions.update(await self._bus.ago([stream], self._back_s))
+
     async def find(self) -> None:
         """Look for streams, and forget those that are no more. Raises `Unavailable`."""
         if self._wanted is None:

@@ -7,23 +7,20 @@ from isthmus.codecs.bf16 import BFloat16
 from isthmus.codecs.f32 import Float32
 from isthmus.codecs.int4 import Int4
 from isthmus.codecs.int8 import Int8
-from isthmus.errors import InputError
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment
+from isthmus.rules import CodecName, named
 
 __all__ = ["CODECS", "Codec", "codec", "pack", "packed_size", "unpack"]
 
-CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
+CODECS: dict[CodecName, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
 
 _ALIGN = 4  # every tensor's piece starts on a multiple of this, so that wide views of it are aligned
 
 
 def codec(name: str) -> Codec:
     """Return the codec of this name. Raises `InputError` that lists those there are."""
-    try:
-        return CODECS[name]
-    except KeyError:
-        raise InputError(f"unknown codec {name!r}: choose one of {', '.join(CODECS)}") from None
+    return CODECS[named(CodecName, name, "codec")]
 
 
 def _piece(code: Codec, n: int) -> int:

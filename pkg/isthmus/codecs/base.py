@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from isthmus.kernels import BLOCK, F32, U8
+from isthmus.rules import CodecName
 
 
 class Codec(ABC):
     """Packs one tensor's difference. Stateless; every method may run on any thread."""
 
-    name: ClassVar[str]
+    name: ClassVar[CodecName]
     bits: ClassVar[float]
     """Bits per parameter of a large tensor, scales included."""
     lossless: ClassVar[bool] = False

@@ -5,12 +5,13 @@ import numpy as np
 from isthmus import kernels
 from isthmus.codecs.base import Codec
 from isthmus.kernels import F32, U8
+from isthmus.rules import CodecName
 
 
 class BFloat16(Codec):
     """bfloat16, rounded half to even; saturates instead of overflowing to infinity."""
 
-    name = "bf16"
+    name = CodecName.BF16
     bits = 16.0
 
     def size(self, n: int) -> int:

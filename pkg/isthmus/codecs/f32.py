@@ -4,12 +4,13 @@ import numpy as np
 
 from isthmus.codecs.base import Codec
 from isthmus.kernels import F32, U8
+from isthmus.rules import CodecName
 
 
 class Float32(Codec):
     """IEEE 754 single precision, little endian."""
 
-    name = "f32"
+    name = CodecName.F32
     bits = 32.0
     lossless = True
 

@@ -5,12 +5,13 @@ import numpy as np
 from isthmus import kernels
 from isthmus.codecs.base import Codec, blocks
 from isthmus.kernels import F32, U8
+from isthmus.rules import CodecName
 
 
 class Int4(Codec):
     """Nearest of 15 levels, absmax scaling, a bfloat16 scale per 128 parameters; the scales come first."""
 
-    name = "int4"
+    name = CodecName.INT4
     bits = 4.125
 
     def size(self, n: int) -> int:

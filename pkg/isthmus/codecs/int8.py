@@ -5,12 +5,13 @@ import numpy as np
 from isthmus import kernels
 from isthmus.codecs.base import Codec, blocks
 from isthmus.kernels import F32, U8
+from isthmus.rules import CodecName
 
 
 class Int8(Codec):
     """Nearest of 255 levels, absmax scaling, a bfloat16 scale per 128 parameters; the scales come first."""
 
-    name = "int8"
+    name = CodecName.INT8
     bits = 8.125
 
     def size(self, n: int) -> int:

@@ -15,8 +15,9 @@ import msgspec
 from isthmus.errors import InputError
 from isthmus.forecast import learning, traffic
 from isthmus.forecast.island import Island
+from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.speeds import Speeds
-from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, Pace, Rules
+from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MergeRule, Pace, Rules
 from isthmus.syncer.agent import FETCHES_MAX
 
 DAY_S = 86400.0
@@ -42,7 +43,6 @@ STATE_BYTES = 12.0
 
 PUT_MAX = 5 * 10**9
 """Largest object that stores take in one request."""
-
 
 COPY_BYTES_S = 5e9
 """Between a model and the buffers beside it, in memory."""
@@ -150,6 +150,7 @@ def outcome(
     store_region: str,
     rules: Rules,
     took: Speeds,
+    matrices: Matrices,
 ) -> Outcome:
     """Return what these rules come to. `took`: how fast a syncer does its arithmetic under them."""
     learners = sum(island.count for island in islands)
@@ -159,6 +160,8 @@ def outcome(
     checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
     wire = _wire(params, rules, costs.learner)
     arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
+    if rules.merge == MergeRule.ISO:
+        arithmetic_s += isotropic_s(matrices, rules, took)
     # What a store refuses is not sent.
     saved_s = checkpoint_s if whole <= PUT_MAX else math.inf
     forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s) for island in islands]
@@ -185,6 +188,11 @@ def outcome(
         load=load,
         busiest=busiest,
     )
+
+
+def isotropic_s(matrices: Matrices, rules: Rules, took: Speeds, block: int | None = None) -> float:
+    """Return seconds of one core that making a round's matrices isotropic takes, in these rules' blocks or others."""
+    return matrices.flop(rules.iso_block if block is None else block) / rules.fragments / took.flop_s
 
 
 def goodput_of(island: Island, lost_s: float) -> float:

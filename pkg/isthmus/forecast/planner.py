@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from isthmus.errors import InputError
-from isthmus.forecast import learning, traffic
+from isthmus.forecast import learning, matrices, traffic
 from isthmus.forecast.bandwidth import PARAMS_MAX
 from isthmus.forecast.island import Island
+from isthmus.forecast.matrices import Matrices, Shape
 from isthmus.forecast.outcome import (
     CHECKPOINT_BYTES,
     CHECKPOINT_SHARE,
@@ -19,10 +20,11 @@ from isthmus.forecast.outcome import (
     Forecast,
     Outcome,
     Prices,
+    isotropic_s,
     outcome,
 )
 from isthmus.forecast.speeds import Speeds
-from isthmus.rules import Pace, Rules, overdrive
+from isthmus.rules import MergeRule, Pace, Rules, overdrive
 
 PERIODS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 """Steps between two syncs of a fragment that are tried."""
@@ -42,6 +44,12 @@ KEPT_LEAST = 0.5
 OVERLAP_MAX = 1024
 """Steps that an update may be under way in a plan: what takes longer does not come back within any period."""
 
+ISO_BLOCKS = (0, 1024, 512)
+"""Blocks whose cost a plan names."""
+
+ROUND_SHARE = 0.1
+"""Of a period that a merge may take before a plan says that it is too dear: its work is overwritten meanwhile."""
+
 SYNCER_CORES = 4.0
 """Of one syncer; where merging takes more, several share the fragments."""
 
@@ -52,6 +60,8 @@ class Fixed:
 
     fragments: int | None = None
     sync_every: int | None = None
+    merge: str | None = None
+    iso_block: int | None = None
     codec: str | None = None
     codec_down: str | None = None
 
@@ -91,9 +101,10 @@ def plan(
     store_region: str = "",
     fixed: Fixed = Fixed(),
     speeds: Callable[[Rules], Speeds],
-    tensors: int | None = None,
+    shapes: Sequence[Shape] | None = None,
 ) -> Plan:
-    """Return a plan. What is `fixed` is not chosen; a model of so many `tensors` has at most as many fragments.
+    """Return a plan. What is `fixed` is not chosen. `shapes` are those of the model's tensors: it has at most as many
+    fragments; without them its matrices are those of a usual transformer of its size.
 
     `speeds` says how fast a syncer does its arithmetic under these rules (see `speeds.Table`).
 
@@ -108,13 +119,15 @@ def plan(
     for island in islands:
         island.check()
     learners = sum(island.count for island in islands)
+    there = matrices.typical(params) if shapes is None else matrices.of(shapes)
     found = [
-        outcome(params, islands, prices, store_region, rules, speeds(rules))
-        for rules in _candidates(params, fixed, tensors)
+        outcome(params, islands, prices, store_region, rules, speeds(rules), there)
+        for rules in _candidates(params, fixed, None if shapes is None else len(shapes))
     ]
     best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
     checkpoint_s = best.checkpoint_s
     reasons = _reasons(params, fixed, best, found)
+    reasons.append(_merge(fixed, best.rules, speeds(best.rules), there, min(i.step_s for i in islands)))
     whole = params * CHECKPOINT_BYTES
     reasons.append(
         Choice(
@@ -173,7 +186,8 @@ def _candidates(params: float, fixed: Fixed, tensors: int | None) -> list[Rules]
         least = min(h, _fragments(params, up, h), tensors or h)
         most = max(least, min(h, FRAGMENTS_USUAL, tensors or h))
         counts = [fixed.fragments] if fixed.fragments else sorted({min(most, least * times) for times in FINE})
-        found += [Rules.suited(codec_up=up, codec_down=down, sync_every=h, fragments=p).check() for p in counts]
+        ways = {"merge": fixed.merge or base.merge, "iso_block": fixed.iso_block or 0}
+        found += [Rules.suited(codec_up=up, codec_down=down, sync_every=h, fragments=p, **ways).check() for p in counts]
     return found
 
 
@@ -215,6 +229,22 @@ def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome
             reason=f"with momentum {rules.outer_momentum:g}, what suits rounds of {rules.sync_every} steps in the lab",
         ),
     ]
+
+
+def _merge(fixed: Fixed, rules: Rules, took: Speeds, there: Matrices, step_s: float) -> Choice:
+    """Return the merge rule with what an isotropic merge costs here, whole and in blocks."""
+
+    def cost(block: int) -> str:
+        seconds = isotropic_s(there, rules, took, block)
+        cores = seconds * rules.fragments / (rules.sync_every * step_s)
+        size = f"blocks of {block}" if block else "whole matrices"
+        return f"{size} {there.flop(block) / rules.fragments / 1e9:,.4g} GFLOP, {seconds:.2g} s, {cores:.2g} cores"
+
+    blocks = ISO_BLOCKS if fixed.iso_block is None else (fixed.iso_block,)
+    said = f"isotropic merges would take, a round: {'; '.join(cost(block) for block in blocks)}"
+    if rules.merge == MergeRule.ISO:
+        said = f"as you asked; it takes, a round: {'; '.join(cost(block) for block in blocks)}"
+    return Choice(name="merge", value=rules.merge, reason=said)
 
 
 def _why_period(best: Outcome, tried: Sequence[Outcome]) -> str:
@@ -272,6 +302,12 @@ def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], 
             )
         if f.goodput < 0.9:
             found.append(f"{name}: failures and restarts cost {1 - f.goodput:.0%} of its time")
+    merge_s = best.syncer["merge_s"]
+    if rules.merge == MergeRule.ISO and merge_s > ROUND_SHARE * fastest * rules.sync_every:
+        found.append(
+            f"isotropic merges hold a round up for {merge_s:.1f} s, {merge_s / fastest:.1f} steps of the fastest "
+            "learner: cut matrices (--iso-block 512), raise sync_every, or merge by rda"
+        )
     if params * CHECKPOINT_BYTES > PUT_MAX:
         found.append(
             f"a checkpoint has about {params * CHECKPOINT_BYTES / 1e9:.0f} GB: stores that take 5 GB per request "

@@ -16,6 +16,7 @@ import numpy as np
 from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
 from isthmus.errors import InputError
 from isthmus.layout import Fragment, Spec, TensorClass, partition
+from isthmus.log import polar
 from isthmus.log.merge import Accumulator, advance, initial, outers
 from isthmus.records import frame
 from isthmus.rules import Rules
@@ -29,6 +30,8 @@ class Speeds:
     """Fetching aside, per update: verify, decode, accumulate."""
     round_s: float
     """Per round: outer step, encode, digests."""
+    flop_s: float = 5e10
+    """Floating-point operations a second of the matrix products of isotropic merges."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,10 +42,12 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How the figures came about."""
     add_s: dict[str, float]
     round_s: dict[str, float]
+    flop_s: float
+    """Of matrix products that are summed in one order."""
 
     def of(self, rules: Rules) -> Speeds:
         """Return the speeds under these rules."""
-        return Speeds(add_s=self.add_s[rules.codec_up], round_s=self.round_s[rules.codec_down])
+        return Speeds(add_s=self.add_s[rules.codec_up], round_s=self.round_s[rules.codec_down], flop_s=self.flop_s)
 
 
 class _Classes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,12 +77,14 @@ def table(data: object, where: str) -> Table:
                 raise InputError(
                     f"{where}: {part} of {name} is {seconds:g} s per parameter; some nanoseconds are usual"
                 )
+    if not (math.isfinite(found.flop_s) and 1e8 < found.flop_s < 1e13):
+        raise InputError(f"{where}: flop_s is {found.flop_s:g}; some 1e10 a second are usual")
     return found
 
 
 def written(found: Table) -> str:
     """Return a table as a file has it."""
-    lines = [f"cpu = {_quoted(found.cpu)}", f"how = {_quoted(found.how)}"]
+    lines = [f"cpu = {_quoted(found.cpu)}", f"how = {_quoted(found.how)}", f"flop_s = {found.flop_s:.3g}"]
     for part in ("add_s", "round_s"):
         lines += ["", f"[{part}]", *(f"{name} = {seconds:.3g}" for name, seconds in getattr(found, part).items())]
     return "\n".join(lines) + "\n"
@@ -95,7 +102,19 @@ def measured(now: Callable[[], float], cpu: str, when: str, repeats: int = 15, s
         how=f"fastest of {repeats} repeats on a fragment of {size:,} parameters, one core, {when}",
         add_s={name: speeds.add_s for name, speeds in found.items()},
         round_s={name: speeds.round_s for name, speeds in found.items()},
+        flop_s=products(now, repeats),
     )
+
+
+def products(now: Callable[[], float], repeats: int = 5, side: int = 1024) -> float:
+    """Time isotropic merges of a square matrix: floating-point operations a second, the fastest of a few repeats."""
+    d = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
+    took = []
+    for _ in range(repeats + 1):
+        began = now()
+        polar.isotropic(d)
+        took.append(now() - began)
+    return polar.flop(side, side) / min(took[1:])
 
 
 def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int = 1 << 20, repeats: int = 5) -> Speeds:

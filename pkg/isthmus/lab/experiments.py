@@ -80,6 +80,11 @@ LONG_ROUNDS: dict[str, object] = {
 AVG: dict[str, object] = {"rules_merge": "avg", "rules_outer_lr": outer_for("avg", Rules().sync_every)[0]}
 
 
+def iso(rate: float = outer_for("iso", Rules().sync_every)[0]) -> dict[str, object]:
+    """Return what makes a setting's merge isotropic."""
+    return {"rules_merge": "iso", "rules_outer_lr": rate}
+
+
 # --- 1 to 9 -----------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +268,28 @@ def _gap(steps: int) -> list[Setting]:
     ]
 
 
+def _parity(steps: int) -> list[Setting]:
+    # Every method at several inner rates: a baseline at another's rate is no baseline. One learner that sees in a step
+    # what all learners see is data parallel with the same outer step.
+    found = []
+    for m in (2, 4, 8, 16):
+        few, at = base(steps, learners=m), f"M = {m}: "
+        one = base(steps, learners=1, batch=m)
+        for peak in (3e-3, 4.5e-3, 6e-3, 9e-3):
+            found.append(named(few, f"{at}data parallel, inner rate {peak:g}", peak_lr=peak, **PARALLEL))
+        for peak in (3e-3, 4.5e-3, 6e-3):
+            found.append(named(few, f"{at}RDA, inner rate {peak:g}", peak_lr=peak))
+        for rate in (0.55, 0.8, 1.1):
+            for peak in (3e-3, 4.5e-3, 6e-3)[: 2 if rate > 1 else 3]:
+                found.append(named(few, f"{at}iso {rate:g}, inner rate {peak:g}", peak_lr=peak, **iso(rate)))
+        for peak in (3e-3, 4.5e-3, 6e-3):
+            found += [
+                named(one, f"{at}one learner, RDA, inner rate {peak:g}", peak_lr=peak),
+                named(one, f"{at}one learner, iso, inner rate {peak:g}", peak_lr=peak, **iso()),
+            ]
+    return found
+
+
 COMPARED: Mapping[str, Mapping[str, object]] = {
     "thin links": {
         "learners": 8,
@@ -404,6 +431,15 @@ EXPERIMENTS = {
             _experts,
             beside={"idle_experts": "experts without tokens in a round"},
             quick=("4 experts: data parallel", "4 experts: RDA", "4 experts: Avg"),
+        ),
+        Experiment(
+            "parity",
+            "Merges that keep every direction against data parallel, each at several inner rates",
+            "parity at large scale (Decoupled DiLoCo); isotropic merging closes the gap to it (arXiv 2607.03011)",
+            _parity,
+            quick=tuple(
+                f"M = 4: {what}, inner rate 0.003" for what in ("data parallel", "RDA", "iso 0.8", "one learner, iso")
+            ),
         ),
         Experiment(
             "gap",

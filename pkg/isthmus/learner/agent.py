@@ -147,10 +147,21 @@ class LearnerAgent:
             # A twin that still runs may have written a checkpoint that knows more of the log than we have read.
             await self.downlink.reach([t.settled_to for t in self.history.checkpoint.traffic])
         versions = [known.version for known in self.downlink.known]
+        await self._try_voice()
         self.uplink.incarnation = await self._tenure.claim(self.history, versions)
         self.uplink.resume(self.history)
         self._voice.first_step = self.history.step
         await self.uplink.settle_past(self._log, self.history, read, versions)
+
+    async def _try_voice(self) -> None:
+        """Show that we may speak, by a message of nobody. Raises `Denied`.
+
+        Before the name is claimed: a newcomer who cannot be heard must not stop the one who has the name now.
+        """
+        try:
+            await self._bus.append(learner_stream(self.name), b"")
+        except Unavailable as error:
+            logger.warning("%s has not tried whether it may speak on the bus, which is away: %s", self.name, error)
 
     async def donor(
         self,

@@ -1,28 +1,12 @@
-"""What keeps a learner's work from being merged, said on the log: soon, then ever more seldom, and once when over.
+"""What became of a learner's updates where none is merged, and what its owner can do about it."""
 
-A training loop that nobody merges looks like one that is: its loss falls, nothing fails. So the agent says what it
-waits for and what to do about it.
-"""
-
-import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from isthmus.concern import Trouble
 from isthmus.reasons import Reason
-
-logger = logging.getLogger(__name__)
-
-PATIENCE_S = 10.0
-"""Trouble shorter than this, or than two silences of a member, is not worth a word."""
-
-REMIND_S = 60.0
-REMIND_S_MAX = 3600.0
 
 DRY_PERIODS = 4
 """Periods of `sync_every` steps without a merge that are worth a word: the first round and a late answer take two."""
-
-Trouble = tuple[float, str, str]
-"""Seconds it has lasted, what it is, what to do about it."""
 
 _ITS_BYTES = "the syncer cannot use what it finds in the store: see its log, and the store's policies"
 _STRANGE = "this program is not what the run was made for: see the syncer's log"
@@ -78,33 +62,3 @@ class Unmerged:
             "no update is merged",
             "`isthmus status` says whom rounds wait for, and who comes too late",
         )
-
-
-class Concern:
-    """The trouble of one learner, as last said."""
-
-    def __init__(self, learner: str, silence_s: float) -> None:
-        self._learner = learner
-        self._patience_s = max(PATIENCE_S, 2.0 * silence_s)
-        self._say_at = 0.0
-        self._pause_s = REMIND_S
-        self.said = ""
-        """What it is in now, or empty: what was worth a word and is not over."""
-
-    def look(self, now: float, troubles: Sequence[Trouble]) -> None:
-        """Say what there is to say; the root cause comes first among `troubles`."""
-        lasting = [(for_s, what, remedy) for for_s, what, remedy in troubles if for_s >= self._patience_s]
-        if not lasting:
-            if self.said:
-                logger.warning("%s: %s: over", self._learner, self.said)
-            self.said, self._pause_s = "", REMIND_S
-            return
-        for_s, what, remedy = lasting[0]
-        if what == self.said and now < self._say_at:
-            return
-        self._pause_s = min(REMIND_S_MAX, 2.0 * self._pause_s) if what == self.said else REMIND_S
-        self.said, self._say_at = what, now + self._pause_s
-        logger.warning(
-            "%s: %s (for %.0f s): training goes on, but nothing of it is merged meanwhile; %s",
-            self._learner, what, for_s, remedy,
-        )  # fmt: skip

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from isthmus.bus.base import Bus
 from isthmus.bus.endpoints import Listener, Speaker
+from isthmus.concern import Concern, Reach, Trouble
 from isthmus.errors import Denied, Unavailable, told
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.downlink import Downlink
 from isthmus.learner.ledger import weigh
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
-from isthmus.learner.unmerged import Concern, Trouble
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log.run import Run
 from isthmus.metrics import LearnerMetrics
@@ -30,6 +30,9 @@ PROGRESS_BEATS = 0.1
 
 MISSED_BEATS = 1.5
 """Heartbeats after which silence is what a learner leaves under, if it leaves then."""
+
+MEANWHILE = "training goes on, but nothing of it is merged meanwhile"
+"""What trouble means to a learner."""
 
 LAST_WORDS_S = 2.0
 """Saying goodbye may take this long."""
@@ -66,12 +69,11 @@ class Voice:
         self._pace = pace
         self._edge = edge
         self._bus = bus
-        self._tolerance = tolerance
         self._speaker = speaker
-        self._listener = listener
+        self._reach = Reach(runtime, edge, tolerance, listener, speaker, bus.url)
         self._metrics = metrics
         self._steps_target = steps_target
-        self._concern = Concern(name, pace.silence_s)
+        self._concern = Concern(name, pace.silence_s, MEANWHILE)
         self._beaten: Heartbeat | None = None
 
     def of(self, uplink: Uplink, downlink: Downlink, tenure: Tenure) -> None:
@@ -198,13 +200,7 @@ class Voice:
     @property
     def waiting_for(self) -> tuple[str, ...]:
         """What does not answer just now, as heartbeats say it."""
-        waiting = []
-        if self._edge.outage.down_s:
-            waiting.append(f"store ({self._edge.outage.down_s:.0f} s)")
-        if self._tolerance.refused_s:
-            waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
-        if self._speaker.down_since is not None or self._listener.down_since is not None:
-            waiting.append("bus")
+        waiting = self._reach.waiting_for
         if self._concern.said and not waiting:
             waiting.append(f"a merge ({self._concern.said})")
         return tuple(waiting)
@@ -212,14 +208,8 @@ class Voice:
     def _troubles(self) -> list[Trouble]:
         """Return what keeps this learner's work from being merged: for how long, what, and what to do."""
         now = self._runtime.now()
-        deaf_or_mute = [since for since in (self._listener.down_since, self._speaker.down_since) if since is not None]
-        found = [
-            (self._edge.outage.down_s, "the store does not answer", f"see whether {self._edge.url} is there"),
-            (self._tolerance.refused_s, "what was allowed before is refused", "see to credentials and policies"),
-        ]
-        if deaf_or_mute:
-            found.append((now - min(deaf_or_mute), "the bus does not answer", f"see whether {self._bus.url} is there"))
-        else:
+        found = self._reach.troubles()
+        if not self._reach.bus_is_down:
             start = f"start one: isthmus syncer {self._edge.url} --bus {self._bus.url}"
             found.append((now - self.syncer_heard_at, "no syncer is heard", start))
         step = self.boundary.step if self.boundary else self.first_step

@@ -18,9 +18,9 @@ import numpy as np
 from isthmus.codecs import Codec, as_bytes, codec, packed_size, unpack
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
-from isthmus.layout import Fragment, TensorClass
+from isthmus.layout import Fragment
 from isthmus.log import Commit, Log, merge
-from isthmus.log.merge import Accumulator, Advance, State
+from isthmus.log.merge import Accumulator, Advance, State, by_class
 from isthmus.log.updates import Update, open_update
 from isthmus.records import frame
 from isthmus.records.frame import Blob
@@ -287,7 +287,7 @@ async def read_input(log: Log, fragment: Fragment, given: Input) -> Update:
 
 def outer_of(header: CommitHeader) -> dict[str, Outer]:
     """Return the arithmetic a commit was made with, by class of tensors."""
-    return {TensorClass.DENSE: header.dense, TensorClass.EMBEDDING: header.embedding}
+    return by_class(header.dense, header.embedding)
 
 
 # --- published values -------------------------------------------------------------------------------------------------

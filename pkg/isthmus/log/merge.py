@@ -6,6 +6,7 @@ accumulation is the caller's, and recorded. Nothing here depends on threads, mac
     w    = tokens · (tokens / steps)                                   arXiv 2604.21428, quantity × quality
     Avg  = Σ w v / Σ w
     RDA  = (Σ w‖v‖ / Σ w) · φ( Σ w φ(v) / Σ w ),   φ(x) = x/‖x‖, φ(0) = 0, per tensor
+    Iso  = (Σ w‖v‖ / Σ w) · φ( U Vᵀ ),   U S Vᵀ = Σ w v / Σ w           per matrix or block; as in arXiv 2607.03011
     b ← μ b + Δ;  Θ ← Θ − η (Δ + μ b)                                  Nesterov, per fragment, float32
 """
 
@@ -13,19 +14,22 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from isthmus import kernels
 from isthmus.codecs import Codec, as_bytes, codec, pack, packed_size, unpack
 from isthmus.kernels import F32
-from isthmus.layout import Fragment, TensorClass
+from isthmus.layout import Fragment, Spec, TensorClass
+from isthmus.log.polar import isotropic
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
-from isthmus.rules import MergeRule, Rules
+from isthmus.rules import CodecName, MergeRule, Rules
 
 CANCELLED_BELOW = 1e-3
 """Norm of the mean direction under which RDA does not renormalise it: such directions cancel, what is left is noise.
-(M orthogonal directions of equal weight leave 1/√M, so this is the mean of a million strangers.)"""
+(M orthogonal directions of equal weight leave 1/√M, so this is the mean of a million strangers.) The same for Iso, of
+the mean beside the mean norm: the plain mean is taken then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +68,22 @@ def weight(tokens: int, steps: int) -> float:
 
 def outers(rules: Rules) -> dict[str, Outer]:
     """Return the arithmetic of each class of tensors under these rules."""
-    return {
-        role: Outer(
+    dense, embedding = (
+        Outer(
             merge=rules.merge_for(role),
             learning_rate=rules.outer_lr,
             momentum=rules.outer_momentum,
+            block=rules.iso_block if rules.merge_for(role) == MergeRule.ISO else 0,
         )
-        for role in TensorClass
-    }
+        for role in (TensorClass.DENSE, TensorClass.EMBEDDING)
+    )
+    return by_class(dense, embedding)
+
+
+def by_class(dense: Outer, embedding: Outer) -> dict[str, Outer]:
+    """Return the arithmetic of each class of tensors from what a commit records: that of vectors follows from dense."""
+    vector = msgspec.structs.replace(dense, merge=MergeRule.RDA) if dense.merge == MergeRule.ISO else dense
+    return {TensorClass.DENSE: dense, TensorClass.EMBEDDING: embedding, TensorClass.VECTOR: vector}
 
 
 class Accumulator:
@@ -85,6 +97,7 @@ class Accumulator:
         self._unit = 0.0  # weights are taken relative to the first one: the sum stays in the range of the updates
         self._weights = 0.0
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
+        self._merges = [_merge_of(t.spec, outer[t.spec.role].merge) for t in fragment.tensors]
 
     def add(self, x: F32, weight: float) -> None:
         """Add one finite outer gradient x [n] float32 with its effective weight (> 0). Raises `DenormalsFlushed`."""
@@ -94,39 +107,46 @@ class Accumulator:
         for i, t in enumerate(self.fragment.tensors):
             piece = x[t.start : t.stop]
             coefficient = weight
-            if self.outer[t.spec.role].merge == MergeRule.RDA:
+            if self._merges[i] != MergeRule.AVG:
                 norm = kernels.norm(piece)
                 self._norms[i] += weight * norm
-                coefficient = weight / norm if norm > 0.0 else 0.0
+                if self._merges[i] == MergeRule.RDA:
+                    coefficient = weight / norm if norm > 0.0 else 0.0
             if coefficient:
                 kernels.accumulate(self._total[t.start : t.stop], piece, coefficient)
         self._weights += weight
         self.count += 1
 
-    def scales(self) -> tuple[list[float], int]:
-        """Return the factor per tensor that turns the sum into Δ, and how many tensors' directions cancelled."""
-        scales, cancelled = [], 0
+    def deltas(self) -> tuple[list[tuple[F32, float]], int]:
+        """Return Δ per tensor as an array [n] and a factor to it, and how many tensors' directions cancelled."""
+        deltas, cancelled = [], 0
         for i, t in enumerate(self.fragment.tensors):
-            scale = 1.0 / self._weights
-            if self.outer[t.spec.role].merge == MergeRule.RDA:
-                magnitude = self._norms[i] / self._weights
-                norm = kernels.norm(self._total[t.start : t.stop])
-                if norm / self._weights >= CANCELLED_BELOW:
+            total, scale = self._total[t.start : t.stop], 1.0 / self._weights
+            magnitude, rule = self._norms[i] / self._weights, self._merges[i]
+            if rule != MergeRule.AVG:
+                norm = kernels.norm(total)
+                # RDA has summed directions: their mean is no longer than 1. Iso has summed the differences themselves.
+                whole = self._weights if rule == MergeRule.RDA else self._norms[i]
+                if whole > 0.0 and norm / whole >= CANCELLED_BELOW:
+                    if rule == MergeRule.ISO:
+                        block = self.outer[t.spec.role].block
+                        total = isotropic(total.reshape(t.spec.shape), block).reshape(-1)
+                        norm = kernels.norm(total)
                     scale = magnitude / norm
                 else:
-                    scale = magnitude / self._weights
                     cancelled += magnitude > 0.0
-            scales.append(scale)
-        return scales, cancelled
+                    scale = magnitude / self._weights if rule == MergeRule.RDA else scale
+            deltas.append((total, scale))
+        return deltas, cancelled
 
     def outer_step(self, state: State) -> tuple[F32, F32, int]:
         """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is left as it is."""
-        scales, cancelled = self.scales()
+        deltas, cancelled = self.deltas()
         master, momentum = np.empty_like(state.master), np.empty_like(state.momentum)
-        for t, scale in zip(self.fragment.tensors, scales, strict=True):
+        for t, (delta, scale) in zip(self.fragment.tensors, deltas, strict=True):
             at, outer = slice(t.start, t.stop), self.outer[t.spec.role]
             kernels.outer_step(
-                self._total[at],
+                delta,
                 scale,
                 outer.learning_rate,
                 outer.momentum,
@@ -136,6 +156,10 @@ class Accumulator:
                 momentum[at],
             )
         return master, momentum, cancelled
+
+
+def _merge_of(spec: Spec, rule: MergeRule) -> MergeRule:
+    return MergeRule.RDA if rule == MergeRule.ISO and not spec.is_matrix else rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +209,7 @@ def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Adva
 
     The value object holds the published value itself, as float32.
     """
-    code = codec("f32")
+    code = codec(CodecName.F32)
     header = ValueHeader(schema=SCHEMA, run=run, fragment=fragment.index, version=version, codec=code.name)
     value = frame.draft(frame.Kind.VALUE, header, packed_size(code, fragment))
     pack(code, fragment, published, as_bytes(value.payload))

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -59,19 +60,29 @@ def named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield ".".join(part for part in name.split(".") if part not in _WRAPPERS), p
 
 
-def specs_of(model: nn.Module) -> list[Spec]:
-    """Return the trainable parameters, in the module's own order; tied ones appear once, under their first name."""
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
-    return [
-        Spec(
-            name,
-            tuple(p.shape),
-            str(p.dtype).removeprefix("torch."),
-            TensorClass.EMBEDDING if id(p) in embeddings else TensorClass.DENSE,
-        )
-        for name, p in named(model)
-        if p.requires_grad
-    ]
+def specs_of(model: nn.Module, vectors: Sequence[str] = ()) -> list[Spec]:
+    """Return the trainable parameters, in the module's own order; tied ones appear once, under their first name.
+
+    `vectors`: patterns (`*.gate.weight`) of names of tensors that no merge takes for matrices. Of a model with
+    embeddings, the last linear layer with as many outputs as there are words is among them. Raises `InputError` for a
+    pattern that fits no trainable parameter.
+    """
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    embeddings, words = {id(table.weight) for table in tables}, {table.num_embeddings for table in tables}
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    heads = {id(module.weight) for module in linear[-1:] if module.out_features in words}
+    trained = [(name, p) for name, p in named(model) if p.requires_grad]
+    for pattern in vectors:
+        if not any(fnmatchcase(name, pattern) for name, _ in trained):
+            raise InputError(f"no trainable parameter is named {pattern}: there are {', '.join(n for n, _ in trained)}")
+
+    def role(name: str, p: nn.Parameter) -> TensorClass:
+        if id(p) in embeddings:
+            return TensorClass.EMBEDDING
+        plain = id(p) in heads or any(fnmatchcase(name, pattern) for pattern in vectors)
+        return TensorClass.VECTOR if plain else TensorClass.DENSE
+
+    return [Spec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), role(name, p)) for name, p in trained]
 
 
 def values_of(model: nn.Module) -> list[F32]:

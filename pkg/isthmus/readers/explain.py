@@ -1,11 +1,14 @@
-"""The story of one update or of one commit, told from what the log recorded of it."""
+"""The story of one update, of one commit or of one fragment, told from what the log recorded."""
 
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.log import Commit, Log
+from isthmus.log.select import all_or
+from isthmus.readers.persistence import differences
 from isthmus.reasons import FINAL, Reason
 from isthmus.records import frame
 from isthmus.records.keys import commit_key, is_versioned, update_key, updates_prefix, version_in
@@ -43,7 +46,7 @@ class Told:
 
 
 async def explain(log: Log, what: str) -> Told:
-    """Tell the story of `commits/P/V` or P/V, of an update's key, or of P/LEARNER/BASE.
+    """Tell the story of `commits/P/V` or P/V, of an update's key, of P/LEARNER/BASE, or of a whole fragment, P.
 
     Raises `InputError` for what is none of these or is not in the run.
     """
@@ -53,7 +56,44 @@ async def explain(log: Log, what: str) -> Told:
         return await _commit(log, int(found[1]), int(found[2]))
     if found := _UPDATE.fullmatch(what):
         return await _update(log, int(found[1]), found[2], int(found[3]), "")
-    raise InputError(f"{what}: name a commit as FRAGMENT/VERSION or an update by its key or as FRAGMENT/LEARNER/BASE")
+    if what.isdecimal():
+        return await _fragment(log, int(what))
+    raise InputError(
+        f"{what}: name a commit as FRAGMENT/VERSION, an update by its key or as FRAGMENT/LEARNER/BASE, or a FRAGMENT"
+    )
+
+
+# --- one fragment -----------------------------------------------------------------------------------------------------
+
+
+async def _fragment(log: Log, p: int) -> Told:
+    all_or(log, [p])
+    found = await differences(log, p)
+    told = Told(f"fragment {p}")
+    tensors = log.run.layout.fragments[p].tensors
+    told.say(f"fragment {p}: {sum(t.size for t in tensors):,} parameters in {len(tensors)} tensors")
+    if not found:
+        told.say("nothing was merged that could be folded")
+        return told
+    cosines = [d.cosine for d in found if d.cosine is not None]
+    lengths = [d.length for d in found]
+    told.say(
+        f"versions {found[0].version} to {found[-1].version}: merged differences are {lengths[0]:.3g} long at first, "
+        f"{lengths[-1]:.3g} at last"
+    )
+    if cosines:
+        third = max(1, len(cosines) // 3)
+        told.say(
+            f"each resembles the one before it by a cosine of {statistics.fmean(cosines):.2f} in the mean "
+            f"({statistics.fmean(cosines[:third]):.2f} in the first third, {statistics.fmean(cosines[-third:]):.2f} in "
+            f"the last); the outer momentum is {log.run.rules.outer_momentum:g}"
+        )
+    told.facts = {
+        "fragment": p,
+        "momentum": log.run.rules.outer_momentum,
+        "differences": [{"version": d.version, "length": d.length, "cosine": d.cosine} for d in found],
+    }
+    return told
 
 
 # --- one commit -------------------------------------------------------------------------------------------------------

@@ -19,8 +19,12 @@ class Health:
     said: str
 
 
-def health(status: Status, run: str, bus: str) -> Health:
-    """Return the health of a run as it is heard now. `run` and `bus` are where they are, for commands to copy."""
+def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
+    """Return the health of a run as it is heard now.
+
+    `run` and `bus` are where they are, for commands to copy; `expected` is how many learners should be there at least,
+    as long as not all are done.
+    """
     written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
     last = f"the last commit is of {_clock(written, status.at)}" if written else "nothing was ever committed"
     syncer = f"isthmus syncer {run} --bus {bus}"
@@ -44,12 +48,15 @@ def health(status: Status, run: str, bus: str) -> Health:
     if silent:
         more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
         parts.append(f"nothing is heard of {', '.join(silent[:NAMED_MAX])}{more}")
+    if len(here) < expected:
+        parts.append(f"{expected} learners are expected, {len(here)} are heard")
     broken = sorted({p for name in status.syncers_live for p in status.hearing.syncers[name].broken})
     if broken:
         named = ", ".join(map(str, broken))
         parts.append(f"fragment {named} cannot be folded: isthmus heal {run} says what can be done")
     # Who fell silent was perhaps taken away; the run goes on without.
-    return Health(bool(able) and bool(here) and not troubled and not broken, "; ".join(parts))
+    ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not broken
+    return Health(ok, "; ".join(parts))
 
 
 def _nobody(status: Status, last: str, syncer: str) -> Health:

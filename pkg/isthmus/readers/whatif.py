@@ -18,9 +18,8 @@ import numpy as np
 from isthmus.codecs import codec
 from isthmus.errors import InputError
 from isthmus.kernels import F32
-from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, fold
-from isthmus.log.merge import State
+from isthmus.log.merge import State, by_class
 from isthmus.log.select import ShareDone, all_or, earliest
 from isthmus.records.objects import CommitHeader, Input, Outer, Seen, Waited
 from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, Fetch, Merge, Passed, Pointer, Tick
@@ -67,10 +66,11 @@ class Settings:
 
     def outers(self, header: CommitHeader) -> dict[str, Outer]:
         """Return the arithmetic of a commit under these rules, by class of tensors."""
-        found = {role: msgspec.structs.replace(outer, **self.outer) for role, outer in fold.outer_of(header).items()}
-        if self.embeddings is not None:
-            found[TensorClass.EMBEDDING] = msgspec.structs.replace(found[TensorClass.EMBEDDING], merge=self.embeddings)
-        return found
+        dense = msgspec.structs.replace(header.dense, **self.outer)
+        embedding = msgspec.structs.replace(header.embedding, **self.outer)
+        # Iso is for matrices that map vectors to vectors: embeddings become it only where that is asked for.
+        kept = self.embeddings or (header.embedding.merge if embedding.merge == MergeRule.ISO else embedding.merge)
+        return by_class(dense, msgspec.structs.replace(embedding, merge=kept))
 
 
 def parse(pairs: Iterable[str]) -> Settings:

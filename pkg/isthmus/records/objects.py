@@ -22,7 +22,7 @@ from isthmus.records.fields import (
     Weight,
 )
 from isthmus.records.tree import LeafSpec
-from isthmus.rules import FRAGMENTS_MAX, MergeRule, Pace, Rules
+from isthmus.rules import BLOCK_MAX, FRAGMENTS_MAX, MergeRule, Pace, Rules
 
 Schema = Literal[1]
 SCHEMA: Schema = 1
@@ -247,12 +247,14 @@ class Rejection(Record, frozen=True, kw_only=True):
     """The last time."""
 
 
-class Outer(Record, frozen=True, kw_only=True):
+class Outer(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The arithmetic of one class of tensors in this commit."""
 
     merge: MergeRule
     learning_rate: Finite
     momentum: Finite
+    block: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_MAX)] = 0
+    """Longest side of what is one matrix to `iso`; 0: as long as it is. Only written where it is not."""
 
 
 class Passing(Record, frozen=True, kw_only=True):

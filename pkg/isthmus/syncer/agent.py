@@ -9,10 +9,11 @@ import contextlib
 import logging
 
 from isthmus.bus import Bus
-from isthmus.bus.base import START, Said
+from isthmus.bus.base import Said
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
 from isthmus.codecs import codec, packed_size
+from isthmus.concern import Concern, Reach
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.health import Vitals
 from isthmus.log import Log
@@ -71,6 +72,9 @@ MESSAGES_A_TURN = 32
 HUNG_S = 10.0
 """A store that has left a request unanswered for this long, and answered no other, is away."""
 
+MEANWHILE = "it leaves its fragments to other syncers, merges nothing, and goes on by itself once that is over"
+"""What trouble means to a syncer."""
+
 RECOVERIES_MAX = 8
 """Fragments folded at once at start."""
 
@@ -114,6 +118,8 @@ class Syncer:
             back_s=self.pace.silence_s + self.pace.heartbeat_s,
         )
         self._said: FairQueue[tuple[str, Said, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
+        self._reach = Reach(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
+        self._concern = Concern(name, self.pace.silence_s, MEANWHILE)
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
         limits = Limits(
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
@@ -158,11 +164,11 @@ class Syncer:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set; merges under way are finished, then everything ends."""
-        # Read from the start, whether it exists yet or not: other syncers must be heard at once.
-        self._listener.positions.setdefault(SYNCER_STREAM, START)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(self.vitals.watch())]
             background.append(tasks.create_task(self._attend()))
+            # Whether it exists yet or not: other syncers must be heard at once.
+            await self._listener.follow(SYNCER_STREAM)
             async for stream, said in self._listener.backlog():
                 self._said.put(stream, (stream, said, True))
             self._gap()
@@ -323,6 +329,7 @@ class Syncer:
     async def _beat(self) -> None:
         while True:
             self._speaker.say(self._alive())
+            self._concern.look(self._runtime.now(), self._reach.troubles())
             self.vitals.lag_s_max = 0.0
             await asyncio.sleep(self._holders.beat_s * self._runtime.random.uniform(0.8, 1.0))
 
@@ -347,15 +354,8 @@ class Syncer:
         Whoever cannot is left out by the others within its silence, as if it were dead; it goes on asking, and comes
         back with the first sign of life after the outage.
         """
-        now, silent_s = self._runtime.now(), self._holders.silent_s
-        deaf_since, mute_since = self._listener.down_since, self._speaker.down_since
-        away_s = max(
-            self._store.outage.down_s,
-            self._tolerance.refused_s,
-            0.0 if deaf_since is None else now - deaf_since,
-            0.0 if mute_since is None else now - mute_since,
-        )
-        return away_s < silent_s and self._store.outage.hung_s < HUNG_S
+        away_s = max(self._reach.store_down_s, self._reach.refused_s, self._reach.bus_down_s)
+        return away_s < self._holders.silent_s and self._store.outage.hung_s < HUNG_S
 
     async def _ask(self) -> None:
         """While the store is away or refuses, ask it for a byte: a syncer that holds nothing has no other reason to."""
@@ -372,13 +372,6 @@ class Syncer:
         return tuple(p for p, k in enumerate(self.keepers) if k.broken or k.behind_s() > silent_s)
 
     def _alive(self, *, stopping: bool = False) -> Alive:
-        waiting = []
-        if self._store.outage.down_s:
-            waiting.append(f"store ({self._store.outage.down_s:.0f} s)")
-        if self._tolerance.refused_s:
-            waiting.append(f"being let in again ({self._tolerance.refused_s:.0f} s)")
-        if self._listener.down_since is not None or self._speaker.down_since is not None:
-            waiting.append("bus")
         loudest = sorted(self.tallies.dropped.items(), key=lambda item: -item[1])[:DROPPED_LISTED]
         return Alive(
             run=self._run.digest,
@@ -387,7 +380,7 @@ class Syncer:
             commits=self.tallies.commits,
             heads=tuple(keeper.head for keeper in self.keepers),
             rejected=dict(self.tallies.rejected),
-            waiting_for=", ".join(waiting),
+            waiting_for=", ".join(self._reach.waiting_for),
             lag_ms=self.vitals.lag_s_max * 1e3,
             held=len(self.held),
             fold_s=self.fold_s,

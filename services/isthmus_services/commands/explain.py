@@ -1,4 +1,4 @@
-"""`isthmus explain`: the story of one update or one commit."""
+"""`isthmus explain`: the story of one update, one commit or one fragment."""
 
 import asyncio
 

@@ -1,7 +1,7 @@
 """`isthmus init`: make the model from its seed, write version 0, then the run object. Doing it twice is harmless."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,12 @@ from isthmus_services.settings import declared, shared
 def run(settings: declared.Init) -> int:
     """Create the run the settings describe."""
     made = create(
-        settings, settings.run, model=settings.model, source=settings.source, create_bucket=settings.create_bucket
+        settings,
+        settings.run,
+        model=settings.model,
+        source=settings.source,
+        create_bucket=settings.create_bucket,
+        vectors=settings.vectors or (),
     )
     if shared.pace_of(settings, made.pace) != made.pace:
         raise InputError(
@@ -41,6 +46,7 @@ def create(
     model: str | None = None,
     source: str | None = None,
     create_bucket: bool = False,
+    vectors: Sequence[str] = (),
 ) -> Run:
     """Create the run at this URL. Raises `InputError` and what the store raises."""
     shared.need("torch", "torch")
@@ -59,7 +65,7 @@ def create(
     if file is not None:
         torch_model.load_named(made, file.specs, file.values)
     seed = Seed(
-        torch_model.specs_of(made),
+        torch_model.specs_of(made, vectors),
         torch_model.values_of(made),
         torch_model.frozen_of(made),
         rules,

@@ -17,8 +17,11 @@ from isthmus.errors import InputError
 from isthmus.forecast import speeds
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
 from isthmus.forecast.island import Island
+from isthmus.forecast.matrices import Shape
 from isthmus.forecast.outcome import Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
+from isthmus.layout import TensorClass
+from isthmus.rules import MergeRule
 from isthmus.runtime import single_threaded
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import declared, shared
@@ -39,12 +42,14 @@ def run(arguments: declared.Plan) -> int:
         return _measure(Path(arguments.measure))
     file = _read(arguments.islands) if arguments.islands else {}
     assumed: list[str] = []
-    params, tensors = _params(arguments, file)
+    params, shapes = _params(arguments, file)
     islands = _islands(arguments, file, assumed)
     prices = _prices(arguments, assumed)
     fixed = Fixed(
         fragments=arguments.fragments,
         sync_every=arguments.sync_every,
+        merge=arguments.merge,
+        iso_block=arguments.iso_block,
         codec=arguments.codec,
         codec_down=arguments.codec_down,
     )
@@ -56,7 +61,7 @@ def run(arguments: declared.Plan) -> int:
         store_region=arguments.store_region or str(file.get("store_region", "")),
         fixed=fixed,
         speeds=table.of,
-        tensors=tensors,
+        shapes=shapes,
     )
     line = init_line(found, arguments.model)
     report = plain(found) | {"init": line, "speeds": {"named": named, "how": table.how}}
@@ -91,6 +96,8 @@ def init_line(found: Plan, model: str | None = None) -> str:
     rules, pace = found.rules, found.pace
     words = ["isthmus", "init", "s3://BUCKET/RUN", "--model", model or "PACKAGE.MODULE:FUNCTION"]
     words += ["--fragments", str(rules.fragments), "--sync-every", str(rules.sync_every)]
+    if rules.merge == MergeRule.ISO:
+        words += ["--merge", rules.merge, "--iso-block", str(rules.iso_block)]
     words += ["--codec", rules.codec_up, "--codec-down", rules.codec_down]
     words += ["--outer-lr", f"{rules.outer_lr:g}", "--outer-momentum", f"{rules.outer_momentum:g}"]
     words += ["--overlap", f"{pace.overlap:g}", "--quorum", str(pace.quorum)]
@@ -161,8 +168,8 @@ def plain(found: Plan) -> dict[str, Any]:
     return report  # type: ignore[no-any-return]
 
 
-def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, int | None]:
-    """Return the model's parameters, and its tensors where it is at hand."""
+def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list[Shape] | None]:
+    """Return the model's parameters, and its tensors' shapes where it is at hand: of an embedding all in one."""
     given = [arguments.params is not None, arguments.model is not None, "params" in file]
     if sum(given) != 1:
         raise InputError(
@@ -170,9 +177,11 @@ def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, int 
         )
     if arguments.model is not None:
         shared.need("torch", "torch")
-        model = shared.callable_of(arguments.model, "--model")()
-        sizes = [p.numel() for p in model.parameters() if p.requires_grad]
-        return float(sum(sizes)), len(sizes)
+        from isthmus.pytorch.model import specs_of
+
+        specs = specs_of(shared.callable_of(arguments.model, "--model")())
+        dense = {TensorClass.DENSE}
+        return float(sum(s.size for s in specs)), [s.shape if s.role in dense else (s.size,) for s in specs]
     params = arguments.params if arguments.params is not None else file["params"]
     if not isinstance(params, int | float):
         raise InputError(f"{arguments.islands}: params must be a number, not {params!r}")

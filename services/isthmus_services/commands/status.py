@@ -47,7 +47,7 @@ def run(settings: declared.Status) -> int:
             return status, made, ports.bus.url, await read_ledgers(ports.log, listed)
 
     status, made, bus, ledgers = asyncio.run(go())
-    found = health(status, made.url, bus)
+    found = health(status, made.url, bus, settings.expect or 0)
     console.print(Text(found.said, style="" if found.ok else "yellow"))
     console.print(title(made), highlight=False)
     console.print(view.tables(status, console.width))
@@ -81,7 +81,7 @@ async def _watch(settings: declared.Status, console: Console) -> None:
             # Before there was time to hear anybody, everybody would look silent.
             await asyncio.wait([following], timeout=LISTEN_BEATS * ports.log.run.pace.heartbeat_s)
             if console.is_terminal:
-                await _display(live, ports.log.run, ports.bus.url, console, following)
+                await _display(live, ports.log.run, ports.bus.url, console, following, settings.expect or 0)
             else:
                 await _lines(live, following)
         finally:
@@ -89,12 +89,14 @@ async def _watch(settings: declared.Status, console: Console) -> None:
             await asyncio.gather(following, return_exceptions=True)
 
 
-async def _display(live: Live, made: Run, bus: str, console: Console, following: "asyncio.Future[None]") -> None:
+async def _display(
+    live: Live, made: Run, bus: str, console: Console, following: "asyncio.Future[None]", expected: int
+) -> None:
     with Display(console=console, screen=True, auto_refresh=False) as display:
         while not following.done():
             status = live.status()
             lines = [
-                Text(health(status, made.url, bus).said),
+                Text(health(status, made.url, bus, expected).said),
                 Text(title(made)),
                 Text(f"{time.strftime('%H:%M:%S')}  {view.totals(status)}"),
             ]

@@ -3,12 +3,15 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Awaitable, Callable
 
 from isthmus import kernels
+from isthmus.bus import open_bus
 from isthmus.errors import IsthmusError
-from isthmus.ports import bus_answers, open_place, open_ports, until_created
+from isthmus.log.run import read_run
+from isthmus.ports import bus_answers, known_run, open_place, open_ports, patiently
 from isthmus.records.fields import require_name
-from isthmus.runtime import random_id
+from isthmus.runtime import Runtime, random_id
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
 from isthmus_services.process import logs
@@ -38,7 +41,7 @@ def run(settings: declared.Syncer) -> int:
 async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
     stopping = asyncio.Event()
     bus = shared.bus_of(settings, settings.run)
-    if settings.wait and not await _created(settings.run, name, board):
+    if settings.wait and not await _there(settings.run, bus, name, board):
         return
     async with open_ports(settings.run, bus) as ports:
         await bus_answers(ports.bus)
@@ -91,27 +94,35 @@ async def _minutes(minute: SyncerMinute) -> None:
         logger.info("%s", line, extra=facts)
 
 
-async def _created(url: str, name: str, board: Board) -> bool:
-    """Wait for the run; return whether there is one now, False after SIGTERM."""
+async def _there(url: str, bus_url: str, name: str, board: Board) -> bool:
+    """Wait for the run and for its bus; return whether both are there now, False after SIGTERM."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
-    board.phase, before = "waiting for the run", board.phase
+    before = board.phase
     # As the first process of a container it would not end of a signal that nobody handles.
     for number in signals:
         loop.add_signal_handler(number, stopping.set)
 
-    def say(error: IsthmusError) -> None:
-        logger.warning("%s waits for the run: %s", name, error)
+    async def waited(what: str, ask: Callable[[], Awaitable[object]], runtime: Runtime) -> bool:
+        def say(error: IsthmusError) -> None:
+            logger.warning("%s waits for the %s: %s", name, what, error)
+
+        board.phase = f"waiting for the {what}"
+        if await patiently(ask, runtime, stopping, say):
+            return True
+        logger.info("%s stops: there was no %s", name, what)
+        return False
 
     try:
         async with open_place(url, threads=1) as store:
-            found = await until_created(store.at_start, store.runtime, stopping, say)
+            if not await waited("run", lambda: read_run(store.at_start), store.runtime):
+                return False
+            async with open_bus(bus_url, (await known_run(store)).digest) as bus:
+                if not await waited("bus", lambda: bus_answers(bus), store.runtime):
+                    return False
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-    if found:
-        board.phase = before
-    else:
-        logger.info("%s stops: there was no run to serve", name)
-    return found
+    board.phase = before
+    return True

@@ -137,10 +137,11 @@ def syncers(status: Status) -> list[Text]:
     lines = []
     for alive in sorted(status.hearing.syncers.values(), key=lambda a: a.syncer):
         live = "stopped" if alive.stopping else "alive" if alive.syncer in status.syncers_live else "silent"
+        holds = "holds" if live == "alive" else "held"
         waiting = f", waiting for {alive.waiting_for}" if alive.waiting_for else ""
         lines.append(
             Text(
-                f"syncer {alive.syncer}: {live}, holds {alive.held} of {len(alive.heads)} fragments, "
+                f"syncer {alive.syncer}: {live}, {holds} {alive.held} of {len(alive.heads)} fragments, "
                 f"{alive.commits} commits since its start, loop lag {alive.lag_ms:.0f} ms{waiting}"
             )
         )
@@ -162,8 +163,9 @@ def totals(status: Status) -> str:
     checkpoints = sum(b.checkpoint_bytes for b in beats)
     up, down = sum(b.bytes_up for b in beats) - checkpoints, sum(b.bytes_down for b in beats)
     commits = sum(commit.version for commit in status.heads if commit is not None)
+    here = "?" if status.bus_error else len(status.live)
     return (
-        f"{commits} commits, {len(status.live)} of {len(status.hearing.learners)} learners here, "
+        f"{commits} commits, {here} of {len(status.hearing.learners)} learners here, "
         f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
         f"{checkpoints / 1e6:.1f} MB of checkpoints"
     )

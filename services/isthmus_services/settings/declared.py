@@ -7,36 +7,35 @@ from typing import Annotated
 from isthmus.forecast.goodput import REJOINS, Cluster
 from isthmus.forecast.island import Island
 from isthmus.lab.experiments import EXPERIMENTS
-from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, CodecName
-from isthmus_services.settings.resolve import fields, setting
+from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, CodecName, MergeRule
+from isthmus_services.settings.resolve import Setting, fields
 from isthmus_services.settings.shared import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
-Adopt = Annotated[str, setting("what a new version does to local work (overwrite)", choices=tuple(Adoption))]
+Adopt = Annotated[str, Setting("what a new version does to local work", choices=tuple(Adoption))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
     """Settings of `isthmus demo`."""
 
-    store: Annotated[str | None, setting("where the run lives (OUT/run)", metavar="URL")] = None
-    steps: Annotated[int, setting("optimizer steps per learner (1500)", ge=1)] = 1500
-    learners: Annotated[int, setting("learner processes (4)", metavar="M", ge=1)] = 4
-    data: Annotated[str | None, setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
+    store: Annotated[str | None, Setting("where the run lives (OUT/run)", metavar="URL")] = None
+    steps: Annotated[int, Setting("optimizer steps per learner", ge=1)] = 1500
+    learners: Annotated[int, Setting("learner processes", metavar="M", ge=1)] = 4
+    data: Annotated[str | None, Setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
         None
     )
     adopt: Adopt = Adoption.OVERWRITE.value
-    kill_every: Annotated[float | None, setting("SIGKILL a random learner every S seconds", metavar="S", gt=0)] = None
-    kill_syncer_every: Annotated[float | None, setting("SIGKILL the syncer every S seconds", metavar="S", gt=0)] = None
+    kill_every: Annotated[float | None, Setting("SIGKILL a random learner every S seconds", metavar="S", gt=0)] = None
+    kill_syncer_every: Annotated[float | None, Setting("SIGKILL the syncer every S seconds", metavar="S", gt=0)] = None
     out: Annotated[
         str,
-        setting(
-            "where everything is written; what an earlier demo left there is replaced, nothing else (out/demo)",
-            metavar="DIR",
+        Setting(
+            "where everything is written; what an earlier demo left there is replaced, nothing else", metavar="DIR"
         ),
     ] = "out/demo"
-    servers: Annotated[bool, setting("start an S3 server and a Redis on loopback and use them", flag_only=True)] = False
+    servers: Annotated[bool, Setting("start an S3 server and a Redis on loopback and use them", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +43,23 @@ class Init(InRun, ArithmeticOfRun, PaceOfRun, Seeded):
     """Settings of `isthmus init`."""
 
     model: Annotated[
-        str | None, setting("returns a module (the built-in byte GPT)", metavar="PACKAGE.MODULE:FUNCTION")
+        str | None, Setting("returns a module (the built-in byte GPT)", metavar="PACKAGE.MODULE:FUNCTION")
     ] = None
     source: Annotated[
-        str | None, setting("take the initial parameters from a safetensors file", name="from", metavar="FILE")
+        str | None, Setting("take the initial parameters from a safetensors file", name="from", metavar="FILE")
     ] = None
-    create_bucket: Annotated[bool, setting("create the bucket where it is missing")] = False
+    vectors: Annotated[
+        list[str] | None, Setting("patterns of names of tensors that merge iso leaves to rda", metavar="NAME")
+    ] = None
+    create_bucket: Annotated[bool, Setting("create the bucket where it is missing")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Syncer(InRun, OnBus, PaceOfRun, Serving):
     """Settings of `isthmus syncer`."""
 
-    name: Annotated[str | None, setting("name of this syncer; @hostname takes the host's (default: made up)")] = None
-    wait: Annotated[bool, setting("wait for the run where there is none yet, instead of ending")] = False
+    name: Annotated[str | None, Setting("name of this syncer; @hostname takes the host's (default: made up)")] = None
+    wait: Annotated[bool, Setting("wait for the run, or the bus, where there is none yet, instead of ending")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +67,23 @@ class Learner(InRun, OnBus, Serving):
     """Settings of `isthmus learner`."""
 
     learner: Annotated[
-        str,
-        setting("unique in the run, goes on where it stopped; @hostname takes the host's", metavar="NAME"),
+        str, Setting("unique in the run, goes on where it stopped; @hostname takes the host's", metavar="NAME")
     ]
-    train: Annotated[str, setting("called with an isthmus.demo.trainer.Task", metavar="PACKAGE.MODULE:FUNCTION")] = (
+    train: Annotated[str, Setting("called with an isthmus.demo.trainer.Task", metavar="PACKAGE.MODULE:FUNCTION")] = (
         BUILT_IN_TRAINER
     )
-    steps: Annotated[int, setting("optimizer steps, over all restarts (1500)", ge=1)] = 1500
-    data: Annotated[str | None, setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
+    steps: Annotated[int, Setting("optimizer steps, over all restarts", ge=1)] = 1500
+    data: Annotated[str | None, Setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
         None
     )
     shard: Annotated[
         str | None,
-        setting("this learner's part of the data (default: all of it, in an order of its own)", metavar="I/M"),
+        Setting("this learner's part of the data (default: all of it, in an order of its own)", metavar="I/M"),
     ] = None
-    seed: Annotated[int | None, setting("seed of the data order (default: the run's)", ge=0, le=(1 << 63) - 1)] = None
+    seed: Annotated[int | None, Setting("seed of the data order (default: the run's)", ge=0, le=(1 << 63) - 1)] = None
     adopt: Adopt = Adoption.OVERWRITE.value
-    checkpoint: Annotated[float, setting(f"seconds between checkpoints ({CHECKPOINT_S:g})", metavar="S", gt=0)] = (
-        CHECKPOINT_S
-    )
-    tensorboard: Annotated[str | None, setting("write training metrics there for TensorBoard", metavar="DIR")] = None
+    checkpoint: Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)] = CHECKPOINT_S
+    tensorboard: Annotated[str | None, Setting("write training metrics there for TensorBoard", metavar="DIR")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +91,15 @@ class Status(InRun, OnBus, Reported):
     """Settings of `isthmus status`."""
 
     ledger: Annotated[
-        bool, setting("every learner's ledger by fragment, as of its newest checkpoint", flag_only=True)
+        bool, Setting("every learner's ledger by fragment, as of its newest checkpoint", flag_only=True)
     ] = False
-    watch: Annotated[bool, setting("a live view, until interrupted", flag_only=True)] = False
+    watch: Annotated[bool, Setting("a live view, until interrupted", flag_only=True)] = False
     check: Annotated[
-        bool, setting("exit with 1 unless every learner that is heard is merged, or all are done", flag_only=True)
+        bool, Setting("exit with 1 unless every learner that is heard is merged, or all are done", flag_only=True)
     ] = False
+    expect: Annotated[
+        int | None, Setting("learners that should be heard: with fewer there is something to see to", metavar="N", ge=1)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,39 +108,39 @@ class Doctor(InRun, OnBus, Reported):
 
     role: Annotated[
         str,
-        setting(
-            "whose permissions to check: what it must be able to do, and what it must not (operator)",
+        Setting(
+            "whose permissions to check: what it must be able to do, and what it must not",
             choices=("operator", "syncer", "learner"),
         ),
     ] = "operator"
-    learner: Annotated[str, setting("with --role learner: its name (doctor)", metavar="NAME")] = "doctor"
-    size: Annotated[float, setting("MiB to measure the bandwidth with (8)", metavar="MIB", gt=0, le=1024)] = 8.0
+    learner: Annotated[str, Setting("with --role learner: its name", metavar="NAME")] = "doctor"
+    size: Annotated[float, Setting("MiB to measure the bandwidth with", metavar="MIB", gt=0, le=1024)] = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(InRun, Reported):
     """Settings of `isthmus replay`."""
 
-    fragment: Annotated[list[int] | None, setting("only these (all)", metavar="P", flag_only=True)] = None
-    first: Annotated[int, setting("first version to compare (1)", name="from", metavar="V", flag_only=True)] = 1
-    last: Annotated[int | None, setting("last version (the newest)", name="to", metavar="V", flag_only=True)] = None
-    threads: Annotated[int, setting("threads, and fragments at once (2)", metavar="N", ge=1)] = 2
+    fragment: Annotated[list[int] | None, Setting("only these (all)", metavar="P", flag_only=True)] = None
+    first: Annotated[int, Setting("first version to compare", name="from", metavar="V", flag_only=True)] = 1
+    last: Annotated[int | None, Setting("last version (the newest)", name="to", metavar="V", flag_only=True)] = None
+    threads: Annotated[int, Setting("threads, and fragments at once", metavar="N", ge=1)] = 2
     set: Annotated[
         list[str] | None,
-        setting(
+        Setting(
             "what if: merge, merge.embeddings, outer.lr, outer.momentum, quorum, grace, overlap, staleness",
             metavar="NAME=VALUE",
             flag_only=True,
         ),
     ] = None
     export: Annotated[
-        str | None, setting("with --set: write the other model as safetensors", metavar="FILE", flag_only=True)
+        str | None, Setting("with --set: write the other model as safetensors", metavar="FILE", flag_only=True)
     ] = None
-    force: Annotated[bool, setting("let --export replace a file", flag_only=True)] = False
+    force: Annotated[bool, Setting("let --export replace a file", flag_only=True)] = False
     plot: Annotated[
-        str | None, setting("with --set: draw how far the trajectory departs", metavar="FILE", flag_only=True)
+        str | None, Setting("with --set: draw how far the trajectory departs", metavar="FILE", flag_only=True)
     ] = None
-    trace: Annotated[str | None, setting("write a timeline that opens in Perfetto", metavar="FILE", flag_only=True)] = (
+    trace: Annotated[str | None, Setting("write a timeline that opens in Perfetto", metavar="FILE", flag_only=True)] = (
         None
     )
 
@@ -149,8 +151,8 @@ class Explain(InRun, Reported):
 
     what: Annotated[
         str,
-        setting(
-            "a commit (FRAGMENT/VERSION or its key), an update (FRAGMENT/LEARNER/BASE or its key)",
+        Setting(
+            "a commit (FRAGMENT/VERSION or its key), an update (FRAGMENT/LEARNER/BASE or its key), or a FRAGMENT",
             positional=True,
             flag_only=True,
         ),
@@ -161,56 +163,49 @@ class Explain(InRun, Reported):
 class Export(InRun, Reported):
     """Settings of `isthmus export`."""
 
-    out: Annotated[str, setting("where to, e.g. model.safetensors", short="-o", metavar="FILE", flag_only=True)]
+    out: Annotated[str, Setting("where to, e.g. model.safetensors", short="-o", metavar="FILE", flag_only=True)]
     version: Annotated[
-        int | None, setting("this version of every fragment (the newest of each)", metavar="V", flag_only=True)
+        int | None, Setting("this version of every fragment (the newest of each)", metavar="V", flag_only=True)
     ] = None
     at: Annotated[
         str | None,
-        setting("as it was then: 2026-11-21T14:30:00, or seconds since 1970", metavar="TIME", flag_only=True),
+        Setting("as it was then: 2026-11-21T14:30:00, or seconds since 1970", metavar="TIME", flag_only=True),
     ] = None
-    force: Annotated[bool, setting("replace FILE where it is there", flag_only=True)] = False
+    force: Annotated[bool, Setting("replace FILE where it is there", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gc(InRun, Reported):
     """Settings of `isthmus gc`."""
 
-    keep: Annotated[
-        int, setting(f"versions of each fragment that stay foldable ({KEPT_VERSIONS})", metavar="N", ge=1)
-    ] = KEPT_VERSIONS
-    min_age: Annotated[
-        float, setting(f"leave what was written less than S seconds ago ({MIN_AGE_S:g})", metavar="S", ge=0)
-    ] = MIN_AGE_S
-    apply: Annotated[bool, setting("do it", flag_only=True)] = False
+    keep: Annotated[int, Setting("versions of each fragment that stay foldable", metavar="N", ge=1)] = KEPT_VERSIONS
+    min_age: Annotated[float, Setting("leave what was written less than S seconds ago", metavar="S", ge=0)] = MIN_AGE_S
+    apply: Annotated[bool, Setting("do it", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heal(InRun, Reported):
     """Settings of `isthmus heal`."""
 
-    fragment: Annotated[list[int] | None, setting("only these (all)", metavar="P", flag_only=True)] = None
-    apply: Annotated[bool, setting("do it", flag_only=True)] = False
+    fragment: Annotated[list[int] | None, Setting("only these (all)", metavar="P", flag_only=True)] = None
+    apply: Annotated[bool, Setting("do it", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Reported):
     """Settings of `isthmus simulate training`."""
 
-    experiment: Annotated[
-        str,
-        setting(", ".join(EXPERIMENTS), positional=True, flag_only=True),
-    ]
+    experiment: Annotated[str, Setting(", ".join(EXPERIMENTS), positional=True, flag_only=True)]
     scale: Annotated[
-        str, setting("quick: one seed and a few settings; paper: all of it (paper)", choices=("quick", "paper"))
+        str, Setting("quick: one seed and a few settings; paper: all of it", choices=("quick", "paper"))
     ] = "paper"
-    seeds: Annotated[int | None, setting("seeds per setting (1 quick, 3 paper)", metavar="N", ge=1, flag_only=True)] = (
+    seeds: Annotated[int | None, Setting("seeds per setting (1 quick, 3 paper)", metavar="N", ge=1, flag_only=True)] = (
         None
     )
-    steps: Annotated[int | None, setting("optimizer steps per learner", metavar="N", ge=1, flag_only=True)] = None
-    workers: Annotated[int | None, setting("runs at once (one per core)", metavar="N", ge=1)] = None
-    cache: Annotated[str, setting("where finished runs are kept (out/lab)", metavar="DIR")] = "out/lab"
-    plot: Annotated[str | None, setting("draw what every setting came to", metavar="FILE", flag_only=True)] = None
+    steps: Annotated[int | None, Setting("optimizer steps per learner", metavar="N", ge=1, flag_only=True)] = None
+    workers: Annotated[int | None, Setting("runs at once (one per core)", metavar="N", ge=1)] = None
+    cache: Annotated[str, Setting("where finished runs are kept", metavar="DIR")] = "out/lab"
+    plot: Annotated[str | None, Setting("draw what every setting came to", metavar="FILE", flag_only=True)] = None
 
 
 _CLUSTER = Cluster()
@@ -220,79 +215,77 @@ _CLUSTER = Cluster()
 class ClusterOfChips:
     """The cluster (each parameter's reason is in docs/paper.md)."""
 
-    mtbi_years: Annotated[float, setting("years between two interruptions of one chip (1)", metavar="YEARS", gt=0)] = (
+    mtbi_years: Annotated[float, Setting("years between two interruptions of one chip", metavar="YEARS", gt=0)] = (
         _CLUSTER.mtbi_years
     )
     slice_chips: Annotated[
         int | None,
-        setting(
+        Setting(
             "chips that are lost and come back together (64; below 16,384 chips 8, below 16 one)", metavar="N", ge=1
         ),
     ] = None
-    repair_hours: Annotated[float, setting("mean hours until a slice is back (4)", metavar="H", ge=0)] = (
+    repair_hours: Annotated[float, Setting("mean hours until a slice is back", metavar="H", ge=0)] = (
         _CLUSTER.repair_hours
     )
-    repair_shape: Annotated[
-        float, setting("k of the exponentiated Weibull of repair times (0.7)", metavar="K", ge=0.2)
-    ] = _CLUSTER.repair_shape
-    repair_power: Annotated[float, setting("its α (2)", metavar="ALPHA", gt=0)] = _CLUSTER.repair_power
+    repair_shape: Annotated[float, Setting("k of the exponentiated Weibull of repair times", metavar="K", ge=0.2)] = (
+        _CLUSTER.repair_shape
+    )
+    repair_power: Annotated[float, Setting("its α", metavar="ALPHA", gt=0)] = _CLUSTER.repair_power
     reconfigure_s: Annotated[
         float | None,
-        setting("stall of a learner that shrinks or grows (fitted to the published 58 %)", metavar="S", ge=0),
+        Setting("stall of a learner that shrinks or grows (fitted to the published 58 %)", metavar="S", ge=0),
     ] = None
     restart_s: Annotated[
-        float | None, setting("stall of a job that starts again (fitted to the published 27 %)", metavar="S", ge=0)
+        float | None, Setting("stall of a job that starts again (fitted to the published 27 %)", metavar="S", ge=0)
     ] = None
     rejoin: Annotated[
         str,
-        setting(
+        Setting(
             "a slice that is back waits for the restarting job's next restart, gets one at once, or what costs less",
             choices=REJOINS,
         ),
     ] = _CLUSTER.rejoin
     interrupted: Annotated[
         str,
-        setting(
-            "what an interruption does to a reconfiguration under way: it is absorbed, or all begins again (absorb)",
+        Setting(
+            "what an interruption does to a reconfiguration under way: it is absorbed, or all begins again",
             choices=("absorb", "again"),
         ),
     ] = _CLUSTER.interrupted
-    step_s: Annotated[float, setting("seconds of a step; a failure takes the one under way (1)", metavar="S", gt=0)] = (
+    step_s: Annotated[float, Setting("seconds of a step; a failure takes the one under way", metavar="S", gt=0)] = (
         _CLUSTER.step_s
     )
-    checkpoint_s: Annotated[
-        float, setting("seconds a checkpoint costs the job that restarts (0.5)", metavar="S", ge=0)
-    ] = _CLUSTER.checkpoint_s
+    checkpoint_s: Annotated[float, Setting("seconds a checkpoint costs the job that restarts", metavar="S", ge=0)] = (
+        _CLUSTER.checkpoint_s
+    )
     speed_deviation: Annotated[
-        float, setting("standard deviation of slices' step times, as a share (0.005)", metavar="SHARE", ge=0, le=1)
+        float, Setting("standard deviation of slices' step times, as a share", metavar="SHARE", ge=0, le=1)
     ] = _CLUSTER.speed_deviation
     behind: Annotated[
-        float, setting("how much slower the slowest learner is than the fastest (0)", metavar="SHARE", ge=0, le=0.99)
+        float, Setting("how much slower the slowest learner is than the fastest", metavar="SHARE", ge=0, le=0.99)
     ] = _CLUSTER.behind
-    quorum: Annotated[int, setting("learners without which the global model stands still (1)", metavar="K", ge=1)] = (
+    quorum: Annotated[int, Setting("learners without which the global model stands still", metavar="K", ge=1)] = (
         _CLUSTER.quorum
     )
     grace: Annotated[
-        float, setting("share of the overlap that a round waits for more learners (0.8)", metavar="GAMMA", ge=0, le=1)
+        float, Setting("share of the overlap that a round waits for more learners", metavar="GAMMA", ge=0, le=1)
     ] = _CLUSTER.grace
-    overlap: Annotated[float, setting("steps a fragment may be under way (2)", metavar="TAU", ge=0)] = _CLUSTER.overlap
+    overlap: Annotated[float, Setting("steps a fragment may be under way", metavar="TAU", ge=0)] = _CLUSTER.overlap
     lead: Annotated[
-        float | None, setting("steps after which a learner waits for the quorum (it never does)", metavar="STEPS", ge=0)
+        float | None, Setting("steps after which a learner waits for the quorum (it never does)", metavar="STEPS", ge=0)
     ] = None
-    rack_chips: Annotated[int, setting("chips of a rack (1024)", metavar="N", ge=1)] = _CLUSTER.rack_chips
+    rack_chips: Annotated[int, Setting("chips of a rack", metavar="N", ge=1)] = _CLUSTER.rack_chips
     rack_mtbi_years: Annotated[
-        float | None, setting("years between two failures of a whole rack (never)", metavar="YEARS", gt=0)
+        float | None, Setting("years between two failures of a whole rack (never)", metavar="YEARS", gt=0)
     ] = None
     region_mtbi_years: Annotated[
-        float | None, setting("years between two failures of a learner's whole region (never)", metavar="YEARS", gt=0)
+        float | None, Setting("years between two failures of a learner's whole region (never)", metavar="YEARS", gt=0)
     ] = None
-    region_hours: Annotated[float, setting("hours that a region is away (1)", metavar="H", ge=0)] = (
-        _CLUSTER.region_hours
-    )
+    region_hours: Annotated[float, Setting("hours that a region is away", metavar="H", ge=0)] = _CLUSTER.region_hours
     maintenance_days: Annotated[
-        float | None, setting("days between two maintenances of a slice (never)", metavar="DAYS", gt=0)
+        float | None, Setting("days between two maintenances of a slice (never)", metavar="DAYS", gt=0)
     ] = None
-    maintenance_hours: Annotated[float, setting("hours of one (4)", metavar="H", ge=0)] = _CLUSTER.maintenance_hours
+    maintenance_hours: Annotated[float, Setting("hours of one", metavar="H", ge=0)] = _CLUSTER.maintenance_hours
 
     def cluster(self) -> Cluster:
         """Return the model's parameters. Raises `InputError`."""
@@ -304,52 +297,47 @@ class ClusterOfChips:
 class Goodput(ClusterOfChips, Seeded, Reported):
     """Settings of `isthmus simulate goodput`."""
 
-    chips: Annotated[
-        list[int] | None,
-        setting("chips (150000 to 2400000, doubling)", metavar="N", flag_only=True),
-    ] = None
+    chips: Annotated[list[int] | None, Setting("chips (150000 to 2400000, doubling)", metavar="N", flag_only=True)] = (
+        None
+    )
     learners: Annotated[
         list[int] | None,
-        setting(
+        Setting(
             "learners of the decoupled mode (1, 2, 4, 8, 16: those that have a slice)", metavar="M", flag_only=True
         ),
     ] = None
-    failures: Annotated[int, setting("failures in each of 20 repetitions of a cell (4000)", metavar="N", ge=1)] = 4000
+    failures: Annotated[int, Setting("failures in each of 20 repetitions of a cell", metavar="N", ge=1)] = 4000
     check: Annotated[
         str | None,
-        setting("instead: what a recorded run achieved, beside what the model says", metavar="RUN", flag_only=True),
+        Setting("instead: what a recorded run achieved, beside what the model says", metavar="RUN", flag_only=True),
     ] = None
     sensitivity: Annotated[
-        bool, setting("show how the answer moves with each parameter that was not published", flag_only=True)
+        bool, Setting("show how the answer moves with each parameter that was not published", flag_only=True)
     ] = False
-    plot: Annotated[str | None, setting("draw goodput against chips", metavar="FILE", flag_only=True)] = None
+    plot: Annotated[str | None, Setting("draw goodput against chips", metavar="FILE", flag_only=True)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth(Reported):
     """Settings of `isthmus simulate bandwidth`."""
 
-    params: Annotated[float, setting("parameters of the model, e.g. 2.9e9", metavar="N", gt=0, flag_only=True)]
+    params: Annotated[float, Setting("parameters of the model, e.g. 2.9e9", metavar="N", gt=0, flag_only=True)]
     step_seconds: Annotated[
-        float, setting("seconds a learner computes per step (1)", metavar="S", gt=0, flag_only=True)
+        float, Setting("seconds a learner computes per step", metavar="S", gt=0, flag_only=True)
     ] = 1.0
-    learners: Annotated[int, setting("learners (8)", metavar="M", ge=1, flag_only=True)] = 8
+    learners: Annotated[int, Setting("learners", metavar="M", ge=1, flag_only=True)] = 8
     utilization: Annotated[
-        list[float] | None,
-        setting("shares of the time spent computing (0.9)", metavar="SHARE", flag_only=True),
+        list[float] | None, Setting("shares of the time spent computing (0.9)", metavar="SHARE", flag_only=True)
     ] = None
     gbit_s: Annotated[
-        list[float] | None,
-        setting("also the utilisation at these bandwidths", metavar="GBIT", flag_only=True),
+        list[float] | None, Setting("also the utilisation at these bandwidths", metavar="GBIT", flag_only=True)
     ] = None
-    latency: Annotated[float, setting("seconds one way (0)", metavar="S", ge=0)] = 0.0
-    syncer_seconds: Annotated[
-        float, setting("from a round's last update to its new version (0)", metavar="S", ge=0)
-    ] = 0.0
-    sync_every: Annotated[int, setting("steps between two syncs of one fragment (24)", metavar="H", ge=1)] = 24
-    fragments: Annotated[int, setting("fragments of the model (24)", metavar="P", ge=1)] = 24
-    overlap: Annotated[float, setting("steps a fragment may be under way (2)", metavar="TAU", ge=0)] = 2.0
-    plot: Annotated[str | None, setting("draw bandwidth against utilisation", metavar="FILE", flag_only=True)] = None
+    latency: Annotated[float, Setting("seconds one way", metavar="S", ge=0)] = 0.0
+    syncer_seconds: Annotated[float, Setting("from a round's last update to its new version", metavar="S", ge=0)] = 0.0
+    sync_every: Annotated[int, Setting("steps between two syncs of one fragment", metavar="H", ge=1)] = 24
+    fragments: Annotated[int, Setting("fragments of the model", metavar="P", ge=1)] = 24
+    overlap: Annotated[float, Setting("steps a fragment may be under way", metavar="TAU", ge=0)] = 2.0
+    plot: Annotated[str | None, Setting("draw bandwidth against utilisation", metavar="FILE", flag_only=True)] = None
 
 
 _ISLAND = Island(name="")
@@ -360,68 +348,70 @@ class Plan(Reported):
     """Settings of `isthmus plan`."""
 
     params: Annotated[
-        float | None, setting("parameters of the model, e.g. 2.9e9", metavar="N", gt=0, flag_only=True)
+        float | None, Setting("parameters of the model, e.g. 2.9e9", metavar="N", gt=0, flag_only=True)
     ] = None
     model: Annotated[
-        str | None, setting("or returns a module whose parameters are counted", metavar="PACKAGE.MODULE:FUNCTION")
+        str | None, Setting("or returns a module whose parameters are counted", metavar="PACKAGE.MODULE:FUNCTION")
     ] = None
     islands: Annotated[
         str | None,
-        setting("TOML: a [[learner]] table for each kind, params, store_region", metavar="FILE", flag_only=True),
+        Setting("TOML: a [[learner]] table for each kind, params, store_region", metavar="FILE", flag_only=True),
     ] = None
-    learners: Annotated[int, setting("without a file: learners, all alike (8)", metavar="M", ge=1, flag_only=True)] = 8
+    learners: Annotated[int, Setting("without a file: learners, all alike", metavar="M", ge=1, flag_only=True)] = 8
     step_seconds: Annotated[
-        float | None, setting("seconds of an optimizer step (1, and it is said)", metavar="S", gt=0, flag_only=True)
+        float | None, Setting("seconds of an optimizer step (1, and it is said)", metavar="S", gt=0, flag_only=True)
     ] = None
     gpus: Annotated[
-        int | None, setting("GPUs of all learners together (8 each, and it is said)", metavar="N", ge=1, flag_only=True)
+        int | None, Setting("GPUs of all learners together (8 each, and it is said)", metavar="N", ge=1, flag_only=True)
     ] = None
-    up: Annotated[float | None, setting(f"Gbit/s to the store ({_ISLAND.up_gbit_s:g})", metavar="GBIT", gt=0)] = None
-    down: Annotated[float | None, setting(f"Gbit/s from the store ({_ISLAND.down_gbit_s:g})", metavar="GBIT", gt=0)] = (
+    up: Annotated[float | None, Setting(f"Gbit/s to the store ({_ISLAND.up_gbit_s:g})", metavar="GBIT", gt=0)] = None
+    down: Annotated[float | None, Setting(f"Gbit/s from the store ({_ISLAND.down_gbit_s:g})", metavar="GBIT", gt=0)] = (
         None
     )
     latency: Annotated[
-        float | None, setting(f"seconds to the store, one way ({_ISLAND.latency_s:g})", metavar="S", ge=0)
+        float | None, Setting(f"seconds to the store, one way ({_ISLAND.latency_s:g})", metavar="S", ge=0)
     ] = None
-    region: Annotated[str, setting("where they are (the store's)", metavar="REGION")] = ""
+    region: Annotated[str, Setting("where they are (the store's)", metavar="REGION")] = ""
     mtbf_hours: Annotated[
-        float | None, setting("hours between two failures of a learner (none)", metavar="H", gt=0)
+        float | None, Setting("hours between two failures of a learner (none)", metavar="H", gt=0)
     ] = None
-    restart: Annotated[float, setting("seconds from a failure to the next step (60)", metavar="S", ge=0)] = (
-        _ISLAND.restart_s
-    )
-    store_region: Annotated[str | None, setting("where the store and the syncer are", metavar="REGION")] = None
+    restart: Annotated[float, Setting("seconds from a failure to the next step", metavar="S", ge=0)] = _ISLAND.restart_s
+    store_region: Annotated[str | None, Setting("where the store and the syncer are", metavar="REGION")] = None
     compare: Annotated[
         bool,
-        setting(
+        Setting(
             "beside data parallel in one place and across the links: tokens learnt per day and dollar", flag_only=True
         ),
     ] = False
     step_tokens: Annotated[
         float | None,
-        setting("tokens in a learner's step, for --compare (1e6, and it is said)", metavar="N", gt=0, flag_only=True),
+        Setting("tokens in a learner's step, for --compare (1e6, and it is said)", metavar="N", gt=0, flag_only=True),
     ] = None
     prices: Annotated[
-        str | None, setting("TOML of prices that differ from ours (S3's, see docs/paper.md)", metavar="FILE")
+        str | None, Setting("TOML of prices that differ from ours (S3's, see docs/paper.md)", metavar="FILE")
     ] = None
-    gpu_hour: Annotated[float | None, setting("dollars for an hour of one GPU (2.5)", metavar="USD", ge=0)] = None
+    gpu_hour: Annotated[float | None, Setting("dollars for an hour of one GPU (2.5)", metavar="USD", ge=0)] = None
     cpu: Annotated[
-        str | None, setting("the syncer's class of CPU in the table of speeds (xeon-2023)", metavar="CLASS")
+        str | None, Setting("the syncer's class of CPU in the table of speeds (xeon-2023)", metavar="CLASS")
     ] = None
     speeds: Annotated[
-        str | None, setting("TOML of measured speeds instead, as --measure writes it", metavar="FILE")
+        str | None, Setting("TOML of measured speeds instead, as --measure writes it", metavar="FILE")
     ] = None
     measure: Annotated[
         str | None,
-        setting("time the syncer's arithmetic here, write it there, plan nothing", metavar="FILE", flag_only=True),
+        Setting("time the syncer's arithmetic here, write it there, plan nothing", metavar="FILE", flag_only=True),
     ] = None
-    fragments: Annotated[int | None, setting("do not choose P", metavar="P", ge=1, flag_only=True)] = None
-    sync_every: Annotated[int | None, setting("do not choose H", metavar="H", ge=1, flag_only=True)] = None
+    fragments: Annotated[int | None, Setting("do not choose P", metavar="P", ge=1, flag_only=True)] = None
+    sync_every: Annotated[int | None, Setting("do not choose H", metavar="H", ge=1, flag_only=True)] = None
+    merge: Annotated[str | None, Setting("merge rule (rda)", choices=tuple(MergeRule), flag_only=True)] = None
+    iso_block: Annotated[
+        int | None, Setting("longest side of a matrix that iso does not cut", metavar="N", ge=0, flag_only=True)
+    ] = None
     codec: Annotated[
-        str | None, setting("do not choose the codec of updates", choices=tuple(CodecName), flag_only=True)
+        str | None, Setting("do not choose the codec of updates", choices=tuple(CodecName), flag_only=True)
     ] = None
     codec_down: Annotated[
-        str | None, setting("do not choose the codec of versions", choices=tuple(CodecName), flag_only=True)
+        str | None, Setting("do not choose the codec of versions", choices=tuple(CodecName), flag_only=True)
     ] = None
 
 
@@ -429,16 +419,12 @@ class Plan(Reported):
 class Access:
     """Settings of `isthmus access`."""
 
-    folder: Annotated[str, setting("where the files go, e.g. a volume that services mount read-only", positional=True)]
+    folder: Annotated[str, Setting("where the files go, e.g. a volume that services mount read-only", positional=True)]
     learner: Annotated[
         list[str] | None,
-        setting(
-            "Redis users of their own for these learners (default: one for all)",
-            metavar="NAME",
-            flag_only=True,
-        ),
+        Setting("Redis users of their own for these learners (default: one for all)", metavar="NAME", flag_only=True),
     ] = None
-    json: Annotated[str | None, setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
+    json: Annotated[str | None, Setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
         None
     )
 

@@ -39,59 +39,34 @@ _AWS_HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 _OF_TESTS = PREFIX + "REQUIRE_"
 
 
-def setting(
-    description: str,
-    *,
-    name: str = "",
-    metavar: str | None = None,
-    short: str = "",
-    choices: typing.Sequence[str] = (),
-    positional: bool = False,
-    flag_only: bool = False,
-    secret: bool = False,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    within: type[Rules] | type[Pace] | None = None,
-) -> msgspec.Meta:
-    """Describe a field: `Annotated[float, setting("seconds between checkpoints", metavar="S", gt=0)]`.
-
-    `flag_only`: for what is asked for once (`--apply`) and must not linger in an environment. `secret`: never shown,
-    and taken from the environment or the file only, since everybody on a machine can read a command line. `within`:
-    whose field of the same name has the bounds.
-    """
-    extra: dict[str, Any] = {
-        "name": name,
-        "metavar": metavar,
-        "short": short,
-        "choices": tuple(choices),
-        "positional": positional,
-        "flag_only": flag_only,
-        "secret": secret,
-        "within": within,
-    }
-    limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
-    return msgspec.Meta(description=description, extra=extra, **limits)
-
-
 @dataclass(frozen=True)
 class Setting:
-    """One field of a settings class."""
+    """One field of a settings class: `Annotated[float, Setting("seconds between checkpoints", metavar="S", gt=0)]`."""
 
-    field: str
-    type: Any
     description: str
-    default: Any
-    """`dataclasses.MISSING` where there is none."""
-    owner: type
-    """The class that declares it; its docstring heads the group in the help."""
-    name: str
-    metavar: str | None
-    short: str
-    choices: tuple[str, ...]
-    positional: bool
-    flag_only: bool
-    secret: bool
+    """A default that is a word or a number is added to it, that of a field of `within` too, unless it ends with one."""
+    _: dataclasses.KW_ONLY
+    name: str = ""
+    """The field's, where it is none."""
+    metavar: str | None = None
+    short: str = ""
+    choices: tuple[str, ...] = ()
+    positional: bool = False
+    flag_only: bool = False
+    """For what is asked for once (`--apply`) and must not linger in an environment."""
+    secret: bool = False
+    """Never shown, and taken from the environment or the file only: everybody on a machine can read a command line."""
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    within: type[Rules] | type[Pace] | None = None
+    """Whose field of the same name has the bounds."""
+    field: str = ""
+    type: Any = None
+    default: Any = None
+    owner: Any = None
+    """The class that declares it; its docstring heads the group in the help. `fields` sets these four; a default that
+    there is not is `dataclasses.MISSING`."""
 
     @property
     def flag(self) -> str:
@@ -146,9 +121,7 @@ class Resolved(typing.Generic[T]):
     sources: Mapping[str, str]
     """By field."""
     stray: tuple[str, ...]
-    """Variables that look like ours and belong to no command."""
-    known: frozenset[str]
-    """Names of the settings of all commands."""
+    """A warning for each variable that looks like ours and belongs to no command."""
 
 
 def fields(cls: type) -> list[Setting]:
@@ -156,18 +129,23 @@ def fields(cls: type) -> list[Setting]:
     hints = typing.get_type_hints(cls, include_extras=True)
     found = []
     for field in dataclasses.fields(cls):
-        kind, meta = typing.get_args(hints[field.name])[:2]
-        more = dict(meta.extra)
-        name = more.pop("name") or field.name
-        if (within := more.pop("within")) is not None:
-            limits: dict[str, Any] = bounds(within, field.name)
-            meta = msgspec.Meta(description=meta.description, **limits)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        owner = next(c for c in reversed(cls.__mro__) if field.name in getattr(c, "__annotations__", {}))
-        # What is given is never None; that is what a default may be.
+        kind, said = typing.get_args(hints[field.name])[:2]
+        limits: dict[str, Any] = {"ge": said.ge, "gt": said.gt, "le": said.le}
+        holds = field.default
+        if said.within is not None:
+            limits, holds = bounds(said.within, field.name), getattr(said.within(), field.name)
+        shown = "" if isinstance(holds, bool) else f"{holds:g}" if isinstance(holds, int | float) else holds
+        silent = shown and not said.description.endswith(")")
         found.append(
-            Setting(
-                field.name, typing.Annotated[_without_none(kind), meta], meta.description, default, owner, name, **more
+            dataclasses.replace(
+                said,
+                description=f"{said.description} ({shown})" if silent and isinstance(shown, str) else said.description,
+                name=said.name or field.name,
+                field=field.name,
+                # What is given is never None; that is what a default may be.
+                type=typing.Annotated[_without_none(kind), msgspec.Meta(**limits)],
+                default=field.default,
+                owner=next(c for c in reversed(cls.__mro__) if field.name in getattr(c, "__annotations__", {})),
             )
         )
     order = cls.__mro__.index
@@ -243,14 +221,13 @@ def resolve(
         raise InputError(f"missing: {names}")
     for s in missing:
         values[s.field], sources[s.field] = None, "missing"
-    known = set.union(*everything.values()) | {CONFIG}
+    known = [PREFIX + name.upper() for name in sorted(set.union(*everything.values()) | {CONFIG})]
     stray = tuple(
-        name
+        f"{name} is not a setting of any command{did_you_mean(name, known)}"
         for name in sorted(environment)
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
-        if not name.startswith(_OF_TESTS)
+        if name.startswith(PREFIX) and name not in known and not name.startswith(_OF_TESTS)
     )
-    return Resolved(cls(**values), sources, stray, frozenset(known))
+    return Resolved(cls(**values), sources, stray)
 
 
 def show(
@@ -276,14 +253,8 @@ def show(
             shown = "(set, not shown)" if name in _AWS_HIDDEN else redacted(environment[name])
             table.add_row(name, shown, name, "read by the AWS client itself")
     console.print(table)
-    for name in resolved.stray:
-        console.print(said_of(name, resolved), style="yellow", highlight=False)
-
-
-def said_of(stray: str, resolved: Resolved[Any]) -> str:
-    """Return the warning about a variable that no command reads."""
-    names = [PREFIX + name.upper() for name in sorted(resolved.known)]
-    return f"{stray} is not a setting of any command{did_you_mean(stray, names)}"
+    for said in resolved.stray:
+        console.print(said, style="yellow", highlight=False)
 
 
 def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:

@@ -18,7 +18,7 @@ from isthmus.bus import default_bus
 from isthmus.errors import InputError
 from isthmus.rules import LONG_STEPS, CodecName, MergeRule, Pace, Rules, outer_for
 from isthmus.urls import split
-from isthmus_services.settings.resolve import setting
+from isthmus_services.settings.resolve import Setting
 
 BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
 
@@ -32,7 +32,7 @@ _OURS = re.compile(r"(isthmus\.demo(?:\.[a-z]\w*)*):([a-z]\w*)", re.ASCII)
 class InRun:
     """Where the run is."""
 
-    run: Annotated[str, setting("s3://bucket/prefix or a folder", positional=True)]
+    run: Annotated[str, Setting("s3://bucket/prefix or a folder", positional=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class OnBus:
     """Where the bus is."""
 
     bus: Annotated[
-        str | None, setting("redis://host:port (default: the embedded bus beside a run in a folder)", metavar="URL")
+        str | None, Setting("redis://host:port (default: the embedded bus beside a run in a folder)", metavar="URL")
     ] = None
-    bus_user: Annotated[str | None, setting("user of the bus, where its URL names none", metavar="NAME")] = None
-    bus_password: Annotated[str | None, setting("password of the bus", secret=True)] = None
-    bus_password_file: Annotated[str | None, setting("file that holds the password of the bus", metavar="FILE")] = None
+    bus_user: Annotated[str | None, Setting("user of the bus, where its URL names none", metavar="NAME")] = None
+    bus_password: Annotated[str | None, Setting("password of the bus", secret=True)] = None
+    bus_password_file: Annotated[str | None, Setting("file that holds the password of the bus", metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Seeded:
     """Initial parameters."""
 
     seed: Annotated[
-        int, setting("seed of the initial parameters, and of what a demo draws (0)", ge=0, le=(1 << 63) - 1)
+        int, Setting("seed of the initial parameters, and of what a demo draws", ge=0, le=(1 << 63) - 1)
     ] = 0
 
 
@@ -60,7 +60,7 @@ class Seeded:
 class Reported:
     """What is written besides what is printed."""
 
-    json: Annotated[str | None, setting("write what is printed there as JSON too", metavar="PATH", flag_only=True)] = (
+    json: Annotated[str | None, Setting("write what is printed there as JSON too", metavar="PATH", flag_only=True)] = (
         None
     )
 
@@ -71,28 +71,26 @@ class Serving:
 
     http: Annotated[
         str | None,
-        setting("serve /metrics, /healthz and /livez there, e.g. 0.0.0.0:9464 (default: not)", metavar="HOST:PORT"),
+        Setting("serve /metrics, /healthz and /livez there, e.g. 0.0.0.0:9464 (default: not)", metavar="HOST:PORT"),
     ] = None
     log_format: Annotated[
         str,
-        setting(
-            "json: one object per line; text: for people; auto: text on a terminal (auto)",
-            choices=("auto", "json", "text"),
+        Setting(
+            "json: one object per line; text: for people; auto: text on a terminal", choices=("auto", "json", "text")
         ),
     ] = "auto"
-    log_level: Annotated[
-        str, setting("least level that is logged (info)", choices=("debug", "info", "warning", "error"))
-    ] = "info"
+    log_level: Annotated[str, Setting("least level that is logged", choices=("debug", "info", "warning", "error"))] = (
+        "info"
+    )
 
 
 def _by_period(which: int) -> str:
     """Say what outer rate (0) or momentum (1) is, by H and merge rule."""
-    (short, long), (short_avg, long_avg) = (
-        [f"{outer_for(merge, h)[which]:g}" for h in (LONG_STEPS, LONG_STEPS + 1)] for merge in ("rda", "avg")
+    rda, *others = (
+        (merge, *(f"{outer_for(merge, h)[which]:g}" for h in (LONG_STEPS, LONG_STEPS + 1))) for merge in MergeRule
     )
-    if (short, long) == (short_avg, long_avg):
-        return f"{short}, or {long} where H is above {LONG_STEPS}"
-    return f"{short}, or {long} where H is above {LONG_STEPS}; for avg {short_avg} and {long_avg}"
+    differ = "".join(f"; for {name} {short} and {long}" for name, short, long in others if (short, long) != rda[1:])
+    return f"{rda[1]}, or {rda[2]} where H is above {LONG_STEPS}{differ}"
 
 
 _RULES, _PACE = Rules(), Pace()
@@ -102,23 +100,17 @@ _RULES, _PACE = Rules(), Pace()
 class ArithmeticOfRun:
     """Arithmetic of the run (fixed once it is created)."""
 
-    fragments: Annotated[int, setting(f"fragments of the model ({_RULES.fragments})", metavar="P", within=Rules)] = (
-        _RULES.fragments
-    )
-    sync_every: Annotated[
-        int, setting(f"steps between uploads of one ({_RULES.sync_every})", metavar="H", within=Rules)
-    ] = _RULES.sync_every
-    merge: Annotated[
-        str, setting(f"merge rule; embeddings are averaged ({_RULES.merge})", choices=tuple(MergeRule))
-    ] = _RULES.merge
-    codec: Annotated[str, setting(f"codec of learners' updates ({_RULES.codec_up})", choices=tuple(CodecName))] = (
-        _RULES.codec_up
-    )
-    codec_down: Annotated[str, setting(f"codec of new versions ({_RULES.codec_down})", choices=tuple(CodecName))] = (
-        _RULES.codec_down
-    )
-    outer_lr: Annotated[float | None, setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None
-    outer_momentum: Annotated[float | None, setting(f"outer Nesterov momentum ({_by_period(1)})", within=Rules)] = None
+    fragments: Annotated[int, Setting("fragments of the model", metavar="P", within=Rules)] = _RULES.fragments
+    sync_every: Annotated[int, Setting("steps between uploads of one", metavar="H", within=Rules)] = _RULES.sync_every
+    merge: Annotated[str, Setting("merge rule; embeddings are averaged", choices=tuple(MergeRule))] = _RULES.merge
+    iso_block: Annotated[
+        int,
+        Setting("longest side of a matrix that iso does not cut; 0: any", metavar="N", within=Rules),
+    ] = _RULES.iso_block
+    codec: Annotated[str, Setting("codec of learners' updates", choices=tuple(CodecName))] = _RULES.codec_up
+    codec_down: Annotated[str, Setting("codec of new versions", choices=tuple(CodecName))] = _RULES.codec_down
+    outer_lr: Annotated[float | None, Setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None
+    outer_momentum: Annotated[float | None, Setting(f"outer Nesterov momentum ({_by_period(1)})", within=Rules)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,53 +118,28 @@ class PaceOfRun:
     """Pace (may change on the way; default: the run's)."""
 
     quorum: Annotated[
-        int | None,
-        setting(f"learners a round waits for before grace starts ({_PACE.quorum})", metavar="K", within=Pace),
+        int | None, Setting("learners a round waits for before grace starts", metavar="K", within=Pace)
     ] = None
-    overlap: Annotated[
-        float | None,
-        setting(f"steps a fragment may be under way ({_PACE.overlap:g})", metavar="TAU", within=Pace),
-    ] = None
+    overlap: Annotated[float | None, Setting("steps a fragment may be under way", metavar="TAU", within=Pace)] = None
     grace: Annotated[
-        float | None,
-        setting(
-            f"share of the slack spent waiting for more learners ({_PACE.grace:g})",
-            metavar="GAMMA",
-            within=Pace,
-        ),
+        float | None, Setting("share of the slack spent waiting for more learners", metavar="GAMMA", within=Pace)
     ] = None
-    staleness: Annotated[
-        int | None, setting(f"versions old a base may be ({_PACE.staleness})", metavar="N", within=Pace)
-    ] = None
+    staleness: Annotated[int | None, Setting("versions old a base may be", metavar="N", within=Pace)] = None
     lead: Annotated[
         float | None,
-        setting(
+        Setting(
             "steps past the overlap after which a learner waits for a version (it never does)",
             metavar="STEPS",
             within=Pace,
         ),
     ] = None
-    snapshot_every: Annotated[
-        int | None,
-        setting(f"versions between full states ({_PACE.snapshot_every})", metavar="S", within=Pace),
-    ] = None
+    snapshot_every: Annotated[int | None, Setting("versions between full states", metavar="S", within=Pace)] = None
     heartbeat_s: Annotated[
-        float | None,
-        setting(
-            f"seconds between signs of life ({_PACE.heartbeat_s:g})",
-            name="heartbeat",
-            metavar="S",
-            within=Pace,
-        ),
+        float | None, Setting("seconds between signs of life", name="heartbeat", metavar="S", within=Pace)
     ] = None
     silence_s: Annotated[
         float | None,
-        setting(
-            f"seconds after which a silent learner is not waited for ({_PACE.silence_s:g})",
-            name="silence",
-            metavar="S",
-            within=Pace,
-        ),
+        Setting("seconds after which a silent learner is not waited for", name="silence", metavar="S", within=Pace),
     ] = None
 
 
@@ -208,6 +175,7 @@ def rules_of(a: ArithmeticOfRun) -> Rules:
         fragments=a.fragments,
         sync_every=a.sync_every,
         merge=a.merge,
+        iso_block=a.iso_block,
         codec_up=a.codec,
         codec_down=a.codec_down,
     ).check()
