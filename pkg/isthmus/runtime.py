@@ -9,9 +9,10 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -26,6 +27,32 @@ class Offload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Crew:
+    """Threads that share one computation. Who waits for them must not be one of them."""
+
+    pool: Executor | None = None
+    threads: int = 1
+
+    def share(self, work: Callable[[int, int], object], count: int, least: int = 64) -> None:
+        """Run `work(start, stop)` on parts of range(count), none of them much smaller than `least`, until all are done.
+
+        `work` must release the GIL to be worth it, and come to the same however the range is cut.
+        """
+        # More parts than threads: some take longer than others.
+        parts = min(4 * self.threads, count // least)
+        if self.pool is None or parts < 2:
+            work(0, count)
+            return
+        cuts = [count * i // parts for i in range(parts + 1)]
+        for part in [self.pool.submit(work, start, stop) for start, stop in pairwise(cuts)]:
+            part.result()
+
+
+ALONE = Crew()
+"""No threads but the caller's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
     """Clock, randomness, ids and CPU offload of one agent."""
 
@@ -37,6 +64,8 @@ class Runtime:
     offload: Offload
     new_id: Callable[[], str]
     """16 hex digits, unique among processes."""
+    crew: Crew = ALONE
+    """Threads for one large computation, which the result does not depend on."""
 
 
 async def inline(fn: Callable[..., T], /, *args: Any) -> T:
@@ -49,21 +78,29 @@ def random_id() -> str:
     return os.urandom(8).hex()
 
 
+def cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def threaded(workers: int, seed: int | None = None) -> Iterator[Runtime]:
-    """Give the real world, with `workers` threads for offloaded work.
+    """Give the real world, with `workers` threads for offloaded work and a crew of as many as there are cores.
 
     What has not begun at the end of it is cancelled, and what has is not waited for.
     """
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="isthmus-offload")
+    # Its threads begin with the first computation that they share: most processes never have one.
+    helpers = ThreadPoolExecutor(max_workers=cores(), thread_name_prefix="isthmus-crew")
 
     def offload(fn: Callable[..., T], /, *args: Any) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(pool, fn, *args)
 
     try:
-        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id)
+        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, Crew(helpers, cores()))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (pool, helpers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def single_threaded(seed: int | None = None) -> Runtime:

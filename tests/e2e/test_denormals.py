@@ -18,9 +18,11 @@ from isthmus.codecs import codec, pack, packed_size
 from isthmus.errors import DenormalsFlushed, InputError
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import fold, merge
+from isthmus.log.polar import polar_factor
 from isthmus.log.run import Seed
 from isthmus.pytorch import model as torch_model
 from isthmus.rules import Pace, Rules
+from isthmus.runtime import Crew
 from tests_helpers import check_log, serving, world
 
 FRAGMENT = partition([Spec("w", (40, 8), "float32", TensorClass.DENSE)], 1).fragments[0]
@@ -57,6 +59,13 @@ def test_a_thread_is_told_from_one_that_flushes(flushing: Flushing) -> None:
     with pytest.raises(DenormalsFlushed, match=r"call torch\.set_flush_denormal\(False\) in that thread"):
         flushing(kernels.require_denormals)
     assert issubclass(DenormalsFlushed, InputError), "an operator can mend it: no retry does"
+
+
+def test_a_crew_that_flushes_computes_nothing() -> None:
+    d = np.ones((200, 200), np.float32)
+    pool = ThreadPoolExecutor(2, initializer=torch.set_flush_denormal, initargs=(True,))
+    with pool, pytest.raises(DenormalsFlushed):
+        polar_factor(d, 200.0, Crew(pool, 2))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ def writers(commits: dict[int, list[Commit]]) -> dict[int, list[str]]:
 
 
 async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder: Path) -> None:
-    async with world(folder) as w:
+    # On a busy machine this loop may stand for a second: nobody is to take that for the other's silence.
+    async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=20.0))) as w:
         one, two = w.syncer("east"), w.syncer("west")
         async with serving(one), serving(two):
             await until(lambda: one.held and two.held and len(one.held | two.held) == 4, "shared")

@@ -1,6 +1,7 @@
 """The arithmetic of a round against a plain float64 reference, and its bits against everything that must not matter."""
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from isthmus.log import merge
 from isthmus.records import frame
 from isthmus.records.objects import SnapshotHeader, ValueHeader
 from isthmus.rules import Rules
+from isthmus.runtime import ALONE, Crew
 
 FRAGMENT = partition(
     [
@@ -38,8 +40,8 @@ def state(seed: int = 1) -> merge.State:
     return merge.initial(np.random.default_rng(seed).normal(size=FRAGMENT.size).astype(np.float32))
 
 
-def accumulated(given: list[tuple[F32, float]], rules: Rules) -> merge.Accumulator:
-    accumulator = merge.Accumulator(FRAGMENT, merge.outers(rules))
+def accumulated(given: list[tuple[F32, float]], rules: Rules, crew: Crew = ALONE) -> merge.Accumulator:
+    accumulator = merge.Accumulator(FRAGMENT, merge.outers(rules), crew)
     for x, w in given:
         accumulator.add(x, w)
     return accumulator
@@ -225,6 +227,23 @@ def test_the_same_round_gives_the_same_bits_whoever_computes_it() -> None:
     for t in threads:
         t.join()
     assert found == [wanted] * 8
+
+
+def test_a_crew_shares_what_a_round_comes_to_and_changes_no_bit() -> None:
+    class Halving(Crew):
+        shared = 0
+
+        def share(self, work: Callable[[int, int], object], count: int, least: int = 64) -> None:
+            Halving.shared += 1
+            work(count // 2, count)
+            work(0, count // 2)
+
+    given, start, rules = updates(8), state(), Rules(merge="iso")
+    plain, shared = (
+        merge.advance(start, accumulated(given, rules, crew), codec("int4"), bytes(32)) for crew in (ALONE, Halving())
+    )
+    assert shared.state_digest == plain.state_digest
+    assert Halving.shared
 
 
 def test_the_order_of_accumulation_is_part_of_the_bits() -> None:

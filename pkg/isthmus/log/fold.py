@@ -244,7 +244,7 @@ async def combine(
 ) -> Advance:
     """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` for a damaged one."""
     part = log.run.layout.fragments[fragment]
-    accumulator = Accumulator(part, outer)
+    accumulator = Accumulator(part, outer, log.runtime.crew)
     todo, ahead = iter(inputs), deque[tuple[Input, asyncio.Future[Update]]]()
 
     def fetch_next() -> None:

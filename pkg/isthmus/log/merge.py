@@ -25,6 +25,7 @@ from isthmus.log.polar import isotropic
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
 from isthmus.rules import CodecName, MergeRule, Rules
+from isthmus.runtime import ALONE, Crew
 
 CANCELLED_BELOW = 1e-3
 """Norm of the mean direction under which RDA does not renormalise it: such directions cancel, what is left is noise.
@@ -87,11 +88,15 @@ def by_class(dense: Outer, embedding: Outer) -> dict[str, Outer]:
 
 
 class Accumulator:
-    """The running sum of one round: three passes over each update, memory independent of the number of learners."""
+    """The running sum of one round: three passes over each update, memory independent of the number of learners.
 
-    def __init__(self, fragment: Fragment, outer: Mapping[str, Outer]) -> None:
+    What a round adds up to may be computed by a crew; `add` is one thread's work.
+    """
+
+    def __init__(self, fragment: Fragment, outer: Mapping[str, Outer], crew: Crew = ALONE) -> None:
         self.fragment = fragment
         self.outer = outer
+        self._crew = crew
         self.count = 0
         self._total = np.zeros(fragment.size, np.float32)
         self._unit = 0.0  # weights are taken relative to the first one: the sum stays in the range of the updates
@@ -130,7 +135,7 @@ class Accumulator:
                 if whole > 0.0 and norm / whole >= CANCELLED_BELOW:
                     if rule == MergeRule.ISO:
                         block = self.outer[t.spec.role].block
-                        total = isotropic(total.reshape(t.spec.shape), block).reshape(-1)
+                        total = isotropic(total.reshape(t.spec.shape), block, self._crew).reshape(-1)
                         norm = kernels.norm(total)
                     scale = magnitude / norm
                 else:

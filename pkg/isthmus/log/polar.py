@@ -8,13 +8,11 @@ on the interval where the values now are, begun at [0.003, 1] (Amsel et al., arX
 made of a direction that the mean does not have.
 """
 
-from concurrent.futures import Executor
-from itertools import pairwise
-
 import numpy as np
 
 from isthmus import kernels
 from isthmus.kernels import F32
+from isthmus.runtime import ALONE, Crew
 
 QUINTICS = (
     (8.383673612923168, -24.765905857974545, 18.357081892887603),
@@ -29,7 +27,7 @@ _WITHIN = 0.999
 """Of the unit norm: rounding must not push a singular value out of the interval that the first quintic is made for."""
 
 
-def isotropic(d: F32, block: int = 0, pool: Executor | None = None, threads: int = 1) -> F32:
+def isotropic(d: F32, block: int = 0, crew: Crew = ALONE) -> F32:
     """Return d [m, n] with equal singular values, of any length: its polar factor, or where a side is longer than
     `block` those of the blocks it is cut into, as even as can be. 0: never cut. A block of zeros stays one.
     """
@@ -39,7 +37,7 @@ def isotropic(d: F32, block: int = 0, pool: Executor | None = None, threads: int
             part = np.ascontiguousarray(d[rows, columns])
             norm = kernels.norm(part.reshape(-1))
             if norm > 0.0:
-                out[rows, columns] = polar_factor(part, norm, pool, threads)
+                out[rows, columns] = polar_factor(part, norm, crew)
     return out
 
 
@@ -55,10 +53,10 @@ def flop(m: int, n: int, block: int = 0) -> float:
     return parts[0] * parts[1] * len(QUINTICS) * (3.0 * short * short * long + short**3)
 
 
-def polar_factor(d: F32, norm: float, pool: Executor | None = None, threads: int = 1) -> F32:
+def polar_factor(d: F32, norm: float, crew: Crew = ALONE) -> F32:
     """Return the polar factor of d [m, n] float32 whose Euclidean norm is `norm` (> 0), as a new array.
 
-    Rows of products may be shared out to `threads` tasks on a pool; that changes no bit.
+    Rows of products are shared out among a crew; that changes no bit. Raises `DenormalsFlushed`.
     """
     wide = d.shape[0] <= d.shape[1]
     x = np.ascontiguousarray(d if wide else d.T)
@@ -68,23 +66,21 @@ def polar_factor(d: F32, norm: float, pool: Executor | None = None, threads: int
     gram, square = np.empty((m, m), np.float32), np.empty((m, m), np.float32)
     product = np.empty_like(x)
     for a, b, c in QUINTICS:
-        _multiply(x, np.ascontiguousarray(x.T), gram, True, pool, threads)
-        _multiply(gram, gram, square, True, pool, threads)
+        _multiply(x, np.ascontiguousarray(x.T), gram, True, crew)
+        _multiply(gram, gram, square, True, crew)
         kernels.combine(b, gram, c, square, gram)
-        _multiply(gram, x, product, False, pool, threads)
+        _multiply(gram, x, product, False, crew)
         kernels.combine(a, x, 1.0, product, x)
     return x if wide else np.ascontiguousarray(x.T)
 
 
-def _multiply(a: F32, b: F32, out: F32, symmetric: bool, pool: Executor | None, threads: int) -> None:
+def _multiply(a: F32, b: F32, out: F32, symmetric: bool, crew: Crew) -> None:
     """out = a b. `symmetric`: the product is, so half of it is computed."""
-    m = out.shape[0]
-    if pool is None or threads < 2:
-        kernels.matmul(a, b, out, 0, m, symmetric)
-    else:
-        cuts = [m * i // threads for i in range(threads + 1)]
-        parts = [pool.submit(kernels.matmul, a, b, out, i, j, symmetric) for i, j in pairwise(cuts)]
-        for part in parts:
-            part.result()
+
+    def rows(start: int, stop: int) -> None:
+        kernels.require_denormals()  # of the thread that this is
+        kernels.matmul(a, b, out, start, stop, symmetric)
+
+    crew.share(rows, out.shape[0])
     if symmetric:
         kernels.mirror(out)

@@ -271,7 +271,7 @@ class Keeper:
         if not self.rounds.accepts(pointer):
             return self.rounds.fetches()
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.fragment, self._outer)
+            self._accumulator = Accumulator(self.fragment, self._outer, self._runtime.crew)
         effective = merge.weight(update.header.tokens, update.header.steps)
         await self._runtime.offload(self._accumulator.add, update.gradient, effective)
         given = Input(
