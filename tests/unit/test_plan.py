@@ -393,7 +393,7 @@ def test_the_command_counts_a_module(capsys: pytest.CaptureFixture[str]) -> None
         (["--params", "1e9", "--up", "1e9"], None, "up_gbit_s 1e+09 cannot be (at most 100000): it is in Gbit/s"),
         (["--params", "1e9", "--mtbf-hours", "1e-6"], None, "mtbf_hours 1e-06 cannot be (at least 0.001)"),
         (["--params", "1e9", "--gpus", "9"], None, "--gpus 9: not so many alike for each of 8 learners"),
-        (["--params", "1e9", "--cpu", "abacus"], None, "--cpu abacus: choose one of xeon-2023, slow"),
+        (["--params", "1e9", "--cpu", "abacus"], None, "--cpu abacus: choose one of xeon-2023, epyc-2023, slow"),
         (["--params", "1e9", "--speeds", "FILE"], "cpu = 'x'", "isthmus plan --measure FILE writes such a file"),
         (["--params", "1e9", "--speeds", "FILE", "--cpu", "slow"], "", "leave one out"),
         (["--params", "1e9", "--compare", "--step-tokens", "0.5"], None, "a step has at least one token"),

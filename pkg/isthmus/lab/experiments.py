@@ -358,6 +358,31 @@ def _blocks(steps: int) -> list[Setting]:
     ]
 
 
+LARGER = {
+    "0.8M parameters": Shape(width=128, layers=4, heads=4),
+    "6.4M parameters": Shape(width=256, layers=8, heads=4),
+}
+"""The demo's model, and one of eight times as many."""
+
+
+def _larger(steps: int) -> list[Setting]:
+    found = []
+    for size, shape in LARGER.items():
+        eight, at = base(steps, learners=8, shape=shape), f"{size}: "
+        for peak in (1.5e-3, 3e-3, 4.5e-3):
+            found.append(named(eight, f"{at}data parallel, inner rate {peak:g}", peak_lr=peak, **PARALLEL))
+        for peak in (1.5e-3, 3e-3):
+            found.append(named(eight, f"{at}RDA, inner rate {peak:g}", peak_lr=peak))
+        for block in (0, 128, 64, 32):
+            what = f"blocks of {block}" if block else "whole"
+            peaks = (3e-3,) if block else (1.5e-3, 3e-3, 4.5e-3)
+            found += [
+                named(eight, f"{at}iso, {what}, inner rate {peak:g}", peak_lr=peak, rules_iso_block=block, **iso())
+                for peak in peaks
+            ]
+    return found
+
+
 COMPARED: Mapping[str, Mapping[str, object]] = {
     "thin links": {
         "learners": 8,
@@ -541,6 +566,13 @@ EXPERIMENTS = {
             "none",
             _blocks,
             quick=("RDA", "iso, whole", "iso, blocks of 48"),
+        ),
+        Experiment(
+            "larger",
+            "The demo's model and one eight times its size, eight learners",
+            "parity with data parallel at large scale (Decoupled DiLoCo)",
+            _larger,
+            quick=("0.8M parameters: RDA, inner rate 0.003", "0.8M parameters: iso, whole, inner rate 0.003"),
         ),
         Experiment(
             "gap",
