@@ -358,6 +358,23 @@ def _blocks(steps: int) -> list[Setting]:
     ]
 
 
+def _variants(steps: int) -> list[Setting]:
+    eight = base(steps, learners=8)
+    late = named(eight, "", noise=0.1, wires=Wires(latency_s=0.2, spread=0.5), pace_staleness=4)
+    found = [named(eight, f"RDA{', ' if v else ''}{v}", variant=v) for v in ("", "restart where opposed")]
+    for v in ("", "restart every 8", "restart every 16", "restart where opposed", "momentum of lag"):
+        found.append(named(eight, f"iso{', ' if v else ''}{v}", variant=v, **iso()))
+    for rate, beta in ((0.8, 0.9), (1.6, 0.9), (3.2, 0.9), (1.6, 0.8)):
+        free = named(eight, f"iso {rate:g}, schedule-free, β = {beta:g}", variant="schedule-free", **iso(rate))
+        found.append(named(free, free.name, rules_outer_momentum=beta))
+    for merge, rule in {"RDA": {}, "iso": iso()}.items():
+        found += [
+            named(late, f"0.2 s away, four versions late: {merge}", **rule),
+            named(late, f"0.2 s away, four versions late: {merge}, late filtered", variant="late filtered", **rule),
+        ]
+    return found
+
+
 LARGER = {
     "0.8M parameters": Shape(width=128, layers=4, heads=4),
     "6.4M parameters": Shape(width=256, layers=8, heads=4),
@@ -573,6 +590,13 @@ EXPERIMENTS = {
             "parity with data parallel at large scale (Decoupled DiLoCo)",
             _larger,
             quick=("0.8M parameters: RDA, inner rate 0.003", "0.8M parameters: iso, whole, inner rate 0.003"),
+        ),
+        Experiment(
+            "variants",
+            "Other outer steps: momentum restarted, chosen by what is measured, averaged away; late updates filtered",
+            "schedule-free outer steps and filters for stale updates help (each at its own)",
+            _variants,
+            quick=("iso", "iso, restart where opposed", "iso 1.6, schedule-free, β = 0.9"),
         ),
         Experiment(
             "gap",

@@ -88,6 +88,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     failures: Failures | None = None
     guests: Guests | None = None
     wires: Wires = Wires()
+    variant: str = ""
+    """Arithmetic tried in place of the library's: a name of `isthmus.lab.variants`."""
 
     @property
     def budget(self) -> int:
@@ -97,6 +99,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def key(self, seed: int) -> str:
         """Return what a kept row of this setting is called: 20 hex digits."""
         plain = msgspec.to_builtins(self) | {"name": "", "seed": seed, "version": VERSION}
+        if not self.variant:
+            del plain["variant"]  # rows from before there were any are still good
         return hashlib.sha256(msgspec.json.encode(plain, order="deterministic")).hexdigest()[:20]
 
 

@@ -15,6 +15,7 @@ import torch
 from isthmus.codecs import codec, packed_size
 from isthmus.lab import trainee
 from isthmus.lab.setting import WINDOW_TOKENS, Failures, Row, Setting
+from isthmus.lab.variants import variant
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.checkpoint import Checkpoint
@@ -37,11 +38,12 @@ def train(setting: Setting, seed: int, progress: Progress = lambda _: None) -> R
     torch.set_num_threads(1)
     if setting.method == "data-parallel":
         return _data_parallel(setting, seed, progress)
-    lab = _Lab(setting, seed, progress)
-    try:
-        row: Row = lab.world.clock.run_until_complete(lab.run())
-    finally:
-        lab.world.clock.close()
+    with variant(setting.variant):
+        lab = _Lab(setting, seed, progress)
+        try:
+            row: Row = lab.world.clock.run_until_complete(lab.run())
+        finally:
+            lab.world.clock.close()
     return row
 
 

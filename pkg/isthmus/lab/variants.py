@@ -1,0 +1,163 @@
+"""Other arithmetic that the lab tries in place of the library's: none of it is in a run of anybody's.
+
+A variant stands for a whole process of the lab while one setting runs. It need not be exact to the bit.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import InputError
+from isthmus.kernels import F32
+from isthmus.layout import Fragment
+from isthmus.log.merge import Accumulator, State
+from isthmus.syncer.keeper import Keeper
+
+Vector = NDArray[np.floating[Any]]
+
+Step = Callable[[Accumulator, State, F32], tuple[Vector, Vector]]
+"""Given a round, the state before it and the merged difference Δ [n]: the master and the momentum after it."""
+
+
+def variant(name: str) -> AbstractContextManager[None]:
+    """Put a variant in place for as long as the context lasts; the empty name is the library's own arithmetic.
+
+    Raises `InputError` for a name that does not exist.
+    """
+    if not name:
+        return nullcontext()
+    if name not in VARIANTS:
+        raise InputError(f"unknown variant {name!r}: choose one of {', '.join(VARIANTS)}")
+    return VARIANTS[name]()
+
+
+@contextmanager
+def _in_place_of(owner: type[Any], name: str, other: Callable[..., Any]) -> Iterator[None]:
+    own = getattr(owner, name)
+    setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+def _stepping(step: Step) -> AbstractContextManager[None]:
+    def outer_step(round_: Accumulator, state: State) -> tuple[F32, F32, int]:
+        deltas, cancelled = round_.deltas()
+        merged = np.concatenate([delta * np.float32(scale) for delta, scale in deltas])
+        master, momentum = step(round_, state, merged)
+        return master.astype(np.float32), momentum.astype(np.float32), cancelled
+
+    return _in_place_of(Accumulator, "outer_step", outer_step)
+
+
+def _nesterov(round_: Accumulator, state: State, merged: F32, mu: float, before: Vector) -> tuple[Vector, Vector]:
+    (rate,) = {outer.learning_rate for outer in round_.outer.values()}
+    momentum = mu * before + merged
+    return state.master - rate * (merged + mu * momentum), momentum
+
+
+def _mu(round_: Accumulator) -> float:
+    (mu,) = {outer.momentum for outer in round_.outer.values()}
+    return mu
+
+
+def restart_every(versions: int) -> AbstractContextManager[None]:
+    """Forget the momentum at every so many versions of a fragment."""
+
+    def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
+        kept = 0.0 if (state.version + 1) % versions == 0 else 1.0
+        return _nesterov(round_, state, merged, _mu(round_), kept * state.momentum)
+
+    return _stepping(step)
+
+
+def restart_where_opposed() -> AbstractContextManager[None]:
+    """Forget a fragment's momentum where what is merged points against it (O'Donoghue and Candès, arXiv 1204.3982)."""
+
+    def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
+        kept = 0.0 if float(merged @ state.momentum) < 0.0 else 1.0
+        return _nesterov(round_, state, merged, _mu(round_), kept * state.momentum)
+
+    return _stepping(step)
+
+
+def momentum_of_lag(most: float = 0.9) -> AbstractContextManager[None]:
+    """Take as momentum how alike a fragment's successive merged differences have been, a mean over ten versions.
+
+    The effective rate stays that of the rules: what momentum takes, the rate gives.
+    """
+    last: dict[int, F32] = {}
+    alike: defaultdict[int, float] = defaultdict(float)
+
+    def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
+        p = round_.fragment.index
+        if p in last:
+            lengths = float(np.linalg.norm(merged) * np.linalg.norm(last[p]))
+            alike[p] += 0.1 * ((float(merged @ last[p]) / lengths if lengths else 0.0) - alike[p])
+        last[p] = merged
+        mu = min(most, max(0.0, alike[p]))
+        (rate,) = {outer.learning_rate for outer in round_.outer.values()}
+        momentum = mu * state.momentum + merged
+        effective = rate / (1.0 - _mu(round_))
+        return state.master - effective * (1.0 - mu) * (merged + mu * momentum), momentum
+
+    return _stepping(step)
+
+
+def schedule_free() -> AbstractContextManager[None]:
+    """Step z, average x, train at y between them (Defazio et al., arXiv 2405.15682); the rules' momentum is β.
+
+        z ← z − η Δ;  x ← (1 − 1/t) x + z / t;  y = (1 − β) z + β x
+
+    The master holds y, the momentum x. What is evaluated is y: at β = 0.9 that is nearly x.
+    """
+
+    def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
+        (rate,) = {outer.learning_rate for outer in round_.outer.values()}
+        beta, y = _mu(round_), state.master
+        x: Vector = state.momentum if state.version else y
+        z = (y - beta * x) / (1.0 - beta) - rate * merged
+        x = x + (z - x) / (state.version + 1)
+        return (1.0 - beta) * z + beta * x, x
+
+    return _stepping(step)
+
+
+def filtered(gradient: F32, momentum: F32, fragment: Fragment, kept: float = 0.0) -> F32:
+    """Return an outer gradient [n] of which, per tensor, only this share of what is opposed to the momentum is left."""
+    gradient = gradient.copy()
+    for t in fragment.tensors:
+        piece, before = gradient[t.start : t.stop], momentum[t.start : t.stop]
+        along = float(piece @ before)
+        if along < 0.0:
+            piece -= np.float32((1.0 - kept) * along / float(before @ before)) * before
+    return gradient
+
+
+def late_filtered() -> AbstractContextManager[None]:
+    """Filter updates from versions older than the newest, as HeLoCo does."""
+    own = Keeper._arrive
+
+    async def arrive(keeper: Keeper, pointer: Any, update: Any, reason: Any, fetched_at: float) -> Any:
+        if update is not None and keeper.state is not None and update.header.base < keeper.state.version:
+            update = replace(update, gradient=filtered(update.gradient, keeper.state.momentum, keeper.fragment))
+        return await own(keeper, pointer, update, reason, fetched_at)
+
+    return _in_place_of(Keeper, "_arrive", arrive)
+
+
+VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "restart every 8": lambda: restart_every(8),
+    "restart every 16": lambda: restart_every(16),
+    "restart where opposed": restart_where_opposed,
+    "momentum of lag": momentum_of_lag,
+    "schedule-free": schedule_free,
+    "late filtered": late_filtered,
+}
+"""What they are called in a setting."""

@@ -1,0 +1,96 @@
+"""Arithmetic that only the lab tries: each is what it says, and gone when its setting is through."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from isthmus.errors import InputError
+from isthmus.kernels import F32
+from isthmus.lab.variants import VARIANTS, filtered, variant
+from isthmus.layout import Spec, TensorClass, partition
+from isthmus.log import merge
+from isthmus.rules import Rules
+
+FRAGMENT = partition([Spec("w", (12, 9), "float32", TensorClass.DENSE)], 1).fragments[0]
+RULES = Rules(merge="avg", outer_lr=0.5, outer_momentum=0.8)
+DRAW = np.random.default_rng(0)
+X: F32 = DRAW.normal(size=FRAGMENT.size).astype(np.float32)
+M: F32 = DRAW.normal(size=FRAGMENT.size).astype(np.float32)
+
+
+def step(state: merge.State, x: F32) -> merge.State:
+    round_ = merge.Accumulator(FRAGMENT, merge.outers(RULES))
+    round_.add(x, 1.0)
+    master, momentum, _ = round_.outer_step(state)
+    return merge.State(state.version + 1, master, master, momentum)
+
+
+def at(version: int, momentum: F32) -> merge.State:
+    return merge.State(version, M, M, momentum)
+
+
+def close(found: F32, expected: NDArray[np.floating]) -> bool:
+    return bool(np.allclose(found, expected, rtol=1e-5, atol=1e-6))
+
+
+def test_none_is_the_librarys_own_and_one_that_is_over_is_gone() -> None:
+    before = step(at(3, -X), X)
+    for name in VARIANTS:
+        with variant(name):
+            pass
+    with variant(""):
+        after = step(at(3, -X), X)
+    assert after.digest() == before.digest()
+    with pytest.raises(InputError, match="unknown variant 'better': choose one of restart every 8"):
+        variant("better")
+
+
+def test_momentum_is_forgotten_where_the_merge_is_opposed_to_it() -> None:
+    plain = step(at(3, X), X)
+    with variant("restart where opposed"):
+        assert close(step(at(3, -X), X).momentum, X)
+        assert close(step(at(3, X), X).momentum, plain.momentum)
+        assert close(step(at(3, X), X).master, plain.master)
+    assert close(step(at(3, -X), X).momentum, 0.2 * X)
+
+
+@pytest.mark.parametrize("every", [8, 16])
+def test_momentum_is_forgotten_every_so_many_versions(every: int) -> None:
+    with variant(f"restart every {every}"):
+        assert close(step(at(every - 1, M), X).momentum, X)
+        assert close(step(at(every, M), X).momentum, X + 0.8 * M)
+
+
+def test_momentum_follows_how_alike_merges_are() -> None:
+    with variant("momentum of lag"):
+        same = at(0, np.zeros_like(X))
+        for _ in range(40):
+            same = step(same, X)
+        before, same = same, step(same, X)
+        mu = float((same.momentum - X) @ before.momentum / (before.momentum @ before.momentum))
+        assert mu == pytest.approx(0.9, abs=1e-4)
+        assert close(same.master - before.master, -(0.5 / 0.2) * 0.1 * (X + mu * same.momentum))
+    with variant("momentum of lag"):
+        turning = at(0, np.zeros_like(X))
+        for i in range(10):
+            turning = step(turning, X if i % 2 else -X)
+        assert close(turning.momentum, X), "what turns at every version is not remembered"
+
+
+def test_schedule_free_averages_all_steps_evenly() -> None:
+    with variant("schedule-free"):
+        now = at(0, np.zeros_like(X))
+        for _ in range(5):
+            now = step(now, X)
+    z = M.astype(np.float64) - 0.5 * np.arange(1, 6)[:, None] * X
+    assert close(now.momentum, z.mean(axis=0))
+    assert close(now.master, 0.2 * z[-1] + 0.8 * z.mean(axis=0))
+
+
+def test_what_is_opposed_to_the_momentum_is_taken_out_of_late_updates() -> None:
+    assert np.array_equal(filtered(X, X, FRAGMENT), X)
+    assert np.abs(filtered(-X, X, FRAGMENT)).max() < 1e-6
+    assert close(filtered(-X, X, FRAGMENT, kept=0.25), -0.25 * X)
+    aside = M - float(M @ X) / float(X @ X) * X
+    assert close(filtered((aside - X).astype(np.float32), X, FRAGMENT), aside)
+    assert np.array_equal(filtered(X, np.zeros_like(X), FRAGMENT), X)
