@@ -16,7 +16,7 @@ AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION
 
 os.environ.pop("COLUMNS", None)  # tables are as wide as it says, and tests read them
 
-WAITING = 2.0
+WAITING = 1.5
 """Workers per core: many tests wait for processes more than they compute."""
 
 # Tests that start many processes, or share what takes long to make: those of a group run one after the other on one
