@@ -7,6 +7,7 @@ python examples/own_loop.py RUN --learner us-1 [--bus redis://host]
 
 import argparse
 import time
+from functools import partial
 
 import torch
 from torch import nn
@@ -42,7 +43,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    rules = isthmus.Rules(fragments=4, sync_every=8)
+    rules = partial(isthmus.Rules.suited, fragments=4, sync_every=8)
     with isthmus.join(a.run, model, optimizer, bus=a.bus, learner=a.learner, create=rules, steps=a.steps) as link:
         seed, said = sum(a.learner.encode()), "nothing left to do"
         for x, y in batches(seed, link.steps_done, a.steps):

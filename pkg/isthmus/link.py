@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 from isthmus.bus import default_bus
 from isthmus.errors import InputError, IsthmusError, RunMissing, Unavailable, first_cause
 from isthmus.health import Vitals
-from isthmus.layout import Layout
+from isthmus.layout import Layout, Spec
 from isthmus.learner import Boundary, LearnerAgent, Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver, Stateful
 from isthmus.learner.step_arguments import loss_of, tokens_of
@@ -199,6 +199,10 @@ class Link:
         self.close(done=kind is None)
 
 
+Create = Rules | Callable[[Sequence[Spec]], Rules]
+"""The rules of a run that is to be created, or what chooses them by the model's tensors."""
+
+
 def join(
     run: str,
     model: "nn.Module",
@@ -206,7 +210,7 @@ def join(
     *,
     bus: str | None = None,
     learner: str,
-    create: Rules | None = None,
+    create: Create | None = None,
     vectors: Sequence[str] = (),
     pace: Pace | None = None,
     adopt: str = Adoption.OVERWRITE.value,
@@ -238,8 +242,10 @@ def join(
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
         bus: `redis://host:port`; by default the embedded bus beside a run in a folder.
         learner: this learner's name, unique in the run; the same name goes on where it stopped.
-        create: with rules, a missing run is created from this model; of several creators one wins, the others adopt its
-            run and its initial values.
+        create: with rules, or what makes rules from the model's tensors, a missing run is created from this model; of
+            several creators one wins, the others adopt its run and its initial values. `Rules.suited` chooses what
+            suits the model, `functools.partial(Rules.suited, sync_every=24)` all but what you name; `Rules(…)` is
+            taken as it is, and must then be what a run that is there was created with.
         vectors: where this creates the run: patterns of names of tensors that `merge="iso"` leaves to RDA, such as
             `*.router.weight`. An output layer that is not tied to an embedding is one without being named.
         pace: overrides the run's pace here.
@@ -261,8 +267,10 @@ def join(
     from isthmus.pytorch import model as torch_model
     from isthmus.pytorch import moments
 
-    if create is not None and not isinstance(create, Rules):
-        raise InputError(f"create={create!r}: give the rules of a run that is to be created, create=isthmus.Rules()")
+    if create is not None and not (isinstance(create, Rules) or callable(create)):
+        raise InputError(
+            f"create={create!r}: say what rules a missing run is created with, create=isthmus.Rules.suited"
+        )
     model = torch_model.unwrapped(model)
     torch_model.check_optimizer(model, optimizer)
     if not checkpoint_s > 0 or warmup_steps < 0:
@@ -271,9 +279,12 @@ def join(
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
 
-    def seed(rules: Rules) -> Seed:
-        values, frozen = torch_model.values_of(model), torch_model.frozen_of(model)
-        return Seed(torch_model.specs_of(model, vectors), values, frozen, rules, pace or Pace())
+    def seed(rules: Create) -> Seed:
+        specs, values = torch_model.specs_of(model, vectors), torch_model.values_of(model)
+        chosen = rules if isinstance(rules, Rules) else rules(specs)
+        if not isinstance(chosen, Rules):
+            raise InputError(f"create={rules!r} returned a {type(chosen).__name__}: it must return isthmus.Rules")
+        return Seed(specs, values, torch_model.frozen_of(model), chosen.check(), pace or Pace())
 
     async def enter(store: EdgeStore) -> Run:
         found = await reach_or_create(store, create, seed)
@@ -295,8 +306,8 @@ def join(
     return Link(shell, origin, warmup_steps)
 
 
-async def reach_or_create(store: EdgeStore, create: Rules | None, seed: Callable[[Rules], Seed]) -> Run:
-    """Return the run at this store; with rules, a missing one is created from the seed they make.
+async def reach_or_create(store: EdgeStore, create: Create | None, seed: Callable[[Create], Seed]) -> Run:
+    """Return the run at this store; with rules, or what chooses them, a missing one is created from the seed they make.
 
     Raises `Unavailable` where reading the run, or the check before creating one, takes longer than `START_S`; and what
     `known_run`, `require_create_only` and `create_run` raise.
@@ -310,7 +321,7 @@ async def reach_or_create(store: EdgeStore, create: Rules | None, seed: Callable
                     raise
                 await require_create_only(store.at_start, store.runtime)
             else:
-                if create is not None:
+                if isinstance(create, Rules):
                     found.require_rules(create.check())
                 return found
     except TimeoutError:

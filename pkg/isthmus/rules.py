@@ -3,13 +3,15 @@
 import math
 import types
 import typing
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from isthmus import isotropic
 from isthmus.errors import InputError, plainly
-from isthmus.layout import TensorClass
+from isthmus.layout import Spec, TensorClass
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 FRAGMENTS_MAX = 4096
@@ -91,13 +93,18 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Whether a learner adds what the codec dropped from its last merged update to the next one."""
 
     @classmethod
-    def suited(cls, **fields: Any) -> "Rules":
-        """Return rules whose outer rate and momentum, where they are not given, suit merge rule and H.
+    def suited(cls, specs: Sequence[Spec] = (), **fields: Any) -> "Rules":
+        """Return rules of which what is not given suits the model and the rest: merge rule, outer rate and momentum.
 
-        They are what the lab supports (docs/experiments.md): an effective rate outer_lr / (1 − momentum) of 2 for RDA
-        and 3.5 for Avg, which a rate for another momentum keeps. Momentum averages over rounds what few learners leave
-        of noise; the longer rounds are, the sooner what it remembers is out of date.
+        Given the model's tensors, matrices are merged isotropically where that is cheap (`isthmus.isotropic.suits`);
+        without them, or where it is dear, by RDA. Rate and momentum are what the lab supports (docs/experiments.md): an
+        effective rate outer_lr / (1 − momentum) of 2 for RDA, 3.5 for Avg and 4 for Iso, which a rate for another
+        momentum keeps. Momentum averages over rounds what few learners leave of noise; the longer rounds are, the
+        sooner what it remembers is out of date.
         """
+        if "merge" not in fields:
+            cheap = isotropic.suits(specs, max(0, fields.get("iso_block", 0)))
+            fields["merge"] = (MergeRule.ISO if cheap else MergeRule.RDA).value
         plain = cls(**fields)
         rate, momentum = outer_for(plain.merge, plain.sync_every)
         given = fields.get("outer_momentum", momentum)

@@ -200,7 +200,7 @@ def test_a_learners_name_is_checked(folder: Path) -> None:
 
 def test_another_run_in_the_same_place_is_refused(folder: Path) -> None:
     assert main(["init", str(folder)]) == 0
-    assert "merge is rda there, not avg" in refused("init", str(folder), "--merge", "avg")
+    assert "merge is iso there, not avg" in refused("init", str(folder), "--merge", "avg")
     assert "already holds a run" in refused("demo", "--store", str(folder), "--steps", "1")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,17 @@ def test_parameters_without_a_gradient_and_several_groups_are_fine(folder: Path)
         link.step(tokens=2)
     link.close()
     assert link.steps_done == 10
+
+
+def test_rules_may_be_chosen_by_the_model_and_are_asked_for_once(folder: Path) -> None:
+    chosen = partial(Rules.suited, sync_every=24)
+    with join(folder, net(), create=chosen) as a:
+        assert (a.run.rules.merge, a.run.rules.sync_every) == ("iso", 24)
+    # Who says no more than what suits takes the run as it is.
+    with join(folder, net(), learner="b", create=Rules.suited) as b:
+        assert b.run.digest == a.run.digest
+    with pytest.raises(InputError, match=r"create=.* returned a str: it must return isthmus.Rules"):
+        join(folder / "other", net(), create=lambda specs: "iso")
 
 
 def test_an_optimizer_of_another_model_is_refused(folder: Path) -> None:

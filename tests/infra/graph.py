@@ -101,7 +101,7 @@ class Graph:
             variables["ISTHMUS_HTTP"] = f"127.0.0.1:{free_ports(1)[0]}"
         if service == "learner":
             # Containers have cores of their own; these share two with everything else.
-            variables |= {"ISTHMUS_TRAIN": "paced:train", "PACED_STEP_S": "0.2", "PYTHONPATH": str(ROOT / "tests")}
+            variables |= {"ISTHMUS_TRAIN": "paced:train", "PACED_STEP_S": "0.3", "PYTHONPATH": str(ROOT / "tests")}
         command = [self.text(word) for word in spec["command"]]
         if spec["image"] == OURS:
             command = [sys.executable, "-m", "isthmus_services.cli", *command]

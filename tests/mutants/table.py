@@ -208,13 +208,27 @@ MUTANTS = [
     # --- arithmetic ---------------------------------------------------------------------------------------------------
     *of(
         "log/polar.py",
-        "tests/unit/test_polar.py",
+        "tests/unit/test_polar.py tests/e2e/test_denormals.py::test_a_crew_that_flushes_computes_nothing",
         row("rounding-may-leave-the-interval", "_WITHIN = 0.999", "_WITHIN = 1.2"),
         row("tall-matrices-are-not-turned", "wide = d.shape[0] <= d.shape[1]", "wide = True"),
         row("a-step-too-few", "for a, b, c in QUINTICS:", "for a, b, c in QUINTICS[:-1]:"),
         row("the-upper-half-is-left", "    if symmetric:\n        kernels.mirror(out)\n", ""),
         row("blocks-of-zeros-are-divided-by-nothing", "if norm > 0.0:", "if norm >= 0.0:"),
+        row("another-thread-may-flush", "kernels.require_denormals()  # of the thread that this is\n", "pass\n"),
+    ),
+    *of(
+        "isotropic.py",
+        "tests/unit/test_polar.py tests/unit/test_rules.py",
         row("blocks-overlap", "length * (i + 1) // parts", "length * (i + 1) // parts + 1"),
+        row("what-is-dear-is-the-default", "0.0 < operations <= FLOP_MAX", "0.0 < operations <= 4.0 * FLOP_MAX"),
+        row("nothing-is-cheap", "0.0 < operations <= FLOP_MAX", "0.0 <= operations <= FLOP_MAX"),
+        row("embeddings-count", "if s.is_matrix and s.role == TensorClass.DENSE", "if s.is_matrix"),
+    ),
+    *of(
+        "runtime.py",
+        "tests/unit/test_polar.py tests/unit/test_merge.py",
+        row("a-crew-leaves-the-last-part", "pairwise(cuts)]:", "pairwise(cuts[:-1])]:"),
+        row("a-crew-is-not-waited-for", "            part.result()\n", "            pass\n"),
     ),
     *of(
         "log/merge.py",

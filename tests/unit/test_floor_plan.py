@@ -19,6 +19,7 @@ FLOORS = (
     "averages reasons runtime version",  # moving averages · why an update is turned away · clocks and threads · the version
     "errors metrics",
     "kernels layout sinks urls",  # hot loops · what a model is cut into · where figures go · where things are
+    "isotropic",  # what merges of whole matrices cost
     "rules",
     "codecs",
     "records",  # objects, messages and trees of state as bytes, and the keys they live under

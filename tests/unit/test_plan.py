@@ -229,7 +229,7 @@ def test_the_init_line_is_what_the_real_parser_takes(
         line = capsys.readouterr().out.strip().splitlines()[-1]
         assert line.startswith("isthmus init s3://BUCKET/RUN --model PACKAGE.MODULE:FUNCTION ")
         assert main(shlex.split(line)[1:]) == 0
-        rules = shared.rules_of(taken[-1])
+        rules = shared.rules_of(taken[-1], ())
         assert rules == Rules.suited(
             sync_every=rules.sync_every,
             fragments=rules.fragments,

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from isthmus import kernels
+from isthmus.isotropic import flop
 from isthmus.kernels import F32
-from isthmus.log.polar import flop, isotropic, polar_factor
+from isthmus.log.polar import isotropic, polar_factor
 from isthmus.runtime import Crew
 
 SHAPES = [(2, 2), (3, 5), (64, 33), (33, 64), (257, 130), (300, 301)]

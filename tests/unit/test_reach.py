@@ -3,12 +3,17 @@
 import pytest
 
 from isthmus.errors import RunMissing, Unavailable
-from isthmus.link import START_S, reach_or_create
-from isthmus.log.run import Run, read_run
+from isthmus.link import START_S, Create, reach_or_create
+from isthmus.log.run import Run, Seed, read_run
 from isthmus.rules import Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from tests_helpers import seed_of
+
+
+def seeded(create: Create) -> Seed:
+    assert isinstance(create, Rules)
+    return seed_of(create)
 
 
 def entering(world: World, weather: Weather, create: Rules | None = None) -> tuple[Run, float]:
@@ -17,7 +22,7 @@ def entering(world: World, weather: Weather, create: Rules | None = None) -> tup
     async def body() -> tuple[Run, float]:
         ports = world.ports(world.process("l0"), weather)
         since = world.clock.time()
-        run = await reach_or_create(ports.store, create, seed_of)
+        run = await reach_or_create(ports.store, create, seeded)
         return run, world.clock.time() - since
 
     found: tuple[Run, float] = world.clock.run_until_complete(body())

@@ -2,7 +2,9 @@
 
 import pytest
 
+from isthmus import isotropic
 from isthmus.errors import InputError
+from isthmus.layout import Spec, TensorClass
 from isthmus.rules import LONG_STEPS, Rules, outer_for, overdrive
 
 
@@ -51,3 +53,29 @@ def test_overdriving_is_warned_of_with_what_suits() -> None:
     assert said is not None
     assert "7.0" in said
     assert "0.6 with 0.7" in said
+
+
+def transformer(width: int) -> list[Spec]:
+    shapes = {"qkv": (3 * width, width), "proj": (width, width), "up": (4 * width, width), "down": (width, 4 * width)}
+    dense = [Spec(name, shape, "float32", TensorClass.DENSE) for name, shape in shapes.items()]
+    return [Spec("embed", (50_000, width), "float32", TensorClass.EMBEDDING), *dense]
+
+
+def test_matrices_are_merged_isotropically_where_they_are_narrow() -> None:
+    assert Rules.suited(transformer(256)).merge == "iso"
+    assert Rules.suited(transformer(512)).merge == "rda"
+    assert Rules.suited(transformer(512), iso_block=256).merge == "iso"
+    assert Rules.suited(transformer(256), merge="avg").merge == "avg"
+    assert Rules.suited(transformer(512), merge="iso").merge == "iso"
+    for none in ([], [Spec("gain", (64,), "float32", TensorClass.DENSE)], transformer(256)[:1]):
+        assert Rules.suited(none) == Rules()
+    assert Rules.suited(transformer(64), outer_momentum=0.9).outer_lr == pytest.approx(0.4), "iso's rate for it"
+
+
+def test_what_is_cheap_is_a_matter_of_operations_a_parameter() -> None:
+    side = int(isotropic.FLOP_MAX / 20)
+    assert isotropic.is_cheap([(side, side)])
+    assert not isotropic.is_cheap([(side + 1, side + 1)])
+    assert isotropic.is_cheap([(side + 1, side + 1)], block=side)
+    assert isotropic.is_cheap([(64, 64)] * 10 + [(2 * side, 2 * side)]) is False, "the large one weighs most"
+    assert not isotropic.is_cheap([])

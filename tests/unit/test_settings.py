@@ -207,6 +207,8 @@ def test_before_there_is_a_run_its_values_are_said_to_be_its(
 
 def test_what_a_new_run_would_get_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     shown = shown_of("init", "r", "--sync-every", "48", capsys=capsys)
+    assert {shown[name] for name in ("merge", "outer_lr", "outer_momentum")} == {("by the model", "default")}
+    shown = shown_of("init", "r", "--sync-every", "48", "--merge", "rda", capsys=capsys)
     assert (shown["outer_lr"], shown["outer_momentum"]) == (("0.6", "default"), ("0.7", "default"))
     assert shown["quorum"] == (str(Pace().quorum), "default")
     assert shown["source" if "source" in shown else "from"][0] == "not set"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.log import polar
+from isthmus.isotropic import flop, is_cheap
 
 Shape = tuple[int, ...]
 
@@ -24,7 +24,11 @@ class Matrices:
 
     def flop(self, block: int = 0) -> float:
         """Return the floating-point operations of one isotropic merge of all of them."""
-        return self.times * sum(polar.flop(m, n, block) for m, n in self.shapes)
+        return self.times * sum(flop(m, n, block) for m, n in self.shapes)
+
+    def cheap(self, block: int = 0) -> bool:
+        """Return whether isotropic merges are the default for such a model."""
+        return is_cheap(self.shapes, block)
 
 
 def of(shapes: Sequence[Shape]) -> Matrices:

@@ -122,7 +122,7 @@ def plan(
     there = matrices.typical(params) if shapes is None else matrices.of(shapes)
     found = [
         outcome(params, islands, prices, store_region, rules, speeds(rules), there)
-        for rules in _candidates(params, fixed, None if shapes is None else len(shapes))
+        for rules in _candidates(params, fixed, None if shapes is None else len(shapes), there)
     ]
     best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
     checkpoint_s = best.checkpoint_s
@@ -170,9 +170,10 @@ def plan(
     )
 
 
-def _candidates(params: float, fixed: Fixed, tensors: int | None) -> list[Rules]:
+def _candidates(params: float, fixed: Fixed, tensors: int | None, there: Matrices) -> list[Rules]:
     """Return the rules to try: P and H where they are not fixed."""
     base = Rules()
+    merge = fixed.merge or (MergeRule.ISO if there.cheap(fixed.iso_block or 0) else MergeRule.RDA).value
     up, down = fixed.codec or base.codec_up, fixed.codec_down or base.codec_down
     periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
     if not periods:
@@ -186,8 +187,17 @@ def _candidates(params: float, fixed: Fixed, tensors: int | None) -> list[Rules]
         least = min(h, _fragments(params, up, h), tensors or h)
         most = max(least, min(h, FRAGMENTS_USUAL, tensors or h))
         counts = [fixed.fragments] if fixed.fragments else sorted({min(most, least * times) for times in FINE})
-        ways = {"merge": fixed.merge or base.merge, "iso_block": fixed.iso_block or 0}
-        found += [Rules.suited(codec_up=up, codec_down=down, sync_every=h, fragments=p, **ways).check() for p in counts]
+        found += [
+            Rules.suited(
+                merge=merge,
+                iso_block=fixed.iso_block or 0,
+                codec_up=up,
+                codec_down=down,
+                sync_every=h,
+                fragments=p,
+            ).check()
+            for p in counts
+        ]
     return found
 
 
@@ -243,7 +253,8 @@ def _merge(fixed: Fixed, rules: Rules, took: Speeds, there: Matrices, step_s: fl
     blocks = ISO_BLOCKS if fixed.iso_block is None else (fixed.iso_block,)
     said = f"isotropic merges would take, a round: {'; '.join(cost(block) for block in blocks)}"
     if rules.merge == MergeRule.ISO:
-        said = f"as you asked; it takes, a round: {'; '.join(cost(block) for block in blocks)}"
+        why = "as you asked" if fixed.merge else "cheap for matrices as narrow as these"
+        said = f"{why}; it takes, a round: {'; '.join(cost(block) for block in blocks)}"
     return Choice(name="merge", value=rules.merge, reason=said)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
 from isthmus.errors import InputError
+from isthmus.isotropic import flop
 from isthmus.layout import Fragment, Spec, TensorClass, partition
 from isthmus.log import polar
 from isthmus.log.merge import Accumulator, advance, initial, outers
@@ -114,7 +115,7 @@ def products(now: Callable[[], float], repeats: int = 5, side: int = 1024) -> fl
         began = now()
         polar.isotropic(d)
         took.append(now() - began)
-    return polar.flop(side, side) / min(took[1:])
+    return flop(side, side) / min(took[1:])
 
 
 def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int = 1 << 20, repeats: int = 5) -> Speeds:

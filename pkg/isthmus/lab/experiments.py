@@ -388,6 +388,9 @@ def _larger(steps: int) -> list[Setting]:
         eight, at = base(steps, learners=8, shape=shape), f"{size}: "
         for peak in (1.5e-3, 3e-3, 4.5e-3):
             found.append(named(eight, f"{at}data parallel, inner rate {peak:g}", peak_lr=peak, **PARALLEL))
+        one = base(steps, learners=1, batch=8, shape=shape)
+        for peak in (3e-3, 4.5e-3):
+            found.append(named(one, f"{at}one learner, iso, inner rate {peak:g}", peak_lr=peak, **iso()))
         for peak in (1.5e-3, 3e-3):
             found.append(named(eight, f"{at}RDA, inner rate {peak:g}", peak_lr=peak))
         for block in (0, 128, 64, 32):

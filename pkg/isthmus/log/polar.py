@@ -11,6 +11,7 @@ made of a direction that the mean does not have.
 import numpy as np
 
 from isthmus import kernels
+from isthmus.isotropic import cut
 from isthmus.kernels import F32
 from isthmus.runtime import ALONE, Crew
 
@@ -32,25 +33,13 @@ def isotropic(d: F32, block: int = 0, crew: Crew = ALONE) -> F32:
     `block` those of the blocks it is cut into, as even as can be. 0: never cut. A block of zeros stays one.
     """
     out = np.zeros_like(d)
-    for rows in _cut(d.shape[0], block):
-        for columns in _cut(d.shape[1], block):
+    for rows in cut(d.shape[0], block):
+        for columns in cut(d.shape[1], block):
             part = np.ascontiguousarray(d[rows, columns])
             norm = kernels.norm(part.reshape(-1))
             if norm > 0.0:
                 out[rows, columns] = polar_factor(part, norm, crew)
     return out
-
-
-def _cut(length: int, block: int) -> list[slice]:
-    parts = -(-length // block) if block else 1
-    return [slice(length * i // parts, length * (i + 1) // parts) for i in range(parts)]
-
-
-def flop(m: int, n: int, block: int = 0) -> float:
-    """Return the floating-point operations of `isotropic`: per block of sides k ≤ l, 5 (3 k² l + k³)."""
-    parts = len(_cut(m, block)), len(_cut(n, block))
-    short, long = sorted((m / parts[0], n / parts[1]))
-    return parts[0] * parts[1] * len(QUINTICS) * (3.0 * short * short * long + short**3)
 
 
 def polar_factor(d: F32, norm: float, crew: Crew = ALONE) -> F32:

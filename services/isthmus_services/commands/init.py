@@ -54,7 +54,8 @@ def create(
 
     from isthmus.pytorch import model as torch_model
 
-    rules, pace = shared.rules_of(settings), shared.pace_of(settings, Pace())
+    shared.rules_of(settings, ())  # what is wrong is said before the model is made
+    pace = shared.pace_of(settings, Pace())
     file = exports.read(Path(source)) if source else None
     model_path = model or (file.model if file else shared.BUILT_IN_MODEL)
     factory = shared.callable_of(model_path, "--model") if model or not file else _made_by(str(source), file.model)
@@ -64,11 +65,12 @@ def create(
         raise InputError(f"--model {model_path} returned a {type(made).__name__}, not a torch.nn.Module")
     if file is not None:
         torch_model.load_named(made, file.specs, file.values)
+    specs = torch_model.specs_of(made, vectors)
     seed = Seed(
-        torch_model.specs_of(made, vectors),
+        specs,
         torch_model.values_of(made),
         torch_model.frozen_of(made),
-        rules,
+        shared.rules_of(settings, specs),
         pace,
         model_path,
         settings.seed,

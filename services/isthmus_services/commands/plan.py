@@ -96,8 +96,9 @@ def init_line(found: Plan, model: str | None = None) -> str:
     rules, pace = found.rules, found.pace
     words = ["isthmus", "init", "s3://BUCKET/RUN", "--model", model or "PACKAGE.MODULE:FUNCTION"]
     words += ["--fragments", str(rules.fragments), "--sync-every", str(rules.sync_every)]
-    if rules.merge == MergeRule.ISO:
-        words += ["--merge", rules.merge, "--iso-block", str(rules.iso_block)]
+    words += ["--merge", rules.merge]
+    if rules.merge == MergeRule.ISO and rules.iso_block:
+        words += ["--iso-block", str(rules.iso_block)]
     words += ["--codec", rules.codec_up, "--codec-down", rules.codec_down]
     words += ["--outer-lr", f"{rules.outer_lr:g}", "--outer-momentum", f"{rules.outer_momentum:g}"]
     words += ["--overlap", f"{pace.overlap:g}", "--quorum", str(pace.quorum)]

@@ -69,8 +69,8 @@ def run(settings: declared.Demo) -> int:
         kernels.warm()
         print(
             f"{store}: {made.layout.size:,} parameters in {len(made.layout.fragments)} fragments, "
-            f"{settings.learners} learners × {settings.steps} steps, {made.rules.codec_up} up, "
-            f"{made.rules.codec_down} down",
+            f"{settings.learners} learners × {settings.steps} steps, {made.rules.merge}, "
+            f"{made.rules.codec_up} up, {made.rules.codec_down} down",
             flush=True,
         )
         return asyncio.run(_demo(settings, out, store, bus, started))
@@ -266,7 +266,7 @@ def _text(a: declared.Demo) -> "tuple[Corpus, torch.Tensor]":
 def _check(a: declared.Demo) -> None:
     if a.servers and (a.store or a.bus):
         raise InputError("--servers starts its own store and bus: leave --store and --bus out")
-    shared.rules_of(a)
+    shared.rules_of(a, ())
     from isthmus.demo.text import corpus
 
     text = corpus(a.data)

@@ -403,7 +403,9 @@ class Plan(Reported):
     ] = None
     fragments: Annotated[int | None, Setting("do not choose P", metavar="P", ge=1, flag_only=True)] = None
     sync_every: Annotated[int | None, Setting("do not choose H", metavar="H", ge=1, flag_only=True)] = None
-    merge: Annotated[str | None, Setting("merge rule (rda)", choices=tuple(MergeRule), flag_only=True)] = None
+    merge: Annotated[
+        str | None, Setting("merge rule (as init would choose)", choices=tuple(MergeRule), flag_only=True)
+    ] = None
     iso_block: Annotated[
         int | None, Setting("longest side of a matrix that iso does not cut", metavar="N", ge=0, flag_only=True)
     ] = None

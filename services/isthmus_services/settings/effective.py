@@ -13,7 +13,7 @@ from isthmus_services.settings import declared
 from isthmus_services.settings.shared import ArithmeticOfRun, OnBus, PaceOfRun, rules_of
 
 DEFAULT, OF_RUN = "default", "run"
-NEVER = "never"
+NEVER, BY_MODEL = "never", "by the model"
 READ_S = 5.0
 """Settings are shown without the run where reading it takes longer."""
 
@@ -31,8 +31,12 @@ def effective(values: object) -> Effective:
     if isinstance(values, OnBus) and run is not None and (bus := _bus(run)) is not None:
         found["bus"] = bus, DEFAULT
     if isinstance(values, ArithmeticOfRun):
-        rules = rules_of(values)
-        found["outer_lr"], found["outer_momentum"] = (rules.outer_lr, DEFAULT), (rules.outer_momentum, DEFAULT)
+        found["merge"] = BY_MODEL, DEFAULT
+        if values.merge is None:
+            found["outer_lr"] = found["outer_momentum"] = BY_MODEL, DEFAULT
+        else:
+            rules = rules_of(values, ())
+            found["outer_lr"], found["outer_momentum"] = (rules.outer_lr, DEFAULT), (rules.outer_momentum, DEFAULT)
     if isinstance(values, declared.Syncer | declared.Learner):
         made, source = _run(run)
         if isinstance(values, declared.Learner):

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ import msgspec
 
 from isthmus.bus import default_bus
 from isthmus.errors import InputError
+from isthmus.layout import Spec
 from isthmus.rules import LONG_STEPS, CodecName, MergeRule, Pace, Rules, outer_for
 from isthmus.urls import split
 from isthmus_services.settings.resolve import Setting
@@ -102,7 +103,13 @@ class ArithmeticOfRun:
 
     fragments: Annotated[int, Setting("fragments of the model", metavar="P", within=Rules)] = _RULES.fragments
     sync_every: Annotated[int, Setting("steps between uploads of one", metavar="H", within=Rules)] = _RULES.sync_every
-    merge: Annotated[str, Setting("merge rule; embeddings are averaged", choices=tuple(MergeRule))] = _RULES.merge
+    merge: Annotated[
+        str | None,
+        Setting(
+            "merge rule; embeddings are averaged (iso where narrow matrices make it cheap, else rda)",
+            choices=tuple(MergeRule),
+        ),
+    ] = None
     iso_block: Annotated[
         int,
         Setting("longest side of a matrix that iso does not cut; 0: any", metavar="N", within=Rules),
@@ -167,14 +174,14 @@ def bus_of(settings: OnBus, run: str) -> str:
     return parts._replace(netloc=f"{user}@{parts.netloc}").geturl()
 
 
-def rules_of(a: ArithmeticOfRun) -> Rules:
-    """Return the rules these settings ask for. Raises `InputError`."""
-    outer = {name: getattr(a, name) for name in ("outer_lr", "outer_momentum") if getattr(a, name) is not None}
+def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec]) -> Rules:
+    """Return the rules these settings ask for, where they say nothing what suits a model. Raises `InputError`."""
+    chosen = ("merge", "outer_lr", "outer_momentum")
     return Rules.suited(
-        **outer,
+        specs,
+        **{name: getattr(a, name) for name in chosen if getattr(a, name) is not None},
         fragments=a.fragments,
         sync_every=a.sync_every,
-        merge=a.merge,
         iso_block=a.iso_block,
         codec_up=a.codec,
         codec_down=a.codec_down,
