@@ -280,3 +280,5 @@ def test_more_learners_longer_periods_and_less_merged_are_worth_less() -> None:
         assert at(8, 12, 0.9) > at(8, 12, 0.7) > at(8, 12, 0.4) > at(8, 12, 0.2) > at(8, 12, 0.0) == 0.0
     assert worth(8, 12, 0.9).long > worth(8, 12, 0.9).short
     assert not worth(8, 24, 0.8).beyond
+    (noted,) = worth(8, 24, 0.8, "iso").beyond
+    assert noted == "merged by RDA, which the lab sees learn less than isotropic merges"

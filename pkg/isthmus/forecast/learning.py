@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from isthmus.rules import MergeRule
+
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One row of the lab, a mean over seeds."""
@@ -127,8 +129,8 @@ class Lab:
         by_learners = _between(self.by_learners, learners)
         return max(0.0, by_learners + _between(self.by_period, max(sync_every, self.shortest)))
 
-    def worth(self, learners: int, sync_every: int, kept: float) -> Worth:
-        """Return what a processed token is worth where so much of the work is merged."""
+    def worth(self, learners: int, sync_every: int, kept: float, merge: str = MergeRule.RDA.value) -> Worth:
+        """Return what a processed token is worth where so much of the work is merged, by rounds that RDA merges."""
         if learners == 1:
             return Worth(short=1.0, long=1.0, beyond=())
         base = self._base(learners, sync_every)
@@ -141,6 +143,8 @@ class Lab:
             beyond.append(f"M = {learners} is beyond the {max(self.by_learners)} that were measured")
         if sync_every > max(self.by_period):
             beyond.append(f"H = {sync_every} is beyond the {max(self.by_period)} that were measured")
+        if merge == MergeRule.ISO:
+            beyond.append("merged by RDA, which the lab sees learn less than isotropic merges")
         if kept < self.least_kept:
             beyond.append(f"{kept:.0%} merged is below the {self.least_kept:.0%} that were measured")
         return Worth(
