@@ -193,6 +193,11 @@ def test_the_version_is_a_short_line(capsys: pytest.CaptureFixture[str]) -> None
     assert re.fullmatch(r"isthmus \d+\.\d+\.\d+, Python 3\.\d+\.\d+, torch \S+", line)
 
 
+def test_a_run_keeps_what_was_chosen_when_it_was_created(folder: Path) -> None:
+    assert main(["init", str(folder), "--merge", "rda", "--outer-lr", "0.3"]) == 0
+    assert main(["init", str(folder)]) == 0, "who asks for nothing else takes the run as it is"
+
+
 def test_a_learners_name_is_checked(folder: Path) -> None:
     assert main(["init", str(folder)]) == 0
     assert "--learner 'a/b'" in refused("learner", str(folder), "--learner", "a/b")
@@ -201,6 +206,7 @@ def test_a_learners_name_is_checked(folder: Path) -> None:
 def test_another_run_in_the_same_place_is_refused(folder: Path) -> None:
     assert main(["init", str(folder)]) == 0
     assert "merge is iso there, not avg" in refused("init", str(folder), "--merge", "avg")
+    assert "outer_lr is 0.8 there, not 0.5" in refused("init", str(folder), "--outer-lr", "0.5")
     assert "already holds a run" in refused("demo", "--store", str(folder), "--steps", "1")
 
 

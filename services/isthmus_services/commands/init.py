@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from isthmus.errors import InputError
-from isthmus.log.run import Run, Seed, create_run, run_below
+from isthmus.errors import InputError, RunMissing
+from isthmus.log.run import Run, Seed, create_run, read_run, run_below
 from isthmus.ports import open_place
 from isthmus.readers import export as exports
 from isthmus.rules import Pace, overdrive
@@ -66,22 +66,21 @@ def create(
     if file is not None:
         torch_model.load_named(made, file.specs, file.values)
     specs = torch_model.specs_of(made, vectors)
-    seed = Seed(
-        specs,
-        torch_model.values_of(made),
-        torch_model.frozen_of(made),
-        shared.rules_of(settings, specs),
-        pace,
-        model_path,
-        settings.seed,
-    )
+    values, frozen = torch_model.values_of(made), torch_model.frozen_of(made)
 
     async def go() -> Run:
         async with open_place(url, make=create_bucket) as store:
             if below := await run_below(store.at_start):
                 raise InputError(f"{url}: there is a run in it already, {below}: choose another place")
             await require_create_only(store.at_start, store.runtime)
-            return await create_run(store, store.runtime, seed)
+            try:
+                there = (await read_run(store.at_start)).rules
+            except RunMissing:
+                there = None
+            rules = shared.rules_of(settings, specs, there)
+            return await create_run(
+                store, store.runtime, Seed(specs, values, frozen, rules, pace, model_path, settings.seed)
+            )
 
     return asyncio.run(go())
 

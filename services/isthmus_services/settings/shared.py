@@ -174,12 +174,17 @@ def bus_of(settings: OnBus, run: str) -> str:
     return parts._replace(netloc=f"{user}@{parts.netloc}").geturl()
 
 
-def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec]) -> Rules:
-    """Return the rules these settings ask for, where they say nothing what suits a model. Raises `InputError`."""
-    chosen = ("merge", "outer_lr", "outer_momentum")
+def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = None) -> Rules:
+    """Return the rules these settings ask for. Raises `InputError`.
+
+    Where they say nothing: what suits a model, or what was chosen when the run that is there was created.
+    """
+    chosen = {name: getattr(a, name) for name in ("merge", "outer_lr", "outer_momentum")}
+    if there is not None:
+        chosen = {name: getattr(there, name) if given is None else given for name, given in chosen.items()}
     return Rules.suited(
         specs,
-        **{name: getattr(a, name) for name in chosen if getattr(a, name) is not None},
+        **{name: given for name, given in chosen.items() if given is not None},
         fragments=a.fragments,
         sync_every=a.sync_every,
         iso_block=a.iso_block,
