@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.lab.experiments import EXPERIMENTS, base, chosen, named, summary
+from isthmus.lab.experiment import base, named
+from isthmus.lab.experiments import EXPERIMENTS, chosen
 from isthmus.lab.setting import Failures, Guests, Row, Shape, Wires
+from isthmus.lab.summary import summary
 from isthmus.lab.training import train
 from isthmus.layout import Layout, Spec, TensorClass
 from isthmus.learner.agent import LearnerAgent

@@ -21,7 +21,7 @@ from isthmus.forecast.learning import Measured, lab
 from isthmus.forecast.outcome import DAY_S, Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.forecast.speeds import Speeds
-from isthmus.lab.experiments import COMPARED, IN_MEMORY_S
+from isthmus.lab.decoupled import COMPARED, IN_MEMORY_S
 from isthmus.lab.setting import WINDOW_TOKENS, Failures, Wires
 from isthmus_services.cli import main
 

@@ -19,7 +19,7 @@ from isthmus.forecast.island import Island
 from isthmus.forecast.outcome import CHECKPOINT_SHARE, HEADROOM, Prices
 from isthmus.forecast.planner import PERIODS, Fixed, Plan, plan
 from isthmus.forecast.speeds import Speeds
-from isthmus.lab.experiments import base
+from isthmus.lab.experiment import base
 from isthmus.lab.setting import Shape, Wires
 from isthmus.lab.training import train
 from isthmus.rules import LONG_STEPS, Pace, Rules

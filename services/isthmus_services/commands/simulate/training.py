@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from isthmus.lab.experiments import EXPERIMENTS, SEEDS, Experiment, Spread, chosen, summary
+from isthmus.lab.experiment import Experiment
+from isthmus.lab.experiments import EXPERIMENTS, SEEDS, chosen
 from isthmus.lab.setting import Row, Setting
+from isthmus.lab.summary import Spread, summary
 from isthmus_services.commands.simulate.lab_pool import Kept, run_all
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import save, stdout, write_json
