@@ -103,6 +103,6 @@ def test_learners_of_one_run_need_not_be_wrapped_alike(folder: Path) -> None:
 def test_rules_are_what_create_takes(folder: Path) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(InputError, match=r"create=True: give the rules .* create=isthmus\.Rules\(\)"):
+    with pytest.raises(InputError, match=r"create=True: say what rules .* create=isthmus\.Rules\.suited"):
         isthmus.join(str(folder), model, optimizer, learner="a", create=True)  # type: ignore[arg-type]
     assert not folder.exists()
