@@ -197,6 +197,15 @@ def test_bad_choices_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str])
         main(["simulate", "cooking", "codecs"])
     assert ended.value.code == 2
     assert main(["simulate", "training", "codecs", "--seeds", "0"]) == 2
+    assert main(["simulate", "training", "codecs", "--only", "sideways*"]) == 2
+    assert "--only sideways*: codecs has no setting of such a name" in capsys.readouterr().err
+
+
+def test_part_of_an_experiment_is_run_by_names(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    few = ("--steps", "2", "--seeds", "1", "--only", "down: bf*", "--cache", str(tmp_path), "--json", str(report))
+    assert main(["simulate", "training", "codecs", *few]) == 0
+    assert [row["setting"] for row in json.loads(report.read_text())["rows"]] == ["down: bf16"]
 
 
 class _Steps:

@@ -203,6 +203,9 @@ class Training(Reported):
         None
     )
     steps: Annotated[int | None, Setting("optimizer steps per learner", metavar="N", ge=1, flag_only=True)] = None
+    only: Annotated[
+        list[str] | None, Setting("patterns of settings' names: the rest is left out", metavar="NAME", flag_only=True)
+    ] = None
     workers: Annotated[int | None, Setting("runs at once (one per core)", metavar="N", ge=1)] = None
     cache: Annotated[str, Setting("where finished runs are kept", metavar="DIR")] = "out/lab"
     plot: Annotated[str | None, Setting("draw what every setting came to", metavar="FILE", flag_only=True)] = None

@@ -4,8 +4,10 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from isthmus.errors import InputError
 from isthmus.lab.experiment import Experiment
 from isthmus.lab.experiments import EXPERIMENTS, SEEDS, chosen
 from isthmus.lab.setting import Row, Setting
@@ -34,6 +36,10 @@ def run(arguments: declared.Training) -> int:
     if arguments.plot:
         shared.need("matplotlib", "demo")
     settings = chosen(arguments.experiment, arguments.scale, arguments.steps)
+    if arguments.only:
+        settings = [s for s in settings if any(fnmatchcase(s.name, pattern) for pattern in arguments.only)]
+        if not settings:
+            raise InputError(f"--only {' '.join(arguments.only)}: {arguments.experiment} has no setting of such a name")
     experiment = EXPERIMENTS[arguments.experiment]
     seeds = range(arguments.seeds or SEEDS[arguments.scale])
     jobs = [(setting, seed) for setting in settings for seed in seeds]
