@@ -204,7 +204,7 @@ class Training(Reported):
     )
     steps: Annotated[int | None, Setting("optimizer steps per learner", metavar="N", ge=1, flag_only=True)] = None
     only: Annotated[
-        list[str] | None, Setting("patterns of settings' names, ? where one has a comma", metavar="NAME", flag_only=True)
+        list[str] | None, Setting("patterns of settings' names, ? for a comma", metavar="NAME", flag_only=True)
     ] = None
     workers: Annotated[int | None, Setting("runs at once (one per core)", metavar="N", ge=1)] = None
     cache: Annotated[str, Setting("where finished runs are kept", metavar="DIR")] = "out/lab"
