@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from isthmus.layout import Spec, TensorClass
 
 STEPS = 5
-"""Steps of the iteration, three matrix products each (`isthmus.log.polar`)."""
+"""Steps of the iteration, three matrix products each: as many as `isthmus.log.polar` has coefficients for."""
 
 FLOP_MAX = 5200.0
 """Operations a parameter and round up to which isotropic merges are the default. Merging eight updates by RDA takes as

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from isthmus import kernels
-from isthmus.isotropic import flop
+from isthmus.isotropic import STEPS, flop
 from isthmus.kernels import F32
-from isthmus.log.polar import isotropic, polar_factor
+from isthmus.log.polar import QUINTICS, isotropic, polar_factor
 from isthmus.runtime import Crew
 
 SHAPES = [(2, 2), (3, 5), (64, 33), (33, 64), (257, 130), (300, 301)]
@@ -81,6 +81,7 @@ def test_of_blocks_each_is_isotropic_by_itself() -> None:
 
 
 def test_cutting_makes_it_cheaper() -> None:
+    assert len(QUINTICS) == STEPS, "what is counted is what is done"
     assert flop(1024, 1024) == 5 * 4 * 1024**3
     assert flop(1024, 4096, 512) == pytest.approx(flop(1024, 4096) * 20 / 32.5, rel=0.2)
     assert flop(100, 100, 100) == flop(100, 100)

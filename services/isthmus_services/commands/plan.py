@@ -181,8 +181,8 @@ def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list
         from isthmus.pytorch.model import specs_of
 
         specs = specs_of(shared.callable_of(arguments.model, "--model")())
-        dense = {TensorClass.DENSE}
-        return float(sum(s.size for s in specs)), [s.shape if s.role in dense else (s.size,) for s in specs]
+        shapes = [s.shape if s.role == TensorClass.DENSE else (s.size,) for s in specs]
+        return float(sum(s.size for s in specs)), shapes
     params = arguments.params if arguments.params is not None else file["params"]
     if not isinstance(params, int | float):
         raise InputError(f"{arguments.islands}: params must be a number, not {params!r}")
