@@ -96,7 +96,7 @@ def test_failures_cost_goodput_and_are_made_up_for() -> None:
     assert row.wall_virtual_s > calm.wall_virtual_s
     assert row.tokens >= failing.budget
     assert failing.failures is not None
-    for moments in ("peer", "fresh"):
+    for moments in ("peer", "mean", "fresh"):
         changed = msgspec.structs.replace(failing.failures, moments=moments)
         assert train(named(failing, moments, failures=changed), 0).tokens >= failing.budget
 

@@ -1,5 +1,7 @@
 """Arithmetic that only the lab tries: each is what it says, and gone when its setting is through."""
 
+import itertools
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -8,8 +10,9 @@ from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.lab.variants import VARIANTS, filtered, variant
 from isthmus.layout import Spec, TensorClass, partition
+from isthmus.learner.boundary import Boundary, Captured, Ready, UploadDone
 from isthmus.log import merge
-from isthmus.rules import Rules
+from isthmus.rules import Adoption, Pace, Rules
 
 FRAGMENT = partition([Spec("w", (12, 9), "float32", TensorClass.DENSE)], 1).fragments[0]
 RULES = Rules(merge="avg", outer_lr=0.5, outer_momentum=0.8)
@@ -94,3 +97,68 @@ def test_what_is_opposed_to_the_momentum_is_taken_out_of_late_updates() -> None:
     aside = M - float(M @ X) / float(X @ X) * X
     assert close(filtered((aside - X).astype(np.float32), X, FRAGMENT), aside)
     assert np.array_equal(filtered(X, np.zeros_like(X), FRAGMENT), X)
+
+
+class Model:
+    """One fragment that grows by one at each step."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(FRAGMENT.size, np.float32)
+
+    def read(self, fragment: int, out: F32) -> None:
+        out[:] = self.values
+
+    def write(self, fragment: int, values: F32) -> None:
+        self.values[:] = values
+
+
+def learner(model: Model, sync_every: int) -> Boundary:
+    return Boundary(
+        partition([Spec("w", (12, 9), "float32", TensorClass.DENSE)], 1),
+        model,
+        sync_every=sync_every,
+        pace=Pace(),
+        adopt=Adoption.OVERWRITE,
+        versions=[(0, np.zeros(FRAGMENT.size, np.float32))],
+        step=0,
+        tokens_seen=0,
+        now=lambda: 0.0,
+        notify=lambda: None,
+    )
+
+
+def steps(boundary: Boundary, model: Model, count: int) -> list[Captured]:
+    said = []
+    for _ in range(count):
+        model.values += 1
+        boundary.after_step(100)
+        said += [m for m in boundary.outbox if isinstance(m, Captured)]
+        boundary.outbox.clear()
+        boundary.post(UploadDone(0))
+    return said
+
+
+def test_what_a_version_replaced_is_in_the_updates_after_it() -> None:
+    model = Model()
+    with variant("overwritten fed back"):
+        boundary = learner(model, 4)
+        (first,) = steps(boundary, model, 3)
+        assert (first.step, first.values[0]) == (1, 1)
+        boundary.post(Ready(0, 1, np.full(FRAGMENT.size, 10, np.float32)))
+        (again,) = steps(boundary, model, 4)[:1]
+    # Two steps and the one of the boundary that adopts were replaced; the model itself goes on without them.
+    assert again.values[0] - again.base_values[0] == (again.step - 4) + 3
+    assert model.values[0] == 10 + 3
+    steps(boundary, model, 1)
+
+
+def test_rounds_grow_with_a_learners_steps() -> None:
+    model = Model()
+    with variant("H 6, 12, 24"):
+        boundary = learner(model, 4)
+        at = [m.step for m in steps(boundary, model, 400)]
+    gaps = {later: later - before for before, later in itertools.pairwise(at)}
+    assert {gap for step, gap in gaps.items() if step < 150} == {6}
+    assert {gap for step, gap in gaps.items() if 170 < step < 300} == {12}
+    assert {gap for step, gap in gaps.items() if step > 330} == {24}
+    assert "_sync_every" not in vars(Boundary)

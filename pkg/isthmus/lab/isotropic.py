@@ -1,6 +1,6 @@
 """Experiments on isotropic merges."""
 
-from isthmus.lab.experiment import PARALLEL, Experiment, base, iso, named
+from isthmus.lab.experiment import HASTY, PARALLEL, WAITING, Experiment, base, iso, named
 from isthmus.lab.setting import Failures, Guests, Setting, Shape, Wires
 from isthmus.rules import outer_for
 
@@ -59,13 +59,18 @@ def _conditions(steps: int) -> list[Setting]:
     eight = base(steps, learners=8)
     away = named(eight, "", noise=0.1, wires=Wires(latency_s=0.2, spread=0.5))
     far = named(away, "", wires=Wires(latency_s=0.5, spread=0.5))
+    mixed = named(eight, "", step_s=tuple(round(1.0 / (1.0 - 0.18 * m / 7), 4) for m in range(8)), noise=0.1)
     found = {
         "calm": eight,
-        "failing often": base(steps, failures=Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0)),
-        "mixed speeds": named(
-            eight, "", step_s=tuple(round(1.0 / (1.0 - 0.18 * m / 7), 4) for m in range(8)), noise=0.1
+        "8 learners, failing often": named(
+            eight, "", failures=Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0)
         ),
+        "failing often": base(steps, failures=Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0)),
+        "mixed speeds": mixed,
+        "mixed speeds, K = 8, waiting": named(mixed, "", pace_quorum=8, **WAITING),
+        "mixed speeds, K = 1, no grace": named(mixed, "", **HASTY),
         "4 learners": base(steps),
+        "8 for half of the tokens": base(steps, guests=Guests(count=4, come=0.25, go=0.75)),
         "16 for half of the tokens": base(steps, guests=Guests(count=12, come=0.25, go=0.75)),
         "0.2 s away": away,
         "0.2 s away, late work dropped": named(away, "", pace_staleness=0),
@@ -96,7 +101,7 @@ def _blocks(steps: int) -> list[Setting]:
 
 
 def _variants(steps: int) -> list[Setting]:
-    eight = base(steps, learners=8)
+    eight, four = base(steps, learners=8), base(steps)
     late = named(eight, "", noise=0.1, wires=Wires(latency_s=0.2, spread=0.5), pace_staleness=4)
     found = [named(eight, f"RDA{', ' if v else ''}{v}", variant=v) for v in ("", "restart where opposed")]
     for v in ("", "restart every 8", "restart every 16", "restart where opposed", "momentum of lag"):
@@ -108,7 +113,13 @@ def _variants(steps: int) -> list[Setting]:
         found += [
             named(late, f"0.2 s away, four versions late: {merge}", **rule),
             named(late, f"0.2 s away, four versions late: {merge}, late filtered", variant="late filtered", **rule),
+            named(late, f"0.2 s away: {merge}, overwritten fed back", variant="overwritten fed back", **rule),
         ]
+    found += [named(eight, f"iso, {v}", variant=v, **iso()) for v in ("H 6, 12, 24", "H 24, 12, 6")]
+    whose = {"own": "restored", "peer": "a peer's", "mean": "the mean of all peers'", "fresh": "fresh"}
+    for moments, what in whose.items():
+        failing = Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0, moments=moments)
+        found.append(named(four, f"moments: {what}: iso", failures=failing, **iso()))
     return found
 
 

@@ -32,7 +32,8 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     repair_s: float = 20.0
     """Mean virtual seconds until a new process has the machine."""
     moments: str = "own"
-    """What the inner optimizer goes on with: `own` checkpoint, a `peer`'s (under a new name), or `fresh`."""
+    """What the inner optimizer goes on with: its `own` checkpoint, a `peer`'s moments (under a new name), the `mean` of
+    all peers', or `fresh` ones."""
     checkpoint_s: float = 30.0
 
 

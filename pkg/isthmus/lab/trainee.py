@@ -3,7 +3,7 @@
 import functools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.pytorch import model as torch_model
-from isthmus.pytorch import moments
+from isthmus.pytorch import moments, optimizers
 
 HELD_OUT_EVERY = 2
 """Of the held-out windows every second one is evaluated: 64 KiB."""
@@ -123,6 +123,17 @@ class _Forgetful:
             self._optimizer.state.pop(parameter, None)
 
 
+def _average(optimizer: torch.optim.Optimizer, donors: Sequence[Checkpoint]) -> None:
+    """Give an optimizer the mean of several learners' moments, their counts of steps included."""
+    for order, donor in enumerate(donors[1:], start=2):
+        before = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+        optimizers.load(optimizer, donor.optimizer(torch_model.make_tensor), settings=False)
+        for parameter, state in optimizer.state.items():
+            for what, value in state.items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    value.lerp_(before[parameter][what], 1.0 - 1.0 / order)
+
+
 class Trained:
     """One life of one learner: a `Trainee` with real gradients."""
 
@@ -137,9 +148,12 @@ class Trained:
         progress: Callable[[], float],
         enough: Callable[[], bool],
         count: Callable[[int], None],
-        donor: Callable[[], Checkpoint | None] = lambda: None,
+        donors: Sequence[Checkpoint] = (),
     ) -> None:
-        """`progress` is the share of the run that is done, `count` is told of every step's tokens."""
+        """`progress` is the share of the run that is done, `count` is told of every step's tokens.
+
+        Without a checkpoint of its own it goes on with the mean of the donors' moments.
+        """
         self.model = build(setting.shape, seed)
         self.optimizer = optimizer(setting, self.model)
         self.idle_experts: list[float] = []
@@ -151,14 +165,16 @@ class Trained:
         self._progress = progress
         self._enough = enough
         self._count = count
-        self._donor = donor
+        self._donors = donors
         self._fresh_at: int | None = None
         self._text = shard(order % setting.learners, setting.learners)
 
     def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
         """See `Trainee.begin`."""
         own = agent.history.checkpoint
-        origin = moments.restore(self.model, self.optimizer, None, own, self._donor())
+        origin = moments.restore(self.model, self.optimizer, None, own, next(iter(self._donors), None))
+        if origin == "peer":
+            _average(self.optimizer, self._donors)
         if origin == "fresh" and any(known.version for known in agent.downlink.known):
             self._fresh_at = agent.history.step
         replica = torch_model.TorchReplica(self.model, layout)

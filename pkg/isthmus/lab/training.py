@@ -287,7 +287,7 @@ class _Lab:
         name = seat.name if own or seat.lives == 0 else f"{seat.name}.{seat.lives}"
         process = self.world.process(seat.name, seat.lives)
         ports = self.world.ports(process, self._weather(), self._weather())
-        donor = await self._donor(ports, name) if f and f.moments == "peer" and seat.lives else None
+        donors = await self._donors(ports, name) if f and f.moments in ("peer", "mean") and seat.lives else []
         times = Times()
         body = trainee.Trained(
             s,
@@ -298,7 +298,7 @@ class _Lab:
             progress=self.done,
             enough=enough,
             count=self._count,
-            donor=lambda: donor,
+            donors=donors if f and f.moments == "mean" else donors[:1],
         )
 
         def attached(boundary: Boundary) -> None:
@@ -332,8 +332,8 @@ class _Lab:
         """Return tokens of each fragment as tokens of the whole model."""
         return sum(share * n for share, n in zip(self._run.shares, tokens, strict=True))
 
-    async def _donor(self, ports: SimulatedPorts, name: str) -> Checkpoint | None:
-        """Ask as `join` does: a healthy learner's newest checkpoint that fits."""
+    async def _donors(self, ports: SimulatedPorts, name: str) -> list[Checkpoint]:
+        """Return what `join` chooses among: healthy learners' newest checkpoints that fit, the newest first."""
         log = Log(self._run, ports.store, ports.process.runtime)
         agent = LearnerAgent(log, ports.store, ports.bus, ports.process.runtime, name)
         model = trainee.build(self.setting.shape, self.seed)
@@ -341,7 +341,15 @@ class _Lab:
         # This agent does not join: of whom the log merged something lately is read here.
         await agent.downlink.begin()
         judge = moments.Judge(model, optimizer)
-        return await agent.donor(judge.fits, judge.glance)
+        found: list[Checkpoint] = []
+
+        def keep(checkpoint: Checkpoint) -> str | None:
+            if judge.fits(checkpoint) is None:
+                found.append(checkpoint)
+            return "the others too"
+
+        await agent.donor(keep, judge.glance)
+        return found
 
     # --- the row ------------------------------------------------------------------------------------------------------
 

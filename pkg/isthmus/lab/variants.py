@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
+from isthmus.learner.boundary import Boundary, Captured
 from isthmus.log.merge import Accumulator, State
 from isthmus.syncer.keeper import Keeper
 
@@ -37,13 +38,17 @@ def variant(name: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _in_place_of(owner: type[Any], name: str, other: Callable[..., Any]) -> Iterator[None]:
-    own = getattr(owner, name)
+def _in_place_of(owner: type[Any], name: str, other: Callable[..., Any] | property) -> Iterator[None]:
+    missing = object()
+    own = vars(owner).get(name, missing)
     setattr(owner, name, other)
     try:
         yield
     finally:
-        setattr(owner, name, own)
+        if own is missing:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
 
 
 def _stepping(step: Step) -> AbstractContextManager[None]:
@@ -152,6 +157,49 @@ def late_filtered() -> AbstractContextManager[None]:
     return _in_place_of(Keeper, "_arrive", arrive)
 
 
+# --- learners ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def overwritten_fed_back() -> Iterator[None]:
+    """Add to a learner's next update of a fragment the local work that the newest adopted version replaced.
+
+    It is error feedback for what came too late to be in an update: the learner itself goes on without it.
+    """
+    sent: dict[tuple[Boundary, int], F32] = {}
+    replaced: dict[tuple[Boundary, int], F32] = {}
+    capture, adopt = Boundary._capture, Boundary._adopt
+
+    def feeding(boundary: Boundary, fragment: int, due: bool, now: float) -> None:
+        capture(boundary, fragment, due, now)
+        captured = boundary.outbox[-1]
+        assert isinstance(captured, Captured), "a capture says what it captured last"
+        sent[boundary, fragment] = captured.values
+        if (more := replaced.get((boundary, fragment))) is not None:
+            boundary.outbox[-1] = replace(captured, values=captured.values + more)
+
+    def keeping(boundary: Boundary, fragment: int) -> None:
+        since = sent.pop((boundary, fragment), None)
+        if since is not None:
+            local = np.empty_like(since)
+            boundary._replica.read(fragment, local)
+            replaced[boundary, fragment] = local - since
+        adopt(boundary, fragment)
+
+    with _in_place_of(Boundary, "_capture", feeding), _in_place_of(Boundary, "_adopt", keeping):
+        yield
+
+
+def rounds_of(*parts: tuple[int, int]) -> AbstractContextManager[None]:
+    """Let H follow a learner's own steps: each part is (up to this step, H); the last holds on."""
+
+    def current(boundary: Boundary) -> int:
+        return next((h for until, h in parts if boundary.step < until), parts[-1][1])
+
+    # What the constructor sets is not kept: a property stands in its place.
+    return _in_place_of(Boundary, "_sync_every", property(current, lambda _, value: None))
+
+
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "restart every 8": lambda: restart_every(8),
     "restart every 16": lambda: restart_every(16),
@@ -159,5 +207,8 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "momentum of lag": momentum_of_lag,
     "schedule-free": schedule_free,
     "late filtered": late_filtered,
+    "overwritten fed back": overwritten_fed_back,
+    "H 6, 12, 24": lambda: rounds_of((150, 6), (300, 12), (600, 24)),
+    "H 24, 12, 6": lambda: rounds_of((300, 24), (450, 12), (600, 6)),
 }
 """What they are called in a setting."""
