@@ -12,6 +12,7 @@ IsthmusError
 │   │   └── BucketMissing    create the bucket, by hand or with `isthmus init --create-bucket`
 │   └── ObjectMissing        nothing is stored under this key
 ├── RecordInvalid            bytes that are no record of ours; carries the `Reason` it is counted under
+├── RankLost                 end this rank: whoever started the job starts all of them again
 ├── Fenced                   another process has taken over this name: stop; what was stored is its to go on with
 └── LogCorrupt               the log, or an object it names, is damaged; names the key; nothing is overwritten
 """
@@ -118,6 +119,16 @@ class Fenced(IsthmusError):
         super().__init__(f"{name} was started again elsewhere (its life {incarnation}): this process stops")
         self.name = name
         self.incarnation = incarnation
+
+
+class RankLost(IsthmusError):
+    """A process of this learner's job is gone, or does not answer any more."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"a rank of this learner is gone ({why}): end the job and start it again, as torchrun --max-restarts does; "
+            "the learner goes on at its newest checkpoint"
+        )
 
 
 class LogCorrupt(IsthmusError):

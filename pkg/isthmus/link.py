@@ -6,40 +6,41 @@
         link.step(tokens=batch.numel())
     link.close()
 
-This is the outer shell, with a thread in which the agent runs on an event loop of its own.
+In a torchrun job whose model is sharded or replicated, every rank makes the same calls.
 """
 
-# ruff: noqa: TID251  (threads: this is their one place)
 import asyncio
 import logging
 import math
-import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
+import msgspec
+
 from isthmus.bus import default_bus
-from isthmus.errors import InputError, IsthmusError, RunMissing, Unavailable, first_cause
+from isthmus.errors import InputError, RunMissing, Unavailable
 from isthmus.health import Vitals
 from isthmus.layout import Layout, Spec
-from isthmus.learner import Boundary, LearnerAgent, Replica
-from isthmus.learner.checkpoint import Checkpoint, Saver, Stateful
+from isthmus.learner import Boundary, LearnerAgent
+from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
-from isthmus.log.run import Run, Seed, create_run
+from isthmus.log.run import Run, Seed, create_run, heard_run, told_run
 from isthmus.metrics import LearnerMetrics
-from isthmus.ports import Find, known_run, open_ports
-from isthmus.records.fields import require_name
+from isthmus.ports import known_run
 from isthmus.rules import CHECKPOINT_S, Adoption, Pace, Rules
-from isthmus.sinks import CLOSE_S, Feeder, Sink
+from isthmus.shell import Shell
+from isthmus.sinks import Sink
 from isthmus.store import EdgeStore, require_create_only
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-logger = logging.getLogger(__name__)
+    from isthmus.pytorch.sharded import Sharded
 
-FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
+logger = logging.getLogger(__name__)
 
 START_S = 60.0
 """Reaching the run may take this long before joining gives up; each request fails much sooner. Writing version 0 of a
@@ -47,9 +48,6 @@ missing run is not reaching it: that takes as long as it takes."""
 
 NEWS_S = 1.0
 """A learner that waits for a version looks up this often, whether there is news or not."""
-
-DRAIN_S = 10.0
-"""Uploads under way, and a last checkpoint, get this long at the end."""
 
 WARMUP_STEPS = 100
 
@@ -66,14 +64,21 @@ class Link:
     `close`, or use it as a context manager: an exception then leaves the run as something that is not done.
     """
 
-    def __init__(self, shell: "_Shell", moments: str, warmup: int) -> None:
+    def __init__(self, shell: Shell, moments: str, warmup: int, sharded: "Sharded | None" = None) -> None:
         self._shell = shell
+        self._sharded = sharded
         self._closed = False
         self._said_nonfinite = False
         self._warmup = warmup
         self._first_step = shell.agent.history.step
         self.moments = moments
         """Where the inner optimizer's state came from: `own` checkpoint, `peer` (another learner's), or `fresh`."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process speaks for the learner; of a job of several ranks the first does. `metrics`, `vitals`,
+        `versions` and `summary` are its own."""
+        return True
 
     @property
     def run(self) -> Run:
@@ -146,14 +151,15 @@ class Link:
         tokens, loss = tokens_of(tokens), loss_of(loss)
         if self._closed:
             raise InputError("the link is closed: join again under the same name to go on")
-        self._shell.check()
-        with self.metrics.hold_seconds.time():
-            self._boundary.after_step(tokens, loss)
-        while self._boundary.overdue():  # only where the run's pace has a lead
-            self._shell.news.wait(NEWS_S)
-            self._shell.news.clear()
+        with self._all_ranks("STEP", self.steps_done + 1, tokens):
             self._shell.check()
-            self._boundary.wait_on()
+            with self.metrics.hold_seconds.time():
+                self._boundary.after_step(tokens, loss)
+            while self._boundary.overdue():  # only where the run's pace has a lead
+                self._shell.news.wait(NEWS_S)
+                self._shell.news.clear()
+                self._shell.check()
+                self._boundary.wait_on()
         self.metrics.steps.inc()
         self.metrics.tokens.inc(tokens)
         if loss is not None and math.isfinite(loss):
@@ -186,9 +192,14 @@ class Link:
         whose work nothing was merged yet stays for up to five seconds to hear of it, and leaves with a warning if it
         does not.
         """
+        self._leave(done, keep=True)
+
+    def _leave(self, done: bool, keep: bool) -> None:
         if not self._closed:
             self._closed = True
-            self._shell.close(done)
+            # Ranks of which one fails are not at one step: no checkpoint can be taken of them.
+            with self._all_ranks("CLOSE", self.steps_done) if keep else nullcontext():
+                self._shell.close(done, keep)
             found = self.summary
             logger.log(logging.WARNING if found.never_merged or found.diverged else logging.INFO, "%s", found)
 
@@ -196,7 +207,99 @@ class Link:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(done=kind is None)
+        self._leave(done=kind is None, keep=kind is None or self._sharded is None)
+
+    def _all_ranks(self, call: str, number: int, tokens: int = 0) -> AbstractContextManager[object]:
+        """Meet the other ranks of this learner, if it has any; when all is done here, let them go on."""
+        return nullcontext() if self._sharded is None else self._sharded.call(call, number, tokens)
+
+
+class _Joined(msgspec.Struct, frozen=True):
+    """What the first rank says to the others when it has joined."""
+
+    step: int
+    tokens_seen: int
+    moments: str
+    fresh_into_flight: bool
+    incarnation: int
+
+
+class RankLink(Link):
+    """What a `Link` is to the ranks of a learner that do not speak for it: they do with it as they are told."""
+
+    def __init__(self, sharded: "Sharded", run: Run, joined: _Joined, warmup: int) -> None:
+        self._sharded = sharded
+        self._run = run
+        self._joined = joined
+        self._step, self._tokens_seen = joined.step, joined.tokens_seen
+        self._closed = False
+        self._warmup = warmup
+        self.moments = joined.moments
+
+    @property
+    def speaks(self) -> bool:  # noqa: D102
+        return False
+
+    @property
+    def run(self) -> Run:  # noqa: D102
+        return self._run
+
+    @property
+    def steps_done(self) -> int:  # noqa: D102
+        return self._step
+
+    @property
+    def tokens_seen(self) -> int:  # noqa: D102
+        return self._tokens_seen
+
+    @property
+    def incarnation(self) -> int:  # noqa: D102
+        return self._joined.incarnation
+
+    @property
+    def rate(self) -> float:  # noqa: D102
+        if not self._joined.fresh_into_flight:
+            return 1.0
+        from isthmus.pytorch.moments import warmth
+
+        return warmth(self._step - self._joined.step, self._warmup)
+
+    @property
+    def metrics(self) -> LearnerMetrics:  # noqa: D102
+        raise self._elsewhere("metrics")
+
+    @property
+    def vitals(self) -> Vitals:  # noqa: D102
+        raise self._elsewhere("vitals")
+
+    @property
+    def versions(self) -> list[int]:  # noqa: D102
+        raise self._elsewhere("versions")
+
+    @property
+    def summary(self) -> Summary:  # noqa: D102
+        raise self._elsewhere("summary")
+
+    def _elsewhere(self, what: str) -> InputError:
+        return InputError(f"link.{what} is with the rank that speaks for the learner: ask where link.speaks is true")
+
+    def step(self, tokens: SupportsInt, *, loss: SupportsFloat | None = None) -> None:  # noqa: D102
+        tokens, _ = tokens_of(tokens), loss_of(loss)
+        if self._closed:
+            raise InputError("the link is closed: join again under the same name to go on")
+        with self._all_ranks("STEP", self._step + 1, tokens):
+            self._step += 1
+            self._tokens_seen += tokens
+
+    def let_go(self) -> None:
+        """Wait as long as the rank that speaks does."""
+
+    def _leave(self, done: bool, keep: bool) -> None:
+        if not self._closed:
+            self._closed = True
+            if keep:
+                with self._all_ranks("CLOSE", self._step):
+                    pass
 
 
 Create = Rules | Callable[[Sequence[Spec]], Rules]
@@ -266,47 +369,85 @@ def join(
     """
     from isthmus.pytorch import model as torch_model
     from isthmus.pytorch import moments
+    from isthmus.pytorch.ranks import ranks_of
+    from isthmus.pytorch.sharded import Sharded
 
     if create is not None and not (isinstance(create, Rules) or callable(create)):
         raise InputError(
             f"create={create!r}: say what rules a missing run is created with, create=isthmus.Rules.suited"
         )
-    model = torch_model.unwrapped(model)
-    torch_model.check_optimizer(model, optimizer)
     if not checkpoint_s > 0 or warmup_steps < 0:
         raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
     bus = bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
+    ranks = ranks_of(model)
+    model = torch_model.unwrapped(model)
+    torch_model.check_optimizer(model, optimizer)
+    specs = torch_model.specs_of(model, vectors)
+    sharded = None
+    if ranks is not None:
+        sharded = Sharded(model, optimizer, data, ranks, [f"as {learner}", f"the run {run}"])
+        if not ranks.leads:
+            return _follow(sharded, warmup_steps)
 
     def seed(rules: Create) -> Seed:
-        specs, values = torch_model.specs_of(model, vectors), torch_model.values_of(model)
         chosen = rules if isinstance(rules, Rules) else rules(specs)
         if not isinstance(chosen, Rules):
             raise InputError(f"create={rules!r} returned a {type(chosen).__name__}: it must return isthmus.Rules")
-        return Seed(specs, values, torch_model.frozen_of(model), chosen.check(), pace or Pace())
+        values = torch_model.values_of(model) if sharded is None else sharded.values(specs)
+        return Seed(specs, values, frozen, chosen.check(), pace or Pace())
 
     async def enter(store: EdgeStore) -> Run:
-        found = await reach_or_create(store, create, seed)
-        found.require(torch_model.specs_of(model), torch_model.frozen_of(model))
+        found = await reach_or_create(store, create, lambda rules: shell.on_training_thread(lambda: seed(rules)))
+        found.require(specs, frozen)
         return found
 
     async def find_donor(agent: LearnerAgent) -> Checkpoint | None:
+        if sharded is not None:
+            return None
         judge = moments.Judge(model, optimizer)  # gone with this call: it may be as large as the model
         return await agent.donor(judge.fits, judge.glance)
 
-    shell = _Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
-    shell.start(enter, find_donor)
-    try:
-        origin = moments.restore(model, optimizer, data, shell.agent.history.checkpoint, shell.donor)
-        shell.attach(lambda layout: torch_model.TorchReplica(model, layout), moments.TorchSaver(model, optimizer, data))
-    except BaseException:
-        shell.abandon()
-        raise
-    return Link(shell, origin, warmup_steps)
+    shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
+    with nullcontext() if sharded is None else sharded.call("JOIN") as said:
+        frozen = torch_model.frozen_of(model) if sharded is None else sharded.frozen()
+        shell.start(enter, find_donor)
+        try:
+            own = shell.agent.history.checkpoint
+            if sharded is None:
+                origin = moments.restore(model, optimizer, data, own, shell.donor)
+                saver = moments.TorchSaver(model, optimizer, data)
+                shell.attach(lambda layout: torch_model.TorchReplica(model, layout), saver)
+            else:
+                origin = sharded.restore(own)
+                sharded.place(shell.run.layout, told_run(shell.run))
+                shell.attach(lambda _: sharded, sharded)
+        except BaseException:
+            shell.abandon()
+            raise
+        link = Link(shell, origin, warmup_steps, sharded)
+        if said is not None:
+            fresh = origin == "fresh" and any(shell.joined_at)
+            joined = _Joined(link.steps_done, link.tokens_seen, origin, fresh, link.incarnation)
+            said.words = msgspec.msgpack.encode(joined)
+    return link
 
 
-async def reach_or_create(store: EdgeStore, create: Create | None, seed: Callable[[Create], Seed]) -> Run:
+def _follow(sharded: "Sharded", warmup: int) -> RankLink:
+    """Join as a rank that does not speak."""
+    run: list[Run] = []
+
+    def layout_of(words: bytes) -> Layout:
+        run.append(heard_run(words))
+        return run[0].layout
+
+    with sharded.call("JOIN", layout_of=layout_of) as said:
+        pass
+    return RankLink(sharded, run[0], msgspec.msgpack.decode(said.words, type=_Joined), warmup)
+
+
+async def reach_or_create(store: EdgeStore, create: Create | None, seed: Callable[[Create], Awaitable[Seed]]) -> Run:
     """Return the run at this store; with rules, or what chooses them, a missing one is created from the seed they make.
 
     Raises `Unavailable` where reading the run, or the check before creating one, takes longer than `START_S`; and what
@@ -326,137 +467,4 @@ async def reach_or_create(store: EdgeStore, create: Create | None, seed: Callabl
                 return found
     except TimeoutError:
         raise Unavailable(f"{store.url}: not reached within {START_S:g} s") from None
-    return await create_run(store, store.runtime, seed(create))
-
-
-class _Shell:
-    """The thread in which the agent lives, and the way in and out of it."""
-
-    def __init__(
-        self,
-        run_url: str,
-        bus_url: str,
-        learner: str,
-        adopt: str,
-        steps: int,
-        pace: Pace | None,
-        checkpoint_s: float,
-        sink: Sink | None,
-    ) -> None:
-        require_name("learner name", learner)
-        self.feeder: Feeder | None = None
-        self._sink = sink
-        self.donor: Checkpoint | None = None
-        self.joined_at: list[int] = []
-        """The version of each fragment at joining."""
-        self.run: Run
-        self.agent: LearnerAgent
-        self._urls = run_url, bus_url
-        self._settings = learner, adopt, steps, pace, checkpoint_s
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._abandoned = False
-        self.news = threading.Event()
-        """Set whenever the agent has something for the training thread."""
-        self._joined = threading.Event()
-        self._attached = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self, enter: Find, find_donor: FindDonor) -> None:
-        """Start the thread; return once the run is joined, and a donor looked for where one is needed."""
-        self._thread = threading.Thread(target=self._main, args=(enter, find_donor), name="isthmus-agent", daemon=True)
-        self._thread.start()
-        self._joined.wait()
-        self.check()
-
-    def attach(self, replica: Callable[[Layout], Replica], saver: Saver) -> None:
-        """Bring the model to the newest values, or the local work on them, and let the agent run."""
-        loop, agent = self._loop, self.agent
-        assert loop is not None, "joined without a loop"
-
-        def notify() -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(agent.wake)
-
-        agent.attach(replica(self.run.layout), notify, saver).news = self.news.set
-        self._attached.set()
-
-    def abandon(self) -> None:
-        """Let the thread end: joining came to nothing after all."""
-        self._abandoned = True
-        self._attached.set()
-
-    def check(self) -> None:
-        """Raise what ended the agent, if anything did. What is raised on purpose says all in its message; only
-        of what nobody expected is the way through the agent's thread worth seeing."""
-        if isinstance(self._failure, IsthmusError):
-            raise self._failure.with_traceback(None) from None
-        if self._failure is not None:
-            raise self._failure
-
-    def close(self, done: bool) -> None:
-        """Let the agent finish what is under way, for a while, then end the thread."""
-        loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None and thread.is_alive() and not loop.is_closed():
-            try:
-                if self.agent.boundary is not None and math.isfinite(self._settings[4]):
-                    self.agent.boundary.freeze()
-                loop.call_soon_threadsafe(lambda: self.agent.drain(done=done))
-                loop.call_soon_threadsafe(lambda: loop.call_later(DRAIN_S, self._give_up))
-            except RuntimeError:
-                return  # it ended in this very moment
-            thread.join(DRAIN_S + 5.0 + CLOSE_S)
-            self.agent.vitals.rest()
-
-    def _give_up(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-
-    def _main(self, enter: Find, find_donor: FindDonor) -> None:
-        from isthmus.pytorch.model import keep_denormals
-
-        try:
-            keep_denormals()  # the pool's threads are started from this one
-            asyncio.run(self._agent(enter, find_donor))
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:
-            self._failure = first_cause(error)
-        finally:
-            # Known before the sink is waited for: a training must not go on without its agent.
-            self._joined.set()
-            if self.feeder is not None:
-                self.feeder.close()
-
-    async def _agent(self, enter: Find, find_donor: FindDonor) -> None:
-        self._loop = asyncio.get_running_loop()
-        run_url, bus_url = self._urls
-        learner, adopt, steps, pace, checkpoint_s = self._settings
-        started = self._loop.time()
-        async with open_ports(run_url, bus_url, enter) as ports:
-            self.run = ports.log.run
-            self.agent = LearnerAgent(
-                ports.log, ports.store, ports.bus, ports.runtime, learner,
-                adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-            )  # fmt: skip
-            # As long as it takes: values and a checkpoint of a large model are many bytes.
-            await self.agent.join()
-            self.joined_at = [known.version for known in self.agent.downlink.known]
-            if self.agent.history.checkpoint is None and any(self.joined_at):
-                self.donor = await find_donor(self.agent)
-            history = self.agent.history
-            logger.info(
-                "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",
-                learner,
-                run_url,
-                self.agent.incarnation,
-                history.step,
-                history.tokens_lost,
-                self._loop.time() - started,
-            )
-            if self._sink is not None:
-                self.feeder = Feeder(self._sink, self.agent.scalars)
-            self._joined.set()
-            await ports.runtime.offload(self._attached.wait)
-            if not self._abandoned:
-                await self.agent.run()
+    return await create_run(store, store.runtime, await seed(create))

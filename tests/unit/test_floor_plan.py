@@ -28,7 +28,8 @@ FLOORS = (
     "concern ports",  # what keeps an agent from its work, said · the ways to a run, opened
     "doctor learner readers syncer",  # who takes part, and who only reads
     "pytorch simulate",
-    "forecast link",  # what a run would come to · the front door
+    "forecast shell",  # what a run would come to · the thread of a learner's agent
+    "link",  # the front door
     "demo",
     "lab",
 )

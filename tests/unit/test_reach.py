@@ -11,7 +11,7 @@ from isthmus.simulate.world import World
 from tests_helpers import seed_of
 
 
-def seeded(create: Create) -> Seed:
+async def seeded(create: Create) -> Seed:
     assert isinstance(create, Rules)
     return seed_of(create)
 

@@ -80,6 +80,24 @@ class Run:
                 raise RunExists(self.url, f"{name} is {theirs} there, not {ours}")
 
 
+class _Told(msgspec.Struct, frozen=True, array_like=True):
+    url: str
+    digest: bytes
+    header: RunHeader
+    layout: RunLayout
+
+
+def told_run(run: Run) -> bytes:
+    """Return a run as bytes for another process of the same learner, which `heard_run` reads."""
+    return msgspec.msgpack.encode(_Told(run.url, run.digest, run.header, _described(run.layout, run.frozen)))
+
+
+def heard_run(words: bytes) -> Run:
+    """Undo `told_run`."""
+    told = msgspec.msgpack.decode(words, type=_Told)
+    return Run(told.url, told.digest, told.header, _placed(told.layout), dict(told.layout.frozen))
+
+
 async def read_run(store: Store) -> Run:
     """Return the run at this store. Raises `RunMissing`, or `LogCorrupt` for a run object that cannot be read."""
     try:
@@ -90,8 +108,7 @@ async def read_run(store: Store) -> Run:
         header, cut = _parsed(blob)
     except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
         raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
-    specs = [Spec(t.name, t.shape, t.dtype, t.role) for t in cut.tensors]
-    layout = place(specs, [t.fragment for t in cut.tensors])
+    layout = _placed(cut)
     if len(layout.fragments) != len(header.snapshots):
         raise LogCorrupt(f"{store.url}/{RUN_KEY}", "fragments and snapshots differ in number")
     if header.arithmetic != kernels.ARITHMETIC:
@@ -169,13 +186,7 @@ def _same(run: Run, seed: Seed) -> Run:
 
 def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at: float) -> bytearray:
     """Return the run object. Raises `ValueError` for a header over its limit."""
-    cut = RunLayout(
-        tensors=tuple(
-            TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype, role=s.role, fragment=home)  # type: ignore[arg-type]
-            for s, home in zip(layout.specs, layout.placement, strict=True)
-        ),
-        frozen=seed.frozen,
-    )
+    cut = _described(layout, seed.frozen)
     payload = msgpack.packb(msgspec.to_builtins(cut, builtin_types=(bytes,)), use_bin_type=True)
     header = RunHeader(
         schema=SCHEMA,
@@ -191,6 +202,21 @@ def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at
     out = frame.draft(frame.Kind.RUN, header, len(payload))
     out.payload[:] = payload
     return out.blob
+
+
+def _described(layout: Layout, frozen: dict[str, bytes]) -> RunLayout:
+    return RunLayout(
+        tensors=tuple(
+            TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype, role=s.role, fragment=home)  # type: ignore[arg-type]
+            for s, home in zip(layout.specs, layout.placement, strict=True)
+        ),
+        frozen=frozen,
+    )
+
+
+def _placed(cut: RunLayout) -> Layout:
+    specs = [Spec(t.name, t.shape, t.dtype, t.role) for t in cut.tensors]
+    return place(specs, [t.fragment for t in cut.tensors])
 
 
 def _parsed(blob: frame.Blob) -> tuple[RunHeader, RunLayout]:

@@ -28,30 +28,14 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module whose parameters are merged: what `torch.compile` and data parallelism have wrapped.
-
-    Raises `InputError` where several processes, or shards, make up one model: a learner is one process.
-    """
+    """Return the module whose parameters are merged: what `torch.compile` and data parallelism have wrapped."""
     while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel) and (size := model.process_group.size()) > 1:
-            raise InputError(
-                f"the model is shared by {size} processes (DistributedDataParallel): a learner is one process as yet; "
-                "join from each with a model and a learner name of its own, without DistributedDataParallel: "
-                "isthmus.join(run, model.module, optimizer, learner=f'{name}-{rank}')"
-            )
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
         elif isinstance(inner := getattr(model, _WRAPPERS[0], None), nn.Module):
             model = inner
         else:
-            break
-    for name, p in model.named_parameters():
-        if hasattr(p, "device_mesh") or hasattr(p, "_local_shards"):
-            raise InputError(
-                f"parameter {name} is sharded ({type(p).__name__}): a learner holds its whole model as yet; join "
-                "on one device, before fully_shard(model)"
-            )
-    return model
+            return model
 
 
 def named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

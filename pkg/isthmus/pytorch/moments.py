@@ -13,6 +13,7 @@ from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import optimizers
 from isthmus.pytorch.optimizers import Array, Outline, Plain, Stepped, Wrapped
+from isthmus.records import tree
 from isthmus.records.objects import CheckpointHeader
 from isthmus.records.tree import Leaf, rebuild
 
@@ -35,12 +36,8 @@ def restore(
     Of one's own checkpoint all is loaded as it was, any dtype and shape: its digest vouches for it. `donor` is one that
     a `Judge` has found to fit.
     """
-    if own is not None and data is not None:
-        state = own.data(torch_model.make_tensor)
-        if state is None:
-            logger.warning("%s was written without data=: the data starts anew", own.key)
-        else:
-            data.load_state_dict(state)
+    if own is not None and data is not None and (places := places_of(own, 1)) is not None:
+        data.load_state_dict(places[0])
     if own is not None:
         why = _load_own(model, optimizer, own)
         if why is None:
@@ -57,6 +54,28 @@ def restore(
             logger.info("moments of the inner optimizer from %s", donor.key)
             return "peer"
     return "fresh"
+
+
+BY_RANK = "isthmus: by rank"
+"""Marks the places in the data of a learner of several processes."""
+
+
+def places_of(own: Checkpoint, ranks: int) -> list[Any] | None:
+    """Return the place in the data of each of so many ranks; None, and said, where the checkpoint has not those."""
+    state = own.data(torch_model.make_tensor)
+    if state is None:
+        logger.warning("%s was written without data=: the data starts anew", own.key)
+        return None
+    packed = state.get(BY_RANK) if isinstance(state, dict) else None
+    places = [state] if packed is None else [tree.unpacked(x.tobytes(), torch_model.make_tensor) for x in packed]
+    if len(places) != ranks:
+        logger.warning(
+            "%s has the places in the data of %d ranks, here are %d: the data starts anew; skip what the first "
+            "link.steps_done steps have read",
+            own.key, len(places), ranks,
+        )  # fmt: skip
+        return None
+    return places
 
 
 def warmth(steps: int, warmup: int) -> float:
@@ -100,16 +119,25 @@ class TorchSaver:
 # --- one's own --------------------------------------------------------------------------------------------------------
 
 
+def own_state(model: nn.Module, optimizer: torch.optim.Optimizer, own: Checkpoint) -> dict[str, Any] | str:
+    """Return the optimizer's state in a learner's own checkpoint, or why it is none of this one's."""
+    try:
+        saved: dict[str, Any] = own.optimizer(torch_model.make_tensor)
+    except RecordInvalid as error:
+        return str(error)
+    return _why_another(model, optimizer, saved) or _why_not_finite(saved["state"]["state"], "state") or saved
+
+
 def _load_own(model: nn.Module, optimizer: torch.optim.Optimizer, own: Checkpoint) -> str | None:
     """Load all of a checkpoint's optimizer; return why not where it is none of this one's."""
+    saved = own_state(model, optimizer, own)
+    if isinstance(saved, str):
+        return saved
     try:
-        saved = own.optimizer(torch_model.make_tensor)
-        why = _why_another(model, optimizer, saved) or _why_not_finite(saved["state"]["state"], "state")
-        if why is None:
-            optimizers.load(optimizer, saved, settings=True)
+        optimizers.load(optimizer, saved, settings=True)
     except (RecordInvalid, ValueError) as error:
         return str(error)
-    return why
+    return None
 
 
 def _why_another(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any) -> str | None:
@@ -127,15 +155,15 @@ def _why_another(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any)
     return None
 
 
-def _why_not_finite(tree: Any, path: str) -> str | None:
-    if isinstance(tree, dict):
-        return next((why for key, value in tree.items() if (why := _why_not_finite(value, f"{path}[{key!r}]"))), None)
-    if isinstance(tree, list | tuple):
-        return next((why for i, item in enumerate(tree) if (why := _why_not_finite(item, f"{path}[{i}]"))), None)
-    if not isinstance(tree, torch.Tensor):
+def _why_not_finite(held: Any, path: str) -> str | None:
+    if isinstance(held, dict):
+        return next((why for key, value in held.items() if (why := _why_not_finite(value, f"{path}[{key!r}]"))), None)
+    if isinstance(held, list | tuple):
+        return next((why for i, item in enumerate(held) if (why := _why_not_finite(item, f"{path}[{i}]"))), None)
+    if not isinstance(held, torch.Tensor):
         return None
     try:
-        return None if optimizers.all_finite(tree) else f"{path} is not finite"
+        return None if optimizers.all_finite(held) else f"{path} is not finite"
     except NotImplementedError:
         return None  # bits whose meaning only the optimizer knows
 

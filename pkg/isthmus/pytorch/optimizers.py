@@ -7,7 +7,7 @@ name, a copy of the optimizer that has stepped once shows it (`Stepped`).
 
 import copy
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +29,21 @@ Path = tuple[Hashable, ...]
 # --- out --------------------------------------------------------------------------------------------------------------
 
 
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, wrapped: bool = True) -> dict[str, Any]:
+def state_of(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    wrapped: bool = True,
+    state: dict[str, Any] | None = None,
+    copied: Mapping[int, torch.Tensor] | None = None,
+) -> dict[str, Any]:
     """Return a copy of the optimizer's state on the CPU, with its class and the names of its parameters by group.
 
     What a checkpoint cannot keep stays in it as it is, for `tree.flatten` to refuse by its place; without `wrapped`
-    that goes for tensor subclasses too.
+    that goes for tensor subclasses too. `state` is the optimizer's `state_dict()`, and `copied` has, by their ids,
+    copies of some of the tensors in it.
     """
-    state, copies = optimizer.state_dict(), _Copies(wrapped)
+    state, copies = state or optimizer.state_dict(), _Copies(wrapped, copied or {})
     devices = [p.device.type for p in parameters_of(optimizer)]
     return {
         "class": class_of(optimizer),
@@ -71,9 +79,9 @@ def has_wrapped(tree: Any) -> bool:
 class _Copies:
     """Copies of trees with every tensor on the CPU; one that is in several places is copied once."""
 
-    def __init__(self, wrapped: bool) -> None:
+    def __init__(self, wrapped: bool, known: Mapping[int, torch.Tensor]) -> None:
         self._wrapped = wrapped
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, Any] = dict(known)
 
     def of(self, tree: Any) -> Any:
         if isinstance(tree, torch.Tensor):

@@ -126,6 +126,35 @@ def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) 
         raise RecordInvalid(Reason.MALFORMED, f"a tree that nothing of ours wrote: {error!r}") from None
 
 
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    plain: Any
+    specs: tuple[LeafSpec, ...]
+
+
+def packed(tree: object, what: str, take: Take) -> bytes:
+    """Return a tree as bytes that `unpacked` reads. Raises `InputError` as `flatten` does."""
+    leaves: list[Leaf] = []
+    head = msgspec.msgpack.encode(_Packed(flatten(tree, what, take, leaves), tuple(leaf.spec for leaf in leaves)))
+    starts, size = place(leaves)
+    out = np.zeros(8 + len(head) + size, np.uint8)
+    out[:8] = np.frombuffer(len(head).to_bytes(8, "little"), np.uint8)
+    out[8 : 8 + len(head)] = np.frombuffer(head, np.uint8)
+    for leaf, start in zip(leaves, starts, strict=True):
+        at = 8 + len(head) + start
+        out[at : at + leaf.spec.size] = leaf.data
+    return out.tobytes()
+
+
+def unpacked(blob: bytes, make: Callable[[Leaf], object]) -> Any:
+    """Undo `packed`. Raises `RecordInvalid` for anything it never wrote."""
+    end = 8 + int.from_bytes(blob[:8], "little")
+    try:
+        head = msgspec.msgpack.decode(blob[8:end], type=_Packed)
+    except msgspec.MsgspecError as error:
+        raise RecordInvalid(Reason.MALFORMED, f"no packed tree: {error}") from None
+    return rebuild(head.plain, cut(head.specs, memoryview(blob)[end:]), make)
+
+
 def place(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
     """Return where each leaf starts in a payload, and the payload's size in bytes."""
     starts, at = [], 0

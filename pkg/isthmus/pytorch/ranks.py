@@ -1,0 +1,268 @@
+"""The processes of one learner, in step with each other: the first of them speaks for all, and all of them act.
+
+A learner may be a torchrun job. Every rank of it makes the same calls (`join`, `step`, `close`) at the same places, and
+at each of them the first rank says what is done: which fragment is read, which is written, that a checkpoint is taken.
+All words between ranks go over a process group of their own, between CPUs, from the training thread.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from isthmus import errors
+from isthmus.errors import InputError, IsthmusError, RankLost
+
+PATIENCE = timedelta(hours=12)
+"""A rank waits so long for the others: the first may wait in a call for store and bus. One that died is known at once,
+by its connection."""
+
+REFUSED = {
+    "pp": "pipeline parallelism: a rank has some of the layers only, and they are other ones in each stage",
+    "ep": "expert parallelism: ranks have experts of their own",
+}
+"""Dimensions of device meshes, by the names that are usual for them, along which ranks are not shards of one tensor."""
+
+
+class Call(IntEnum):
+    """What every rank calls."""
+
+    JOIN = 0
+    STEP = 1
+    CLOSE = 2
+
+
+class Op(IntEnum):
+    """What the first rank has all do within a call."""
+
+    END = 0
+    """The call is over; what comes with it is for the callers."""
+    FAIL = 1
+    """It ends with this error."""
+    VALUES = 2
+    """Every parameter, one after another, is gathered."""
+    LAYOUT = 3
+    """This is the run."""
+    READ = 4
+    WRITE = 5
+    SAVE = 6
+    """The inner optimizer's state and the data's are gathered …"""
+    LOAD = 7
+    """… and given back."""
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    kind: str
+    text: str
+
+
+class Ranks:
+    """The process group of a learner. Raises `RankLost` wherever one of its processes turns out to be gone."""
+
+    def __init__(self, alone: bool) -> None:
+        """`alone`: this process is the whole learner, whatever else the job has."""
+        self.order = 0 if alone else dist.get_rank()
+        self.size = 1 if alone else dist.get_world_size()
+        self._group: Any = None
+        self._opening: tuple[int, int, int] | None = None
+        if self.size > 1:
+            with _together():
+                self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that speaks for all."""
+        return self.order == 0
+
+    # --- a call -------------------------------------------------------------------------------------------------------
+
+    def meet(self, call: Call, number: int = 0, tokens: int = 0) -> None:
+        """Begin a call that all ranks make: the `number`-th, with as many tokens everywhere.
+
+        They meet with the first command: that is one collective for a call in which nothing is done.
+        """
+        self._opening = (call, number, tokens)
+
+    def command(self, op: Op, argument: int = 0, blob: bytes = b"") -> None:
+        """Have all ranks do something. Of the first rank.
+
+        Raises `InputError`, as it does on every rank, where they have not made the same call.
+        """
+        head = (op, argument, len(blob))
+        if self._opening is not None:
+            self._agree(head)
+        else:
+            self._broadcast(torch.tensor(head, dtype=torch.int64))
+        if blob:
+            self._broadcast(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
+
+    def hear(self) -> tuple[Op, int, bytes]:
+        """Return what the first rank commands. Of all others.
+
+        Raises `InputError` as `command` does, and what the first rank failed with.
+        """
+        if self._opening is not None:
+            op, argument, size = self._agree((0, 0, 0))
+        else:
+            head = torch.zeros(3, dtype=torch.int64)
+            self._broadcast(head)
+            op, argument, size = head.tolist()
+        blob = torch.empty(size, dtype=torch.uint8)
+        if size:
+            self._broadcast(blob)
+        said = blob.numpy().tobytes()
+        if op == Op.FAIL:
+            failure = msgspec.msgpack.decode(said, type=_Failure)
+            known = getattr(errors, failure.kind, None)
+            kind: Any = known if isinstance(known, type) and issubclass(known, IsthmusError) else IsthmusError
+            # Some classes say their message themselves, from what they are given: only the words are at hand here.
+            error = kind.__new__(kind)
+            Exception.__init__(error, f"the first rank of this learner ended: {failure.text}")
+            raise error
+        return Op(op), argument, said
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let the other ranks hear what ends this one. Of the first rank; nothing elsewhere."""
+        try:
+            yield
+        except RankLost:
+            raise
+        except BaseException as error:
+            if self.leads and self.size > 1 and not getattr(error, "known_to_ranks", False):
+                words = msgspec.msgpack.encode(_Failure(type(error).__name__, str(error) or type(error).__name__))
+                # What ended this rank is said here; it may be that the others have come to another end.
+                with suppress(IsthmusError):
+                    self.command(Op.FAIL, blob=words)
+            raise
+
+    def _agree(self, head: tuple[int, int, int]) -> tuple[int, int, int]:
+        opening, self._opening = self._opening, None
+        assert opening is not None, "ranks agree once for each call"
+        if self.size == 1:
+            return head
+        rows = [torch.zeros(6, dtype=torch.int64) for _ in range(self.size)]
+        with _together():
+            dist.all_gather(rows, torch.tensor((*opening, *head), dtype=torch.int64), group=self._group)
+        said = [tuple(row.tolist()) for row in rows]
+        for order, theirs in enumerate(said):
+            if theirs[:3] != said[0][:3]:
+                error = InputError(
+                    f"the ranks of this learner are not in step: rank 0 {_spoken(said[0])}, rank {order} "
+                    f"{_spoken(theirs)}; every rank calls link.step(tokens) after each optimizer step, with the tokens "
+                    "of all ranks together, and link.close() after the same step"
+                )
+                error.known_to_ranks = True  # type: ignore[attr-defined]
+                raise error
+        return said[0][3], said[0][4], said[0][5]
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def exchange(self, words: bytes) -> list[bytes]:
+        """Return what every rank says, in their order. Called by all of them."""
+        if self.size == 1:
+            return [words]
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with _together():
+            dist.all_gather(sizes, torch.tensor([len(words)], dtype=torch.int64), group=self._group)
+            longest = max(int(size) for size in sizes)
+            mine = torch.zeros(longest, dtype=torch.uint8)
+            mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8) if words else 0
+            blobs = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(blobs, mine, group=self._group)
+        return [blob[: int(size)].numpy().tobytes() for blob, size in zip(blobs, sizes, strict=True)]
+
+    def send(self, to: int, words: torch.Tensor) -> Any:
+        """Begin to send bytes [n] uint8 on the CPU to a rank; return what `finish` waits for."""
+        with _together():
+            return dist.isend(words, to, group=self._group)
+
+    def receive(self, of: int, into: torch.Tensor) -> Any:
+        """Begin to receive bytes [n] uint8 on the CPU from a rank; return what `finish` waits for."""
+        with _together():
+            return dist.irecv(into, of, group=self._group)
+
+    def finish(self, works: Sequence[Any]) -> None:
+        """Wait until what was begun is through."""
+        with _together():
+            for work in works:
+                work.wait()
+
+    def _broadcast(self, words: torch.Tensor) -> None:
+        if self.size > 1:
+            with _together():
+                dist.broadcast(words, 0, group=self._group)
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(str(error)) from error
+
+
+def _spoken(said: Sequence[int]) -> str:
+    call, number, tokens = said[:3]
+    if call == Call.STEP:
+        return f"is at step {number} with {tokens} tokens"
+    return "joins" if call == Call.JOIN else f"closes after step {number}"
+
+
+# --- which they are ---------------------------------------------------------------------------------------------------
+
+
+def ranks_of(model: nn.Module) -> Ranks | None:
+    """Return the ranks that train this model as one learner, or None where this process does it by itself.
+
+    They are all ranks of the job where the model is sharded over several of them or replicated by
+    `DistributedDataParallel`. Called by every rank. Raises `InputError`, naming it, for what is no shard of a tensor.
+    """
+    for module in model.modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise InputError(
+                "the model is wrapped by FSDP1 (FullyShardedDataParallel), which keeps flat parameters without the "
+                "shapes that other learners have: shard it with torch.distributed.fsdp.fully_shard(model) (FSDP2)"
+            )
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    meshes = {}
+    for name, p in model.named_parameters():
+        if hasattr(p, "_local_shards"):
+            raise InputError(
+                f"parameter {name} is a ShardedTensor: shard it as a DTensor (fully_shard(model)), instead"
+            )
+        if (mesh := getattr(p, "device_mesh", None)) is not None:
+            meshes[mesh] = name
+    for mesh, name in meshes.items():
+        for dimension in _dimensions(mesh):
+            if dimension in REFUSED:
+                raise InputError(
+                    f"parameter {name} lies on a device mesh with a dimension {dimension!r}, as {REFUSED[dimension]}; "
+                    "join a model that is sharded by FSDP2 (HSDP and tensor parallelism included) or replicated by DDP"
+                )
+    copies = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    several = any(mesh.size() > 1 for mesh in meshes) or any(m.process_group.size() > 1 for m in copies)
+    if several and any(m.process_group.size() < dist.get_world_size() for m in copies) and not meshes:
+        raise InputError(
+            f"the model is shared by {copies[0].process_group.size()} of the job's {dist.get_world_size()} processes "
+            "(DistributedDataParallel with a process_group): a learner is a whole job as yet; start one job for each"
+        )
+    return Ranks(alone=not several) if several or meshes else None
+
+
+def _dimensions(mesh: Any) -> set[str]:
+    """Return the names of the dimensions, longer than 1, of a mesh and of the one that it was sliced from."""
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    found = set()
+    for one in (mesh, root):
+        for name, size in zip(one.mesh_dim_names or (), one.mesh.shape, strict=False):
+            if size > 1:
+                found.add(name)
+    return found

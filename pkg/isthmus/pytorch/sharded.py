@@ -1,0 +1,326 @@
+"""A learner of several processes: what its first rank reads and writes of the model, all ranks do together.
+
+The first rank has the agent, the boundary and whole fragments, as a learner of one process has; the others `serve` it.
+What goes to the store is the same, bit for bit: a learner may come back with another number of ranks, or with one.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus.errors import InputError, IsthmusError
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Spec
+from isthmus.learner.checkpoint import Checkpoint, Stateful
+from isthmus.pytorch import model as torch_model
+from isthmus.pytorch import moments, optimizers
+from isthmus.pytorch.ranks import Call, Op, Ranks
+from isthmus.pytorch.shards import Shards, is_sharded, local_of, remade
+from isthmus.records import tree
+from isthmus.records.tree import Leaf
+
+logger = logging.getLogger(__name__)
+
+_SHARD = "isthmus: shard of parameter"
+"""Marks, in a state on its way to the ranks, a tensor that is given to each of them by its blocks."""
+
+
+@dataclass(slots=True)
+class Said:
+    """What the first rank says to the others when a call is over."""
+
+    words: bytes = b""
+
+
+class Sharded:
+    """A model and its optimizer on the ranks of one learner."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Stateful | None, ranks: Ranks, alike: list[str]
+    ) -> None:
+        """Meet the other ranks (see `Shards`)."""
+        self.ranks = ranks
+        self._model, self._optimizer, self._data = model, optimizer, data
+        self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}"])
+        self._places: list[list[tuple[int, slice, tuple[int, ...]]]] = []
+        self._gathering: list[Any] = [
+            m for m in model.modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)
+        ]
+
+    @contextmanager
+    def call(
+        self, call: str, number: int = 0, tokens: int = 0, layout_of: Callable[[bytes], Layout] | None = None
+    ) -> Iterator[Said]:
+        """Make a call that all ranks make. The first does what is inside, and says what it leaves in `Said.words`; the
+        others serve it and hear that, and then do what is inside.
+
+        Raises on all of them what the first one failed with, and `InputError` where they are not in step.
+        """
+        said = Said()
+        self.ranks.meet(Call[call], number, tokens)
+        if not self.ranks.leads:
+            said.words = self._serve(layout_of)
+            yield said
+            return
+        with self.ranks.telling():
+            yield said
+            self.ranks.command(Op.END, blob=said.words)
+
+    # --- of the first rank --------------------------------------------------------------------------------------------
+
+    def values(self, specs: list[Spec]) -> list[F32]:
+        """Return the trainable parameters' values as flat float32 arrays, in the order of `specs`; see `values_of`."""
+        found, _ = self._ask_values()
+        return [found[spec.name] for spec in specs]
+
+    def frozen(self) -> dict[str, bytes]:
+        """Return the SHA-256 of each frozen parameter's values; see `frozen_of`."""
+        if all(p.requires_grad for _, p in self._shards.named):
+            return {}
+        return self._ask_values(frozen=True)[1]
+
+    def _ask_values(self, frozen: bool = False) -> tuple[dict[str, F32], dict[str, bytes]]:
+        self.ranks.command(Op.VALUES, int(frozen))
+        values, digests = {}, {}
+        for name, flat in self._values(frozen):
+            if frozen:
+                digests[name] = hashlib.sha256(flat.data).digest()
+            else:
+                values[name] = flat
+        return values, digests
+
+    def place(self, layout: Layout, record: bytes) -> None:
+        """Tell all ranks how the run cuts the model."""
+        self.ranks.command(Op.LAYOUT, blob=record)
+        self._place(layout)
+
+    def read(self, fragment: int, out: F32) -> None:
+        """See `Replica.read`."""
+        self.ranks.command(Op.READ, fragment)
+        self._read(fragment, out)
+
+    def write(self, fragment: int, values: F32) -> None:
+        """See `Replica.write`."""
+        self.ranks.command(Op.WRITE, fragment)
+        self._write(fragment, values)
+
+    def save(self) -> tuple[object, object]:
+        """See `checkpoint.Saver.save`."""
+        self.ranks.command(Op.SAVE)
+        found = self._save()
+        assert found is not None, "the first rank has what was saved"
+        return found
+
+    def take(self, node: object) -> Leaf | None:
+        """See `checkpoint.Saver.take`."""
+        return torch_model.take_tensor(node)
+
+    def restore(self, own: Checkpoint | None) -> str:
+        """Bring optimizer and data of all ranks to where they were; return where the moments came from.
+
+        That is `own` or `fresh`: moments of other learners are not taken over by a sharded one.
+        """
+        saved, places = None, None
+        if own is not None:
+            found = moments.own_state(self._model, self._optimizer, own)
+            if isinstance(found, str):
+                logger.warning("the optimizer in %s is not used: %s", own.key, found)
+            else:
+                saved = found
+            places = None if self._data is None else moments.places_of(own, self.ranks.size)
+        marked, wholes = self._marked(saved)
+        blob = tree.packed({"state": marked, "data": places}, "a checkpoint", torch_model.take_tensor)
+        self.ranks.command(Op.LOAD, blob=blob)
+        return self._load(blob, wholes)
+
+    # --- of the others ------------------------------------------------------------------------------------------------
+
+    def _serve(self, layout_of: Callable[[bytes], Layout] | None) -> bytes:
+        """Do what the first rank has all do, until the call is over; return what it says then.
+
+        Raises what it failed with, and `InputError` where the ranks are not in step.
+        """
+        while True:
+            op, argument, blob = self.ranks.hear()
+            match op:
+                case Op.END:
+                    return blob
+                case Op.VALUES:
+                    for _ in self._values(bool(argument)):
+                        pass
+                case Op.LAYOUT:
+                    assert layout_of is not None, "a run is told to those who join"
+                    self._place(layout_of(blob))
+                case Op.READ:
+                    self._read(argument, None)
+                case Op.WRITE:
+                    self._write(argument, None)
+                case Op.SAVE:
+                    self._save()
+                case Op.LOAD:
+                    self._load(blob, [])
+                case Op.FAIL:
+                    raise AssertionError("raised where it is heard")
+
+    # --- of all -------------------------------------------------------------------------------------------------------
+
+    def _values(self, frozen: bool) -> Iterator[tuple[str, F32]]:
+        for i, (name, p) in enumerate(self._shards.named):
+            if p.requires_grad == frozen:
+                continue
+            whole = torch.empty(p.shape if self.ranks.leads else 0, dtype=torch.float32)
+            self._shards.gather([(i, local_of(p))], [whole])
+            yield name, whole.reshape(-1).numpy()
+
+    def _place(self, layout: Layout) -> None:
+        self._places = [
+            [(self._shards.index[t.spec.name], slice(t.start, t.stop), t.spec.shape) for t in fragment.tensors]
+            for fragment in layout.fragments
+        ]
+
+    def _held(self, fragment: int) -> list[tuple[int, torch.Tensor]]:
+        return [(i, local_of(self._shards.named[i][1])) for i, _, _ in self._places[fragment]]
+
+    def _read(self, fragment: int, out: F32 | None) -> None:
+        into = [] if out is None else [torch.from_numpy(out[at]).view(shape) for _, at, shape in self._places[fragment]]
+        self._shards.gather(self._held(fragment), into)
+
+    def _write(self, fragment: int, values: F32 | None) -> None:
+        whole = []
+        if values is not None:
+            flat = torch.from_numpy(values if values.flags.writeable else values.copy())
+            whole = [flat[at].view(shape) for _, at, shape in self._places[fragment]]
+        self._shards.scatter(self._held(fragment), whole)
+        for module in self._gathering:
+            module.reshard()  # an evaluation may have left whole parameters behind, of the old values
+
+    def _save(self) -> tuple[object, object] | None:
+        state = self._optimizer.state_dict()
+        found = list(_shards_in(state["state"]))
+        places = [f"{path} {tuple(t.shape)} {t.dtype}" for path, t in found]
+        data = b"" if self._data is None else self._data_words()
+        heard = self.ranks.exchange(tree.packed((places, data), "checkpoint", torch_model.take_tensor))
+        said = [tree.unpacked(words, torch_model.make_tensor) for words in heard]
+        for rank, (theirs, words) in enumerate(said):
+            if isinstance(words, str):
+                raise InputError(f"rank {rank}: {words}")
+            if theirs != said[0][0]:
+                raise InputError(f"the optimizer of rank {rank} holds other state than that of rank 0")
+        copied = {}
+        for _, tensor in found:
+            held = local_of(tensor)
+            index = self._shards.like(tensor)
+            if index is None or type(held) is not torch.Tensor:
+                continue  # refused by its place when the checkpoint is packed
+            whole = torch.empty(tensor.shape if self.ranks.leads else 0, dtype=tensor.dtype)
+            self._shards.gather([(index, held)], [whole])
+            copied[id(tensor)] = whole
+        if not self.ranks.leads:
+            return None
+        optimizer = optimizers.state_of(
+            self._model, self._optimizer, wrapped=self.ranks.size == 1, state=state, copied=copied
+        )
+        words = [words for _, words in said]
+        if not any(words):
+            return optimizer, None
+        return optimizer, {moments.BY_RANK: [np.frombuffer(each, np.uint8) for each in words]}
+
+    def _data_words(self) -> bytes | str:
+        assert self._data is not None, "asked only where there is data"
+        try:
+            return tree.packed(self._data.state_dict(), "data.state_dict()", torch_model.take_tensor)
+        except InputError as error:
+            return str(error)
+
+    def _load(self, blob: bytes, wholes: list[torch.Tensor]) -> str:
+        given = tree.unpacked(blob, torch_model.make_tensor)
+        why = ""
+        try:
+            saved = self._unmarked(given["state"], iter(wholes))
+            if saved is not None:
+                optimizers.load(self._optimizer, saved, settings=True)
+            if self._data is not None and given["data"] is not None:
+                self._data.load_state_dict(given["data"][self.ranks.order])
+        except IsthmusError:
+            raise
+        except Exception as error:  # the optimizer's own, or the data's: the others wait to hear of it
+            why = repr(error)
+        for rank, words in enumerate(self.ranks.exchange(why.encode())):
+            if words:
+                raise InputError(f"rank {rank} cannot go on from the checkpoint of this learner: {words.decode()}")
+        return "fresh" if given["state"] is None else "own"
+
+    # --- a state on its way to the ranks ------------------------------------------------------------------------------
+
+    def _marked(self, saved: dict[str, Any] | None) -> tuple[dict[str, Any] | None, list[torch.Tensor]]:
+        """Return a whole state with marks where each rank gets its blocks, and the tensors that were there."""
+        if saved is None:
+            return None, []
+        parameters = optimizers.parameters_of(self._optimizer)
+        wholes: list[torch.Tensor] = []
+
+        def walk(node: Any, like: Any) -> Any:
+            if isinstance(node, torch.Tensor) and is_sharded(like) and node.shape == like.shape:
+                wholes.append(node)
+                return {_SHARD: str(node.dtype).removeprefix("torch.")}
+            if isinstance(node, dict):
+                return {key: walk(value, like) for key, value in node.items()}
+            if isinstance(node, list | tuple):
+                return type(node)(walk(item, like) for item in node)
+            return node
+
+        entries = saved["state"]["state"]
+        marked = {
+            key: walk(entry, parameters[key] if isinstance(key, int) and key < len(parameters) else None)
+            for key, entry in entries.items()
+        }
+        return saved | {"state": saved["state"] | {"state": marked}}, wholes
+
+    def _unmarked(self, marked: dict[str, Any] | None, wholes: Iterator[torch.Tensor]) -> dict[str, Any] | None:
+        """Return the state as this rank holds it: undo `_marked`, together with all ranks."""
+        if marked is None:
+            return None
+        parameters = optimizers.parameters_of(self._optimizer)
+
+        def walk(node: Any, like: Any) -> Any:
+            if isinstance(node, dict) and _SHARD in node:
+                index = self._shards.like(like)
+                assert index is not None, "a parameter lies as itself"
+                held = torch.empty_like(local_of(like), dtype=getattr(torch, node[_SHARD]))
+                self._shards.scatter([(index, held)], [next(wholes)] if self.ranks.leads else [])
+                return remade(like, held)
+            if isinstance(node, dict):
+                return {key: walk(value, like) for key, value in node.items()}
+            if isinstance(node, list | tuple):
+                return type(node)(walk(item, like) for item in node)
+            return node
+
+        entries = {
+            key: walk(entry, parameters[key] if isinstance(key, int) and key < len(parameters) else None)
+            for key, entry in marked["state"]["state"].items()
+        }
+        return marked | {"state": marked["state"] | {"state": entries}}
+
+
+def _shards_in(state: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the DTensors in an optimizer's state, by the numbers of their parameters, with where they are."""
+
+    def walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if is_sharded(node):
+            yield path, node
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                yield from walk(value, f"{path}[{key!r}]")
+        elif isinstance(node, list | tuple):
+            for i, item in enumerate(node):
+                yield from walk(item, f"{path}[{i}]")
+
+    for key in sorted(state, key=repr):
+        yield from walk(state[key], f"state[{key!r}]")

@@ -1,0 +1,238 @@
+"""Where a model's tensors are cut among the ranks of a learner, and how whole ones are gathered and given back.
+
+Every placement of torch (FSDP2 even and uneven, HSDP, tensor parallelism and both) leaves one rectangular block of a
+tensor on each rank. What replicas hold alike is taken from the first of them.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus.errors import InputError
+from isthmus.pytorch import model as torch_model
+from isthmus.pytorch.ranks import Ranks
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """A rectangle of a tensor: it begins at `offset` and is of `shape`."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Where it is, for indexing the whole tensor."""
+        return tuple(slice(a, a + n) for a, n in zip(self.offset, self.shape, strict=True))
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank says of one of its parameters."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trained: bool
+    block: Block
+    checksum: int | None
+    """Of a tensor that is no DTensor beside others that are: all ranks must hold the same."""
+
+
+def is_sharded(tensor: object) -> bool:
+    """Return whether a tensor is a DTensor, as FSDP2 and tensor parallelism leave them."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """Return what this rank holds of a tensor; it shares its memory."""
+    with torch.no_grad():
+        held: torch.Tensor = (tensor.to_local() if is_sharded(tensor) else tensor).detach()
+        return held
+
+
+def block_of(tensor: Any) -> Block:
+    """Return where what this rank holds lies in the whole tensor."""
+    if not is_sharded(tensor):
+        return Block((0,) * tensor.dim(), tuple(tensor.shape))
+    # Private in torch, and the only thing there that knows of strided shards; this is its one place here.
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Block(tuple(offset), tuple(shape))
+
+
+def remade(tensor: Any, local: torch.Tensor) -> Any:
+    """Return a DTensor placed as another one, with what this rank is to hold of it."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block that one rank gives to the whole tensor."""
+
+    rank: int
+    block: Block
+
+
+class Shards:
+    """How the parameters of a model lie on the ranks of its learner."""
+
+    def __init__(self, model: nn.Module, ranks: Ranks, alike: Sequence[str]) -> None:
+        """Ask all ranks. `alike`: words that must be the same on all of them, such as the learner's name.
+
+        Raises `InputError`, on every rank, where they differ, or where the blocks do not tile a tensor.
+        """
+        self.ranks = ranks
+        self.named = list(torch_model.named(model))
+        """Parameters with their names."""
+        self.index = {name: i for i, (name, _) in enumerate(self.named)}
+        mixed = any(is_sharded(p) for _, p in self.named)
+        own = [_said(name, p, mixed and not is_sharded(p)) for name, p in self.named]
+        heard = ranks.exchange(msgspec.msgpack.encode((list(alike), own)))
+        every = [msgspec.msgpack.decode(words, type=tuple[list[str], list[Said]]) for words in heard]
+        for rank, (words, said) in enumerate(every):
+            _require_alike(rank, (words, said), every[0])
+        self._blocks = [[said[i].block for _, said in every] for i in range(len(own))]
+        self._pieces = [_pieces(s.name, s.shape, blocks) for s, blocks in zip(own, self._blocks, strict=True)]
+        self._placed = {_placement(p): i for i, (_, p) in enumerate(self.named) if is_sharded(p)}
+
+    def like(self, tensor: Any) -> int | None:
+        """Return the number of a parameter that lies on the ranks as this DTensor does; None where none does."""
+        return self._placed.get(_placement(tensor))
+
+    def gather(self, wanted: Sequence[tuple[int, torch.Tensor]], into: Sequence[torch.Tensor]) -> None:
+        """Bring whole tensors together on the first rank. Called by all ranks.
+
+        `wanted`: by which parameter's blocks a tensor is cut, and what this rank holds of it. `into`: on the first
+        rank, where the whole ones go, on the CPU, of any dtype; elsewhere nothing is written.
+        """
+        if not self.ranks.leads:
+            parts = [_bytes(held) for i, held in wanted if self._gives(i, self.ranks.order)]
+            if sum(part.numel() for part in parts):
+                self.ranks.finish([self.ranks.send(0, torch.cat(parts))])
+            return
+        buffers = {}
+        for rank in range(1, self.ranks.size):
+            size = sum(p.block.size * held.itemsize for i, held in wanted for p in self._pieces[i] if p.rank == rank)
+            if size:
+                buffers[rank] = torch.empty(size, dtype=torch.uint8)
+        works = [self.ranks.receive(rank, buffer) for rank, buffer in buffers.items()]
+        for (i, held), whole in zip(wanted, into, strict=True):
+            for piece in self._pieces[i]:
+                if piece.rank == 0:
+                    whole[piece.block.slices].copy_(held.reshape(piece.block.shape))
+        self.ranks.finish(works)
+        at = dict.fromkeys(buffers, 0)
+        for (i, held), whole in zip(wanted, into, strict=True):
+            for piece in self._pieces[i]:
+                if piece.rank:
+                    begin = at[piece.rank]
+                    at[piece.rank] = end = begin + piece.block.size * held.itemsize
+                    given = buffers[piece.rank][begin:end].view(held.dtype)
+                    whole[piece.block.slices].copy_(given.view(piece.block.shape))
+
+    def scatter(self, wanted: Sequence[tuple[int, torch.Tensor]], whole: Sequence[torch.Tensor]) -> None:
+        """Give every rank its blocks of whole tensors, in place. Called by all ranks; the arguments as for `gather`."""
+        if not self.ranks.leads:
+            size = sum(held.numel() * held.itemsize for _, held in wanted)
+            if size:
+                buffer = torch.empty(size, dtype=torch.uint8)
+                self.ranks.finish([self.ranks.receive(0, buffer)])
+                at = 0
+                for _, held in wanted:
+                    end = at + held.numel() * held.itemsize
+                    if held.numel():
+                        held.copy_(buffer[at:end].view(held.dtype).view(held.shape))
+                    at = end
+            return
+        parcels: dict[tuple[Block, ...], torch.Tensor] = {}  # replicas get the same
+        works = []
+        for rank in range(1, self.ranks.size):
+            blocks = tuple(self._blocks[i][rank] for i, _ in wanted)
+            if not any(block.size for block in blocks):
+                continue
+            if blocks not in parcels:
+                parcels[blocks] = torch.cat(
+                    [
+                        _bytes(tensor[block.slices].to(held.dtype))
+                        for (_, held), tensor, block in zip(wanted, whole, blocks, strict=True)
+                    ]
+                )
+            works.append(self.ranks.send(rank, parcels[blocks]))
+        for (i, held), tensor in zip(wanted, whole, strict=True):
+            if held.numel():
+                held.copy_(tensor[self._blocks[i][0].slices].reshape(held.shape))
+        self.ranks.finish(works)
+
+    def _gives(self, index: int, rank: int) -> bool:
+        return any(piece.rank == rank for piece in self._pieces[index])
+
+
+def _said(name: str, p: torch.Tensor, summed: bool) -> Said:
+    checksum = zlib.crc32(_bytes(p).numpy().data) if summed else None
+    dtype = str(p.dtype).removeprefix("torch.")
+    return Said(name, tuple(p.shape), dtype, p.requires_grad, block_of(p), checksum)
+
+
+def _require_alike(rank: int, theirs: tuple[list[str], list[Said]], ours: tuple[list[str], list[Said]]) -> None:
+    for a, b in zip(theirs[0], ours[0], strict=False):
+        if a != b:
+            raise InputError(f"the ranks of a learner join alike, but rank {rank} joins {a} and rank 0 {b}")
+    for x, y in zip(theirs[1], ours[1], strict=False):
+        for what in ("name", "shape", "dtype", "trained"):
+            if getattr(x, what) != getattr(y, what):
+                raise InputError(
+                    f"the ranks of a learner train one model, but parameter {y.name!r} of rank 0 has {what} "
+                    f"{getattr(y, what)}, and rank {rank} has {x.name!r} with {getattr(x, what)}: models that differ "
+                    "between ranks (pipeline stages, local experts) are not one learner's"
+                )
+        if x.checksum != y.checksum:
+            raise InputError(
+                f"parameter {x.name!r} is whole on every rank, but rank {rank} holds other values than rank 0: give "
+                "all ranks the same ones (one seed, or a broadcast); local experts cannot be merged"
+            )
+    if len(theirs[1]) != len(ours[1]):
+        raise InputError(f"rank {rank} has {len(theirs[1])} parameters, rank 0 has {len(ours[1])}")
+
+
+def _pieces(name: str, shape: tuple[int, ...], blocks: Sequence[Block]) -> tuple[Piece, ...]:
+    """Return distinct blocks, each with the first rank that holds it. Raises `InputError` where they do not tile."""
+    first: dict[Block, int] = {}
+    for rank, block in enumerate(blocks):
+        if block.size:
+            first.setdefault(block, rank)
+    found = tuple(Piece(rank, block) for block, rank in first.items())
+    begin = np.array([p.block.offset for p in found], np.int64).reshape(len(found), len(shape))
+    end = begin + np.array([p.block.shape for p in found], np.int64).reshape(len(found), len(shape))
+    meet = np.minimum(end[:, None], end[None]) > np.maximum(begin[:, None], begin[None])
+    apart = not (meet.all(axis=2) & ~np.eye(len(found), dtype=bool)).any()
+    inside = (begin >= 0).all() and (end <= np.array(shape, np.int64)).all()
+    if not (apart and inside and sum(p.block.size for p in found) == prod(shape)):
+        raise InputError(
+            f"the blocks of {name} on the ranks, {', '.join(f'{b.shape} at {b.offset}' for b in blocks)}, do not make "
+            f"up a tensor of shape {shape}: this placement is not known"
+        )
+    return found
+
+
+def _placement(tensor: Any) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,183 @@
+"""The thread in which a learner's agent lives, on an event loop of its own, beside the training thread."""
+
+# ruff: noqa: TID251  (threads: this is one of their places)
+import asyncio
+import logging
+import math
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from isthmus.errors import IsthmusError, first_cause
+from isthmus.layout import Layout
+from isthmus.learner import LearnerAgent, Replica
+from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.log.run import Run
+from isthmus.ports import Find, open_ports
+from isthmus.records.fields import require_name
+from isthmus.rules import Pace
+from isthmus.sinks import CLOSE_S, Feeder, Sink
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
+
+DRAIN_S = 10.0
+"""Uploads under way, and a last checkpoint, get this long at the end."""
+
+
+class Shell:
+    """The thread in which the agent lives, and the way in and out of it."""
+
+    def __init__(
+        self,
+        run_url: str,
+        bus_url: str,
+        learner: str,
+        adopt: str,
+        steps: int,
+        pace: Pace | None,
+        checkpoint_s: float,
+        sink: Sink | None,
+    ) -> None:
+        require_name("learner name", learner)
+        self.feeder: Feeder | None = None
+        self._sink = sink
+        self.donor: Checkpoint | None = None
+        self.joined_at: list[int] = []
+        """The version of each fragment at joining."""
+        self.run: Run
+        self.agent: LearnerAgent
+        self._urls = run_url, bus_url
+        self._settings = learner, adopt, steps, pace, checkpoint_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._abandoned = False
+        self.news = threading.Event()
+        """Set whenever the agent has something for the training thread."""
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        """While joining: what the training thread is to do for the agent, and None when all is done."""
+        self._attached = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, enter: Find, find_donor: FindDonor) -> None:
+        """Start the thread; return once the run is joined, and a donor looked for where one is needed.
+
+        Until then the calling thread, which trains, does what the agent asks of it (see `on_training_thread`).
+        """
+        self._thread = threading.Thread(target=self._main, args=(enter, find_donor), name="isthmus-agent", daemon=True)
+        self._thread.start()
+        while (work := self._asked.get()) is not None:
+            work()
+        self.check()
+
+    async def on_training_thread(self, work: Callable[[], Result]) -> Result:
+        """Have the training thread do something while it waits in `start`: what only it may do with the model."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
+
+        def doing() -> None:
+            try:
+                found = work()
+            except BaseException as error:
+                loop.call_soon_threadsafe(done.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(done.set_result, found)
+
+        self._asked.put(doing)
+        return await done
+
+    def attach(self, replica: Callable[[Layout], Replica], saver: Saver) -> None:
+        """Bring the model to the newest values, or the local work on them, and let the agent run."""
+        loop, agent = self._loop, self.agent
+        assert loop is not None, "joined without a loop"
+
+        def notify() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(agent.wake)
+
+        agent.attach(replica(self.run.layout), notify, saver).news = self.news.set
+        self._attached.set()
+
+    def abandon(self) -> None:
+        """Let the thread end: joining came to nothing after all."""
+        self._abandoned = True
+        self._attached.set()
+
+    def check(self) -> None:
+        """Raise what ended the agent, if anything did. What is raised on purpose says all in its message; only
+        of what nobody expected is the way through the agent's thread worth seeing."""
+        if isinstance(self._failure, IsthmusError):
+            raise self._failure.with_traceback(None) from None
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self, done: bool, keep: bool) -> None:
+        """Let the agent finish what is under way, for a while, then end the thread; with `keep`, a last checkpoint."""
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive() and not loop.is_closed():
+            try:
+                if keep and self.agent.boundary is not None and math.isfinite(self._settings[4]):
+                    self.agent.boundary.freeze()
+                loop.call_soon_threadsafe(lambda: self.agent.drain(done=done))
+                loop.call_soon_threadsafe(lambda: loop.call_later(DRAIN_S, self._give_up))
+            except RuntimeError:
+                return  # it ended in this very moment
+            thread.join(DRAIN_S + 5.0 + CLOSE_S)
+            self.agent.vitals.rest()
+
+    def _give_up(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+
+    def _main(self, enter: Find, find_donor: FindDonor) -> None:
+        from isthmus.pytorch.model import keep_denormals
+
+        try:
+            keep_denormals()  # the pool's threads are started from this one
+            asyncio.run(self._agent(enter, find_donor))
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._failure = first_cause(error)
+        finally:
+            # Known before the sink is waited for: a training must not go on without its agent.
+            self._asked.put(None)
+            if self.feeder is not None:
+                self.feeder.close()
+
+    async def _agent(self, enter: Find, find_donor: FindDonor) -> None:
+        self._loop = asyncio.get_running_loop()
+        run_url, bus_url = self._urls
+        learner, adopt, steps, pace, checkpoint_s = self._settings
+        started = self._loop.time()
+        async with open_ports(run_url, bus_url, enter) as ports:
+            self.run = ports.log.run
+            self.agent = LearnerAgent(
+                ports.log, ports.store, ports.bus, ports.runtime, learner,
+                adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
+            )  # fmt: skip
+            # As long as it takes: values and a checkpoint of a large model are many bytes.
+            await self.agent.join()
+            self.joined_at = [known.version for known in self.agent.downlink.known]
+            if self.agent.history.checkpoint is None and any(self.joined_at):
+                self.donor = await find_donor(self.agent)
+            history = self.agent.history
+            logger.info(
+                "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",
+                learner,
+                run_url,
+                self.agent.incarnation,
+                history.step,
+                history.tokens_lost,
+                self._loop.time() - started,
+            )
+            if self._sink is not None:
+                self.feeder = Feeder(self._sink, self.agent.scalars)
+            self._asked.put(None)
+            await ports.runtime.offload(self._attached.wait)
+            if not self._abandoned:
+                await self.agent.run()
