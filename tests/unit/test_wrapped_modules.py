@@ -2,14 +2,10 @@
 
 import logging
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from isthmus.errors import InputError
 from isthmus.pytorch import model as torch_model
 
 torch = pytest.importorskip("torch")
@@ -70,37 +66,6 @@ def process_group() -> Iterator[None]:
 def test_data_parallel_of_one_process_is_unwrapped(process_group: None) -> None:
     model = nn.parallel.DistributedDataParallel(net())
     assert names(torch_model.unwrapped(model)) == names(net())
-
-
-RANK = """
-import sys, torch
-from torch import nn
-from isthmus.pytorch import model as torch_model
-torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
-try:
-    torch_model.unwrapped(nn.parallel.DistributedDataParallel(nn.Linear(4, 2)))
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-
-
-def test_data_parallel_of_several_processes_is_refused_with_what_to_write(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, tmp_path / "meet", str(rank)], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    for said in [rank.communicate()[0] for rank in ranks]:
-        assert said.startswith("InputError the model is shared by 2 processes (DistributedDataParallel)")
-        assert "isthmus.join(run, model.module, optimizer, learner=" in said
-
-
-def test_a_sharded_model_is_refused(process_group: None) -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    model = net()
-    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-    with pytest.raises(InputError, match=r"0\.weight is sharded"):
-        torch_model.unwrapped(model)
 
 
 def test_an_optimizer_over_a_part_of_the_model_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -239,7 +239,7 @@ def ranks_of(model: nn.Module) -> Ranks | None:
                 f"parameter {name} is a ShardedTensor: shard it as a DTensor (fully_shard(model)), instead"
             )
         if (mesh := getattr(p, "device_mesh", None)) is not None:
-            meshes[mesh] = name
+            meshes.setdefault(mesh, name)
     for mesh, name in meshes.items():
         for dimension in _dimensions(mesh):
             if dimension in REFUSED:

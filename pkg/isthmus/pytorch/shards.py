@@ -108,7 +108,7 @@ class Shards:
         for rank, (words, said) in enumerate(every):
             _require_alike(rank, (words, said), every[0])
         self._blocks = [[said[i].block for _, said in every] for i in range(len(own))]
-        self._pieces = [_pieces(s.name, s.shape, blocks) for s, blocks in zip(own, self._blocks, strict=True)]
+        self._pieces = [pieces_of(s.name, s.shape, blocks) for s, blocks in zip(own, self._blocks, strict=True)]
         self._placed = {_placement(p): i for i, (_, p) in enumerate(self.named) if is_sharded(p)}
 
     def like(self, tensor: Any) -> int | None:
@@ -210,7 +210,7 @@ def _require_alike(rank: int, theirs: tuple[list[str], list[Said]], ours: tuple[
         raise InputError(f"rank {rank} has {len(theirs[1])} parameters, rank 0 has {len(ours[1])}")
 
 
-def _pieces(name: str, shape: tuple[int, ...], blocks: Sequence[Block]) -> tuple[Piece, ...]:
+def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block]) -> tuple[Piece, ...]:
     """Return distinct blocks, each with the first rank that holds it. Raises `InputError` where they do not tile."""
     first: dict[Block, int] = {}
     for rank, block in enumerate(blocks):

@@ -1,0 +1,115 @@
+"""A learner of one process, or of a torchrun job: RUN NAME KIND STEPS, and how it trains by the options after them.
+
+With --told gradients come from the learner's name and the step, not from data, and its steps keep pace with those of
+the learners named: whatever is merged then does not depend on the clock.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+
+import isthmus
+
+
+class Places:
+    """Data with a place in it."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "rank": dist.get_rank() if dist.is_initialized() else 0}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert state["rank"] == (dist.get_rank() if dist.is_initialized() else 0)
+        self.at = state["at"]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5))
+
+
+def placed(kind: str) -> nn.Module:
+    model = net()
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if kind == "fsdp2":
+        fully_shard(model[1])
+        fully_shard(model)
+    return model
+
+
+def set_gradients(model: nn.Module, name: str, step: int) -> None:
+    draw = torch.Generator().manual_seed(sum(name.encode()) * 1000 + step)
+    for p in model.parameters():
+        whole = torch.randn(p.shape, generator=draw) / 8
+        mesh, placements = getattr(p, "device_mesh", None), getattr(p, "placements", None)
+        p.grad = whole if mesh is None else distribute_tensor(whole, mesh, placements, src_data_rank=None)
+
+
+def wait_for(learners: list[str], step: int, folder: Path) -> None:
+    for name in learners:
+        while not (folder / f"{name}.{step}").exists():
+            time.sleep(0.002)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for what in ("run", "name", "kind"):
+        parser.add_argument(what)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--told", nargs="*", default=[])
+    parser.add_argument("--pids", type=Path)
+    a = parser.parse_args()
+    if a.kind != "plain":
+        dist.init_process_group("gloo")
+    model = placed(a.kind)
+    pace = isthmus.Pace()
+    if a.told:
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        pace = isthmus.Pace(quorum=len(a.told), lead=0.0, overlap=0.0, grace=0.0, staleness=0, silence_s=60.0)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    # A round is given up after H steps of the slowest: of those who keep pace, H must last until all have answered.
+    rules = isthmus.Rules(sync_every=96 if a.told else 4, fragments=2 if a.told else 3)
+    folder, places = Path(a.run).parent, Places()
+    link = isthmus.join(
+        a.run, model, optimizer, learner=a.name, create=rules, pace=pace, checkpoint_s=0.3, steps=a.steps, data=places
+    )
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    print(f"{a.name}/{rank} goes on after {link.steps_done}, {link.moments} moments, place {places.at}", flush=True)
+    if a.pids is not None:
+        (a.pids / f"{link.incarnation}.{rank}").write_text(str(os.getpid()))
+    if a.told and link.speaks:
+        (folder / f"{a.name}.0").touch()
+    with link:
+        while link.steps_done < a.steps:
+            if a.told:
+                set_gradients(model, a.name, link.steps_done)
+            else:
+                model(torch.arange(9)).pow(2).sum().backward()
+            time.sleep(0.03 if a.told else 0.02)
+            optimizer.step()
+            optimizer.zero_grad()
+            if a.told:
+                wait_for(a.told, link.steps_done, folder)
+            places.at += 1
+            link.step(9)
+            if a.told and link.speaks:
+                (folder / f"{a.name}.{link.steps_done}").touch()
+    if link.speaks:
+        print(f"{a.name} is done: {link.summary}", flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

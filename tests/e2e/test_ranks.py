@@ -1,0 +1,141 @@
+"""Learners that are torchrun jobs: real ranks over gloo, a real syncer, kill -9."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.test_processes import HANGS_S, QUIET, ROOT, Processes, commits_of, processes, wait_for
+from isthmus_services.cli import main
+from isthmus_services.demo import judge
+
+HERE = Path(__file__).parent
+LEARNER = str(HERE / "rank_learner.py")
+
+
+def torchrun(ranks: int, *options: str) -> tuple[str, ...]:
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    return (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *meeting, *options)
+
+
+def job(ranks: int, script: str, *arguments: str) -> str:
+    """Run a job to its end; return what it said."""
+    done = subprocess.run(
+        [*torchrun(ranks), str(HERE / script), *arguments],
+        env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=HANGS_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_what_is_read_and_written_is_the_whole_of_every_placement() -> None:
+    found = job(4, "rank_placements.py").splitlines()
+    assert len(found) == 9, found
+    assert all(line.endswith("as torch says") for line in found), found
+
+
+@pytest.mark.timeout(600)
+def test_ranks_that_do_not_do_the_same_are_refused_on_all_of_them(tmp_path: Path) -> None:
+    job(2, "rank_disagreements.py", str(tmp_path / "run"))
+    said = [json.loads((tmp_path / f"run.{rank}").read_text()) for rank in (0, 1)]
+    for what, words in {
+        "names": "InputError: the ranks of a learner join alike, but rank 1 joins as b and rank 0 as a",
+        "runs": "InputError: the ranks of a learner join alike, but rank 1 joins the run .*-other and rank 0 the run .*",
+        "optimizers": "InputError: .* rank 1 joins an optimizer torch.optim.adamw.AdamW and rank 0 an optimizer .*SGD",
+        "models": r"InputError: the ranks of a learner train one model, but parameter '0.weight' of rank 0 has shape \(4, 4\).*",
+        "values": "InputError: parameter '1.weight' is whole on every rank, but rank 1 holds other values than rank 0.*",
+        "no run": "RunMissing: .*no run at .*",
+        "tokens": "InputError: the ranks of this learner are not in step: rank 0 is at step 2 with 8 tokens, rank 1 is at "
+        "step 2 with 9 tokens; every rank calls link.step.*",
+        "one closes": "InputError: .*rank 0 is at step 1 with 8 tokens, rank 1 closes after step 0.*",
+    }.items():
+        for rank in (0, 1):
+            assert re.fullmatch(words, said[rank][what]), (rank, what, said[rank][what])
+
+
+def trained(folder: Path, kinds: dict[str, tuple[str, int]]) -> dict[tuple[int, int], bytes]:
+    """Run these learners, each of a kind on so many ranks; return the digests of all states by fragment and version."""
+    folder.mkdir()
+    run = str(folder / "run")
+    with processes(folder) as p:
+        learners = []
+        for name, (kind, ranks) in kinds.items():
+            start = torchrun(ranks) if ranks > 1 else (sys.executable,)
+            learners.append(p.start(name, *start, LEARNER, run, name, kind, "150", "--told", *kinds))
+            wait_for((folder / "run" / "run").exists, "the first one creates the run")
+        p.isthmus("s", "syncer", run)
+        for learner in learners:
+            p.ends(learner)
+    commits = commits_of(run)
+    assert judge.continuous(commits)
+    assert all({given.learner for given in c.header.inputs} == kinds.keys() for c in commits)
+    assert main(["replay", run]) == 0
+    return {(c.header.fragment, c.version): c.header.state_digest for c in commits}
+
+
+@pytest.mark.timeout(900)
+def test_learners_of_one_and_of_several_ranks_make_the_same_model_bit_for_bit(tmp_path: Path) -> None:
+    # Two at a time: a sum of three depends on the order in which updates arrive.
+    alone = trained(tmp_path / "alone", {"a": ("plain", 1), "b": ("plain", 1)})
+    mixed = trained(tmp_path / "mixed", {"a": ("ddp", 2), "b": ("fsdp2", 2)})
+    assert len(alone) == 4
+    assert mixed == alone
+    assert trained(tmp_path / "half", {"a": ("plain", 1), "b": ("fsdp2", 2)}) == alone
+
+
+def goes_on(p: Processes, name: str) -> list[tuple[int, int, str, int]]:
+    """Return rank, step, moments and place in the data of each start of a learner's ranks, in the order of its log."""
+    pattern = r"a/(\d) goes on after (\d+), (\w+) moments, place (\d+)"
+    return [(int(r), int(step), what, int(at)) for r, step, what, at in re.findall(pattern, p.said(name))]
+
+
+@pytest.mark.timeout(900)
+def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--wait")
+        first = p.start(
+            "job", *torchrun(2, "--max-restarts=1"), LEARNER, run, "a", "fsdp2", "200", "--pids", str(tmp_path)
+        )
+        wait_for(lambda: list((tmp_path / "run" / "learners" / "a").rglob("*"))[3:], "a checkpoint is there")
+        wait_for((tmp_path / "1.1").exists, "the second rank has joined")
+        os.kill(int((tmp_path / "1.1").read_text()), signal.SIGKILL)
+        p.ends(first)
+        starts = goes_on(p, "job")
+        assert [s[2] for s in starts] == ["fresh", "fresh", "own", "own"]
+        again = {s[1:] for s in starts[2:]}
+        assert len(again) == 1
+        ((step, _, place),) = again
+        assert step == place > 0
+        # Three ranks, then one that is not sharded at all: the place in the data is of two ranks, and said not to fit.
+        p.ends(p.start("three", *torchrun(3), LEARNER, run, "a", "fsdp2", "220"))
+        assert sorted(goes_on(p, "three")) == [(rank, 200, "own", 0) for rank in range(3)]
+        assert "has the places in the data of 2 ranks, here are 3" in p.said("three")
+        p.ends(p.start("plain", sys.executable, LEARNER, run, "a", "plain", "240"))
+        assert goes_on(p, "plain") == [(0, 220, "own", 0)]
+        p.ends(p.start("sharded", *torchrun(2), LEARNER, run, "a", "fsdp2", "260"))
+        assert sorted(goes_on(p, "sharded")) == [(rank, 240, "own", 0) for rank in range(2)]
+    assert judge.continuous(commits_of(run))
+    assert main(["replay", run]) == 0
+
+
+@pytest.mark.timeout(600)
+def test_the_example_trains_on_two_ranks_beside_one_process(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    example = str(ROOT / "examples" / "torchrun_fsdp2.py")
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--wait")
+        sharded = p.start("eu-1", *torchrun(2), example, run, "--learner", "eu-1", "--steps", "60")
+        alone = p.start("us-1", sys.executable, example, run, "--learner", "us-1", "--steps", "60")
+        for process in (sharded, alone):
+            p.ends(process)
+        assert "eu-1: 60 steps" in p.said("eu-1")
+    commits = commits_of(run)
+    assert judge.continuous(commits)
+    assert {i.learner for c in commits for i in c.header.inputs} == {"eu-1", "us-1"}
