@@ -340,8 +340,9 @@ def join(
     Args:
         run: where the run lives: `s3://bucket/prefix` or a folder.
         model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
-            float16). Frozen parameters must hold the run's values; buffers stay local. What `torch.compile`,
-            `DataParallel` or a `DistributedDataParallel` of one process have wrapped is unwrapped.
+            float16). Frozen parameters must hold the run's values; buffers stay local. What `torch.compile` and
+            `DataParallel` have wrapped is unwrapped. Where FSDP2 or tensor parallelism shard it over the ranks of a
+            job, or `DistributedDataParallel` replicates it, all of them are one learner: each calls this alike.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
         bus: `redis://host:port`; by default the embedded bus beside a run in a folder.
         learner: this learner's name, unique in the run; the same name goes on where it stopped.
@@ -364,8 +365,10 @@ def join(
     Raises:
         RunMissing: no run there and `create` is not given.
         LayoutMismatch: the model is not the run's; the message names the first difference.
-        InputError: a bad name, URL or setting; a model that is sharded, or that several processes share.
+        InputError: a bad name, URL or setting; a model that is sharded in a way that is not known;
+            ranks of a job that do not join alike.
         Unavailable, Denied: store or bus cannot be reached or used.
+        RankLost: a rank of the job is gone.
     """
     from isthmus.pytorch import model as torch_model
     from isthmus.pytorch import moments

@@ -50,8 +50,28 @@ def _outer(steps: int) -> list[Setting]:
             found.append(named(rounds, f"{at}RDA", rules_outer_lr=lr, rules_outer_momentum=mu))
             found += [
                 named(rounds, f"{at}iso {lr:g}, momentum {mu:g}", rules_outer_momentum=mu, **iso(lr))
-                for lr, mu in ((0.4, 0.8), (0.55, 0.8), (0.8, 0.8), (0.8, 0.7), (1.1, 0.7), (0.8, 0.5), (1.1, 0.5))
+                for lr, mu in (
+                    (0.4, 0.8),
+                    (0.55, 0.8),
+                    (0.8, 0.8),
+                    (1.1, 0.8),
+                    (0.8, 0.7),
+                    (1.1, 0.7),
+                    (1.5, 0.7),
+                    (0.8, 0.5),
+                    (1.1, 0.5),
+                    (1.5, 0.5),
+                )
             ]
+    # What is best after few rounds may be too much after many.
+    for h in (24, 48):
+        rounds, at = base(3 * steps, learners=8, rules_sync_every=h), f"H = {h}, M = 8, 3 × as long: "
+        lr, mu = outer_for("rda", h)
+        found.append(named(rounds, f"{at}RDA", rules_outer_lr=lr, rules_outer_momentum=mu))
+        found += [
+            named(rounds, f"{at}iso {lr:g}, momentum {mu:g}", rules_outer_momentum=mu, **iso(lr))
+            for lr, mu in ((0.8, 0.7), (1.1, 0.7), (1.5, 0.7))
+        ]
     return found
 
 

@@ -232,7 +232,7 @@ def ranks_of(model: nn.Module) -> Ranks | None:
             )
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    meshes = {}
+    meshes: dict[Any, str] = {}
     for name, p in model.named_parameters():
         if hasattr(p, "_local_shards"):
             raise InputError(

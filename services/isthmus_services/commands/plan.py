@@ -81,8 +81,8 @@ def run(arguments: declared.Plan) -> int:
         console.print(f"assumed, since nobody said: {'; '.join(assumed)}", highlight=False)
     if any(island.gpus > 1 for island in islands):
         console.print(
-            "note: a learner is one process that holds the whole model; several GPUs of one are counted as if they "
-            "shared its step without loss, and how they do is not provided yet (docs/your-loop.md)",
+            "note: several GPUs of a learner are counted as if they shared its step without loss; what is said of a "
+            "learner's memory is that of its first rank's host (docs/your-loop.md)",
             highlight=False,
         )
     console.print("to create it:", highlight=False)
