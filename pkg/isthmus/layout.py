@@ -1,13 +1,16 @@
-"""What a model is cut into: named tensors, packed whole into fragments of balanced size.
+"""What a model is cut into: named tensors, packed into fragments of balanced size; where one is larger than a fragment,
+it is cut along its first dimension.
 
-Largest tensor first, each into the lightest fragment so far (LPT): the heaviest fragment is at most 4/3 of the
-optimum. The same list of tensors gives the same layout everywhere.
+Largest piece first, each into the lightest fragment so far (LPT): the heaviest fragment is at most 4/3 of the optimum.
+The same list of tensors gives the same layout everywhere.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
+from itertools import pairwise
+from math import ceil, prod
 
 from isthmus.errors import InputError
 
@@ -44,13 +47,40 @@ class Spec:
         return len(self.shape) == 2 and min(self.shape) > 1
 
 
+Cut = tuple[int, int]
+"""A fragment, and how many rows of a tensor are in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A parameter and its place in its fragment: elements [start, stop) of the fragment's flat vector."""
+    """A parameter, or some rows of one, and its place in its fragment: elements [start, stop) of the flat vector."""
 
     spec: Spec
+    """Of the whole parameter."""
     start: int
     stop: int
+    rows: tuple[int, int] | None = None
+    """From which row on, up to which; None where the parameter is whole."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what is here."""
+        return self.spec.shape if self.rows is None else (self.rows[1] - self.rows[0], *self.spec.shape[1:])
+
+    @property
+    def name(self) -> str:
+        """Name of what is here: the parameter's, with the rows of a part."""
+        return self.spec.name if self.rows is None else f"{self.spec.name}[{self.rows[0]}:{self.rows[1]}]"
+
+    @property
+    def origin(self) -> int:
+        """First element in the flat parameter."""
+        return 0 if self.rows is None else self.rows[0] * (self.spec.size // self.spec.shape[0])
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether what is here maps vectors to vectors: two dimensions, neither of them 1."""
+        return len(self.shape) == 2 and min(self.shape) > 1
 
     @property
     def size(self) -> int:
@@ -60,7 +90,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Whole tensors that travel together as one flat float32 vector of `size` elements."""
+    """Tensors, and parts of large ones, that travel together as one flat float32 vector of `size` elements."""
 
     index: int
     tensors: tuple[Tensor, ...]
@@ -73,11 +103,11 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Every tensor of the run and the fragment it travels in."""
+    """Every tensor of the run and the fragments it travels in."""
 
     specs: tuple[Spec, ...]
-    placement: tuple[int, ...]
-    """Fragment of each tensor of `specs`."""
+    placement: tuple[tuple[Cut, ...], ...]
+    """Where the rows of each tensor of `specs` are, in their order."""
     fragments: tuple[Fragment, ...]
 
     @property
@@ -86,23 +116,44 @@ class Layout:
         return sum(f.size for f in self.fragments)
 
 
-def place(specs: Sequence[Spec], placement: Sequence[int]) -> Layout:
-    """Return the layout of a given placement; tensors keep the order of `specs` within their fragment."""
-    fragments = []
-    for index in range(max(placement) + 1):
-        tensors, at = [], 0
-        for spec, home in zip(specs, placement, strict=True):
-            if home == index:
-                tensors.append(Tensor(spec, at, at + spec.size))
-                at += spec.size
-        fragments.append(Fragment(index, tuple(tensors)))
-    return Layout(tuple(specs), tuple(placement), tuple(fragments))
+CUT_FROM = 1 << 17
+"""Elements up to which a tensor is never cut."""
+
+PIECE_MIN = 1 << 14
+"""Elements that a piece has at least, about."""
+
+BALANCED = 1.05
+"""How heavy a fragment may be, as a multiple of the mean, before tensors are cut finer."""
+
+
+def place(specs: Sequence[Spec], placement: Sequence[Sequence[Cut]]) -> Layout:
+    """Return the layout of a given placement; tensors keep the order of `specs` within their fragment, and the order of
+    their rows. Raises `ValueError` where the rows are not those of the tensor."""
+    tensors: dict[int, list[Tensor]] = {}
+    ends: dict[int, int] = {}
+    for spec, cuts in zip(specs, placement, strict=True):
+        height = spec.shape[0] if spec.shape else 1
+        if sum(rows for _, rows in cuts) != height:
+            raise ValueError(f"tensor {spec.name!r} has {height} rows, its pieces {[rows for _, rows in cuts]}")
+        first = 0
+        for home, rows in cuts:
+            start = ends.get(home, 0)
+            ends[home] = start + spec.size // height * rows
+            part = None if len(cuts) == 1 else (first, first + rows)
+            tensors.setdefault(home, []).append(Tensor(spec, start, ends[home], part))
+            first += rows
+    if sorted(tensors) != list(range(len(tensors))):
+        raise ValueError(f"there are fragments {sorted(tensors)}, and one between them is empty")
+    fragments = tuple(Fragment(p, tuple(tensors[p])) for p in sorted(tensors))
+    return Layout(tuple(specs), tuple(tuple(cuts) for cuts in placement), fragments)
 
 
 def partition(specs: Sequence[Spec], fragments: int) -> Layout:
-    """Pack whole tensors into at most `fragments` fragments (fewer where there are fewer tensors).
+    """Pack tensors into at most `fragments` fragments (fewer where there are fewer pieces).
 
-    Raises `InputError` for an empty model, an empty tensor, two tensors of one name or an unsupported dtype.
+    A tensor that is larger than a fragment is to be, and has more than `CUT_FROM` elements, is cut along its first
+    dimension; finer, by halves, where fragments are not balanced otherwise. Raises `InputError` for an empty model, an
+    empty tensor, two tensors of one name or an unsupported dtype.
     """
     if not specs:
         raise InputError("the model has no trainable parameter: nothing to merge")
@@ -115,13 +166,35 @@ def partition(specs: Sequence[Spec], fragments: int) -> Layout:
         if s.dtype not in DTYPES:
             raise InputError(f"tensor {s.name!r} is {s.dtype}: only {', '.join(DTYPES)} can be merged")
         seen.add(s.name)
-    loads = [0] * min(fragments, len(specs))
-    placement = [0] * len(specs)
-    for i in sorted(range(len(specs)), key=lambda i: (-specs[i].size, specs[i].name)):
-        lightest = min(range(len(loads)), key=lambda p: (loads[p], p))
-        placement[i] = lightest
-        loads[lightest] += specs[i].size
-    return place(specs, placement)
+    limit = sum(s.size for s in specs) / fragments
+    best: list[list[Cut]] = []
+    lightest = 0.0
+    while True:
+        heaviest, mean, cuts = _packed(specs, max(limit, PIECE_MIN), fragments)
+        if not best or heaviest / mean < lightest:
+            best, lightest = cuts, heaviest / mean
+        if heaviest <= BALANCED * mean or limit <= PIECE_MIN:
+            return place(specs, best)
+        limit /= 2.0
+
+
+def _packed(specs: Sequence[Spec], limit: float, fragments: int) -> tuple[int, float, list[list[Cut]]]:
+    """Return the size of the heaviest fragment, the mean, and where the rows of each tensor go."""
+    pieces = []
+    for i, spec in enumerate(specs):
+        height = spec.shape[0] if spec.shape else 1
+        parts = min(height, ceil(spec.size / limit)) if spec.size > max(limit, CUT_FROM) else 1
+        edges = [height * part // parts for part in range(parts + 1)]
+        width = spec.size // height
+        pieces += [(-(b - a) * width, spec.name, a, b - a, i) for a, b in pairwise(edges)]
+    loads = [(0, p) for p in range(min(fragments, len(pieces)))]
+    found: list[list[tuple[int, Cut]]] = [[] for _ in specs]
+    for size, _, first, rows, i in sorted(pieces):
+        load, home = heapq.heappop(loads)
+        heapq.heappush(loads, (load - size, home))
+        found[i].append((first, (home, rows)))
+    cuts = [[cut for _, cut in sorted(of_one)] for of_one in found]
+    return max(loads)[0], sum(load for load, _ in loads) / len(loads), cuts
 
 
 def first_difference(ours: Sequence[Spec], run: Sequence[Spec]) -> str | None:

@@ -18,10 +18,12 @@ from isthmus.errors import InputError, LayoutMismatch, RunMissing
 from isthmus.log import Log
 from isthmus.log.run import read_run
 from isthmus.pytorch import model as torch_model
+from isthmus.readers import export
 from isthmus.rules import Rules
 from isthmus.runtime import single_threaded
 from isthmus.store import open_store
 from isthmus.syncer import Syncer
+from isthmus_services.cli import main
 from tests_helpers import serving
 
 RULES = Rules(fragments=2, sync_every=4)
@@ -320,3 +322,20 @@ async def test_with_a_lead_the_training_thread_waits_and_goes_on_when_the_versio
     assert done.is_set()
     assert min(link.versions) >= 4
     link.close()
+
+
+def test_a_tensor_larger_than_a_fragment_is_cut_and_whole_again(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first, second = nn.Linear(300, 600), nn.Linear(300, 600)
+    initial = {name: p.detach().clone() for name, p in first.named_parameters()}
+    with join(folder, first, create=Rules(fragments=4)) as a, join(folder, second, learner="b") as b:
+        assert len(a.run.layout.fragments) == 4
+        assert len(a.run.layout.placement[0]) == 4
+        assert a.run.layout == b.run.layout
+    for name, p in second.named_parameters():
+        assert torch.equal(p, initial[name])
+    assert main(["export", str(folder), "-o", str(tmp_path / "m.safetensors")]) == 0
+    file = export.read(tmp_path / "m.safetensors")
+    assert [s.shape for s in file.specs] == [(600, 300), (600,)]
+    for spec, flat in zip(file.specs, file.values, strict=True):
+        assert np.array_equal(flat, initial[spec.name].numpy().reshape(-1))

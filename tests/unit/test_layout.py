@@ -1,11 +1,13 @@
-"""Fragments: whole tensors, balanced, the same everywhere; differences are named."""
+"""Fragments: balanced, the same everywhere, of whole tensors unless those are large; differences are named."""
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import InputError
-from isthmus.layout import Spec, TensorClass, first_difference, partition
+from isthmus.layout import CUT_FROM, Spec, TensorClass, first_difference, partition, place
 
 
 def specs(*sizes: int) -> list[Spec]:
@@ -13,7 +15,8 @@ def specs(*sizes: int) -> list[Spec]:
 
 
 def test_the_largest_tensors_go_to_the_lightest_fragments() -> None:
-    assert partition(specs(5, 4, 3, 3, 3), 2).placement == (0, 1, 1, 0, 1)
+    placement = partition(specs(5, 4, 3, 3, 3), 2).placement
+    assert [cut for (cut,) in placement] == [(0, 5), (1, 4), (1, 3), (0, 3), (1, 3)]
 
 
 def test_there_are_never_more_fragments_than_tensors() -> None:
@@ -31,6 +34,75 @@ def test_every_tensor_is_whole_in_one_fragment_and_none_is_too_heavy(sizes: list
     ordered = sorted(sizes, reverse=True)
     best = max(sum(sizes) / k, ordered[0], (ordered[k - 1] + ordered[k]) if len(sizes) > k else 0)
     assert max(loads) <= (4 / 3 - 1 / (3 * k)) * best + max(ordered[k:], default=0)
+
+
+def transformer(
+    width: int, layers: int, inner: int, words: int, *, kv: int | None = None, gated: bool = True, tied: bool = False
+) -> list[tuple[int, ...]]:
+    """Return the shapes of a decoder's parameters; `kv`: width of keys and values."""
+    kv = kv or width
+    block: list[tuple[int, ...]] = [(width, width), (kv, width), (kv, width), (width, width), (width,), (width,)]
+    block += [(inner, width)] * (2 if gated else 1)
+    block += [(width, inner)]
+    tables: list[tuple[int, ...]] = [(words, width)] * (1 if tied else 2)
+    norm: list[tuple[int, ...]] = [(width,)]
+    return tables + block * layers + norm
+
+
+def experts(width: int, layers: int, experts: int, inner: int) -> list[tuple[int, ...]]:
+    one: list[tuple[int, ...]] = [(inner, width), (inner, width), (width, inner)]
+    return one * experts * layers
+
+
+MODELS = {
+    "GPT-2": [*transformer(768, 12, 3072, 50257, gated=False, tied=True), (1024, 768)],
+    "Llama-3-8B": transformer(4096, 32, 14336, 128256, kv=1024),
+    "Llama-3-70B": transformer(8192, 80, 28672, 128256, kv=1024),
+    "Qwen2-7B": transformer(3584, 28, 18944, 152064, kv=512),
+    "Gemma-2-9B": transformer(3584, 42, 14336, 256000, kv=2048, tied=True),
+    "DeepSeek-V3, experts": experts(7168, 58, 256, 2048),
+}
+
+
+@pytest.mark.parametrize("fragments", [8, 24, 96, 512])
+@pytest.mark.parametrize("model", MODELS)
+def test_fragments_of_real_models_are_balanced(model: str, fragments: int) -> None:
+    found = partition(
+        [Spec(f"t{i}", shape, "bfloat16", TensorClass.DENSE) for i, shape in enumerate(MODELS[model])], fragments
+    )
+    loads = [f.size for f in found.fragments]
+    mean = sum(loads) / len(loads)
+    assert len(loads) == fragments
+    assert max(loads) <= 1.1 * mean
+    assert min(loads) >= 0.9 * mean
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 600)), min_size=1, max_size=12), st.integers(1, 64))
+def test_pieces_are_the_rows_of_large_tensors_each_once(shapes: list[tuple[int, int]], count: int) -> None:
+    layout = partition([Spec(f"t{i}", shape, "float32", TensorClass.DENSE) for i, shape in enumerate(shapes)], count)
+    rows: dict[str, list[tuple[int, int]]] = {}
+    for f in layout.fragments:
+        at = 0
+        for t in f.tensors:
+            assert (t.start, t.stop) == (at, at + t.size)
+            assert t.size == t.shape[0] * t.shape[1]
+            assert t.rows is None or t.spec.size > CUT_FROM
+            assert t.origin == (t.rows[0] if t.rows else 0) * t.spec.shape[1]
+            rows.setdefault(t.spec.name, []).append(t.rows or (0, t.spec.shape[0]))
+            at = t.stop
+        assert at == f.size
+    for spec in layout.specs:
+        edges = sorted(rows[spec.name])
+        assert edges[0][0] == 0
+        assert edges[-1][1] == spec.shape[0]
+        assert all(a[1] == b[0] for a, b in pairwise(edges))
+    assert place(layout.specs, layout.placement) == layout
+
+
+@pytest.mark.parametrize("cuts", [[(0, 3)], [(0, 3), (1, 2)], [(0, 2), (2, 2)]])
+def test_a_placement_of_other_rows_or_with_an_empty_fragment_is_refused(cuts: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match=r"has 4 rows|is empty"):
+        place(specs(4), [cuts])
 
 
 def test_the_layout_does_not_depend_on_anything_but_the_list() -> None:

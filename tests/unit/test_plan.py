@@ -254,7 +254,7 @@ def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys: py
     assert "1 Gbit/s up (--up)" in shown
     assert "no learner ever fails (--mtbf-hours)" in shown
     assert "0.05 s to the store" not in shown, "that was said"
-    assert "a learner is one process" in shown
+    assert "several GPUs of a learner are counted as if they shared its step without loss" in shown
     words = ["--params", "2.9e9", "--step-seconds", "1", "--gpus", "64", "--gpu-hour", "3"]
     words += ["--up", "1", "--down", "1", "--latency", "0.05", "--mtbf-hours", "1000"]
     assert main(["plan", *words]) == 0

@@ -152,6 +152,15 @@ def test_what_a_version_replaced_is_in_the_updates_after_it() -> None:
     steps(boundary, model, 1)
 
 
+def test_tensors_are_cut_where_a_fragment_is_smaller() -> None:
+    specs = [Spec("w", (96, 96), "float32", TensorClass.DENSE), Spec("v", (64, 64), "float32", TensorClass.DENSE)]
+    with variant("tensors cut"):
+        cut = partition(specs, 6)
+    assert len(cut.fragments) == 6
+    assert max(f.size for f in cut.fragments) < 96 * 96 / 2, "no fragment holds half of what a whole tensor is"
+    assert len(partition(specs, 6).fragments) == 2
+
+
 def test_rounds_grow_with_a_learners_steps() -> None:
     model = Model()
     with variant("H 6, 12, 24"):

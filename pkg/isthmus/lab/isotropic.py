@@ -120,6 +120,16 @@ def _blocks(steps: int) -> list[Setting]:
     ]
 
 
+def _cuts(steps: int) -> list[Setting]:
+    # With 24 fragments a fragment is a third of the largest matrix.
+    eight = base(steps, learners=8, rules_fragments=24)
+    return [
+        named(eight, f"{merge}, {what}", variant=variant, **rule)
+        for merge, rule in {"RDA": {}, "iso": iso()}.items()
+        for what, variant in {"whole tensors": "", "tensors cut": "tensors cut"}.items()
+    ]
+
+
 def _variants(steps: int) -> list[Setting]:
     eight, four = base(steps, learners=8), base(steps)
     late = named(eight, "", noise=0.1, wires=Wires(latency_s=0.2, spread=0.5), pace_staleness=4)
@@ -213,6 +223,12 @@ EXPERIMENTS = (
         "none",
         _blocks,
         quick=("RDA", "iso, whole", "iso, blocks of 48"),
+    ),
+    Experiment(
+        "cuts",
+        "What it costs that tensors larger than a fragment are cut into rows, each part merged by itself",
+        "none",
+        _cuts,
     ),
     Experiment(
         "larger",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus import layout
 from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
@@ -157,6 +158,17 @@ def late_filtered() -> AbstractContextManager[None]:
     return _in_place_of(Keeper, "_arrive", arrive)
 
 
+@contextmanager
+def tensors_cut() -> Iterator[None]:
+    """Cut tensors into rows for fragments as large ones are: here, where none is."""
+    before = layout.CUT_FROM, layout.PIECE_MIN
+    layout.CUT_FROM, layout.PIECE_MIN = 1 << 10, 1 << 10
+    try:
+        yield
+    finally:
+        layout.CUT_FROM, layout.PIECE_MIN = before
+
+
 # --- learners ---------------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +220,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "schedule-free": schedule_free,
     "late filtered": late_filtered,
     "overwritten fed back": overwritten_fed_back,
+    "tensors cut": tensors_cut,
     "H 6, 12, 24": lambda: rounds_of((150, 6), (300, 12), (600, 24)),
     "H 24, 12, 6": lambda: rounds_of((300, 24), (450, 12), (600, 6)),
 }

@@ -20,7 +20,7 @@ import numpy as np
 from isthmus import kernels
 from isthmus.codecs import Codec, as_bytes, codec, pack, packed_size, unpack
 from isthmus.kernels import F32
-from isthmus.layout import Fragment, Spec, TensorClass
+from isthmus.layout import Fragment, Tensor, TensorClass
 from isthmus.log.polar import isotropic
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
@@ -102,7 +102,7 @@ class Accumulator:
         self._unit = 0.0  # weights are taken relative to the first one: the sum stays in the range of the updates
         self._weights = 0.0
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
-        self._merges = [_merge_of(t.spec, outer[t.spec.role].merge) for t in fragment.tensors]
+        self._merges = [_merge_of(t, outer[t.spec.role].merge) for t in fragment.tensors]
 
     def add(self, x: F32, weight: float) -> None:
         """Add one finite outer gradient x [n] float32 with its effective weight (> 0). Raises `DenormalsFlushed`."""
@@ -135,7 +135,7 @@ class Accumulator:
                 if whole > 0.0 and norm / whole >= CANCELLED_BELOW:
                     if rule == MergeRule.ISO:
                         block = self.outer[t.spec.role].block
-                        total = isotropic(total.reshape(t.spec.shape), block, self._crew).reshape(-1)
+                        total = isotropic(total.reshape(t.shape), block, self._crew).reshape(-1)
                         norm = kernels.norm(total)
                     scale = magnitude / norm
                 else:
@@ -163,8 +163,8 @@ class Accumulator:
         return master, momentum, cancelled
 
 
-def _merge_of(spec: Spec, rule: MergeRule) -> MergeRule:
-    return MergeRule.RDA if rule == MergeRule.ISO and not spec.is_matrix else rule
+def _merge_of(tensor: Tensor, rule: MergeRule) -> MergeRule:
+    return MergeRule.RDA if rule == MergeRule.ISO and not tensor.is_matrix else rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,9 +106,9 @@ async def read_run(store: Store) -> Run:
         raise RunMissing(store.url) from None
     try:
         header, cut = _parsed(blob)
+        layout = _placed(cut)
     except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
         raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
-    layout = _placed(cut)
     if len(layout.fragments) != len(header.snapshots):
         raise LogCorrupt(f"{store.url}/{RUN_KEY}", "fragments and snapshots differ in number")
     if header.arithmetic != kernels.ARITHMETIC:
@@ -167,7 +167,7 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
     # Snapshots carry the digest of the run, and the run names the snapshots: version 0 is stored under no run.
     digests = []
     for fragment in layout.fragments:
-        flat = _flat([named[t.spec.name] for t in fragment.tensors])
+        flat = _flat([named[t.spec.name][t.origin : t.origin + t.size] for t in fragment.tensors])
         blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
         digests.append(frame.digest(blob))
         await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
@@ -207,8 +207,15 @@ def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at
 def _described(layout: Layout, frozen: dict[str, bytes]) -> RunLayout:
     return RunLayout(
         tensors=tuple(
-            TensorSpec(name=s.name, shape=s.shape, dtype=s.dtype, role=s.role, fragment=home)  # type: ignore[arg-type]
-            for s, home in zip(layout.specs, layout.placement, strict=True)
+            TensorSpec(
+                name=s.name,
+                shape=s.shape,
+                dtype=s.dtype,  # type: ignore[arg-type]
+                role=s.role,
+                fragment=cuts[0][0],
+                cuts=cuts if len(cuts) > 1 else (),
+            )
+            for s, cuts in zip(layout.specs, layout.placement, strict=True)
         ),
         frozen=frozen,
     )
@@ -216,7 +223,7 @@ def _described(layout: Layout, frozen: dict[str, bytes]) -> RunLayout:
 
 def _placed(cut: RunLayout) -> Layout:
     specs = [Spec(t.name, t.shape, t.dtype, t.role) for t in cut.tensors]
-    return place(specs, [t.fragment for t in cut.tensors])
+    return place(specs, [t.cuts or ((t.fragment, t.shape[0] if t.shape else 1),) for t in cut.tensors])
 
 
 def _parsed(blob: frame.Blob) -> tuple[RunHeader, RunLayout]:

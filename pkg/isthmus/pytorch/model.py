@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 import torch
@@ -104,22 +103,28 @@ class TorchReplica:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         parameters = dict(named(model))
-        self._places: list[list[tuple[Any, slice]]] = [
-            [(parameters[t.spec.name], slice(t.start, t.stop)) for t in fragment.tensors]
+        self._places = [
+            [(parameters[t.spec.name], t.rows, slice(t.start, t.stop)) for t in fragment.tensors]
             for fragment in layout.fragments
         ]
 
     def read(self, fragment: int, out: F32) -> None:
         """See `Replica.read`."""
-        with torch.no_grad():
-            for parameter, at in self._places[fragment]:
-                torch.from_numpy(out[at]).copy_(parameter.detach().reshape(-1))
+        for parameter, rows, at in self._places[fragment]:
+            held = _rows(parameter, rows)
+            torch.from_numpy(out[at]).view(held.shape).copy_(held)
 
     def write(self, fragment: int, values: F32) -> None:
         """See `Replica.write`."""
-        with torch.no_grad():
-            for parameter, at in self._places[fragment]:
-                parameter.copy_(torch.from_numpy(_writable(values[at])).view(parameter.shape))
+        for parameter, rows, at in self._places[fragment]:
+            held = _rows(parameter, rows)
+            held.copy_(torch.from_numpy(_writable(values[at])).view(held.shape))
+
+
+def _rows(parameter: nn.Parameter, rows: tuple[int, int] | None) -> torch.Tensor:
+    """Return a view of a parameter, or of some rows of it."""
+    whole = parameter.detach()
+    return whole if rows is None else whole[rows[0] : rows[1]]
 
 
 def keep_denormals() -> None:

@@ -17,12 +17,12 @@ from torch import nn
 
 from isthmus.errors import InputError, IsthmusError
 from isthmus.kernels import F32
-from isthmus.layout import Layout, Spec
+from isthmus.layout import Layout, Spec, Tensor
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments, optimizers
 from isthmus.pytorch.ranks import Call, Op, Ranks
-from isthmus.pytorch.shards import Shards, is_sharded, local_of, remade
+from isthmus.pytorch.shards import Shards, Wanted, is_sharded, local_of, remade
 from isthmus.records import tree
 from isthmus.records.tree import Leaf
 
@@ -49,7 +49,7 @@ class Sharded:
         self.ranks = ranks
         self._model, self._optimizer, self._data = model, optimizer, data
         self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}"])
-        self._places: list[list[tuple[int, slice, tuple[int, ...]]]] = []
+        self._places: list[list[tuple[int, Tensor]]] = []
         self._gathering: list[Any] = [
             m for m in model.modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)
         ]
@@ -176,30 +176,31 @@ class Sharded:
             if p.requires_grad == frozen:
                 continue
             whole = torch.empty(p.shape if self.ranks.leads else 0, dtype=torch.float32)
-            self._shards.gather([(i, local_of(p))], [whole])
+            self._shards.gather([Wanted(i, local_of(p))], [whole])
             yield name, whole.reshape(-1).numpy()
 
     def _place(self, layout: Layout) -> None:
         self._places = [
-            [(self._shards.index[t.spec.name], slice(t.start, t.stop), t.spec.shape) for t in fragment.tensors]
-            for fragment in layout.fragments
+            [(self._shards.index[t.spec.name], t) for t in fragment.tensors] for fragment in layout.fragments
         ]
 
-    def _held(self, fragment: int) -> list[tuple[int, torch.Tensor]]:
-        return [(i, local_of(self._shards.named[i][1])) for i, _, _ in self._places[fragment]]
+    def _held(self, fragment: int) -> list[Wanted]:
+        return [Wanted(i, local_of(self._shards.named[i][1]), t.rows) for i, t in self._places[fragment]]
 
     def _read(self, fragment: int, out: F32 | None) -> None:
-        into = [] if out is None else [torch.from_numpy(out[at]).view(shape) for _, at, shape in self._places[fragment]]
-        self._shards.gather(self._held(fragment), into)
+        whole = [] if out is None else self._cut(fragment, out)
+        self._shards.gather(self._held(fragment), whole)
 
     def _write(self, fragment: int, values: F32 | None) -> None:
         whole = []
         if values is not None:
-            flat = torch.from_numpy(values if values.flags.writeable else values.copy())
-            whole = [flat[at].view(shape) for _, at, shape in self._places[fragment]]
+            whole = self._cut(fragment, values if values.flags.writeable else values.copy())
         self._shards.scatter(self._held(fragment), whole)
         for module in self._gathering:
             module.reshard()  # an evaluation may have left whole parameters behind, of the old values
+
+    def _cut(self, fragment: int, flat: F32) -> list[torch.Tensor]:
+        return [torch.from_numpy(flat[t.start : t.stop]).view(t.shape) for _, t in self._places[fragment]]
 
     def _save(self) -> tuple[object, object] | None:
         state = self._optimizer.state_dict()
@@ -220,7 +221,7 @@ class Sharded:
             if index is None or type(held) is not torch.Tensor:
                 continue  # refused by its place when the checkpoint is packed
             whole = torch.empty(tensor.shape if self.ranks.leads else 0, dtype=tensor.dtype)
-            self._shards.gather([(index, held)], [whole])
+            self._shards.gather([Wanted(index, held)], [whole])
             copied[id(tensor)] = whole
         if not self.ranks.leads:
             return None
@@ -294,7 +295,7 @@ class Sharded:
                 index = self._shards.like(like)
                 assert index is not None, "a parameter lies as itself"
                 held = torch.empty_like(local_of(like), dtype=getattr(torch, node[_SHARD]))
-                self._shards.scatter([(index, held)], [next(wholes)] if self.ranks.leads else [])
+                self._shards.scatter([Wanted(index, held)], [next(wholes)] if self.ranks.leads else [])
                 return remade(like, held)
             if isinstance(node, dict):
                 return {key: walk(value, like) for key, value in node.items()}

@@ -81,6 +81,34 @@ def remade(tensor: Any, local: torch.Tensor) -> Any:
     )
 
 
+Rows = tuple[int, int] | None
+"""From which row of a tensor on, up to which; None: all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be gathered or scattered."""
+
+    index: int
+    """Of the parameter whose blocks cut it."""
+    held: torch.Tensor
+    """What this rank holds of it."""
+    rows: Rows = None
+
+    def cut(self, block: Block) -> tuple[Block, slice | None]:
+        """Return where the wanted rows of a block lie in what is wanted, and which of the block's own they are."""
+        if self.rows is None or not block.size:
+            return block, None
+        first, last = max(self.rows[0], block.offset[0]), min(self.rows[1], block.offset[0] + block.shape[0])
+        own = slice(first - block.offset[0], max(first, last) - block.offset[0])
+        offset = (first - self.rows[0], *block.offset[1:])
+        return Block(offset, (own.stop - own.start, *block.shape[1:])), own
+
+    def part(self, own: slice | None) -> torch.Tensor:
+        """Return what this rank holds of the wanted rows; it shares the memory."""
+        return self.held if own is None else self.held[own]
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A block that one rank gives to the whole tensor."""
@@ -115,46 +143,50 @@ class Shards:
         """Return the number of a parameter that lies on the ranks as this DTensor does; None where none does."""
         return self._placed.get(_placement(tensor))
 
-    def gather(self, wanted: Sequence[tuple[int, torch.Tensor]], into: Sequence[torch.Tensor]) -> None:
-        """Bring whole tensors together on the first rank. Called by all ranks.
+    def gather(self, wanted: Sequence[Wanted], into: Sequence[torch.Tensor]) -> None:
+        """Bring whole tensors, or rows of them, together on the first rank. Called by all ranks.
 
-        `wanted`: by which parameter's blocks a tensor is cut, and what this rank holds of it. `into`: on the first
-        rank, where the whole ones go, on the CPU, of any dtype; elsewhere nothing is written.
+        `into`: on the first rank, where they go, on the CPU, of any dtype; elsewhere nothing is written.
         """
         if not self.ranks.leads:
-            parts = [_bytes(held) for i, held in wanted if self._gives(i, self.ranks.order)]
+            parts = []
+            for w in wanted:
+                if self._gives(w.index, self.ranks.order):
+                    _, own = w.cut(self._blocks[w.index][self.ranks.order])
+                    parts.append(_bytes(w.part(own)))
             if sum(part.numel() for part in parts):
                 self.ranks.finish([self.ranks.send(0, torch.cat(parts))])
             return
+        given = [(w, whole, p.rank, w.cut(p.block)) for w, whole in zip(wanted, into, strict=True)
+                 for p in self._pieces[w.index]]  # fmt: skip
         buffers = {}
         for rank in range(1, self.ranks.size):
-            size = sum(p.block.size * held.itemsize for i, held in wanted for p in self._pieces[i] if p.rank == rank)
+            size = sum(block.size * w.held.itemsize for w, _, of, (block, _) in given if of == rank)
             if size:
                 buffers[rank] = torch.empty(size, dtype=torch.uint8)
         works = [self.ranks.receive(rank, buffer) for rank, buffer in buffers.items()]
-        for (i, held), whole in zip(wanted, into, strict=True):
-            for piece in self._pieces[i]:
-                if piece.rank == 0:
-                    whole[piece.block.slices].copy_(held.reshape(piece.block.shape))
+        for w, whole, rank, (block, own) in given:
+            if rank == 0 and block.size:
+                whole[block.slices].copy_(w.part(own).reshape(block.shape))
         self.ranks.finish(works)
         at = dict.fromkeys(buffers, 0)
-        for (i, held), whole in zip(wanted, into, strict=True):
-            for piece in self._pieces[i]:
-                if piece.rank:
-                    begin = at[piece.rank]
-                    at[piece.rank] = end = begin + piece.block.size * held.itemsize
-                    given = buffers[piece.rank][begin:end].view(held.dtype)
-                    whole[piece.block.slices].copy_(given.view(piece.block.shape))
+        for w, whole, rank, (block, _) in given:
+            if rank and block.size:
+                begin = at[rank]
+                at[rank] = end = begin + block.size * w.held.itemsize
+                whole[block.slices].copy_(buffers[rank][begin:end].view(w.held.dtype).view(block.shape))
 
-    def scatter(self, wanted: Sequence[tuple[int, torch.Tensor]], whole: Sequence[torch.Tensor]) -> None:
-        """Give every rank its blocks of whole tensors, in place. Called by all ranks; the arguments as for `gather`."""
+    def scatter(self, wanted: Sequence[Wanted], whole: Sequence[torch.Tensor]) -> None:
+        """Give every rank its blocks of whole tensors, or of rows of them, in place. Called by all ranks; the arguments
+        as for `gather`."""
         if not self.ranks.leads:
-            size = sum(held.numel() * held.itemsize for _, held in wanted)
+            mine = [w.part(w.cut(self._blocks[w.index][self.ranks.order])[1]) for w in wanted]
+            size = sum(held.numel() * held.itemsize for held in mine)
             if size:
                 buffer = torch.empty(size, dtype=torch.uint8)
                 self.ranks.finish([self.ranks.receive(0, buffer)])
                 at = 0
-                for _, held in wanted:
+                for held in mine:
                     end = at + held.numel() * held.itemsize
                     if held.numel():
                         held.copy_(buffer[at:end].view(held.dtype).view(held.shape))
@@ -163,20 +195,22 @@ class Shards:
         parcels: dict[tuple[Block, ...], torch.Tensor] = {}  # replicas get the same
         works = []
         for rank in range(1, self.ranks.size):
-            blocks = tuple(self._blocks[i][rank] for i, _ in wanted)
+            blocks = tuple(w.cut(self._blocks[w.index][rank])[0] for w in wanted)
             if not any(block.size for block in blocks):
                 continue
             if blocks not in parcels:
                 parcels[blocks] = torch.cat(
                     [
-                        _bytes(tensor[block.slices].to(held.dtype))
-                        for (_, held), tensor, block in zip(wanted, whole, blocks, strict=True)
+                        _bytes(tensor[block.slices].to(w.held.dtype))
+                        for w, tensor, block in zip(wanted, whole, blocks, strict=True)
                     ]
                 )
             works.append(self.ranks.send(rank, parcels[blocks]))
-        for (i, held), tensor in zip(wanted, whole, strict=True):
-            if held.numel():
-                held.copy_(tensor[self._blocks[i][0].slices].reshape(held.shape))
+        for w, tensor in zip(wanted, whole, strict=True):
+            block, own = w.cut(self._blocks[w.index][0])
+            if block.size:
+                held = w.part(own)
+                held.copy_(tensor[block.slices].reshape(held.shape))
         self.ranks.finish(works)
 
     def _gives(self, index: int, rank: int) -> bool:

@@ -79,7 +79,13 @@ def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) 
     arrays: dict[str, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
     for fragment, flat in zip(run.layout.fragments, values, strict=True):
         for t in fragment.tensors:
-            arrays[t.spec.name] = _stored(flat[t.start : t.stop], t.spec.dtype)
+            stored = _stored(flat[t.start : t.stop], t.spec.dtype)
+            if t.rows is None:
+                arrays[t.spec.name] = stored
+                continue
+            width = stored.size // t.size  # bytes of an element
+            whole = arrays.setdefault(t.spec.name, np.empty(t.spec.size * width, np.uint8))
+            whole[t.origin * width : t.origin * width + stored.size] = stored
     specs = {
         s.name: safetensors.TensorSpec(
             dtype=s.dtype, shape=list(s.shape), data_ptr=arrays[s.name].ctypes.data, data_len=arrays[s.name].nbytes

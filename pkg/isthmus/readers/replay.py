@@ -232,5 +232,5 @@ def _tensors(fragment: Fragment, recorded: F32, found: F32) -> tuple[TensorDiffe
         different = int(np.count_nonzero(a.view(np.uint32) != b.view(np.uint32)))
         if different:
             largest = float(np.max(np.abs(a.astype(np.float64) - b)))
-            differences.append(TensorDifference(t.spec.name, t.size, different, largest))
+            differences.append(TensorDifference(t.name, t.size, different, largest))
     return tuple(differences)

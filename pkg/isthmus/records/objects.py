@@ -32,6 +32,10 @@ LISTED_MAX = 64
 """Rejections and late updates listed one by one in a commit; beyond that they are counts."""
 
 
+CUTS_MAX = 1 << 16
+"""Pieces of one tensor."""
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A header: exactly these fields, each within its range."""
 
@@ -47,6 +51,10 @@ class TensorSpec(Record, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16", "float16"]
     role: TensorClass
     fragment: Index
+    cuts: Annotated[
+        tuple[tuple[Index, Annotated[int, msgspec.Meta(ge=1)]], ...], msgspec.Meta(max_length=CUTS_MAX)
+    ] = ()
+    """Where it is cut along its first dimension: fragment and rows of each piece; `fragment` is that of the first."""
 
 
 class RunHeader(Record, frozen=True, kw_only=True):
