@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from isthmus.errors import ObjectMissing
 from isthmus.log import Commit
 from isthmus.records import frame
+from isthmus.records.frame import Body
 from isthmus.records.keys import commit_key, update_key
 from isthmus.records.objects import CommitHeader, Input, Late, Outer, Rejection, UpdateHeader, Waited
 from isthmus.rules import MergeRule
@@ -137,7 +138,7 @@ class RecordedLog:
     async def list(self, prefix: str) -> list[Entry]:
         return [Entry(key, len(blob), 0.0) for key, blob in sorted(self.updates.items()) if key.startswith(prefix)]
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         if key not in self.updates:
             raise ObjectMissing(key)
         return bytearray(self.updates[key][start:stop])

@@ -16,7 +16,7 @@ from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, State
 from isthmus.log.updates import open_update
 from isthmus.records import frame
-from isthmus.records.frame import Blob, Kind
+from isthmus.records.frame import Blob, Body, Kind
 from isthmus.records.keys import commit_key, snapshot_key, update_key, value_key
 from isthmus.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader
 from isthmus.rules import Pace, Rules
@@ -47,10 +47,10 @@ class Asked:
         """Return the keys below a prefix that an operation was asked for."""
         return [key for asked, key in self.requests if asked == operation and key.startswith(prefix)]
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         return await self._asked("get", key, lambda: self.inner.get(key))
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         return await self._asked("get_range", key, lambda: self.inner.get_range(key, start, stop))
 
     async def put(self, key: str, data: Blob) -> None:
@@ -108,7 +108,7 @@ class Written:
         finally:
             self.clock.close()
 
-    def update(self, learner: str, base: int, p: int = 0, values: F32 | None = None, **changed: Any) -> bytearray:
+    def update(self, learner: str, base: int, p: int = 0, values: F32 | None = None, **changed: Any) -> Body:
         """Return the bytes of an update: `values` [n] are its outer gradient, by default drawn."""
         fragment, code = self.run.layout.fragments[p], codec(self.run.rules.codec_up)
         if values is None:
@@ -144,7 +144,7 @@ class Written:
         """Let an object lie in the store."""
         self.world.objects.put(key, bytes(blob), self.runtime.wall())
 
-    def blob(self, key: str) -> bytearray:
+    def blob(self, key: str) -> Body:
         """Return what lies there."""
         return bytearray(self.world.objects.get(key))
 

@@ -12,7 +12,7 @@ from isthmus.log.commits import Commit
 from isthmus.log.gc import Garbage
 from isthmus.log.merge import State
 from isthmus.records import frame
-from isthmus.records.frame import Kind
+from isthmus.records.frame import Body, Kind
 from isthmus.records.keys import commit_key, version_in
 from isthmus.rules import Pace, Rules
 from tests_helpers import (
@@ -121,7 +121,7 @@ async def test_a_collection_that_was_interrupted_is_finished_by_the_next(
         plan = await gc.plan(w.log, keep=6, min_age_s=-1.0)
         put, puts = w.store.put, []
 
-        async def dies(key: str, data: bytearray) -> None:
+        async def dies(key: str, data: Body) -> None:
             puts.append(key)
             if len(puts) == 5:
                 raise asyncio.CancelledError

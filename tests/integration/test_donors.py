@@ -131,7 +131,7 @@ async def test_a_damaged_header_is_passed_over(folder: Path, caplog: pytest.LogC
         whole = await w.store.get(entry.key)
         newcomer = w.learner("newcomer")
         await newcomer.join()
-        for damaged in (whole[:50], b"", whole[:200], bytes(300), whole[:130] + b"?" + whole[131:]):
+        for damaged in (whole[:50], b"", whole[:200], bytes(300), bytes(whole[:130]) + b"?" + bytes(whole[131:])):
             await w.store.put(entry.key, damaged)
             assert await newcomer.donor(lambda found: None) is None
         assert caplog.text.count("is not used") == 5

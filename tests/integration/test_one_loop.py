@@ -16,6 +16,7 @@ from isthmus.layout import Spec, TensorClass
 from isthmus.log import fold, merge
 from isthmus.log.run import read_run
 from isthmus.records import frame
+from isthmus.records.frame import Body
 from isthmus.records.keys import commit_key
 from isthmus.records.messages import decode, learner_stream
 from isthmus.records.objects import CommitHeader, UpdateHeader
@@ -200,7 +201,7 @@ async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(
         log, inner = w.log, w.store.get
         read: list[str] = []
 
-        async def get(key: str) -> bytearray:
+        async def get(key: str) -> Body:
             read.append(key)
             return await inner(key)
 

@@ -18,7 +18,7 @@ from isthmus.log.updates import open_update
 from isthmus.readers import whatif
 from isthmus.readers.replay import replay
 from isthmus.records import frame
-from isthmus.records.frame import Kind
+from isthmus.records.frame import Body, Kind
 from isthmus.records.keys import commit_key, is_versioned, version_in
 from isthmus.records.messages import (
     SYNCER_STREAM,
@@ -336,7 +336,7 @@ class Checker:
 
         def packed(
             captured: Captured, header: UpdateHeader, fragment: Fragment, residual: F32 | None
-        ) -> tuple[bytearray | None, F32]:
+        ) -> tuple[Body | None, F32]:
             blob, after = pack(captured, header, fragment, residual)
             if blob is not None and (name, life) in self.lives:
                 self.values.packs(self.lives[name, life], captured, header, residual, blob, after)

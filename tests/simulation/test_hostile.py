@@ -13,7 +13,7 @@ from isthmus.errors import Denied
 from isthmus.layout import Spec, TensorClass
 from isthmus.log import Log
 from isthmus.log.run import Run, Seed
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Body
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream
 from isthmus.rules import Pace, Rules
@@ -40,11 +40,11 @@ class Wrapped:
         if waiting is not None:
             await waiting
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         await self._ask("get", key)
         return await self._inner.get(key)
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         await self._ask("get", key)
         return await self._inner.get_range(key, start, stop)
 

@@ -6,7 +6,7 @@ import pytest
 from isthmus.errors import RecordInvalid
 from isthmus.reasons import Reason
 from isthmus.records import frame
-from isthmus.records.frame import HEADER_MAX, PREFIX, Kind
+from isthmus.records.frame import HEADER_MAX, PREFIX, Body, Kind
 from isthmus.records.keys import is_versioned, update_key, version_in
 
 
@@ -16,7 +16,7 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
-def note(length: int, payload: bytes = b"") -> bytearray:
+def note(length: int, payload: bytes = b"") -> Body:
     """Return a record whose header takes so many bytes."""
     overhead = len(b"\x81\xa4text\xda??")
     out = frame.draft(Kind.UPDATE, Note("x" * (length - overhead)), len(payload))
@@ -24,7 +24,7 @@ def note(length: int, payload: bytes = b"") -> bytearray:
     return out.blob
 
 
-def reason_of(blob: bytearray) -> Reason:
+def reason_of(blob: Body) -> Reason:
     with pytest.raises(RecordInvalid) as caught:
         frame.parse(blob, Kind.UPDATE, Note)
     return caught.value.reason
@@ -64,7 +64,7 @@ def test_padding_is_zero() -> None:
 def test_a_header_in_which_one_letter_is_another_one_is_noticed() -> None:
     """It would be a sound record of somebody else."""
     blob = note(300)
-    at = blob.index(b"xxxx")
+    at = bytes(blob).index(b"xxxx")
     blob[at] = ord("y")
     assert reason_of(blob) is Reason.MALFORMED
     with pytest.raises(RecordInvalid, match="CRC"):
@@ -74,7 +74,7 @@ def test_a_header_in_which_one_letter_is_another_one_is_noticed() -> None:
 def test_too_short_and_too_long_are_told_apart() -> None:
     blob = note(300, b"payload")
     assert reason_of(blob[:-1]) is Reason.TRUNCATED
-    assert reason_of(blob + b"!") is Reason.OVERSIZED
+    assert reason_of(bytearray(blob) + b"!") is Reason.OVERSIZED
 
 
 def test_a_head_is_whole_or_it_is_none() -> None:

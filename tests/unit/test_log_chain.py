@@ -10,7 +10,7 @@ from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.log import Commit, gc
 from isthmus.log.commits import AHEAD_MAX
 from isthmus.records import frame
-from isthmus.records.frame import Kind
+from isthmus.records.frame import Body, Kind
 from isthmus.records.keys import commit_key
 from isthmus.records.objects import CommitHeader, Healed, SegmentHeader
 from written import ONE_WAY_S, Written
@@ -126,7 +126,7 @@ def test_a_segment_is_read_for_all_of_its_commits_at_once() -> None:
     Written().drive(body)
 
 
-def changed_in(segment: bytearray, number: int, **changed: Any) -> bytearray:
+def changed_in(segment: Body, number: int, **changed: Any) -> Body:
     """Return a segment in which one commit was replaced by another one that reads well."""
     header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
     start = sum(header.sizes[:number])

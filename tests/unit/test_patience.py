@@ -9,6 +9,7 @@ import pytest
 from isthmus.bus import redis as redis_bus
 from isthmus.errors import Unavailable
 from isthmus.log.run import read_run
+from isthmus.records.frame import Body
 from isthmus.runtime import Runtime, inline
 from isthmus.simulate.clock import Clock
 from isthmus.store import AT_START, RUNNING, EdgeStore, Store, s3
@@ -25,7 +26,7 @@ class Silent:
     def __init__(self, slow_s: float) -> None:
         self.slow_s, self.asked = slow_s, 0
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         self.asked += 1
         await asyncio.sleep(self.slow_s)
         raise Unavailable("no answer")
@@ -34,7 +35,7 @@ class Silent:
 class Absent(Silent):
     """A store that is not there."""
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         self.asked += 1
         raise Unavailable("connection refused")
 

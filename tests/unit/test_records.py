@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isthmus.errors import RecordInvalid
 from isthmus.reasons import Reason
 from isthmus.records import frame, messages
-from isthmus.records.frame import Kind
+from isthmus.records.frame import Body, Kind
 from isthmus.records.objects import UpdateHeader
 
 UPDATE = UpdateHeader(
@@ -32,7 +32,7 @@ UPDATE = UpdateHeader(
 )
 
 
-def update(payload: bytes = b"x" * 100) -> bytearray:
+def update(payload: bytes = b"x" * 100) -> Body:
     out = frame.draft(Kind.UPDATE, UPDATE, len(payload))
     out.payload[:] = payload
     return out.blob
@@ -47,7 +47,7 @@ def with_header(raw: bytes, payload: bytes = b"") -> bytes:
     return (prefix + raw).ljust(start, b"\0") + payload
 
 
-def reason_of(blob: bytes | bytearray) -> Reason:
+def reason_of(blob: bytes | Body) -> Reason:
     with pytest.raises(RecordInvalid) as caught:
         frame.parse(blob, Kind.UPDATE, UpdateHeader)
     return caught.value.reason
@@ -67,8 +67,8 @@ def test_the_payload_is_aligned() -> None:
 
 def test_the_place_of_author_and_signature_is_reserved() -> None:
     blob = update()
-    assert blob[32:64] == bytes(32)
-    assert blob[64:128] == bytes(64)
+    assert bytes(blob[32:64]) == bytes(32)
+    assert bytes(blob[64:128]) == bytes(64)
     blob[40] = 1
     assert reason_of(blob) is Reason.MALFORMED
 

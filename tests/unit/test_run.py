@@ -9,7 +9,7 @@ from isthmus.errors import InputError, RunMissing
 from isthmus.layout import Spec, TensorClass
 from isthmus.log.run import Run, Seed, create_run, read_run
 from isthmus.records import frame
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Body
 from isthmus.records.objects import RunHeader
 from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
 from isthmus.runtime import single_threaded
@@ -25,10 +25,10 @@ class Memory:
         self.url = "memory://run"
         self.objects = Objects()
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         return bytearray(self.objects.get(key))
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         return bytearray(self.objects.get(key)[start:stop])
 
     async def put(self, key: str, data: Blob) -> None:

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.records.frame import Body
 from isthmus.runtime import Runtime, inline
 from isthmus.store import Store
 from isthmus.tolerance import REFUSED_S, Tolerance, TolerantStore
@@ -28,7 +29,7 @@ class Told:
     def __init__(self) -> None:
         self.refused: set[tuple[str, str]] = set()
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         if ("get", key.split("/", maxsplit=1)[0]) in self.refused:
             raise Denied(f"{self.url}: access denied (ExpiredToken)")
         if key.endswith("nothing"):

@@ -9,6 +9,7 @@ from isthmus.errors import RecordInvalid
 from isthmus.log.updates import GRADIENT_NORM_MAX, Update, open_update
 from isthmus.reasons import Reason
 from isthmus.records import frame
+from isthmus.records.frame import Body
 from isthmus.rules import Rules
 from written import Written
 
@@ -16,7 +17,7 @@ PLAIN = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
 
 
 def opened(
-    w: Written, blob: bytearray, *, digest: bytes | None = None, p: int = 0, learner: str = "a", base: int = 3
+    w: Written, blob: Body, *, digest: bytes | None = None, p: int = 0, learner: str = "a", base: int = 3
 ) -> Update:
     return open_update(blob, digest or frame.digest(blob), w.run, w.run.layout.fragments[p], learner, base)
 

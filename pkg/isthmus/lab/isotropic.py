@@ -64,7 +64,7 @@ def _outer(steps: int) -> list[Setting]:
                 )
             ]
     # What is best after few rounds may be too much after many.
-    for h in (24, 48):
+    for h in (12, 24, 48):
         rounds, at = base(3 * steps, learners=8, rules_sync_every=h), f"H = {h}, M = 8, 3 × as long: "
         lr, mu = outer_for("rda", h)
         found.append(named(rounds, f"{at}RDA", rules_outer_lr=lr, rules_outer_momentum=mu))

@@ -115,7 +115,7 @@ def why_useless(frozen: Frozen) -> str | None:
 def pack(
     run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: Frozen,
     traffic: Sequence[UplinkPoint], take: tree.Take,
-) -> bytearray:  # fmt: skip
+) -> frame.Body:  # fmt: skip
     """Return the checkpoint object. Slow for large models: runs off the loop. Raises `InputError` for odd state."""
     leaves: list[tree.Leaf] = []
     fragments = []
@@ -162,7 +162,7 @@ def pack(
     starts, size = tree.place(leaves)
     out = frame.draft(frame.Kind.CHECKPOINT, header, size)
     for leaf, start in zip(leaves, starts, strict=True):
-        out.payload[start : start + leaf.spec.size] = leaf.data.data
+        frame.fill(out.payload[start : start + leaf.spec.size], leaf.data)
     return out.blob
 
 

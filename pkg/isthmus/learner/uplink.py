@@ -449,7 +449,7 @@ class Uplink:
 
     def _pack(
         self, captured: Captured, header: UpdateHeader, fragment: Fragment, residual: F32 | None
-    ) -> tuple[bytearray | None, F32]:
+    ) -> tuple[frame.Body | None, F32]:
         """Return the update object and what its codec dropped; (None, …) where the difference is not finite."""
         gradient = np.empty(fragment.size, np.float32)
         kernels.subtract(rounded(captured.base_values, fragment.tensors), captured.values, gradient)

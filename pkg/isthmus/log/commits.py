@@ -12,7 +12,7 @@ from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
 from isthmus.log.run import Run
 from isthmus.records import frame
-from isthmus.records.frame import Blob, Kind
+from isthmus.records.frame import Blob, Body, Kind
 from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
 from isthmus.records.objects import CommitHeader, PackedHeader, SegmentHeader
 from isthmus.runtime import Runtime
@@ -213,7 +213,7 @@ class Log:
             )
         return Commit(header, frame.digest(blob), packed)
 
-    async def _unpacked(self, key: str, blob: Blob) -> bytearray:
+    async def _unpacked(self, key: str, blob: Blob) -> Body:
         """Return the bytes of a packed commit from its segment."""
         try:
             at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)

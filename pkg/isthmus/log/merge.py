@@ -172,7 +172,7 @@ class Advance:
     """What a round came to: the next state and the value object that announces it."""
 
     state: State
-    value: bytearray
+    value: frame.Body
     value_digest: bytes
     published_digest: bytes
     state_digest: bytes
@@ -242,7 +242,7 @@ def next_published(published: F32, fragment: Fragment, codec_down: Codec, payloa
 # --- snapshots: a state as bytes --------------------------------------------------------------------------------------
 
 
-def snapshot(state: State, fragment: int, run: bytes) -> bytearray:
+def snapshot(state: State, fragment: int, run: bytes) -> frame.Body:
     """Return the snapshot object of a state: published, master, momentum."""
     header = SnapshotHeader(
         schema=SCHEMA,
@@ -255,7 +255,7 @@ def snapshot(state: State, fragment: int, run: bytes) -> bytearray:
     size = state.published.nbytes
     out = frame.draft(frame.Kind.SNAPSHOT, header, 3 * size)
     for i, array in enumerate((state.published, state.master, state.momentum)):
-        out.payload[i * size : (i + 1) * size] = array.data.cast("B")
+        frame.fill(out.payload[i * size : (i + 1) * size], array)
     return out.blob
 
 

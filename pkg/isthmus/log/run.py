@@ -184,7 +184,7 @@ def _same(run: Run, seed: Seed) -> Run:
     return run
 
 
-def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at: float) -> bytearray:
+def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at: float) -> frame.Body:
     """Return the run object. Raises `ValueError` for a header over its limit."""
     cut = _described(layout, seed.frozen)
     payload = msgpack.packb(msgspec.to_builtins(cut, builtin_types=(bytes,)), use_bin_type=True)

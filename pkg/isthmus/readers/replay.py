@@ -191,7 +191,7 @@ async def _healed(log: Log, p: int, carry: fold.Merging, at: fold.At[State], top
 async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd: list[str]) -> Difference | None:
     h = commit.header
     key = commit_key(h.fragment, h.version)
-    stored: bytearray | None
+    stored: frame.Body | None
     try:
         stored = await log.store.get(h.value_key)
     except ObjectMissing:

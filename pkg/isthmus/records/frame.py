@@ -21,15 +21,19 @@ import hashlib
 import struct
 import zlib
 from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 import msgspec
+import numpy as np
 
 from isthmus.errors import RecordInvalid
 from isthmus.reasons import Reason
 
 Blob = bytes | bytearray | memoryview
+
+Body = bytearray | memoryview
+"""An object as it was read or drafted: its reader's own, who may write into it."""
 
 MAGIC = b"\x89ISTHMUS"
 FRAME_VERSION = 1
@@ -76,8 +80,18 @@ HEADER_MAX = {
 class Draft(NamedTuple):
     """An object under construction: fill `payload` [n] in place, then use `blob`."""
 
-    blob: bytearray
+    blob: memoryview
     payload: memoryview
+
+
+def blank(size: int) -> memoryview:
+    """Return zeros [size] uint8 to write into. Large ones come from the system untouched: no thread waits for that."""
+    return np.zeros(size, np.uint8).data
+
+
+def fill(place: memoryview, data: "np.ndarray[Any, Any]") -> None:
+    """Copy an array's bytes into as many bytes. Other threads go on meanwhile, unlike where a view is assigned to."""
+    np.copyto(np.frombuffer(place, np.uint8), np.ascontiguousarray(data).reshape(-1).view(np.uint8))
 
 
 def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
@@ -86,7 +100,7 @@ def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
     if len(packed) > HEADER_MAX[kind]:
         raise ValueError(f"a {kind.name.lower()} header of {len(packed)} bytes is over its limit of {HEADER_MAX[kind]}")
     start = payload_offset(len(packed))
-    blob = bytearray(start + payload_size)
+    blob = blank(start + payload_size)
     PREFIX.pack_into(
         blob,
         0,
@@ -101,7 +115,7 @@ def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
         UNSIGNED_SIGNATURE,
     )
     blob[PREFIX.size : PREFIX.size + len(packed)] = packed
-    return Draft(blob, memoryview(blob)[start:])
+    return Draft(blob, blob[start:])
 
 
 def payload_offset(header_size: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, PortError, Unavailable
-from isthmus.records.frame import Blob, payload_start
+from isthmus.records.frame import Blob, Body, payload_start
 from isthmus.simulate.process import EPOCH_S, Process
 from isthmus.simulate.weather import UNHEARD, Fault, Weather, Wire
 from isthmus.store.base import Entry
@@ -71,11 +71,11 @@ class SimulatedStore:
         self._clock = process.clock
         self._up, self._down = Wire(), Wire()
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         """See `Store.get`."""
         return await self._read(key, lambda: self._objects.get(key))
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         """See `Store.get_range`."""
         return await self._read(key, lambda: self._objects.get(key)[start:stop])
 
@@ -109,7 +109,7 @@ class SimulatedStore:
         """See `Store.delete`."""
         await self._request("delete", key, lambda: self._objects.delete(key), writes=True)
 
-    async def _read(self, key: str, effect: Callable[[], bytes]) -> bytearray:
+    async def _read(self, key: str, effect: Callable[[], bytes]) -> Body:
         body = bytearray(await self._request("get", key, effect, carries=True))
         self.bytes_down += len(body)
         if body and self.weather.strikes(self._process.random, f"body of {key}", Fault.CORRUPTED) is Fault.CORRUPTED:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Body
 
 
 class Entry(NamedTuple):
@@ -24,11 +24,11 @@ class Store(Protocol):
 
     url: str
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         """Return the object. Raises `ObjectMissing`."""
         ...
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         """Return bytes [start, stop) of the object, fewer where it ends earlier. Raises `ObjectMissing`."""
         ...
 

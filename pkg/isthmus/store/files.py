@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Body, blank
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
 
@@ -28,11 +28,11 @@ class FileStore:
         self._runtime = runtime
         self._swept = False
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         """See `Store.get`."""
         return await self._run(key, self._read, 0, None)
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         """See `Store.get_range`."""
         return await self._run(key, self._read, start, stop)
 
@@ -75,14 +75,13 @@ class FileStore:
             raise ValueError(f"not a key: {key!r}")
         return self.root / key
 
-    def _read(self, path: Path, start: int, stop: int | None) -> bytearray:
+    def _read(self, path: Path, start: int, stop: int | None) -> Body:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            data = bytearray(max(0, min(size, size if stop is None else stop) - start))
+            data, at = blank(max(0, min(size, size if stop is None else stop) - start)), 0
             file.seek(start)
-            view, at = memoryview(data), 0
             while at < len(data):
-                read = file.readinto(view[at:])
+                read = file.readinto(data[at:])
                 if not read:
                     raise OSError(f"{path} shrank while it was read")
                 at += read

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Body
 from isthmus.store.base import Entry, Store
 
 T = TypeVar("T")
@@ -19,11 +19,11 @@ class Layer:
         self.url = store.url
         self._store = store
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         """See `Store.get`."""
         return await self._through("get", key, lambda: self._store.get(key))
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         """See `Store.get_range`."""
         return await self._through("get", key, lambda: self._store.get_range(key, start, stop))
 

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.metrics import Metrics
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Body
 from isthmus.runtime import Runtime
 from isthmus.store.base import Store
 from isthmus.store.layer import Layer, Send
@@ -32,11 +32,11 @@ class MeasuredStore(Layer):
         self._traffic = traffic
         self._metrics = metrics
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         """See `Store.get`."""
         return self._down(await super().get(key))
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         """See `Store.get_range`."""
         return self._down(await super().get_range(key, start, stop))
 
@@ -76,7 +76,7 @@ class MeasuredStore(Layer):
         if self._metrics is not None:
             self._metrics.store_bytes.labels("up").inc(len(data))
 
-    def _down(self, data: bytearray) -> bytearray:
+    def _down(self, data: Body) -> Body:
         self._traffic.bytes_down += len(data)
         if self._metrics is not None:
             self._metrics.store_bytes.labels("down").inc(len(data))

@@ -21,7 +21,7 @@ from botocore.exceptions import (
 )
 
 from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable, told
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Body, blank
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
 
@@ -65,11 +65,11 @@ class S3Store:
         self._prefix = prefix
         self.url = url
 
-    async def get(self, key: str) -> bytearray:
+    async def get(self, key: str) -> Body:
         """See `Store.get`."""
         return await self._read(key, {})
 
-    async def get_range(self, key: str, start: int, stop: int) -> bytearray:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         """See `Store.get_range`."""
         if stop <= start:
             return bytearray()
@@ -150,11 +150,11 @@ class S3Store:
             return _base64_md5(data)
         return await self._runtime.offload(_base64_md5, data)
 
-    async def _read(self, key: str, extra: dict[str, str]) -> bytearray:
+    async def _read(self, key: str, extra: dict[str, str]) -> Body:
         try:
             response = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **extra)
             size = int(response["ContentLength"])
-            data, at = bytearray(size), 0
+            data, at = blank(size), 0
             async with response["Body"] as body:
                 async for chunk in body.iter_chunks(_CHUNK_BYTES):
                     if at + len(chunk) > size:

@@ -455,7 +455,7 @@ class Keeper:
         self.rounds.on(Lost(), self._runtime.now())
         return await self._catch_up()
 
-    async def _put(self, key: str, data: bytearray) -> None:
+    async def _put(self, key: str, data: frame.Blob) -> None:
         """Store an object however long the store is away: giving up would only mean to merge the same again."""
         while True:
             try:
