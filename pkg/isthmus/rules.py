@@ -131,8 +131,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 LONG_STEPS = 24
 """H above which rounds are long: measured were 12, 24 (where both are alike) and 48."""
 
-_SHORT_ROUNDS = {MergeRule.RDA: (0.4, 0.8), MergeRule.AVG: (0.7, 0.8), MergeRule.ISO: (0.8, 0.8)}
-_LONG_ROUNDS = {MergeRule.RDA: (0.6, 0.7), MergeRule.AVG: (1.05, 0.7), MergeRule.ISO: (0.8, 0.7)}
+_SHORT_ROUNDS = {MergeRule.RDA: (0.4, 0.8), MergeRule.AVG: (0.7, 0.8), MergeRule.ISO: (1.1, 0.7)}
+_LONG_ROUNDS = {MergeRule.RDA: (0.6, 0.7), MergeRule.AVG: (1.05, 0.7), MergeRule.ISO: (1.1, 0.7)}
 
 
 def outer_for(merge: str, sync_every: int) -> tuple[float, float]:

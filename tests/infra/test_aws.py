@@ -111,6 +111,9 @@ def judge(request: IAMRequestBase, resource: str) -> None:
     context = {f"s3:{key}": values[0] for key, values in parse_qs(urlsplit(request._path).query).items()}
     if "If-None-Match" in request._headers:
         context["s3:if-none-match"] = request._headers["If-None-Match"]
+    # Beginning an upload in parts, and sending one, make no object: AWS says so in this key.
+    query = parse_qs(urlsplit(request._path).query, keep_blank_values=True)
+    context["s3:ObjectCreationOperation"] = "false" if {"uploads", "partNumber"} & query.keys() else "true"
     if not allows(documents, request._action, resource, context):
         request._raise_access_denied()
 
@@ -335,7 +338,8 @@ def client_of(environment: Mapping[str, str]) -> Any:
 def test_what_may_only_be_created_cannot_be_written_over_in_any_way(
     cloud: Cloud, environments: dict[str, dict[str, str]], who: str, key: str
 ) -> None:
-    """Parts, completions and copies are PutObject too; on S3 the first two never carry the condition."""
+    """Completions and copies are PutObject too; parts are, and make no object: they are granted where a large one may
+    be created."""
     at = {"Bucket": cloud.bucket, "Key": f"{PREFIX}/{key}"}
     with closing(client_of(environments["operator"])) as operator, closing(client_of(environments[who])) as s3:
         s3.put_object(**at, Body=b"first", IfNoneMatch="*")
@@ -358,7 +362,9 @@ def test_what_may_only_be_created_cannot_be_written_over_in_any_way(
             (s3.put_object_acl, {"ACL": "private"}),
             (s3.put_object_tagging, {"Tagging": {"TagSet": []}}),
         ):
-            assert refusal(request, **at, **given) == "AccessDenied", request
+            makes_none = request in (s3.create_multipart_upload, s3.upload_part, s3.upload_part_copy)
+            expected = "" if makes_none and key.startswith("updates/") else "AccessDenied"
+            assert refusal(request, **at, **given) == expected, request
         assert operator.get_object(**at)["Body"].read() == b"first"
         for used in (at, source["CopySource"]):
             operator.delete_object(**used)

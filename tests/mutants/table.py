@@ -250,12 +250,12 @@ MUTANTS = [
         row("lengths-are-not-weighted", "self._norms[i] += weight * norm", "self._norms[i] += norm"),
         row(
             "embeddings-are-merged-like-all-else",
-            "_merge_of(t.spec, outer[t.spec.role].merge)",
-            '_merge_of(t.spec, outer["dense"].merge)',
+            "_merge_of(t, outer[t.spec.role].merge)",
+            '_merge_of(t, outer["dense"].merge)',
         ),
         row(
             "vectors-are-matrices",
-            "if rule == MergeRule.ISO and not spec.is_matrix else rule",
+            "if rule == MergeRule.ISO and not tensor.is_matrix else rule",
             "if rule == MergeRule.ISO and len(spec.shape) != 2 and not spec.shape else rule",
         ),
         row(
@@ -858,7 +858,7 @@ MUTANTS = [
             '_EXISTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}',
         ),
         row("ranges-include-their-stop", "bytes={start}-{stop - 1}", "bytes={start}-{stop}"),
-        row("half-a-body-is-a-body", "if at != size:", "if at > size:"),
+        row("half-a-body-is-a-body", "if at != len(data):", "if at > len(data):"),
         row("an-unknown-refusal-is-an-outage", "if code in _DENIED or status in (401, 403):", "if code in _DENIED:"),
         row("creating-is-putting", '                IfNoneMatch="*",\n', ""),
     ),

@@ -70,6 +70,11 @@ LONG_ROUNDS: dict[str, object] = {
 AVG: dict[str, object] = {"rules_merge": "avg", "rules_outer_lr": outer_for("avg", Rules().sync_every)[0]}
 
 
-def iso(rate: float = outer_for("iso", Rules().sync_every)[0]) -> dict[str, object]:
-    """Return what makes a setting's merge isotropic."""
-    return {"rules_merge": "iso", "rules_outer_lr": rate}
+def iso(rate: float = 0.8, momentum: float = 0.8) -> dict[str, object]:
+    """Return what makes a setting's merge isotropic; where nothing is said, at the outer rates that most experiments
+    were made with, before `outer` and `parity` found the default's a little better."""
+    return {"rules_merge": "iso", "rules_outer_lr": rate, "rules_outer_momentum": momentum}
+
+
+ISO = iso(*outer_for("iso", Rules().sync_every))
+"""As runs are by default."""

@@ -1,6 +1,6 @@
 """Experiments on isotropic merges."""
 
-from isthmus.lab.experiment import HASTY, PARALLEL, WAITING, Experiment, base, iso, named
+from isthmus.lab.experiment import HASTY, ISO, PARALLEL, WAITING, Experiment, base, iso, named
 from isthmus.lab.setting import Failures, Guests, Setting, Shape, Wires
 from isthmus.rules import outer_for
 
@@ -19,10 +19,14 @@ def _parity(steps: int) -> list[Setting]:
         for rate in (0.55, 0.8, 1.1):
             for peak in (3e-3, 4.5e-3, 6e-3)[: 2 if rate > 1 else 3]:
                 found.append(named(few, f"{at}iso {rate:g}, inner rate {peak:g}", peak_lr=peak, **iso(rate)))
+        found += [
+            named(few, f"{at}iso by default, inner rate {peak:g}", peak_lr=peak, **ISO) for peak in (3e-3, 4.5e-3, 6e-3)
+        ]
         for peak in (3e-3, 4.5e-3, 6e-3):
             found += [
                 named(one, f"{at}one learner, RDA, inner rate {peak:g}", peak_lr=peak),
                 named(one, f"{at}one learner, iso, inner rate {peak:g}", peak_lr=peak, **iso()),
+                named(one, f"{at}one learner, iso by default, inner rate {peak:g}", peak_lr=peak, **ISO),
             ]
     return found
 
@@ -38,6 +42,9 @@ def _longer(steps: int) -> list[Setting]:
             ]
             found += [named(long, f"{at}RDA, inner rate {r:g}", peak_lr=r) for r in (3e-3, 4.5e-3)]
             found += [named(long, f"{at}iso, inner rate {r:g}", peak_lr=r, **iso()) for r in (3e-3, 4.5e-3)]
+            found += [named(long, f"{at}iso by default, inner rate {r:g}", peak_lr=r, **ISO) for r in (3e-3, 4.5e-3)]
+            one = base(times * steps, learners=1, batch=m)
+            found += [named(one, f"{at}one learner, iso by default, inner rate 0.0045", peak_lr=4.5e-3, **ISO)]
     return found
 
 
@@ -49,7 +56,7 @@ def _outer(steps: int) -> list[Setting]:
             lr, mu = outer_for("rda", h)
             found.append(named(rounds, f"{at}RDA", rules_outer_lr=lr, rules_outer_momentum=mu))
             found += [
-                named(rounds, f"{at}iso {lr:g}, momentum {mu:g}", rules_outer_momentum=mu, **iso(lr))
+                named(rounds, f"{at}iso {lr:g}, momentum {mu:g}", **iso(lr, mu))
                 for lr, mu in (
                     (0.4, 0.8),
                     (0.55, 0.8),
@@ -69,7 +76,7 @@ def _outer(steps: int) -> list[Setting]:
         lr, mu = outer_for("rda", h)
         found.append(named(rounds, f"{at}RDA", rules_outer_lr=lr, rules_outer_momentum=mu))
         found += [
-            named(rounds, f"{at}iso {lr:g}, momentum {mu:g}", rules_outer_momentum=mu, **iso(lr))
+            named(rounds, f"{at}iso {lr:g}, momentum {mu:g}", **iso(lr, mu))
             for lr, mu in ((0.8, 0.7), (1.1, 0.7), (1.5, 0.7))
         ]
     return found
@@ -137,8 +144,8 @@ def _variants(steps: int) -> list[Setting]:
     for v in ("", "restart every 8", "restart every 16", "restart where opposed", "momentum of lag"):
         found.append(named(eight, f"iso{', ' if v else ''}{v}", variant=v, **iso()))
     for rate, beta in ((0.8, 0.9), (1.6, 0.9), (3.2, 0.9), (1.6, 0.8)):
-        free = named(eight, f"iso {rate:g}, schedule-free, β = {beta:g}", variant="schedule-free", **iso(rate))
-        found.append(named(free, free.name, rules_outer_momentum=beta))
+        name = f"iso {rate:g}, schedule-free, β = {beta:g}"
+        found.append(named(eight, name, variant="schedule-free", **iso(rate, beta)))
     for merge, rule in {"RDA": {}, "iso": iso()}.items():
         found += [
             named(late, f"0.2 s away, four versions late: {merge}", **rule),

@@ -1,10 +1,13 @@
 """A store in a bucket, over aiobotocore. No retries here: they live in one wrapper at the port's edge."""
 
+import asyncio
 import base64
+import contextlib
 import hashlib
 import io
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import aiohttp
@@ -20,10 +23,20 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
-from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable, told
+from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable, first_cause, told
 from isthmus.records.frame import Blob, Body, blank
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
+
+PART_BYTES = 64 << 20
+"""No request carries more: larger objects go in parts, several at once."""
+
+PARTS_MAX = 10_000
+"""Parts of one object that stores take."""
+
+PARTS_AT_ONCE = 4
+PART_TRIES = 4
+PART_PAUSE_S = 0.2
 
 CONNECTIONS_MAX = 64
 CONNECT_TIMEOUT_S = 3.0
@@ -55,6 +68,24 @@ _DENIED = {
 }
 
 
+_NO_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
+
+BEGUN_MAX = 16
+"""Uploads that failed and may go on; those of processes that ended are the bucket's lifecycle rule's."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    """An upload in parts that is not through."""
+
+    upload: str
+    size: int
+    parts: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """By number: MD5 and ETag of what is there."""
+    again: bool = False
+    """Whether this is a second try."""
+
+
 class S3Store:
     """Objects of one bucket below an optional prefix. Endpoint and credentials come from the AWS environment."""
 
@@ -63,6 +94,7 @@ class S3Store:
         self._client = client
         self._bucket = bucket
         self._prefix = prefix
+        self._begun: dict[str, _Begun] = {}
         self.url = url
 
     async def get(self, key: str) -> Body:
@@ -81,28 +113,44 @@ class S3Store:
     async def put(self, key: str, data: Blob) -> None:
         """See `Store.put`."""
         try:
-            await self._client.put_object(
-                Bucket=self._bucket, Key=self._prefix + key, Body=_Body(data), ContentMD5=await self._md5(data)
-            )
+            if len(data) > PART_BYTES:
+                await self._put_in_parts(key, data)
+            else:
+                await self._client.put_object(
+                    Bucket=self._bucket, Key=self._prefix + key, Body=_Body(data), ContentMD5=await self._md5(data)
+                )
         except (ClientError, BotoCoreError, OSError) as error:
             self._fail(error, key)
 
     async def create(self, key: str, data: Blob) -> bool:
-        """See `Store.create`."""
+        """See `Store.create`. Beyond `PART_BYTES` two that create at once may both be told that they did, where the
+        server knows no condition for the end of an upload in parts: what is so large is named after its content."""
         try:
-            await self._client.put_object(
-                Bucket=self._bucket,
-                Key=self._prefix + key,
-                Body=_Body(data),
-                ContentMD5=await self._md5(data),
-                IfNoneMatch="*",
-            )
+            if len(data) > PART_BYTES:
+                if await self._is_there(key):
+                    return False
+                await self._put_in_parts(key, data, IfNoneMatch="*")
+            else:
+                await self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=self._prefix + key,
+                    Body=_Body(data),
+                    ContentMD5=await self._md5(data),
+                    IfNoneMatch="*",
+                )
         except ClientError as error:
             if _code(error) in _EXISTS:
                 return False
             self._fail(error, key)
         except (BotoCoreError, OSError) as error:
             self._fail(error, key)
+        return True
+
+    async def _is_there(self, key: str) -> bool:
+        try:
+            await self.get_range(key, 0, 1)
+        except ObjectMissing:
+            return False
         return True
 
     async def list(self, prefix: str) -> Sequence[Entry]:
@@ -150,22 +198,124 @@ class S3Store:
             return _base64_md5(data)
         return await self._runtime.offload(_base64_md5, data)
 
+    async def _put_in_parts(self, key: str, data: Blob, **condition: str) -> None:
+        """Upload an object in parts, several at once; it is there when all are, whole, or not at all.
+
+        A part that fails is sent again by itself. Where the upload fails all the same, its parts stay for the next one
+        of the same bytes, which goes on with those that are missing.
+        """
+        place = {"Bucket": self._bucket, "Key": self._prefix + key}
+        view = memoryview(data)
+        size = max(PART_BYTES, -(-len(view) // PARTS_MAX))
+        begun = self._begun.pop(key, None)
+        if begun is None or begun.size != len(view):
+            answer = await self._client.create_multipart_upload(**place)
+            begun = _Begun(answer["UploadId"], len(view))
+        gate = asyncio.Semaphore(PARTS_AT_ONCE)
+
+        async def one(number: int) -> None:
+            part = view[(number - 1) * size : number * size]
+            async with gate:
+                sum_ = await self._md5(part)
+                if begun.parts.get(number, ("", ""))[0] != sum_:
+                    answer = await self._patiently(
+                        lambda: self._client.upload_part(
+                            **place, UploadId=begun.upload, PartNumber=number, Body=_Body(part), ContentMD5=sum_
+                        )
+                    )
+                    begun.parts[number] = sum_, answer["ETag"]
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(1, -(-len(view) // size) + 1):
+                    tasks.create_task(one(number))
+            parts = [{"PartNumber": number, "ETag": etag} for number, (_, etag) in sorted(begun.parts.items())]
+            await self._client.complete_multipart_upload(
+                **place, UploadId=begun.upload, MultipartUpload={"Parts": parts}, **condition
+            )
+        except BaseExceptionGroup as group:
+            await self._keep_or_abort(key, begun, first_cause(group))
+            raise first_cause(group) from None
+        except Exception as error:
+            await self._keep_or_abort(key, begun, error)
+            raise
+
+    async def _keep_or_abort(self, key: str, begun: "_Begun", error: BaseException) -> None:
+        """Keep what was uploaded for another try, once: it may be that the upload itself is not known any more."""
+        passing = isinstance(error, ClientError | BotoCoreError | OSError | TimeoutError)
+        if passing and not begun.again and len(self._begun) < BEGUN_MAX:
+            begun.again = True
+            self._begun[key] = begun
+            return
+        with contextlib.suppress(ClientError, BotoCoreError, OSError):
+            await self._client.abort_multipart_upload(
+                Bucket=self._bucket, Key=self._prefix + key, UploadId=begun.upload
+            )
+
+    async def _patiently(self, send: Callable[[], Awaitable[Any]]) -> Any:
+        """Send a request for a part, and again where it failed: the others need not be sent again for it."""
+        for tried in range(1, PART_TRIES + 1):
+            try:
+                return await send()
+            except (ClientError, BotoCoreError, OSError, aiohttp.ClientError, Unavailable) as error:
+                permanent = isinstance(error, ClientError) and _code(error) in {*_NO_UPLOAD, *_DENIED, *_EXISTS}
+                if permanent or tried == PART_TRIES:
+                    raise
+                await asyncio.sleep(PART_PAUSE_S * 2.0**tried * self._runtime.random.random())
+        raise AssertionError("unreachable: the last try returns or raises")
+
     async def _read(self, key: str, extra: dict[str, str]) -> Body:
         try:
             response = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **extra)
             size = int(response["ContentLength"])
-            data, at = blank(size), 0
-            async with response["Body"] as body:
-                async for chunk in body.iter_chunks(_CHUNK_BYTES):
-                    if at + len(chunk) > size:
-                        raise Unavailable(f"{self.url}: {key} sent more than the {size} bytes it announced")
-                    data[at : at + len(chunk)] = chunk
-                    at += len(chunk)
+            data = blank(size)
+            if size <= PART_BYTES:
+                await self._drain(key, response, data)
+            else:
+                await self._read_in_parts(key, extra, response, data)
+        except BaseExceptionGroup as group:
+            cause = first_cause(group)
+            if not isinstance(cause, ClientError | BotoCoreError | aiohttp.ClientError | OSError | TimeoutError):
+                raise cause from None
+            self._fail(cause, key)
         except (ClientError, BotoCoreError, aiohttp.ClientError, OSError, TimeoutError) as error:
             self._fail(error, key)
-        if at != size:
-            raise Unavailable(f"{self.url}: {key} ended after {at} of {size} bytes")
         return data
+
+    async def _read_in_parts(self, key: str, extra: dict[str, str], first: Any, data: memoryview) -> None:
+        """Fetch a large body by ranges, several at once; `first` is the answer to a request for all of it."""
+        first["Body"].close()
+        start = int(extra["Range"].removeprefix("bytes=").split("-")[0]) if extra else 0
+        same = {"IfMatch": first["ETag"]} if "ETag" in first else {}  # every range of one and the same object
+        gate = asyncio.Semaphore(PARTS_AT_ONCE)
+
+        async def one(at: int) -> None:
+            part = data[at : at + PART_BYTES]
+            asked = {"Range": f"bytes={start + at}-{start + at + len(part) - 1}", **same}
+
+            async def fetch() -> None:
+                answer = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **asked)
+                if int(answer["ContentLength"]) != len(part):
+                    raise Unavailable(f"{self.url}: {key} sent {answer['ContentLength']} bytes for {len(part)}")
+                await self._drain(key, answer, part)
+
+            async with gate:
+                await self._patiently(fetch)
+
+        async with asyncio.TaskGroup() as tasks:
+            for at in range(0, len(data), PART_BYTES):
+                tasks.create_task(one(at))
+
+    async def _drain(self, key: str, response: Any, data: memoryview) -> None:
+        at = 0
+        async with response["Body"] as body:
+            async for chunk in body.iter_chunks(_CHUNK_BYTES):
+                if at + len(chunk) > len(data):
+                    raise Unavailable(f"{self.url}: {key} sent more than the {len(data)} bytes it announced")
+                data[at : at + len(chunk)] = chunk
+                at += len(chunk)
+        if at != len(data):
+            raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
 
     def _fail(self, error: Exception, key: str) -> NoReturn:
         """Raise what this failure means to the caller."""
