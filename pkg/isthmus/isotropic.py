@@ -35,7 +35,11 @@ def is_cheap(shapes: Iterable[tuple[int, int]], block: int = 0) -> bool:
     return 0.0 < operations <= FLOP_MAX * parameters
 
 
+def taken(specs: Iterable[Spec]) -> list[tuple[int, int]]:
+    """Return the shapes of those tensors of a model that an isotropic merge takes for matrices."""
+    return [(s.shape[0], s.shape[1]) for s in specs if s.is_matrix and s.role == TensorClass.DENSE]
+
+
 def suits(specs: Sequence[Spec], block: int = 0) -> bool:
-    """Return whether isotropic merges are cheap for a model; of its tensors, those count that such a merge takes."""
-    taken = [s for s in specs if s.is_matrix and s.role == TensorClass.DENSE]
-    return is_cheap([(s.shape[0], s.shape[1]) for s in taken], block)
+    """Return whether isotropic merges are cheap for a model."""
+    return is_cheap(taken(specs), block)

@@ -22,6 +22,7 @@ from isthmus.forecast.speeds import Speeds
 from isthmus.lab.experiment import base
 from isthmus.lab.setting import Shape, Wires
 from isthmus.lab.training import train
+from isthmus.layout import Spec, TensorClass
 from isthmus.rules import LONG_STEPS, Pace, Rules
 from isthmus_services.cli import main
 from isthmus_services.output import report
@@ -315,7 +316,8 @@ def test_isotropic_merges_are_counted_by_the_matrices_there_are_and_named_where_
     assert not any("isotropic" in warning for warning in rda.warnings)
     # Twenty layers of width 2,048: a matrix of shorter side d takes 5 (3 d² l + d³) operations.
     shapes = [(2048, 3 * 2048), (2048, 2048), (2048, 4 * 2048), (4 * 2048, 2048)] * 20 + [(50_000 * 2048,)]
-    known = planned(1e9, here, fixed=replace(few, merge="iso"), shapes=shapes)
+    specs = [Spec(f"t{i}", shape, "bfloat16", TensorClass.DENSE) for i, shape in enumerate(shapes)]
+    known = planned(1e9, here, fixed=replace(few, merge="iso"), specs=specs)
     flop = 20 * 5 * 2048**3 * (10 + 4 + 13 + 13)
     added = known.syncer["merge_s"] - rda.syncer["merge_s"]
     assert added == pytest.approx(flop / 12 / speeds(Rules()).flop_s)

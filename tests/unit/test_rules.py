@@ -69,7 +69,9 @@ def test_matrices_are_merged_isotropically_where_they_are_narrow() -> None:
     assert Rules.suited(transformer(512), merge="iso").merge == "iso"
     for none in ([], [Spec("gain", (64,), "float32", TensorClass.DENSE)], transformer(256)[:1]):
         assert Rules.suited(none) == Rules()
-    assert Rules.suited(transformer(64), outer_momentum=0.9).outer_lr == pytest.approx(1.1 / 3), "the same effective rate"
+    assert Rules.suited(transformer(64), outer_momentum=0.9).outer_lr == pytest.approx(1.1 / 3), (
+        "the same effective rate"
+    )
 
 
 def test_what_is_cheap_is_a_matter_of_operations_a_parameter() -> None:

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.isotropic import flop, is_cheap
-
-Shape = tuple[int, ...]
+from isthmus.isotropic import flop, is_cheap, taken
+from isthmus.layout import Spec
 
 ASPECT = 100.0
 """Width over depth of a usual transformer; losses hardly depend on it between 30 and 200 (Kaplan et al., 2020)."""
@@ -31,9 +30,9 @@ class Matrices:
         return is_cheap(self.shapes, block)
 
 
-def of(shapes: Sequence[Shape]) -> Matrices:
-    """Return the matrices among a model's tensors, its embeddings left out."""
-    return Matrices(shapes=[(s[0], s[1]) for s in shapes if len(s) == 2 and min(s) > 1])
+def of(specs: Sequence[Spec]) -> Matrices:
+    """Return the matrices among a model's tensors."""
+    return Matrices(shapes=taken(specs))
 
 
 def typical(params: float) -> Matrices:

@@ -11,7 +11,7 @@ from isthmus.errors import InputError
 from isthmus.forecast import learning, matrices, traffic
 from isthmus.forecast.bandwidth import PARAMS_MAX
 from isthmus.forecast.island import Island
-from isthmus.forecast.matrices import Matrices, Shape
+from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.outcome import (
     CHECKPOINT_BYTES,
     CHECKPOINT_SHARE,
@@ -24,7 +24,8 @@ from isthmus.forecast.outcome import (
     outcome,
 )
 from isthmus.forecast.speeds import Speeds
-from isthmus.rules import MergeRule, Pace, Rules, overdrive
+from isthmus.layout import Spec, partition
+from isthmus.rules import FRAGMENTS_MAX, MergeRule, Pace, Rules, overdrive
 
 PERIODS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 """Steps between two syncs of a fragment that are tried."""
@@ -101,10 +102,10 @@ def plan(
     store_region: str = "",
     fixed: Fixed = Fixed(),
     speeds: Callable[[Rules], Speeds],
-    shapes: Sequence[Shape] | None = None,
+    specs: Sequence[Spec] | None = None,
 ) -> Plan:
-    """Return a plan. What is `fixed` is not chosen. `shapes` are those of the model's tensors: it has at most as many
-    fragments; without them its matrices are those of a usual transformer of its size.
+    """Return a plan. What is `fixed` is not chosen. `specs` are the model's tensors, which say how many
+    fragments it can have; without them its matrices are those of a usual transformer of its size.
 
     `speeds` says how fast a syncer does its arithmetic under these rules (see `speeds.Table`).
 
@@ -119,10 +120,11 @@ def plan(
     for island in islands:
         island.check()
     learners = sum(island.count for island in islands)
-    there = matrices.typical(params) if shapes is None else matrices.of(shapes)
+    most = None if specs is None else len(partition(specs, FRAGMENTS_MAX).fragments)
+    there = matrices.typical(params) if specs is None else matrices.of(specs)
     found = [
         outcome(params, islands, prices, store_region, rules, speeds(rules), there)
-        for rules in _candidates(params, fixed, None if shapes is None else len(shapes), there)
+        for rules in _candidates(params, fixed, most, there)
     ]
     best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
     checkpoint_s = best.checkpoint_s

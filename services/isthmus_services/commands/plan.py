@@ -17,10 +17,9 @@ from isthmus.errors import InputError
 from isthmus.forecast import speeds
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
 from isthmus.forecast.island import Island
-from isthmus.forecast.matrices import Shape
 from isthmus.forecast.outcome import Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
-from isthmus.layout import TensorClass
+from isthmus.layout import Spec
 from isthmus.rules import MergeRule
 from isthmus.runtime import single_threaded
 from isthmus_services.output.report import stdout, write_json
@@ -42,7 +41,7 @@ def run(arguments: declared.Plan) -> int:
         return _measure(Path(arguments.measure))
     file = _read(arguments.islands) if arguments.islands else {}
     assumed: list[str] = []
-    params, shapes = _params(arguments, file)
+    params, specs = _params(arguments, file)
     islands = _islands(arguments, file, assumed)
     prices = _prices(arguments, assumed)
     fixed = Fixed(
@@ -61,7 +60,7 @@ def run(arguments: declared.Plan) -> int:
         store_region=arguments.store_region or str(file.get("store_region", "")),
         fixed=fixed,
         speeds=table.of,
-        shapes=shapes,
+        specs=specs,
     )
     line = init_line(found, arguments.model)
     report = plain(found) | {"init": line, "speeds": {"named": named, "how": table.how}}
@@ -169,8 +168,8 @@ def plain(found: Plan) -> dict[str, Any]:
     return report  # type: ignore[no-any-return]
 
 
-def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list[Shape] | None]:
-    """Return the model's parameters, and its tensors' shapes where it is at hand: of an embedding all in one."""
+def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list[Spec] | None]:
+    """Return how many parameters the model has, and its tensors where it is at hand."""
     given = [arguments.params is not None, arguments.model is not None, "params" in file]
     if sum(given) != 1:
         raise InputError(
@@ -181,8 +180,7 @@ def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list
         from isthmus.pytorch.model import specs_of
 
         specs = specs_of(shared.callable_of(arguments.model, "--model")())
-        shapes = [s.shape if s.role == TensorClass.DENSE else (s.size,) for s in specs]
-        return float(sum(s.size for s in specs)), shapes
+        return float(sum(s.size for s in specs)), specs
     params = arguments.params if arguments.params is not None else file["params"]
     if not isinstance(params, int | float):
         raise InputError(f"{arguments.islands}: params must be a number, not {params!r}")
