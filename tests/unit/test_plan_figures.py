@@ -14,6 +14,8 @@ from isthmus.forecast.speeds import Speeds
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, egress_gb=0.02)
 DAY_S = 86_400
 FRAGMENT_GB = 0.4
+CHECKPOINTS_GB_S = 24.0 / 1280.0
+"""24 GB each; at 15 % of a gigabit a second that takes 1,280 s."""
 CLOSE = 1e-3
 
 
@@ -43,15 +45,15 @@ def test_the_syncers_rates_are_bits_per_second(found: Plan) -> None:
 
 def test_a_learners_rates_are_its_share_of_them(found: Plan) -> None:
     for forecast in found.forecasts:
-        # A gigabit a second is 0.125 GB/s; checkpoints of 24 GB are refused by the store and not sent.
-        assert forecast.up_load == pytest.approx(FRAGMENT_GB / 0.125, rel=CLOSE)
+        # A gigabit a second is 0.125 GB/s.
+        assert forecast.up_load == pytest.approx((FRAGMENT_GB + CHECKPOINTS_GB_S) / 0.125, rel=CLOSE)
         assert forecast.down_load == pytest.approx(FRAGMENT_GB / 0.125, rel=CLOSE)
-        assert forecast.up_gb_day == pytest.approx(FRAGMENT_GB * DAY_S, rel=CLOSE)
+        assert forecast.up_gb_day == pytest.approx((FRAGMENT_GB + CHECKPOINTS_GB_S) * DAY_S, rel=CLOSE)
         assert forecast.down_gb_day == pytest.approx(FRAGMENT_GB * DAY_S, rel=CLOSE)
 
 
 def test_a_day_moves_what_the_learners_move(found: Plan) -> None:
-    assert found.day["up_gb"] == pytest.approx(3 * FRAGMENT_GB * DAY_S, rel=CLOSE)
+    assert found.day["up_gb"] == pytest.approx(3 * (FRAGMENT_GB + CHECKPOINTS_GB_S) * DAY_S, rel=CLOSE)
     assert found.day["down_gb"] == pytest.approx(3 * FRAGMENT_GB * DAY_S, rel=CLOSE)
 
 

@@ -41,8 +41,8 @@ checkpoint is taken, copies of values and moments, and the object."""
 STATE_BYTES = 12.0
 """Of a syncer's state, per parameter: published, master, momentum."""
 
-PUT_MAX = 5 * 10**9
-"""Largest object that stores take in one request."""
+OBJECT_MAX = 5 * 10**12
+"""Largest object that stores take, in parts."""
 
 COPY_BYTES_S = 5e9
 """Between a model and the buffers beside it, in memory."""
@@ -163,7 +163,7 @@ def outcome(
     if rules.merge == MergeRule.ISO:
         arithmetic_s += isotropic_s(matrices, rules, took)
     # What a store refuses is not sent.
-    saved_s = checkpoint_s if whole <= PUT_MAX else math.inf
+    saved_s = checkpoint_s if whole <= OBJECT_MAX else math.inf
     forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s) for island in islands]
     rounds_day = rules.fragments * DAY_S / _period(islands, rules)
     syncer = _syncer(params, rules, Pace(), learners, wire, costs.syncer, arithmetic_s, rounds_day)

@@ -16,7 +16,7 @@ from isthmus.forecast.outcome import (
     CHECKPOINT_BYTES,
     CHECKPOINT_SHARE,
     HEADROOM,
-    PUT_MAX,
+    OBJECT_MAX,
     Forecast,
     Outcome,
     Prices,
@@ -321,10 +321,10 @@ def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], 
             f"isotropic merges hold a round up for {merge_s:.1f} s, {merge_s / fastest:.1f} steps of the fastest "
             "learner: cut matrices (--iso-block 512), raise sync_every, or merge by rda"
         )
-    if params * CHECKPOINT_BYTES > PUT_MAX:
+    if params * CHECKPOINT_BYTES > OBJECT_MAX:
         found.append(
-            f"a checkpoint has about {params * CHECKPOINT_BYTES / 1e9:.0f} GB: stores that take 5 GB per request "
-            "refuse it, and learners then go on without checkpoints"
+            f"a checkpoint has about {params * CHECKPOINT_BYTES / 1e12:.0f} TB: stores take objects of up to "
+            f"{OBJECT_MAX / 1e12:.0f} TB, and learners then go on without checkpoints"
         )
     said = overdrive(rules)
     return [*found, said] if said else found
