@@ -8,6 +8,7 @@ the settings alone and from rows of other experiments (`lab.toml`).
 import itertools
 import json
 import math
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -229,8 +230,8 @@ def test_beyond_what_the_lab_measured_it_says_so(capsys: pytest.CaptureFixture[s
 
 
 def test_the_labs_rows_are_those_of_its_results() -> None:
-    found = lab()
-    for row in (*found.data_parallel, *found.decoupled, *found.overwritten, *found.long):
+    found, iso = lab(), lab("iso")
+    for row in (*found.data_parallel, *found.decoupled, *found.overwritten, *found.long, *iso.decoupled, *iso.long):
         if not row.experiment:
             said = (RESULTS.parent / "experiments.md").read_text()
             assert f"{row.loss:.3f}" in said, row
@@ -239,6 +240,28 @@ def test_the_labs_rows_are_those_of_its_results() -> None:
         assert row.loss == pytest.approx(of["val_loss"]["mean"], abs=6e-5), row
         if row not in found.data_parallel:
             assert row.kept == pytest.approx(of["kept"]["mean"], abs=6e-5), row
+
+
+def test_isotropic_rows_stand_beside_data_parallel_at_its_best_rate() -> None:
+    """Of the seeds and the length of their own experiment."""
+    beside = {("parity", 600): "parity", ("outer", 600): "parity-grid", ("outer", 1800): "longer"}
+    for row in (*lab("iso").decoupled, *lab("iso").long):
+        summary = json.loads((RESULTS / f"{beside[row.experiment, row.steps]}.json").read_text())["summary"]
+        rates = [
+            s["val_loss"]["mean"] for name, s in summary.items() if re.match(rf"M = {row.learners}\b.*: data par", name)
+        ]
+        assert row.beside == pytest.approx(min(rates), abs=6e-5), row
+
+
+def test_isotropic_merges_are_worth_more_than_rda_and_no_more_than_parity() -> None:
+    for learners in (2, 4, 8, 16):
+        for sync_every in (12, 24, 48):
+            rda, iso = (lab(merge).worth(learners, sync_every, 0.9) for merge in ("rda", "iso"))
+            assert rda.short < iso.short <= 1.0
+            assert rda.long < iso.long <= 1.0
+    for row in lab("iso").decoupled:
+        measured = min(1.0, math.exp(-lab("iso").paid(row)))
+        assert lab("iso").worth(row.learners, row.sync_every, row.kept).short == pytest.approx(measured, rel=0.15), row
 
 
 def test_a_row_is_worth_what_it_was_measured_at() -> None:
@@ -280,5 +303,3 @@ def test_more_learners_longer_periods_and_less_merged_are_worth_less() -> None:
         assert at(8, 12, 0.9) > at(8, 12, 0.7) > at(8, 12, 0.4) > at(8, 12, 0.2) > at(8, 12, 0.0) == 0.0
     assert worth(8, 12, 0.9).long > worth(8, 12, 0.9).short
     assert not worth(8, 24, 0.8).beyond
-    (noted,) = worth(8, 24, 0.8, "iso").beyond
-    assert noted == "merged by RDA, which the lab sees learn less than isotropic merges"

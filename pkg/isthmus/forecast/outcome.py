@@ -172,7 +172,7 @@ def outcome(
     day["syncer_usd"] = 24.0 * prices.core_hour * max(1.0, syncer["cores"])
     day["usd"] += day["gpu_usd"] + day["syncer_usd"]
     kept = sum(f.kept * f.island.count for f in forecasts) / learners
-    worth = learning.lab().worth(learners, rules.sync_every, kept, rules.merge)
+    worth = learning.lab(rules.merge).worth(learners, rules.sync_every, kept)
     steps = sum(f.utilization * f.goodput * f.island.count / f.island.step_s for f in forecasts)
     load, busiest = max(((max(_loads(i, islands, rules, wire)), i) for i in islands), key=lambda pair: pair[0])
     return Outcome(
