@@ -848,7 +848,55 @@ MUTANTS = [
             "[version for version in plain if version < young]",
         ),
     ),
+    # --- what a model is cut into -------------------------------------------------------------------------------------
+    *of(
+        "layout.py",
+        "tests/unit/test_layout.py",
+        row("no-tensor-is-cut", "if spec.size > max(limit, CUT_FROM) else 1", "if spec.size < 0 else 1"),
+        row("small-tensors-are-cut-too", "if spec.size > max(limit, CUT_FROM) else 1", "if spec.size > limit else 1"),
+        row("uneven-is-good-enough", "if heaviest <= BALANCED * mean or limit <= PIECE_MIN:", "if best:"),
+        row("pieces-stand-in-any-order", "for _, cut in sorted(of_one)", "for _, cut in sorted(of_one)[::-1]"),
+        row("every-piece-begins-at-the-first-row", "return 0 if self.rows is None else self.rows[0] *", "return 0 *"),
+        row("rows-may-be-missing", "if sum(rows for _, rows in cuts) != height:", "if not cuts:"),
+    ),
+    *of(
+        "pytorch/shards.py",
+        "tests/unit/test_shards.py",
+        row("overlaps-are-no-matter", "if not (apart and inside and", "if not (inside and"),
+        row("gaps-are-no-matter", "and sum(p.block.size for p in found) == prod(shape)):", "):"),
+        row("the-last-replica-gives", "first.setdefault(block, rank)", "first[block] = rank"),
+        row(
+            "empty-blocks-are-pieces",
+            "        if block.size:\n            first",
+            "        if True:\n            first",
+        ),
+    ),
+    *of(
+        "pytorch/ranks.py",
+        "tests/unit/test_shards.py",
+        row("any-dimension-is-a-shard", "if dimension in REFUSED:", "if dimension in ():"),
+        row("one-long-is-several", "            if size > 1:\n", "            if size > 0:\n"),
+        row(
+            "some-replicas-are-all",
+            "m.process_group.size() < dist.get_world_size() for m",
+            "m.process_group.size() < 1 for m",
+        ),
+    ),
     # --- the world outside --------------------------------------------------------------------------------------------
+    *of(
+        "store/s3.py",
+        "tests/conformance/test_parts.py",
+        row("a-part-is-sent-once", "if permanent or tried == PART_TRIES:", "if True:"),
+        row("what-is-there-is-sent-again", 'if begun.parts.get(number, ("", ""))[0] != sum_:', "if True:"),
+        row(
+            "what-is-there-is-not-looked-at",
+            'if begun.parts.get(number, ("", ""))[0] != sum_:',
+            "if number not in begun.parts:",
+        ),
+        row("a-create-in-parts-looks-for-nothing", "if await self._is_there(key):", "if False:"),
+        row("an-unknown-upload-is-tried-for-ever", "if passing and not begun.again and", "if passing and"),
+        row("ranges-of-a-range-begin-at-0", "if extra else 0\n        same", "if not extra else 0\n        same"),
+    ),
     *of(
         "store/s3.py",
         "tests/unit/test_store_answers.py",
