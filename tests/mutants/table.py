@@ -855,7 +855,7 @@ MUTANTS = [
         row("no-tensor-is-cut", "if spec.size > max(limit, CUT_FROM) else 1", "if spec.size < 0 else 1"),
         row("small-tensors-are-cut-too", "if spec.size > max(limit, CUT_FROM) else 1", "if spec.size > limit else 1"),
         row("uneven-is-good-enough", "if heaviest <= BALANCED * mean or limit <= PIECE_MIN:", "if best:"),
-        row("pieces-stand-in-any-order", "for _, cut in sorted(of_one)", "for _, cut in sorted(of_one)[::-1]"),
+        row("a-fragment-may-be-empty", "if sorted(tensors) != list(range(len(tensors))):", "if not tensors:"),
         row("every-piece-begins-at-the-first-row", "return 0 if self.rows is None else self.rows[0] *", "return 0 *"),
         row("rows-may-be-missing", "if sum(rows for _, rows in cuts) != height:", "if not cuts:"),
     ),
