@@ -206,7 +206,7 @@ def test_a_learners_name_is_checked(folder: Path) -> None:
 def test_another_run_in_the_same_place_is_refused(folder: Path) -> None:
     assert main(["init", str(folder)]) == 0
     assert "merge is iso there, not avg" in refused("init", str(folder), "--merge", "avg")
-    assert "outer_lr is 0.8 there, not 0.5" in refused("init", str(folder), "--outer-lr", "0.5")
+    assert "outer_lr is 1.1 there, not 0.5" in refused("init", str(folder), "--outer-lr", "0.5")
     assert "already holds a run" in refused("demo", "--store", str(folder), "--steps", "1")
 
 
