@@ -42,6 +42,24 @@ def closing(run: str, early: bool) -> None:
         link.step(8)
 
 
+class Odd:
+    """Data that cannot be kept on one of the ranks."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def state_dict(self) -> dict[str, object]:
+        return {"at": self if self.rank else 0}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        raise AssertionError("nothing was kept")
+
+
+def keeping(run: str, rank: int) -> None:
+    with join(run, net(), learner="odd", data=Odd(rank)) as link:
+        link.step(8)
+
+
 def cases(run: str, rank: int) -> dict[str, Callable[[], object]]:
     return {
         "names": lambda: join(run, net(), learner="a" if rank == 0 else "b"),
@@ -51,6 +69,7 @@ def cases(run: str, rank: int) -> dict[str, Callable[[], object]]:
         "values": lambda: join(run, net(seed=rank)),
         "no run": lambda: join(f"{run}-none", net(), create=None),
         "tokens": lambda: stepping(run, 8 if rank == 0 else 9),
+        "data": lambda: keeping(run, rank),
         "one closes": lambda: closing(run, early=rank == 1),
     }
 

@@ -53,6 +53,7 @@ def test_ranks_that_do_not_do_the_same_are_refused_on_all_of_them(tmp_path: Path
         "no run": "RunMissing: .*no run at .*",
         "tokens": "InputError: the ranks of this learner are not in step: rank 0 is at step 2 with 8 tokens, rank 1 is at "
         "step 2 with 9 tokens; every rank calls link.step.*",
+        "data": r"InputError: rank 1: data.state_dict\(\)\['at'\] is a __main__.Odd: a checkpoint holds plain data.*",
         "one closes": "InputError: .*rank 0 is at step 1 with 8 tokens, rank 1 closes after step 0.*",
     }.items():
         for rank in (0, 1):

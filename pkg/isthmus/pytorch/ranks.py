@@ -135,7 +135,7 @@ class Ranks:
         except RankLost:
             raise
         except BaseException as error:
-            if self.leads and self.size > 1 and not getattr(error, "known_to_ranks", False):
+            if self.leads and self.size > 1 and not getattr(error, _KNOWN, False):
                 words = msgspec.msgpack.encode(_Failure(type(error).__name__, str(error) or type(error).__name__))
                 # What ended this rank is said here; it may be that the others have come to another end.
                 with suppress(IsthmusError):
@@ -158,8 +158,7 @@ class Ranks:
                     f"{_spoken(theirs)}; every rank calls link.step(tokens) after each optimizer step, with the tokens "
                     "of all ranks together, and link.close() after the same step"
                 )
-                error.known_to_ranks = True  # type: ignore[attr-defined]
-                raise error
+                raise known(error)
         return said[0][3], said[0][4], said[0][5]
 
     # --- words --------------------------------------------------------------------------------------------------------
@@ -198,6 +197,15 @@ class Ranks:
         if self.size > 1:
             with _together():
                 dist.broadcast(words, 0, group=self._group)
+
+
+_KNOWN = "known_to_all_ranks"
+
+
+def known(error: InputError) -> InputError:
+    """Mark an error that every rank raises by itself, from the same words: the first need not tell the others."""
+    setattr(error, _KNOWN, True)
+    return error
 
 
 @contextmanager

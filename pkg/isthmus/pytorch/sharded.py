@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus.errors import InputError, IsthmusError
+from isthmus.errors import InputError, RankLost
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, Tensor
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments, optimizers
-from isthmus.pytorch.ranks import Call, Op, Ranks
+from isthmus.pytorch.ranks import Call, Op, Ranks, known
 from isthmus.pytorch.shards import Shards, Wanted, is_sharded, local_of, remade
 from isthmus.records import tree
 from isthmus.records.tree import Leaf
@@ -211,9 +211,9 @@ class Sharded:
         said = [tree.unpacked(words, torch_model.make_tensor) for words in heard]
         for rank, (theirs, words) in enumerate(said):
             if isinstance(words, str):
-                raise InputError(f"rank {rank}: {words}")
+                raise known(InputError(f"rank {rank}: {words}"))
             if theirs != said[0][0]:
-                raise InputError(f"the optimizer of rank {rank} holds other state than that of rank 0")
+                raise known(InputError(f"the optimizer of rank {rank} holds other state than that of rank 0"))
         copied = {}
         for _, tensor in found:
             held = local_of(tensor)
@@ -249,13 +249,14 @@ class Sharded:
                 optimizers.load(self._optimizer, saved, settings=True)
             if self._data is not None and given["data"] is not None:
                 self._data.load_state_dict(given["data"][self.ranks.order])
-        except IsthmusError:
+        except RankLost:
             raise
         except Exception as error:  # the optimizer's own, or the data's: the others wait to hear of it
             why = repr(error)
         for rank, words in enumerate(self.ranks.exchange(why.encode())):
             if words:
-                raise InputError(f"rank {rank} cannot go on from the checkpoint of this learner: {words.decode()}")
+                why = f"rank {rank} cannot go on from the checkpoint of this learner: {words.decode()}"
+                raise known(InputError(why))
         return "fresh" if given["state"] is None else "own"
 
     # --- a state on its way to the ranks ------------------------------------------------------------------------------
