@@ -45,10 +45,10 @@ async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder:
             enough = lambda: min(k.head for k in one.keepers) >= 4  # noqa: E731
             await asyncio.gather(*(train(a, 40, seed=i, enough=enough) for i, a in enumerate(learners)))
             await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
+            # Whoever leaves last may still merge what the other's fragments were sent.
+            wrote = {p: set(found) for p, found in writers(await all_commits(w.log)).items()}
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
-        assert {p: set(found) for p, found in writers(await all_commits(w.log)).items()} == {
-            p: {name} for p, name in mine.items()
-        }
+        assert wrote == {p: {name} for p, name in mine.items()}
         assert one.tallies.commits_lost == two.tallies.commits_lost == 0
         for agent in learners:
             balanced(agent)
