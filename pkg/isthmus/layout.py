@@ -148,12 +148,13 @@ def place(specs: Sequence[Spec], placement: Sequence[Sequence[Cut]]) -> Layout:
     return Layout(tuple(specs), tuple(tuple(cuts) for cuts in placement), fragments)
 
 
-def partition(specs: Sequence[Spec], fragments: int) -> Layout:
+def partition(specs: Sequence[Spec], fragments: int, *, finer: bool = True) -> Layout:
     """Pack tensors into at most `fragments` fragments (fewer where there are fewer pieces).
 
     A tensor that is larger than a fragment is to be, and has more than `CUT_FROM` elements, is cut along its first
-    dimension; finer, by halves, where fragments are not balanced otherwise. Raises `InputError` for an empty model, an
-    empty tensor, two tensors of one name or an unsupported dtype.
+    dimension; with `finer` also smaller ones, by halves, where fragments are not balanced otherwise.
+
+    Raises `InputError` for an empty model, an empty tensor, two tensors of one name or an unsupported dtype.
     """
     if not specs:
         raise InputError("the model has no trainable parameter: nothing to merge")
@@ -173,7 +174,7 @@ def partition(specs: Sequence[Spec], fragments: int) -> Layout:
         heaviest, mean, cuts = _packed(specs, max(limit, PIECE_MIN), fragments)
         if not best or heaviest / mean < lightest:
             best, lightest = cuts, heaviest / mean
-        if heaviest <= BALANCED * mean or limit <= PIECE_MIN:
+        if not finer or heaviest <= BALANCED * mean or limit <= PIECE_MIN:
             return place(specs, best)
         limit /= 2.0
 

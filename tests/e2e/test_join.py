@@ -339,3 +339,10 @@ def test_a_tensor_larger_than_a_fragment_is_cut_and_whole_again(folder: Path, tm
     assert [s.shape for s in file.specs] == [(600, 300), (600,)]
     for spec, flat in zip(file.specs, file.values, strict=True):
         assert np.array_equal(flat, initial[spec.name].numpy().reshape(-1))
+
+
+def test_matrices_stay_whole_for_balance_where_they_are_merged_isotropically(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(512, 400, bias=False) for _ in range(5)))
+    for merge, cut in (("rda", True), ("iso", False)):
+        with join(tmp_path / merge, model, create=Rules(fragments=4, merge=merge)) as link:
+            assert any(len(cuts) > 1 for cuts in link.run.layout.placement) == cut

@@ -854,7 +854,7 @@ MUTANTS = [
         "tests/unit/test_layout.py",
         row("no-tensor-is-cut", "if spec.size > max(limit, CUT_FROM) else 1", "if spec.size < 0 else 1"),
         row("small-tensors-are-cut-too", "if spec.size > max(limit, CUT_FROM) else 1", "if spec.size > limit else 1"),
-        row("uneven-is-good-enough", "if heaviest <= BALANCED * mean or limit <= PIECE_MIN:", "if best:"),
+        row("uneven-is-good-enough", "if not finer or heaviest <= BALANCED * mean or limit <= PIECE_MIN:", "if best:"),
         row("a-fragment-may-be-empty", "if sorted(tensors) != list(range(len(tensors))):", "if not tensors:"),
         row("every-piece-begins-at-the-first-row", "return 0 if self.rows is None else self.rows[0] *", "return 0 *"),
         row("rows-may-be-missing", "if sum(rows for _, rows in cuts) != height:", "if not cuts:"),
@@ -886,7 +886,7 @@ MUTANTS = [
     *of(
         "store/s3.py",
         "tests/conformance/test_parts.py",
-        row("a-part-is-sent-once", "if permanent or tried == PART_TRIES:", "if True:"),
+        row("a-part-is-sent-once", "if _is_final(error) or tried == PART_TRIES:", "if True:"),
         row("what-is-there-is-sent-again", 'if begun.parts.get(number, ("", ""))[0] != sum_:', "if True:"),
         row(
             "what-is-there-is-not-looked-at",

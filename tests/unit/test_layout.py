@@ -77,6 +77,17 @@ def test_fragments_of_real_models_are_balanced(model: str, fragments: int) -> No
     assert min(loads) >= 0.9 * mean
 
 
+def test_only_what_is_larger_than_a_fragment_is_cut_where_balance_is_not_all() -> None:
+    layer = [(768, 256), (256, 256), (1024, 256), (256, 1024)]
+    shapes = [(256, 256), *layer * 8]
+    narrow = [Spec(f"t{i}", shape, "float32", TensorClass.DENSE) for i, shape in enumerate(shapes)]
+    assert any(len(cuts) > 1 for cuts in partition(narrow, 12).placement)
+    whole = partition(narrow, 12, finer=False)
+    assert all(len(cuts) == 1 for cuts in whole.placement)
+    assert max(f.size for f in whole.fragments) <= 4 / 3 * whole.size / 12
+    assert any(len(cuts) > 1 for cuts in partition(narrow, 96, finer=False).placement)
+
+
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 600)), min_size=1, max_size=12), st.integers(1, 64))
 def test_pieces_are_the_rows_of_large_tensors_each_once(shapes: list[tuple[int, int]], count: int) -> None:
     layout = partition([Spec(f"t{i}", shape, "float32", TensorClass.DENSE) for i, shape in enumerate(shapes)], count)

@@ -26,7 +26,7 @@ from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.keys import RUN_KEY, snapshot_key
 from isthmus.records.objects import SCHEMA, RunHeader, RunLayout, TensorSpec
-from isthmus.rules import Pace, Rules
+from isthmus.rules import MergeRule, Pace, Rules
 from isthmus.runtime import Runtime
 from isthmus.store import Store
 
@@ -147,7 +147,8 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
     The loser of a race adopts the winner's run. Raises `RunExists` where the existing run has another layout or other
     rules, `InputError` for a model that cannot be merged. Creating the same run twice is harmless.
     """
-    layout = partition(seed.specs, seed.rules.check().fragments)
+    # Part of a matrix has part of its directions: isotropic merges want them whole, at the price of some balance.
+    layout = partition(seed.specs, seed.rules.check().fragments, finer=seed.rules.merge != MergeRule.ISO)
     seed.pace.check()
     try:
         return _same(await read_run(store), seed)

@@ -48,7 +48,8 @@ class Sharded:
         """Meet the other ranks (see `Shards`)."""
         self.ranks = ranks
         self._model, self._optimizer, self._data = model, optimizer, data
-        self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}"])
+        kept = "without data=" if data is None else "with data="
+        self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}", kept])
         self._places: list[list[tuple[int, Tensor]]] = []
         self._gathering: list[Any] = [
             m for m in model.modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)

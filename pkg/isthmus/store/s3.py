@@ -242,7 +242,7 @@ class S3Store:
 
     async def _keep_or_abort(self, key: str, begun: "_Begun", error: BaseException) -> None:
         """Keep what was uploaded for another try, once: it may be that the upload itself is not known any more."""
-        passing = isinstance(error, ClientError | BotoCoreError | OSError | TimeoutError)
+        passing = isinstance(error, ClientError | BotoCoreError | OSError | TimeoutError) and not _is_final(error)
         if passing and not begun.again and len(self._begun) < BEGUN_MAX:
             begun.again = True
             self._begun[key] = begun
@@ -258,8 +258,7 @@ class S3Store:
             try:
                 return await send()
             except (ClientError, BotoCoreError, OSError, aiohttp.ClientError, Unavailable) as error:
-                permanent = isinstance(error, ClientError) and _code(error) in {*_NO_UPLOAD, *_DENIED, *_EXISTS}
-                if permanent or tried == PART_TRIES:
+                if _is_final(error) or tried == PART_TRIES:
                     raise
                 await asyncio.sleep(PART_PAUSE_S * 2.0**tried * self._runtime.random.random())
         raise AssertionError("unreachable: the last try returns or raises")
@@ -384,6 +383,11 @@ class _Body(io.RawIOBase):
 
 def _base64_md5(data: Blob) -> str:
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return whether the same request for a part would be refused again."""
+    return isinstance(error, ClientError) and _code(error) in {*_NO_UPLOAD, *_DENIED, *_EXISTS}
 
 
 def _code(error: ClientError) -> str:
