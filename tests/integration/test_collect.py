@@ -1,11 +1,13 @@
 """Collection of garbage: what goes, what stays, and that whoever slept through it does no harm."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forking import isthmus, nursery
 from isthmus.errors import LogCorrupt, ObjectMissing
 from isthmus.log import fold, gc, merge
 from isthmus.log.commits import Commit
@@ -275,3 +277,37 @@ async def test_check_log_needs_everything_and_says_so(folder: Path) -> None:
         await collected(w, keep=3)
         with pytest.raises(LogCorrupt):
             await check_log(w)
+
+
+async def test_collected_by_itself_a_store_stays_as_large_as_what_is_kept_while_the_run_goes_on(folder: Path) -> None:
+    async with world(folder, SMALL) as w:
+        out = folder.parent / "gc.log"
+
+        def lines() -> int:
+            return out.read_text().count("objects deleted")
+
+        child = nursery().start(
+            ["gc", str(folder), "--apply", "--every", "0.2", "--keep", "4", "--min-age", "0"], os.environ, out, out
+        )
+        try:
+            async with serving(w.syncer()) as syncer:
+                enough = lambda: min(k.head for k in syncer.keepers) >= 40 and lines() >= 4  # noqa: E731
+                learners = [w.learner(f"l{i}") for i in range(2)]
+                await asyncio.gather(*(train(a, 20, seed=i, enough=enough) for i, a in enumerate(learners)))
+            said, heads = lines(), [k.head for k in syncer.keepers]
+            await until(lambda: lines() >= said + 2, "collected twice more, after the end", 120.0)
+        finally:
+            child.kill()
+            child.wait(30.0)
+        for p, head_ in enumerate(heads):
+            # Four versions, back to the snapshot below them, of which there is one in three.
+            assert len(await w.store.list(f"values/{p:05d}/")) <= 4 + 3
+            assert (await head(w, p)).version == head_
+        assert "nothing more is collected" not in out.read_text()
+
+
+async def test_to_collect_again_and_again_without_applying_it_is_refused(folder: Path) -> None:
+    async with world(folder, SMALL):
+        done = await asyncio.to_thread(isthmus, "gc", str(folder), "--every", "1")
+        assert done.returncode == 2
+        assert "--every repeats what --apply does" in done.stderr

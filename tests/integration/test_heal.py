@@ -184,7 +184,7 @@ async def test_a_syncer_that_could_not_fold_goes_on_once_somebody_healed(folder:
         await overwrite(w, 1, 2)
         syncer = w.syncer("west")
         async with serving(syncer):
-            assert syncer.keepers[1].broken
+            await until(lambda: syncer.keepers[1].broken, "it tried to fold it")
             (found,) = await heal.diagnose(w.log, [1])
             await heal.heal(w.log, found)
             await until(lambda: not syncer.keepers[1].broken, "it serves the fragment again")
@@ -200,5 +200,6 @@ async def test_a_syncer_that_stops_in_order_leaves_nothing_to_heal(folder: Path)
         for entry in await w.store.list("updates/"):
             await w.store.put(entry.key, b"gone")
         async with serving(w.syncer("west")) as syncer:
+            await until(lambda: all(keeper.rounds.holding for keeper in syncer.keepers), "it folded all of them")
             assert not any(keeper.broken for keeper in syncer.keepers)
             assert all(keeper.head >= 5 for keeper in syncer.keepers)

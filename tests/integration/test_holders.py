@@ -9,8 +9,10 @@ import pytest
 
 from isthmus.errors import LogCorrupt
 from isthmus.log.commits import Commit
+from isthmus.records.frame import Body
 from isthmus.records.keys import commit_key, commits_prefix
 from isthmus.rules import Pace, Rules
+from isthmus.store import EdgeStore, Layer, Store
 from isthmus.syncer.keeper import Keeper
 from isthmus_services.demo.servers import Server
 from tests_helpers import (
@@ -52,6 +54,89 @@ async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder:
         assert one.tallies.commits_lost == two.tallies.commits_lost == 0
         for agent in learners:
             balanced(agent)
+
+
+class Noted(Layer):
+    """A store that notes the keys that are read."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.read: list[str] = []
+
+    async def get(self, key: str) -> Body:
+        """Note and get."""
+        self.read.append(key)
+        return await super().get(key)
+
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
+        """Note and get."""
+        self.read.append(key)
+        return await super().get_range(key, start, stop)
+
+    def fragments(self, kind: str) -> set[int]:
+        """Return the fragments of which something of a kind was read."""
+        return {int(key.split("/")[1]) for key in self.read if key.startswith(kind)}
+
+
+async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_takes_over(folder: Path) -> None:
+    """A5: with S syncers each reads and merges its share."""
+    async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=20.0, snapshot_every=5))) as w:
+        noted: list[Noted] = []
+
+        def watched() -> World:
+            def wrap(store: EdgeStore) -> Store:
+                noted.append(Noted(store))
+                return noted[-1]
+
+            return w.through(wrap)
+
+        one, two = watched().syncer("east"), watched().syncer("west")
+        await one.recover()
+        dying = asyncio.ensure_future(one.run(asyncio.Event()))
+        async with serving(two):
+            await until(lambda: one.held and two.held and len(one.held | two.held) == 4, "shared")
+            shares = set(one.held), set(two.held)
+            for was in noted:
+                was.read.clear()  # whoever was first alone may have looked at everything
+            learners = [w.learner(f"l{i}") for i in range(2)]
+            enough = lambda: min(k.head for s in (one, two) for k in s.keepers) >= 7  # noqa: E731
+            await asyncio.gather(*(train(a, 40, seed=i, enough=enough) for i, a in enumerate(learners)))
+            for was, mine, syncer in zip(noted, shares, (one, two), strict=True):
+                assert was.fragments("updates/") == mine
+                assert was.fragments("snapshots/") <= mine
+                assert was.fragments("commits/") >= {0, 1, 2, 3} - mine
+                assert {p for p, k in enumerate(syncer.keepers) if k.state is not None} == mine
+                assert min(k.head for k in syncer.keepers) >= 7
+            dying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await dying
+            assert await check_log(w) == one.tallies.commits + two.tallies.commits
+            noted[1].read.clear()
+            before = [k.head for k in two.keepers]
+            await until(lambda: two.held == {0, 1, 2, 3}, "taken over")
+            again = w.learner("l2")
+            await train(again, 20, enough=lambda: all(k.head > b for k, b in zip(two.keepers, before, strict=True)))
+            assert shares[0] <= noted[1].fragments("snapshots/")
+            assert two.fold_s > 0.0
+        await check_log(w)
+
+
+async def test_a_fragment_given_back_is_kept_until_it_is_old_and_folded_anew_when_it_comes_again(folder: Path) -> None:
+    """Another that is only thought to be there costs nothing: what nobody else commits on is still the state."""
+    async with world(folder) as w:
+        syncer = w.syncer("east")
+        async with serving(syncer):
+            enough = lambda: syncer.keepers[0].head >= 3  # noqa: E731
+            await train(w.learner("l0"), 10, enough=enough)
+            keeper = syncer.keepers[0]
+            state = keeper.state
+            keeper.hold(False)
+            await until(lambda: not keeper.rounds.holding, "left")
+            assert keeper.state is state
+            keeper.hold(True)
+            await until(lambda: keeper.rounds.holding, "taken again")
+            assert keeper.state is state
+        await check_log(w)
 
 
 async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_lost_when_another_joins(
@@ -160,6 +245,7 @@ async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_serv
             await head(w, victim)
         assert caught.value.readable == (victim, newest[victim].version - 1)
         async with serving(w.syncer("west")) as hurt:
+            await until(lambda: hurt.keepers[victim].broken, "it tried to fold it")
             assert key in hurt.keepers[victim].broken
             assert f"can be read up to version {newest[victim].version - 1}" in hurt.keepers[victim].broken
             assert key in caplog.text

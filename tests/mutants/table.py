@@ -598,8 +598,8 @@ MUTANTS = [
         row("two-commits-are-all-that-is-known", "self._keep = max(2, pace.staleness + 1)", "self._keep = 2"),
         row(
             "all-fragments-write-snapshots-at-once",
-            "due = (commit.version + self.fragment.index) % self._pace.snapshot_every == 0",
-            "due = commit.version % self._pace.snapshot_every == 0",
+            "by_versions = (version + self.fragment.index) % self._pace.snapshot_every == 0",
+            "by_versions = version % self._pace.snapshot_every == 0",
         ),
         row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
     ),

@@ -682,7 +682,7 @@ def a_syncer_without_its_store_keeps_its_fragments() -> Iterator[None]:
     """A4: whoever speaks is there, whatever it can do."""
     with (
         patch.object(syncer_agent.Syncer, "_able", lambda self: True),
-        patch.object(Keeper, "behind_s", lambda self: 0.0),
+        patch.object(Keeper, "overdue", lambda self, silent_s: False),
     ):
         yield
 

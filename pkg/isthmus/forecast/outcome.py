@@ -261,7 +261,12 @@ def _forecast(
     down_s = WORD_LATENCIES * island.latency_s + wire.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
     back_s = sent_s + WORD_LATENCIES * island.latency_s + _answers_s(islands, rules, wire) + arithmetic_s + down_s
     carried = min(1.0, 1.0 / up_load, 1.0 / down_load)
-    kept = max(0.0, 1.0 - back_s / _period(islands, rules)) * carried
+    # One learner opens the round; the others take their updates when they have heard the call, at the next boundary, as
+    # all of them adopt at one.
+    later_s = sent_s + 2.0 * WORD_LATENCIES * island.latency_s + island.step_s / 2.0
+    learners = sum(other.count for other in islands)
+    under_way_s = max(island.step_s, back_s + island.step_s / 2.0 - later_s * (learners - 1) / learners)
+    kept = max(0.0, 1.0 - under_way_s / _period(islands, rules)) * carried
     # Between two boundaries a few fragments are copied out and in, at memory speed.
     hold_s = 2.0 * 4.0 * params / rules.sync_every / COPY_BYTES_S
     step_share = island.step_s / (island.step_s + hold_s)

@@ -3,8 +3,9 @@
     state(p, v) = fold(merge, snapshot(p, u), commits(p, u+1 … v))
 
 `begin` finds a place to start that can be believed, `onward` walks the commits after it, `fold` does both. What is
-carried along is a `Carry`: `Merging` carries the full state and merges every round anew from its updates (recovery,
-replay, what if); `Publishing` carries the published value and applies the published differences (joining, export).
+carried along is a `Carry`: `Merging` carries the full state and merges every round anew from its updates (taking a
+fragment over, replay, what if); `Publishing` carries the published value and applies the published differences
+(joining, export); `Following` carries nothing and reads the commits alone (fragments that others keep).
 """
 
 import asyncio
@@ -167,12 +168,16 @@ async def _anchor(log: Log, fragment: int, version: int, keep: int) -> tuple[Com
 class Merging:
     """Carries the full state: every round is merged anew and must give what the commit recorded."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, moved: Callable[[int], None] = lambda size: None) -> None:
+        """`moved` is called for each object that was read, with the bytes of an update: what takes long is not
+        blocked."""
         self.log = log
+        self._moved = moved
 
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> State:
         """See `Carry.start`."""
         blob = await self.log.store.get(key)
+        self._moved(0)
         try:
             header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
         except RecordInvalid as error:
@@ -205,7 +210,26 @@ class Merging:
             raise LogCorrupt(commit_key(h.fragment, h.version), f"does not follow version {state.version}")
         if h.healed is not None:
             return await restarted(self.log, commit)
-        return await combine(self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down), watch)
+
+        def read(given: Input, update: Update) -> None:
+            self._moved(given.bytes)
+            if watch is not None:
+                watch(given, update)
+
+        return await combine(self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down), read)
+
+
+class Following:
+    """Carries nothing: the chain of commits, and that there is a snapshot to fold from, is all that is looked at."""
+
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> None:
+        """See `Carry.start`."""
+
+    async def step(self, carried: None, commit: Commit) -> None:
+        """See `Carry.step`."""
+
+    async def restart(self, commit: Commit) -> None:
+        """See `Carry.restart`."""
 
 
 def _as_recorded(result: Advance, commit: Commit) -> Advance:

@@ -60,6 +60,9 @@ FETCHES_MAX, FETCHES_EACH = 16, 4
 LOOKS_MAX = 8
 """Fragments whose log is looked at at once."""
 
+FOLDS_MAX = 4
+"""Fragments whose state is folded at once when they are taken over: its state, sum and inputs each."""
+
 SNAPSHOTS_MAX = 2
 """Snapshots being written at once: 12 n bytes each."""
 
@@ -76,7 +79,7 @@ MEANWHILE = "it leaves its fragments to other syncers, merges nothing, and goes 
 """What trouble means to a syncer."""
 
 RECOVERIES_MAX = 8
-"""Fragments folded at once at start."""
+"""Fragments whose commits are read at once at start."""
 
 
 class Syncer:
@@ -96,10 +99,8 @@ class Syncer:
         self.pace = (pace or log.run.pace).check()
         self.tallies = Tallies()
         self.metrics = SyncerMetrics()
-        self.fold_s = 0.0
-        """How long folding the log took at start."""
         self.held: set[int] = set()
-        """Fragments this syncer opens rounds of."""
+        """Fragments this syncer opens rounds of, as soon as it has their state."""
         self._tolerance = Tolerance(runtime)
         self._store = store = store.measured_by(self.metrics)
         self._tolerant = TolerantStore(store, self._tolerance)
@@ -125,6 +126,7 @@ class Syncer:
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
             fetches=FairSlots(FETCHES_MAX, FETCHES_EACH),
             looks=asyncio.Semaphore(LOOKS_MAX),
+            folds=asyncio.Semaphore(FOLDS_MAX),
             snapshots=asyncio.Semaphore(SNAPSHOTS_MAX),
         )
         self.keepers = [
@@ -144,9 +146,16 @@ class Syncer:
             for f in self._run.layout.fragments
         ]
 
+    @property
+    def fold_s(self) -> float:
+        """How long folding the state of a fragment took when it was last taken over, the longest of all, in seconds."""
+        return max(keeper.fold_s for keeper in self.keepers)
+
     async def recover(self) -> None:
-        """Fold every fragment's log to its end. Raises `LogCorrupt` where none can be, `Unavailable`, `Denied`."""
-        started = self._runtime.now()
+        """Read every fragment's commits to their end. Raises `LogCorrupt` where none can be, `Unavailable`, `Denied`.
+
+        States are folded when fragments are taken over.
+        """
         gate = asyncio.Semaphore(RECOVERIES_MAX)
 
         async def one(keeper: Keeper) -> None:
@@ -156,11 +165,14 @@ class Syncer:
         async with asyncio.TaskGroup() as tasks:
             for keeper in self.keepers:
                 tasks.create_task(one(keeper))
+        self._require_some()
+        self._tolerant.vouch()
+        self._show()
+
+    def _require_some(self) -> None:
+        """Raise `LogCorrupt` where no fragment at all can be served here."""
         if all(keeper.broken for keeper in self.keepers):
             raise LogCorrupt(snapshots_prefix(0).split("/", maxsplit=1)[0], self.keepers[0].broken)
-        self._tolerant.vouch()
-        self.fold_s = self._runtime.now() - started
-        self._show()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set; merges under way are finished, then everything ends."""
@@ -192,7 +204,7 @@ class Syncer:
         """Let the gauges say what is the case when they are read."""
         m = self.metrics
         m.process.labels("syncer", self._run.digest[:8].hex(), self.name, __version__).set(1)
-        m.fold_seconds.set(self.fold_s)
+        m.fold_seconds.set_function(lambda: self.fold_s)
         m.fragments.set(len(self.keepers))
         m.fragments_held.set_function(lambda: len(self.held))
         m.fragments_broken.set_function(lambda: sum(bool(keeper.broken) for keeper in self.keepers))
@@ -337,6 +349,8 @@ class Syncer:
         """Take over and leave fragments as syncers come and go."""
         while True:
             now = self._runtime.now()
+            if not any(keeper.state is not None for keeper in self.keepers):
+                self._require_some()
             held = self._holders.held(now, self._broken, able=self._able())
             for p in held ^ self.held:
                 self.keepers[p].hold(p in held)
@@ -369,7 +383,7 @@ class Syncer:
     def _broken(self) -> tuple[int, ...]:
         """Fragments that cannot be served here: their log cannot be folded to its end, or has not been for too long."""
         silent_s = self._holders.silent_s
-        return tuple(p for p, k in enumerate(self.keepers) if k.broken or k.behind_s() > silent_s)
+        return tuple(p for p, k in enumerate(self.keepers) if k.broken or k.overdue(silent_s))
 
     def _alive(self, *, stopping: bool = False) -> Alive:
         loudest = sorted(self.tallies.dropped.items(), key=lambda item: -item[1])[:DROPPED_LISTED]

@@ -33,7 +33,8 @@ class Fetched:
 class Folded:
     """Others committed: the fragment as a look at the log found it; `done` as with `Fetched`."""
 
-    at: fold.At[State]
+    at: fold.At[State] | fold.At[None]
+    """With the state, or as its commits alone tell of it."""
     done: asyncio.Event
 
 

@@ -1,4 +1,7 @@
-"""One fragment at one syncer: its state, its round, its accumulator; the only place where commits are written."""
+"""One fragment at one syncer: its state, its round, its accumulator; the only place where commits are written.
+
+Of a fragment that another syncer keeps only the commits are read. Its state is folded when it is taken over.
+"""
 
 import asyncio
 import contextlib
@@ -66,6 +69,16 @@ LOOK_S = 0.25
 FETCH_S, FETCH_BYTES_S = 30.0, 1 << 20
 """An update may take this long to fetch, and a second more for so many bytes: bodies may be slow, or never end."""
 
+STATE_BYTES = 12
+"""Of a state, for each parameter: published, master, momentum."""
+
+SNAPSHOTS_WORTH = 2
+"""Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written."""
+
+FOLD_BYTES_S = 8 << 20
+"""A fragment that is being folded is left to others where the next object does not come as fast as this, in bytes a
+second of the state's size, beside the silence that everybody is allowed."""
+
 
 @dataclass(slots=True)
 class Limits:
@@ -74,6 +87,7 @@ class Limits:
     accumulators: asyncio.Semaphore
     fetches: FairSlots
     looks: asyncio.Semaphore
+    folds: asyncio.Semaphore
     snapshots: asyncio.Semaphore
 
 
@@ -119,6 +133,9 @@ class Keeper:
         self.rounds = Rounds(pace, log.run.rules.sync_every, members)
         self.rounds.holding = False
         self.state: State | None = None
+        """At `head`; None where only the commits are known."""
+        self.fold_s = 0.0
+        """How long folding the state took when the fragment was last taken over, in seconds."""
         self.broken = ""
         """Why the log of this fragment cannot be folded to its end here, or empty."""
         self._retry_at = 0.0
@@ -139,7 +156,15 @@ class Keeper:
         self._inputs: list[Input] = []
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
-        self._carry = fold.Merging(log)
+        self._merging = fold.Merging(log, self._moved)
+        self._following = fold.Following()
+        self._begun = False
+        self._wanted = False
+        """Whether this syncer is to hold the fragment; it does (`rounds.holding`) as soon as it has its state."""
+        self._unsnapped = 0
+        """Bytes of updates merged since the newest snapshot, as far as is known."""
+        self._moved_at = runtime.now()
+        """When it was last to hold the fragment, or read a part of its state."""
         self._keep = max(2, pace.staleness + 1)
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
         self._tasks: asyncio.TaskGroup | None = None
@@ -157,9 +182,19 @@ class Keeper:
         """The newest version folded; 0 before `recover`."""
         return self.rounds.head
 
-    def behind_s(self) -> float:
-        """Return for how long others have known a newer version than this syncer could fold, in seconds."""
-        return 0.0 if self.head >= self._known else self._runtime.now() - self._behind_since
+    def overdue(self, silent_s: float) -> bool:
+        """Return whether this fragment is for others to keep: they know of a version that could not be read here, or
+        its state could not be folded, for longer than `silent_s`, the silence of a syncer taken for dead [s]."""
+        now = self._runtime.now()
+        if self._wanted and self.state is None:
+            return now - self._moved_at > silent_s + STATE_BYTES * self.fragment.size / FOLD_BYTES_S
+        return self.head < self._known and now - self._behind_since > silent_s
+
+    def _moved(self, size: int = 0) -> None:
+        """Note that so many bytes of updates were folded."""
+        self._moved_at = self._runtime.now()
+        if self.state is None:
+            self._unsnapped += size
 
     def _learn_of(self, version: int) -> None:
         """Note that a version is said to be in the log."""
@@ -185,16 +220,16 @@ class Keeper:
         self._metrics.messages_dropped.inc()
 
     async def recover(self) -> None:
-        """Fold the log to its end. A damaged log leaves the fragment `broken`: not served here until it heals."""
+        """Read the commits to their end. A damaged chain leaves the fragment `broken`: not served until it heals."""
         try:
-            at = await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
+            at = await fold.fold(self._log, self.fragment.index, self._following, keep=self._keep)
         except LogCorrupt as error:
             self._break(error)
             return
         self._begin(at)
 
-    def _begin(self, at: fold.At[State]) -> None:
-        self.state, self._digest = at.carried, at.digest
+    def _begin(self, at: fold.At[State] | fold.At[None]) -> None:
+        self._begun, self.state, self._digest = True, at.carried, at.digest
         self._counting.begun(at.version, at.last[-1].header if at.last else None)
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
@@ -207,8 +242,9 @@ class Keeper:
                 actions = [] if event is None else await self._handle(event)
                 # The clock is looked at after every event: a round ends when its grace ends, whatever else happens.
                 await self._do([*actions, *self.rounds.on(Tick(), self._runtime.now())])
-                if self.broken and self._runtime.now() >= self._retry_at:
-                    self._look.set()  # what was damaged on its way to us is whole in the store
+                lacking = self._wanted and self.state is None
+                if (lacking or self.broken) and self._runtime.now() >= self._retry_at:
+                    self._look.set()  # what was damaged, or failed, on its way to us may be whole in the store
             for task in (following, *self._fetching):
                 task.cancel()
             if self.rounds.holding and self.state is not None and self._snapshot_version < self.state.version:
@@ -246,10 +282,20 @@ class Keeper:
             case Looked(through, error):
                 if through:
                     self.broken = ""
-                elif error is not None and (error.readable is None or self.head <= error.readable[1]):
+                elif error is not None and (error.readable is None or self._lacks(error.readable[1])):
                     self._break(error)  # else we have gone beyond that place by ourselves
+                if through and self._wanted and self.state is not None and not self.rounds.holding:
+                    return self.rounds.on(Hold(holding=True), now)
                 return self.rounds.on(CaughtUp(), now)
-            case Announced() | Called() | Passed() | Invalid() | Hold():
+            case Hold(holding):
+                if holding and not self._wanted:
+                    self._moved()
+                self._wanted = holding
+                if holding and self.state is None:
+                    self._look.set()  # it is held once its state is folded
+                    return []
+                return self.rounds.on(event, now)
+            case Announced() | Called() | Passed() | Invalid():
                 return self.rounds.on(event, now)
             case Heard(version):
                 self._learn_of(version)
@@ -471,8 +517,8 @@ class Keeper:
         while True:
             await self._look.wait()
             self._look.clear()
-            head = self.head
-            async with self._limits.looks:
+            head, had = self.head, self.state is not None
+            async with self._limits.folds if self._folds and not had else self._limits.looks:
                 try:
                     async for at in self._onward():
                         done = asyncio.Event()
@@ -486,30 +532,53 @@ class Keeper:
                     looked = Looked(through=False)
                 # Only now: a round opened on the way would be for a version that exists.
                 self._inbox.put_own(looked)
-            if self.head == head:
+            if self.head == head and had == (self.state is not None):
                 await asyncio.sleep(LOOK_S * self._runtime.random.uniform(0.8, 1.2))
 
-    async def _onward(self) -> AsyncIterator[fold.At[State]]:
-        """Fold what others committed. Raises `LogCorrupt`, `Unavailable`."""
-        self._retry_at = self._runtime.now() + self._pace.heartbeat_s
-        if self.state is not None:
-            here = fold.At(self.head, self.state, self._digest, ())
-            try:
-                async for at in fold.onward(self._log, self.fragment.index, self._carry, here, keep=self._keep):
-                    yield at
-                return
-            except LogCorrupt as error:
-                # What comes next may have been collected while we were away: start again from a snapshot.
-                self._warn("starts again from a snapshot: %s", error)
-        yield await fold.fold(self._log, self.fragment.index, self._carry, keep=self._keep)
+    @property
+    def _folds(self) -> bool:
+        """Whether the state is wanted. Where folding it failed, only folding it tells that it goes again."""
+        return self._wanted or bool(self.broken)
 
-    def _go_to(self, at: fold.At[State]) -> None:
+    def _lacks(self, version: int) -> bool:
+        """Return whether a log that can be read up to this version is not enough to go on here."""
+        return self.head <= version or (self._folds and self.state is None)
+
+    async def _onward(self) -> AsyncIterator[fold.At[State] | fold.At[None]]:
+        """Read what others committed, and fold it where the state is wanted. Raises `LogCorrupt`, `Unavailable`."""
+        self._retry_at = self._runtime.now() + self._pace.heartbeat_s
+        p, folds = self.fragment.index, self._folds
+        try:
+            if folds and self.state is not None:
+                here = fold.At(self.head, self.state, self._digest, ())
+                async for folded in fold.onward(self._log, p, self._merging, here, keep=self._keep):
+                    yield folded
+                return
+            if self._begun:
+                known = fold.At(self.head, None, self._digest, ())
+                async for followed in fold.onward(self._log, p, self._following, known, keep=self._keep):
+                    yield followed
+                if not folds:
+                    return
+        except LogCorrupt as error:
+            # What comes next may have been collected while we were away: start again from a snapshot.
+            self._warn("starts again from a snapshot: %s", error)
+        if not folds:
+            yield await fold.fold(self._log, p, self._following, keep=self._keep)
+            return
+        started, self._unsnapped = self._runtime.now(), 0
+        yield await fold.fold(self._log, p, self._merging, keep=self._keep)
+        self.fold_s = self._runtime.now() - started
+
+    def _go_to(self, at: fold.At[State] | fold.At[None]) -> None:
         """Go to where a look at the log came to, unless we are there already; the next round is for later."""
-        if self.state is None:
+        if not self._begun:
             self._begin(at)
         for commit in at.last:
             if commit.version > self.head:
                 self._settle(commit, at.carried)
+        if at.carried is not None and self.state is None and at.version == self.head:
+            self.state = at.carried
 
     async def _catch_up(self) -> list[Action]:
         """Fold what was there first, before anything else is done: the next round stands on it. But not for ever: what
@@ -536,10 +605,13 @@ class Keeper:
         self._release()
         self.rounds.on(Lost(), self._runtime.now())
 
-    def _settle(self, commit: Commit, state: State) -> None:
-        """A commit is in the log: it becomes the state, and only now is it said."""
+    def _settle(self, commit: Commit, state: State | None) -> None:
+        """A commit is in the log: it becomes the state, and only now is it said. What we had is let go where the commit
+        is another's and the fragment, too."""
         self._release()
         self.state, self._digest = state, commit.digest
+        if state is None and self.rounds.holding:
+            self.rounds.on(Hold(holding=False), self._runtime.now())
         ours = commit.header.writer == self._name
         self._counting.settled(commit.header)
         if ours:
@@ -552,10 +624,18 @@ class Keeper:
                     version=commit.version,
                 )
             )
-        due = (commit.version + self.fragment.index) % self._pace.snapshot_every == 0
-        if ours and due and self._tasks is not None and (self._snapshot is None or self._snapshot.done()):
+        self._unsnapped += sum(given.bytes for given in commit.header.inputs)
+        if state is not None and ours and self._is_snapshot_due(commit.version):
+            assert self._tasks is not None, "committing before run"
             self._snapshot = self._tasks.create_task(self._write_snapshot(state))
         self.rounds.on(Appended(commit.header), self._runtime.now())
+
+    def _is_snapshot_due(self, version: int) -> bool:
+        """Return whether who takes over should find a newer snapshot: it reads that one and what was merged since."""
+        if self._snapshot is not None and not self._snapshot.done():
+            return False
+        by_versions = (version + self.fragment.index) % self._pace.snapshot_every == 0
+        return by_versions or self._unsnapped >= SNAPSHOTS_WORTH * STATE_BYTES * self.fragment.size
 
     async def _at_the_end(self, version: int) -> bool:
         """Return whether a version is the newest. From a snapshot of an older one no way may lead on any more: what was
@@ -567,11 +647,13 @@ class Keeper:
 
     async def _write_snapshot(self, state: State) -> None:
         p = self.fragment.index
+        told = self._unsnapped
         async with self._limits.snapshots:
             blob = await self._runtime.offload(merge.snapshot, state, p, self._log.run.digest)
             try:
                 await self._log.store.put(snapshot_key(p, state.version, frame.digest(blob)), blob)
                 self._snapshot_version = max(state.version, self._snapshot_version)
+                self._unsnapped -= told
             except Unavailable as error:
                 self._warn("no snapshot: %s", error, version=state.version)
 

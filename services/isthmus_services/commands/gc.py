@@ -1,10 +1,13 @@
-"""`isthmus gc`: say what the log has passed by, and with --apply delete it."""
+"""`isthmus gc`: say what the log has passed by, and with --apply delete it; with --every by itself, for ever."""
 
 import asyncio
+import time
+from typing import NoReturn
 
 from rich.text import Text
 
-from isthmus.log import gc
+from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable, told
+from isthmus.log import Log, gc
 from isthmus.ports import open_log
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
@@ -14,6 +17,10 @@ from isthmus_services.settings import declared
 
 def run(settings: declared.Gc) -> int:
     """Plan, show, and apply where it was asked for."""
+    if settings.every is not None:
+        if not settings.apply:
+            raise InputError("--every repeats what --apply does: give both, or neither")
+        asyncio.run(_again_and_again(settings, settings.every))
     plan = asyncio.run(_collect(settings))
     rows = [
         (kind, f"{len(entries):,}", f"{sum(e.size for e in entries):,}")
@@ -53,9 +60,30 @@ def run(settings: declared.Gc) -> int:
 
 async def _collect(settings: declared.Gc) -> gc.Garbage:
     async with open_log(settings.run) as log:
-        with progress("reading the log") as say:
-            plan = await gc.plan(log, keep=settings.keep, min_age_s=settings.min_age, progress=say)
-        if settings.apply:
-            with progress("collecting") as say:
-                await gc.apply(log, plan, say)
-        return plan
+        return await _once(log, settings)
+
+
+async def _once(log: Log, settings: declared.Gc) -> gc.Garbage:
+    with progress("reading the log") as say:
+        plan = await gc.plan(log, keep=settings.keep, min_age_s=settings.min_age, progress=say)
+    if settings.apply:
+        with progress("collecting") as say:
+            await gc.apply(log, plan, say)
+    return plan
+
+
+async def _again_and_again(settings: declared.Gc, every_s: float) -> NoReturn:
+    """Collect for ever. An outage, or damage that people have to look at, is said and tried again the next time."""
+    async with open_log(settings.run) as log:
+        while True:
+            started = time.monotonic()
+            try:
+                plan = await _once(log, settings)
+            except (Unavailable, Denied, LogCorrupt) as error:
+                line = f"nothing more is collected for now: {told(error)}"
+            else:
+                line = (
+                    f"{plan.objects:,} objects deleted, {plan.bytes:,} bytes; {sum(map(len, plan.pack))} commits packed"
+                )
+            print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}", flush=True)
+            await asyncio.sleep(max(0.0, every_s - (time.monotonic() - started)))

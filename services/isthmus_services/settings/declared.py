@@ -181,6 +181,9 @@ class Gc(InRun, Reported):
     keep: Annotated[int, Setting("versions of each fragment that stay foldable", metavar="N", ge=1)] = KEPT_VERSIONS
     min_age: Annotated[float, Setting("leave what was written less than S seconds ago", metavar="S", ge=0)] = MIN_AGE_S
     apply: Annotated[bool, Setting("do it", flag_only=True)] = False
+    every: Annotated[
+        float | None, Setting("with --apply: do it again every S seconds, for ever", metavar="S", gt=0)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
