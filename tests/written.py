@@ -174,7 +174,7 @@ class Written:
             bytes=len(blob),
             weight=merge.weight(h.tokens, h.steps),
         )
-        return about, found.gradient
+        return about, found.gradient.decode()
 
     def draft(self, *keys: str, p: int = 0, **changed: Any) -> tuple[CommitHeader, merge.Advance]:
         """Return the next commit of a fragment that merges these updates, and what it comes to; nothing is written."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from isthmus.errors import DenormalsFlushed
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 
@@ -29,7 +30,9 @@ ARITHMETIC = 1
 BLOCK = 128
 """Elements that share one scale in the blocked codecs."""
 
-_NORM_BLOCK = 4096  # elements summed before the partial sums are folded; part of the arithmetic
+NORM_BLOCK = 4096
+"""Elements summed before the partial sums are folded; part of the arithmetic."""
+
 _ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding and subtracting it rounds a small float32 half to even
 _SMALLEST_NORMAL, _HALF, _TWO = np.finfo(np.float32).smallest_normal, np.float32(0.5), np.float32(2.0)
 
@@ -45,30 +48,53 @@ def _kernel(fn: F) -> F:
 
 
 @_kernel
+def _sum_of_squares(x: F32, start: int, stop: int) -> float:
+    """Return the sum of squares of x[start:stop] in float64, in eight fixed lanes."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    i = start
+    while i + 8 <= stop:
+        s0 += np.float64(x[i]) * np.float64(x[i])
+        s1 += np.float64(x[i + 1]) * np.float64(x[i + 1])
+        s2 += np.float64(x[i + 2]) * np.float64(x[i + 2])
+        s3 += np.float64(x[i + 3]) * np.float64(x[i + 3])
+        s4 += np.float64(x[i + 4]) * np.float64(x[i + 4])
+        s5 += np.float64(x[i + 5]) * np.float64(x[i + 5])
+        s6 += np.float64(x[i + 6]) * np.float64(x[i + 6])
+        s7 += np.float64(x[i + 7]) * np.float64(x[i + 7])
+        i += 8
+    while i < stop:
+        s0 += np.float64(x[i]) * np.float64(x[i])
+        i += 1
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+@_kernel
 def norm(x: F32) -> float:
     """Return the Euclidean norm of x [n] as float64, summed in fixed blocks and eight fixed lanes."""
     total = 0.0
     n = x.size
     start = 0
     while start < n:
-        stop = min(start + _NORM_BLOCK, n)
-        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-        i = start
-        while i + 8 <= stop:
-            s0 += np.float64(x[i]) * np.float64(x[i])
-            s1 += np.float64(x[i + 1]) * np.float64(x[i + 1])
-            s2 += np.float64(x[i + 2]) * np.float64(x[i + 2])
-            s3 += np.float64(x[i + 3]) * np.float64(x[i + 3])
-            s4 += np.float64(x[i + 4]) * np.float64(x[i + 4])
-            s5 += np.float64(x[i + 5]) * np.float64(x[i + 5])
-            s6 += np.float64(x[i + 6]) * np.float64(x[i + 6])
-            s7 += np.float64(x[i + 7]) * np.float64(x[i + 7])
-            i += 8
-        while i < stop:
-            s0 += np.float64(x[i]) * np.float64(x[i])
-            i += 1
-        total += ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+        stop = min(start + NORM_BLOCK, n)
+        total += _sum_of_squares(x, start, stop)
         start = stop
+    return math.sqrt(total)
+
+
+@_kernel
+def squares(x: F32, out: F64) -> None:
+    """Write the sum of squares of every block of `NORM_BLOCK` elements of x [n] to out [⌈n / NORM_BLOCK⌉] float64."""
+    for block in range(out.size):
+        start = block * NORM_BLOCK
+        out[block] = _sum_of_squares(x, start, min(start + NORM_BLOCK, x.size))
+
+
+@_kernel
+def norm_of(squares: F64) -> float:
+    """Return the norm of what has these sums of squares by block [m]: what `norm` returns of all of it, bit for bit."""
+    total = 0.0
+    for block in range(squares.size):
+        total += squares[block]
     return math.sqrt(total)
 
 
@@ -390,6 +416,9 @@ def warm() -> None:
     y, z = np.zeros_like(x), np.zeros_like(x)
     half, scales, bytes_ = np.zeros(x.size, np.uint16), np.zeros(2, np.uint16), np.zeros(2 * BLOCK, np.uint8)
     norm(x)
+    sums = np.empty(1)
+    squares(x, sums)
+    norm_of(sums)
     all_finite(x)
     flushes_denormals()
     accumulate(y, x, 0.5)

@@ -52,9 +52,11 @@ async def known_run(store: EdgeStore) -> Run:
 
 
 @asynccontextmanager
-async def open_place(url: str, *, threads: int = THREADS, make: bool = False) -> AsyncIterator[EdgeStore]:
-    """Open the store at a URL, whether there is a run or not, with threads of its own (`store.runtime`)."""
-    with threaded(threads) as runtime:
+async def open_place(
+    url: str, *, threads: int = THREADS, crew: int | None = None, make: bool = False
+) -> AsyncIterator[EdgeStore]:
+    """Open the store at a URL, whether there is a run or not, with threads of its own (see `runtime.threaded`)."""
+    with threaded(threads, crew=crew) as runtime:
         async with open_store(url, runtime, make=make) as store:
             yield store
 
@@ -67,9 +69,14 @@ async def open_log(url: str, *, threads: int = THREADS) -> AsyncIterator[Log]:
 
 
 @asynccontextmanager
-async def open_ports(url: str, bus_url: str, find: Find = known_run) -> AsyncIterator[Ports]:
-    """Open store and bus of the run that `find` finds. Raises what `find` does; the bus is not asked for anything."""
-    async with open_place(url) as store:
+async def open_ports(
+    url: str, bus_url: str, find: Find = known_run, *, crew: int | None = None
+) -> AsyncIterator[Ports]:
+    """Open store and bus of the run that `find` finds. Raises what `find` does; the bus is not asked for anything.
+
+    `crew`: threads that share one computation; as many as there are cores where nothing is said.
+    """
+    async with open_place(url, threads=max(THREADS, crew or 0), crew=crew) as store:
         run = await find(store)
         async with open_bus(bus_url, run.digest) as bus:
             yield Ports(Log(run, store, store.runtime), store, bus, store.runtime)

@@ -84,20 +84,21 @@ def cores() -> int:
 
 
 @contextmanager
-def threaded(workers: int, seed: int | None = None) -> Iterator[Runtime]:
-    """Give the real world, with `workers` threads for offloaded work and a crew of as many as there are cores.
+def threaded(workers: int, seed: int | None = None, crew: int | None = None) -> Iterator[Runtime]:
+    """Give the real world, with `workers` threads for offloaded work and a crew of so many, or as there are cores.
 
     What has not begun at the end of it is cancelled, and what has is not waited for.
     """
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="isthmus-offload")
     # Its threads begin with the first computation that they share: most processes never have one.
-    helpers = ThreadPoolExecutor(max_workers=cores(), thread_name_prefix="isthmus-crew")
+    crew = crew or cores()
+    helpers = ThreadPoolExecutor(max_workers=crew, thread_name_prefix="isthmus-crew")
 
     def offload(fn: Callable[..., T], /, *args: Any) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(pool, fn, *args)
 
     try:
-        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, Crew(helpers, cores()))
+        yield Runtime(time.monotonic, time.time, random.Random(seed), offload, random_id, Crew(helpers, crew))
     finally:
         for threads in (pool, helpers):
             threads.shutdown(wait=False, cancel_futures=True)

@@ -1,7 +1,8 @@
 """How long the run stands still when a syncer is killed, and where the time goes. `python -m chaos.recovery --help`.
 
 From SIGKILL to the next commit on a fragment the dead one held, split into: detection (a supervisor notices, or the
-standby stops hearing it), process start, fold, and the first round. Commits are dated by the syncers, all on this machine.
+standby stops hearing it), process start, reading the commits, and the first round, with folding what is taken over.
+Commits are dated by the syncers, all on this machine.
 """
 
 import argparse
@@ -24,10 +25,10 @@ from chaos.checker import Checker
 from chaos.cluster import RUN, Child, Cluster, end_on_sigterm
 
 _HOLDS = re.compile(r"(?P<life>\S+) holds (?P<held>\d+) of \d+ fragments")
-_SERVES = re.compile(r"(?P<life>\S+) serves .* folded in (?P<fold_s>[0-9.]+) s")
+_SERVES = re.compile(r"(?P<life>\S+) serves .* read in (?P<read_s>[0-9.]+) s")
 STEADY_S = 3.0
 WAIT_S = 60.0
-PARTS = ("detection", "start", "fold", "first_round", "total")
+PARTS = ("detection", "start", "read", "first_round", "total")
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Recovery:
 
     detection: float
     start: float
-    fold: float
+    read: float
     first_round: float
 
     @property
     def total(self) -> float:
         """From the kill to the next commit."""
-        return self.detection + self.start + self.fold + self.first_round
+        return self.detection + self.start + self.read + self.first_round
 
 
 def measure(folder: Path, *, standby: bool, kills: int, seed: int, forked: bool = False) -> list[Recovery]:
@@ -82,14 +83,14 @@ def measure(folder: Path, *, standby: bool, kills: int, seed: int, forked: bool 
 def _split(cluster: Cluster, writer: str, killed_at: float, committed_at: float) -> Recovery:
     child = next(c for c in cluster.syncers if writer.startswith(f"{c.name}-"))
     served_at, serves = next(_said(child, _SERVES, writer))
-    fold = float(serves["fold_s"])
+    read = float(serves["read_s"])
     if served_at < killed_at:
         # A standby: from its last taking over before the commit.
         took = [at for at, _ in _said(child, _HOLDS, writer) if killed_at < at <= committed_at + 0.01]
         taken_at = min([*took[-1:], committed_at])
         return Recovery(taken_at - killed_at, 0.0, 0.0, committed_at - taken_at)
     spawned_at = child.spawned_at
-    return Recovery(spawned_at - killed_at, served_at - spawned_at - fold, fold, committed_at - served_at)
+    return Recovery(spawned_at - killed_at, served_at - spawned_at - read, read, committed_at - served_at)
 
 
 def _next_commit(checker: Checker, held: set[int], at: float) -> tuple[float, str] | None:

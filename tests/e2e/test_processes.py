@@ -172,7 +172,7 @@ def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place: tuple[str, s
         # Asked to stop, a syncer finishes what is under way.
         second.send_signal(signal.SIGTERM)
         p.ends(second)
-        assert "folded in" in p.said("s2")
+        assert "read in" in p.said("s2")
     commits = commits_of(run)
     assert judge.continuous(commits)
     assert len(commits) > before

@@ -30,7 +30,7 @@ def test_a_learner_and_a_syncer_say_how_it_went(folder: Path, tmp_path: Path) ->
     assert joined.startswith(f"l0 joined {run} for the 1. time")
     assert asked == "l0 was asked to stop by SIGTERM: it finishes the step, stores what is under way and leaves"
     assert re.match(r"l0: [\d,]+ steps in ", ends)
-    assert "folded in" in of_syncer[0]
+    assert "read in" in of_syncer[0]
     assert of_syncer[-2] == "s1 was asked to stop by SIGTERM: merges under way are finished"
     assert re.fullmatch(r"s1 ends: \d+ commits, 0 races lost", of_syncer[-1])
     assert len([m for m in of_syncer if m.startswith("commit ")]) == 1, (

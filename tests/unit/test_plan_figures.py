@@ -39,8 +39,15 @@ def test_rounds_go_by_the_fastest_learner(found: Plan) -> None:
 def test_the_syncers_rates_are_bits_per_second(found: Plan) -> None:
     # A fragment from each of three learners, every second.
     assert found.syncer["down_gbit_s"] == pytest.approx(3 * FRAGMENT_GB * 8, rel=CLOSE)
-    # The new version, and an eighth of the full state of 12 bytes per parameter.
-    assert found.syncer["up_gbit_s"] == pytest.approx((FRAGMENT_GB + 1e8 * 12 / 8 / 1e9) * 8, rel=CLOSE)
+    # The new version, and half of the full state of 12 bytes per parameter: three updates weigh as much as that, and
+    # what weighs twice as much has been merged after two rounds.
+    assert found.syncer["up_gbit_s"] == pytest.approx((FRAGMENT_GB + 1e8 * 12 / 2 / 1e9) * 8, rel=CLOSE)
+
+
+def test_who_takes_over_reads_states_and_two_rounds_on_top(found: Plan) -> None:
+    assert found.syncer["takeover_gb"] == pytest.approx(12 * (1.2 + 2 * 3 * FRAGMENT_GB), rel=CLOSE)
+    # At 10 Gbit/s, and two rounds of each fragment merged again: 1e8 parameters, three updates at 0.1 ns and 1 ns.
+    assert found.syncer["takeover_s"] == pytest.approx(12 * 3.6 * 8 / 10 + 12 * 2 * 1e8 * 1.3e-9, rel=CLOSE)
 
 
 def test_a_learners_rates_are_its_share_of_them(found: Plan) -> None:
@@ -64,10 +71,10 @@ def test_what_leaves_the_region_is_paid_by_the_gigabyte(found: Plan) -> None:
 
 def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found: Plan) -> None:
     kept = 12 * 64 * (3 + 1) * FRAGMENT_GB  # 64 versions of every fragment: three updates and what came of them
-    snapshots = 1.2 * 12 * 64 / 8
+    snapshots = 1.2 * 12 * 64 / 2
     checkpoints = 3 * 2 * 1.2 * 20  # two of each learner
     assert found.day["stored_gb"] == pytest.approx(kept + snapshots + checkpoints, rel=CLOSE)
-    assert found.day["storage_usd"] == pytest.approx((1228.8 + 115.2 + 144.0) * 0.03 / 30, rel=CLOSE)
+    assert found.day["storage_usd"] == pytest.approx((1228.8 + 460.8 + 144.0) * 0.03 / 30, rel=CLOSE)
 
 
 def test_requests_are_paid_by_the_thousand(found: Plan) -> None:

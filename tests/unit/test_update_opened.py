@@ -27,7 +27,7 @@ def test_what_fits_is_opened_and_its_values_are_what_was_sent() -> None:
         values = np.linspace(-1.0, 1.0, w.run.layout.fragments[0].size, dtype=np.float32)
         found = opened(w, w.update("a", 3, values=values))
         assert (found.header.learner, found.header.base) == ("a", 3)
-        assert np.array_equal(found.gradient, values)
+        assert np.array_equal(found.gradient.decode(), values)
 
     Written(PLAIN).drive(body)
 

@@ -1,5 +1,7 @@
 """How a difference is packed for the wire: a registry of codecs and the packing of a fragment, tensor by tensor."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from isthmus.codecs.base import Codec
@@ -11,7 +13,7 @@ from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment
 from isthmus.rules import CodecName, named
 
-__all__ = ["CODECS", "Codec", "codec", "pack", "packed_size", "unpack"]
+__all__ = ["CODECS", "Codec", "codec", "pack", "packed_size", "pieces", "unpack"]
 
 CODECS: dict[CodecName, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
 
@@ -32,22 +34,26 @@ def packed_size(code: Codec, fragment: Fragment) -> int:
     return sum(_piece(code, t.size) for t in fragment.tensors)
 
 
-def pack(code: Codec, fragment: Fragment, x: F32, out: U8) -> None:
-    """Pack x [fragment.size] float32 into out [packed_size] uint8, which must come zeroed."""
+def pieces(code: Codec, fragment: Fragment) -> Iterator[slice]:
+    """Yield where each tensor lies in a packed fragment."""
     at = 0
     for t in fragment.tensors:
-        code.encode(x[t.start : t.stop], out[at : at + code.size(t.size)])
+        yield slice(at, at + code.size(t.size))
         at += _piece(code, t.size)
+
+
+def pack(code: Codec, fragment: Fragment, x: F32, out: U8) -> None:
+    """Pack x [fragment.size] float32 into out [packed_size] uint8, which must come zeroed."""
+    for t, at in zip(fragment.tensors, pieces(code, fragment), strict=True):
+        code.encode(x[t.start : t.stop], out[at])
 
 
 def unpack(code: Codec, fragment: Fragment, data: U8, out: F32) -> None:
     """Unpack data [packed_size] uint8 into out [fragment.size] float32."""
     if data.size != packed_size(code, fragment):
         raise ValueError(f"{data.size} bytes where {code.name} packs this fragment into {packed_size(code, fragment)}")
-    at = 0
-    for t in fragment.tensors:
-        code.decode(data[at : at + code.size(t.size)], out[t.start : t.stop])
-        at += _piece(code, t.size)
+    for t, at in zip(fragment.tensors, pieces(code, fragment), strict=True):
+        code.decode(data[at], out[t.start : t.stop])
 
 
 def as_bytes(blob: bytes | bytearray | memoryview) -> U8:

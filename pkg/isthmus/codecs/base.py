@@ -24,8 +24,15 @@ class Codec(ABC):
         """Pack finite x [n] float32 into out [size(n)] uint8."""
 
     @abstractmethod
+    def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
+        """Unpack parameters [start, start + out.size) of the n in data [size(n)] uint8 into out [m] float32.
+
+        `start` is a multiple of 128. Never raises on values; the caller checks finiteness.
+        """
+
     def decode(self, data: U8, out: F32) -> None:
-        """Unpack data [size(n)] uint8 into out [n] float32. Never raises on values; the caller checks finiteness."""
+        """Unpack data [size(n)] uint8 into out [n] float32, as `decode_part` does."""
+        self.decode_part(data, out.size, 0, out)
 
 
 def blocks(n: int) -> int:

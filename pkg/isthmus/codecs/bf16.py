@@ -22,6 +22,6 @@ class BFloat16(Codec):
         """Round to nearest even."""
         kernels.encode_bf16(x, out.view(np.uint16))
 
-    def decode(self, data: U8, out: F32) -> None:
+    def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
         """Widen, exactly."""
-        kernels.decode_bf16(data.view(np.uint16), out)
+        kernels.decode_bf16(data.view(np.uint16)[start : start + out.size], out)

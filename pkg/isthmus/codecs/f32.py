@@ -22,6 +22,6 @@ class Float32(Codec):
         """Copy."""
         out.view(np.dtype("<f4"))[:] = x
 
-    def decode(self, data: U8, out: F32) -> None:
+    def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
         """Copy."""
-        out[:] = data.view(np.dtype("<f4"))
+        out[:] = data.view(np.dtype("<f4"))[start : start + out.size]

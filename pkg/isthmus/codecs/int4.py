@@ -23,7 +23,8 @@ class Int4(Codec):
         split = 2 * blocks(x.size)
         kernels.encode_int4(x, out[:split].view(np.uint16), out[split:])
 
-    def decode(self, data: U8, out: F32) -> None:
+    def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
         """Multiply levels by their block's scale."""
-        split = 2 * blocks(out.size)
-        kernels.decode_int4(data[:split].view(np.uint16), data[split:], out)
+        split, first = 2 * blocks(n), start // kernels.BLOCK
+        scales = data[:split].view(np.uint16)[first : first + blocks(out.size)]
+        kernels.decode_int4(scales, data[split + start // 2 :], out)

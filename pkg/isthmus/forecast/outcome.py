@@ -19,6 +19,7 @@ from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.speeds import Speeds
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MergeRule, Pace, Rules
 from isthmus.syncer.agent import FETCHES_MAX
+from isthmus.syncer.keeper import SNAPSHOTS_WORTH, STATE_BYTES
 
 DAY_S = 86400.0
 
@@ -38,11 +39,11 @@ LEARNER_BYTES = 16.0 + 12.0 + CHECKPOINT_BYTES
 """Of a learner's host memory, per parameter, about: published values, error feedback of what is under way; while a
 checkpoint is taken, copies of values and moments, and the object."""
 
-STATE_BYTES = 12.0
-"""Of a syncer's state, per parameter: published, master, momentum."""
-
 OBJECT_MAX = 5 * 10**12
 """Largest object that stores take, in parts."""
+
+SYNCER_GBIT_S = 10.0
+"""What a syncer that takes over is taken to read at."""
 
 COPY_BYTES_S = 5e9
 """Between a model and the buffers beside it, in memory."""
@@ -307,9 +308,14 @@ def _syncer(
     rounds_day: float,
 ) -> dict[str, float]:
     fragment = params / rules.fragments
-    snapshot = STATE_BYTES * fragment / pace.snapshot_every
+    between = snapshots_between(params, rules, pace, learners, wire)
+    snapshot = STATE_BYTES * fragment / between
+    # All that another one kept: of each fragment the newest snapshot, and the rounds merged after it.
+    taken_over = rules.fragments * (STATE_BYTES * fragment + between * learners * wire.up)
     return {
-        "memory_gib": (params * (STATE_BYTES + 4.0) + FETCHES_MAX * (wire.up + 4.0 * fragment)) / GIB,
+        "memory_gib": (params * (STATE_BYTES + 4.0) + FETCHES_MAX * wire.up) / GIB,
+        "takeover_gb": taken_over / 1e9,
+        "takeover_s": taken_over * 8.0 / SYNCER_GBIT_S / 1e9 + rules.fragments * between * arithmetic_s,
         "cores": arithmetic_s * rounds_day / DAY_S,
         "merge_s": arithmetic_s,
         "up_gbit_s": (wire.down + snapshot) * 8.0 * rounds_day / DAY_S / 1e9,
@@ -317,6 +323,12 @@ def _syncer(
         "rounds_day": rounds_day,
         "requests_day": sum(cost.requests.values()) * rounds_day,
     }
+
+
+def snapshots_between(params: float, rules: Rules, pace: Pace, learners: int, wire: Wire) -> int:
+    """Return the most rounds between two snapshots of a fragment: by versions, or by the bytes merged."""
+    by_bytes = SNAPSHOTS_WORTH * STATE_BYTES * params / rules.fragments / max(1.0, learners * wire.up)
+    return min(pace.snapshot_every, max(1, math.ceil(by_bytes)))
 
 
 def _day(
@@ -340,7 +352,8 @@ def _day(
         if f.island.region != store_region:
             egress += f.down_gb_day * f.island.count
     stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
-    stored += params * STATE_BYTES * KEPT_VERSIONS / Pace().snapshot_every + 2.0 * learners * params * CHECKPOINT_BYTES
+    between = snapshots_between(params, rules, Pace(), learners, wire)
+    stored += params * STATE_BYTES * KEPT_VERSIONS / between + 2.0 * learners * params * CHECKPOINT_BYTES
     reads = totals.get("get", 0.0)
     writes = sum(totals.values()) - reads
     found = {

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
+from isthmus.codecs import CODECS, codec, pack, packed_size
+from isthmus.codecs.packed import packed
 from isthmus.errors import InputError
 from isthmus.isotropic import flop
 from isthmus.layout import Fragment, Spec, TensorClass, partition
@@ -134,9 +135,7 @@ def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int 
         accumulator = Accumulator(fragment, outers(rules))
         began = now()
         frame.digest(update.data)
-        out = np.empty(fragment.size, np.float32)
-        unpack(codec(codec_up), fragment, update, out)
-        accumulator.add(out, 1.0)
+        accumulator.add(packed(fragment, codec(codec_up), update), 1.0)
         adds.append(now() - began)
         began = now()
         advance(state, accumulator, codec(codec_down), bytes(32))

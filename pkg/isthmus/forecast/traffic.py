@@ -137,10 +137,10 @@ async def _run(world: World, rules: Rules, pace: Pace, learners: int, step_s: fl
     period = rules.sync_every * step_s
     await asyncio.sleep(2.0 * period)
     first, before = [_look(a.metrics) for a in (syncers[0], agents[0])], (Counter(said), Counter(sizes))
-    begun = sum(k.state.version for k in syncers[0].keepers if k.state)
+    begun = sum(k.head for k in syncers[0].keepers)
     await asyncio.sleep(2.0 * period)
     last, after = [_look(a.metrics) for a in (syncers[0], agents[0])], (Counter(said), Counter(sizes))
-    rounds = sum(k.state.version for k in syncers[0].keepers if k.state) - begun
+    rounds = sum(k.head for k in syncers[0].keepers) - begun
     ended = True
     stopping.set()
     await asyncio.gather(*tasks)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus import layout
+from isthmus.codecs.packed import plain
 from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
@@ -152,7 +153,8 @@ def late_filtered() -> AbstractContextManager[None]:
 
     async def arrive(keeper: Keeper, pointer: Any, update: Any, reason: Any, fetched_at: float) -> Any:
         if update is not None and keeper.state is not None and update.header.base < keeper.state.version:
-            update = replace(update, gradient=filtered(update.gradient, keeper.state.momentum, keeper.fragment))
+            found = filtered(update.gradient.decode(), keeper.state.momentum, keeper.fragment)
+            update = replace(update, gradient=plain(keeper.fragment, found))
         return await own(keeper, pointer, update, reason, fetched_at)
 
     return _in_place_of(Keeper, "_arrive", arrive)

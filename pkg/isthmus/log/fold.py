@@ -298,7 +298,9 @@ async def read_input(log: Log, fragment: Fragment, given: Input) -> Update:
     """Return an update that a commit merged. Raises `LogCorrupt` where it is missing or is not what was merged."""
     try:
         blob = await log.store.get(given.key)
-        return await log.runtime.offload(open_update, blob, given.digest, log.run, fragment, given.learner, given.base)
+        return await log.runtime.offload(
+            open_update, blob, given.digest, log.run, fragment, given.learner, given.base, log.runtime.crew
+        )
     except ObjectMissing:
         raise LogCorrupt(given.key, f"is missing; {given.bytes} bytes of it were merged") from None
     except Denied as error:

@@ -19,6 +19,7 @@ import numpy as np
 
 from isthmus import kernels
 from isthmus.codecs import Codec, as_bytes, codec, pack, packed_size, unpack
+from isthmus.codecs.packed import Packed, plain
 from isthmus.kernels import F32
 from isthmus.layout import Fragment, Tensor, TensorClass
 from isthmus.log.polar import isotropic
@@ -88,10 +89,7 @@ def by_class(dense: Outer, embedding: Outer) -> dict[str, Outer]:
 
 
 class Accumulator:
-    """The running sum of one round: three passes over each update, memory independent of the number of learners.
-
-    What a round adds up to may be computed by a crew; `add` is one thread's work.
-    """
+    """The running sum of one round: memory independent of the number of learners, and work that a crew may share."""
 
     def __init__(self, fragment: Fragment, outer: Mapping[str, Outer], crew: Crew = ALONE) -> None:
         self.fragment = fragment
@@ -104,21 +102,25 @@ class Accumulator:
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
         self._merges = [_merge_of(t, outer[t.spec.role].merge) for t in fragment.tensors]
 
-    def add(self, x: F32, weight: float) -> None:
-        """Add one finite outer gradient x [n] float32 with its effective weight (> 0). Raises `DenormalsFlushed`."""
+    def add(self, x: Packed | F32, weight: float) -> None:
+        """Add one finite outer gradient, packed or [n] float32, with its effective weight (> 0).
+
+        Raises `DenormalsFlushed`.
+        """
         kernels.require_denormals()
+        if not isinstance(x, Packed):
+            x = plain(self.fragment, x)
         self._unit = self._unit or weight
         weight /= self._unit
         for i, t in enumerate(self.fragment.tensors):
-            piece = x[t.start : t.stop]
             coefficient = weight
             if self._merges[i] != MergeRule.AVG:
-                norm = kernels.norm(piece)
+                norm = x.norms[i]
                 self._norms[i] += weight * norm
                 if self._merges[i] == MergeRule.RDA:
                     coefficient = weight / norm if norm > 0.0 else 0.0
             if coefficient:
-                kernels.accumulate(self._total[t.start : t.stop], piece, coefficient)
+                x.add(i, coefficient, self._total[t.start : t.stop], self._crew)
         self._weights += weight
         self.count += 1
 

@@ -1,18 +1,19 @@
-"""An update: from bytes to an outer gradient, with every check on the way; for the live merge and for the fold."""
+"""An update: from bytes to a packed outer gradient, every check on the way; for the live merge and the fold."""
 
+import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from isthmus.codecs import as_bytes, codec, packed_size, unpack
+from isthmus.codecs import as_bytes, codec, packed_size
+from isthmus.codecs.packed import Packed, packed
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import F32, all_finite, norm, require_denormals
+from isthmus.kernels import require_denormals
 from isthmus.layout import Fragment
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Blob
 from isthmus.records.objects import UpdateHeader
+from isthmus.runtime import ALONE, Crew
 
 GRADIENT_NORM_MAX = 1e18
 """Length of an update above which it is turned away: sums of such numbers leave float32's range."""
@@ -20,14 +21,16 @@ GRADIENT_NORM_MAX = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A verified update: what it says, and its outer gradient [n] float32."""
+    """A verified update: what it says, and its outer gradient, packed as it came."""
 
     header: UpdateHeader
-    gradient: F32
+    gradient: Packed
 
 
-def open_update(blob: Blob, digest: bytes, run: Run, fragment: Fragment, learner: str, base: int) -> Update:
-    """Verify and decode an update. Pure, slow: runs off the loop. Raises `RecordInvalid` with a named reason.
+def open_update(
+    blob: Blob, digest: bytes, run: Run, fragment: Fragment, learner: str, base: int, crew: Crew = ALONE
+) -> Update:
+    """Verify and measure an update. Pure, slow: runs off the loop. Raises `RecordInvalid` with a named reason.
 
     Checked in this order: digest, frame, run, fragment and codec, author, base, size, finiteness, length. Raises
     `DenormalsFlushed` in a thread that would decode other bits.
@@ -47,10 +50,9 @@ def open_update(blob: Blob, digest: bytes, run: Run, fragment: Fragment, learner
     code = codec(run.rules.codec_up)
     if len(payload) != packed_size(code, fragment):
         raise RecordInvalid(Reason.WRONG_LAYOUT, f"{len(payload)} bytes, not {packed_size(code, fragment)}")
-    gradient = np.empty(fragment.size, np.float32)
-    unpack(code, fragment, as_bytes(payload), gradient)
-    if not all_finite(gradient):
+    gradient = packed(fragment, code, as_bytes(payload), crew)
+    if not math.isfinite(gradient.norm):
         raise RecordInvalid(Reason.NON_FINITE, "holds a NaN or an infinity")
-    if norm(gradient) > GRADIENT_NORM_MAX:
+    if gradient.norm > GRADIENT_NORM_MAX:
         raise RecordInvalid(Reason.OVERFLOW, f"longer than {GRADIENT_NORM_MAX:g}: no training step goes that far")
     return Update(header, gradient)

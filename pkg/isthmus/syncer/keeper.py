@@ -389,6 +389,7 @@ class Keeper:
                         self.fragment,
                         pointer.learner,
                         pointer.base,
+                        self._runtime.crew,
                     )
                     if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):
                         reason = Reason.MALFORMED

@@ -17,7 +17,7 @@ from isthmus.errors import InputError
 from isthmus.forecast import speeds
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
 from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import Prices
+from isthmus.forecast.outcome import SYNCER_GBIT_S, Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.layout import Spec
 from isthmus.rules import MergeRule
@@ -286,7 +286,12 @@ def _show(found: Plan) -> None:
     )
     console.print(
         f"syncer: {s['memory_gib']:.1f} GiB, {s['cores']:.2f} cores ({s['merge_s']:.2f} s per round), "
-        f"{s['down_gbit_s']:.2f} Gbit/s in, {s['up_gbit_s']:.2f} Gbit/s out",
+        f"{s['down_gbit_s']:.2f} Gbit/s in, {s['up_gbit_s']:.2f} Gbit/s out; several share all of this",
+        highlight=False,
+    )
+    console.print(
+        f"one that takes over everything reads at most {s['takeover_gb']:,.1f} GB first: {s['takeover_s']:,.0f} s at "
+        f"{SYNCER_GBIT_S:g} Gbit/s",
         highlight=False,
     )
     console.print(

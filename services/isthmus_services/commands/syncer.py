@@ -43,7 +43,7 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
     bus = shared.bus_of(settings, settings.run)
     if settings.wait and not await _there(settings.run, bus, name, board):
         return
-    async with open_ports(settings.run, bus) as ports:
+    async with open_ports(settings.run, bus, crew=settings.threads) as ports:
         await bus_answers(ports.bus)
         pace = shared.pace_of(settings, ports.log.run.pace)
         syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)
@@ -53,7 +53,7 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
             tasks.create_task(syncer.recover())
         heads = [keeper.head for keeper in syncer.keepers]
         logger.info(
-            "%s serves %s: %d fragments, versions %d to %d, folded in %.2f s",
+            "%s serves %s: %d fragments, versions %d to %d, read in %.2f s",
             name,
             ports.log.run.url,
             len(heads),

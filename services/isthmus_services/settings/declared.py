@@ -60,6 +60,9 @@ class Syncer(InRun, OnBus, PaceOfRun, Serving):
 
     name: Annotated[str | None, Setting("name of this syncer; @hostname takes the host's (default: made up)")] = None
     wait: Annotated[bool, Setting("wait for the run, or the bus, where there is none yet, instead of ending")] = False
+    threads: Annotated[
+        int | None, Setting("threads that share a merge (default: as many as there are cores)", metavar="N", ge=1)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
