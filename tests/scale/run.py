@@ -152,7 +152,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scale", description=__doc__)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--fragments", type=int, default=12)
+    parser.add_argument("--fragments", type=int, default=24)
     parser.add_argument("--sync-every", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=10, help="versions of every fragment (10)")
     parser.add_argument("--syncers", type=int, default=2)
