@@ -16,7 +16,7 @@ from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, State
 from isthmus.log.updates import open_update
 from isthmus.records import frame
-from isthmus.records.frame import Blob, Body, Kind
+from isthmus.records.frame import Blob, Body, Data, Kind
 from isthmus.records.keys import commit_key, snapshot_key, update_key, value_key
 from isthmus.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader
 from isthmus.rules import Pace, Rules
@@ -53,7 +53,7 @@ class Asked:
     async def get_range(self, key: str, start: int, stop: int) -> Body:
         return await self._asked("get_range", key, lambda: self.inner.get_range(key, start, stop))
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         await self._asked("put", key, lambda: self.inner.put(key, data))
 
     async def create(self, key: str, data: Blob) -> bool:
@@ -140,7 +140,7 @@ class Written:
         self.put(key, blob)
         return key
 
-    def put(self, key: str, blob: Blob) -> None:
+    def put(self, key: str, blob: Data) -> None:
         """Let an object lie in the store."""
         self.world.objects.put(key, bytes(blob), self.runtime.wall())
 

@@ -127,7 +127,9 @@ class SyncerMetrics(Metrics):
         self.messages_dropped = self._counter(
             "messages_dropped_total", "Bus messages dropped because too many waited; they are said again."
         )
-        self.fold_seconds = self._gauge("fold_seconds", "How long folding the log took at start.")
+        self.fold_seconds = self._gauge(
+            "fold_seconds", "How long folding a fragment took when it was last taken over, the longest of those held."
+        )
 
     def forget(self, learner: str) -> None:
         """Drop what is counted of a learner that is long gone: names ever seen must not fill the memory."""

@@ -21,7 +21,7 @@ from isthmus.doctor.machine import BITS, examine_machine, fingerprint
 from isthmus.errors import Denied
 from isthmus.kernels import ARITHMETIC
 from isthmus.log.run import Run
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Data
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, Layer, open_store, require_create_only
 from isthmus_services.cli import main
@@ -117,7 +117,7 @@ def test_a_folder_that_may_not_be_written(folder: Path, tmp_path: Path, capsys: 
 class Refusing(Layer):
     """A folder's store that refuses what a disk may refuse."""
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         raise Denied(f"{self.url}: Permission denied: {key}")
 
     async def list(self, prefix: str) -> NoReturn:

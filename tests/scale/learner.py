@@ -62,12 +62,14 @@ def main() -> None:
     rules = isthmus.Rules(
         fragments=a.fragments, sync_every=a.sync_every, codec_up=CodecName.INT4, codec_down=CodecName.INT4
     )
+    # So many processes on so few cores are late with everything: nobody is to be taken for dead for that.
+    pace = isthmus.Pace(heartbeat_s=4.0, silence_s=20.0)
     text = torch.frombuffer(bytearray(b"".join(piece.read() for piece in corpus().train[:200])), dtype=torch.uint8)
     draw = torch.Generator().manual_seed(rank + int.from_bytes(a.learner.encode()[-4:], "little"))
     began = time.monotonic()
     holds, durations, losses = [], [], []
     with isthmus.join(
-        a.run, model, optimizer, bus=a.bus, learner=a.learner, create=rules, checkpoint_s=float("inf")
+        a.run, model, optimizer, bus=a.bus, learner=a.learner, create=rules, checkpoint_s=float("inf"), pace=pace
     ) as link:
         joined_s = time.monotonic() - began
         while True:

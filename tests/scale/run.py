@@ -22,6 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from chaos.cluster import end_on_sigterm
 from isthmus.log import Log
 from isthmus.ports import open_log
 from isthmus_services.demo.servers import redis_server, s3_server
@@ -159,6 +160,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/scale"))
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()
+    end_on_sigterm()
     shutil.rmtree(a.out, ignore_errors=True)
     (logs := a.out / "logs").mkdir(parents=True)
     stop = a.out / "stop"

@@ -293,7 +293,7 @@ def write_the_snapshot_before_the_commit() -> Iterator[None]:
             state = replace(self.state, version=version_in(key))
             blob = merge.snapshot(state, self.fragment.index, self._log.run.digest)
             name = f"snapshots/{self.fragment.index:05d}/{state.version:012d}-{frame.digest(blob).hex()[:16]}"
-            await original(self, name, blob)
+            await original(self, name, bytes(blob))
 
     original = Keeper._put
     with patch.object(Keeper, "_put", put):

@@ -13,7 +13,7 @@ from isthmus.errors import Denied
 from isthmus.layout import Spec, TensorClass
 from isthmus.log import Log
 from isthmus.log.run import Run, Seed
-from isthmus.records.frame import Blob, Body
+from isthmus.records.frame import Blob, Body, Data
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream
 from isthmus.rules import Pace, Rules
@@ -48,7 +48,7 @@ class Wrapped:
         await self._ask("get", key)
         return await self._inner.get_range(key, start, stop)
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         await self._ask("put", key)
         await self._inner.put(key, data)
 

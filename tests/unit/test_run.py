@@ -9,7 +9,7 @@ from isthmus.errors import InputError, RunMissing
 from isthmus.layout import Spec, TensorClass
 from isthmus.log.run import Run, Seed, create_run, read_run
 from isthmus.records import frame
-from isthmus.records.frame import Blob, Body
+from isthmus.records.frame import Blob, Body, Data
 from isthmus.records.objects import RunHeader
 from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
 from isthmus.runtime import single_threaded
@@ -31,7 +31,7 @@ class Memory:
     async def get_range(self, key: str, start: int, stop: int) -> Body:
         return bytearray(self.objects.get(key)[start:stop])
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         self.objects.put(key, bytes(data), 0.0)
 
     async def create(self, key: str, data: Blob) -> bool:

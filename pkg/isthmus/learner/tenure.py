@@ -148,8 +148,9 @@ class Tenure:
         self._useless = why is not None
         return why is None
 
-    async def _store_one(self, step: int, blob: frame.Blob) -> None:
-        key = checkpoint_key(self._name, self._uplink.incarnation, step, frame.digest(blob))
+    async def _store_one(self, step: int, blob: frame.Gathered) -> None:
+        digest = await self._runtime.offload(frame.digest, blob)
+        key = checkpoint_key(self._name, self._uplink.incarnation, step, digest)
         try:
             await self._store.put(key, blob)
         except (Unavailable, Denied) as error:

@@ -244,8 +244,8 @@ def next_published(published: F32, fragment: Fragment, codec_down: Codec, payloa
 # --- snapshots: a state as bytes --------------------------------------------------------------------------------------
 
 
-def snapshot(state: State, fragment: int, run: bytes) -> frame.Body:
-    """Return the snapshot object of a state: published, master, momentum."""
+def snapshot(state: State, fragment: int, run: bytes) -> frame.Gathered:
+    """Return the snapshot object of a state: published, master, momentum, where they lie."""
     header = SnapshotHeader(
         schema=SCHEMA,
         run=run,
@@ -254,11 +254,7 @@ def snapshot(state: State, fragment: int, run: bytes) -> frame.Body:
         published_digest=array_digest(state.published),
         state_digest=state.digest(),
     )
-    size = state.published.nbytes
-    out = frame.draft(frame.Kind.SNAPSHOT, header, 3 * size)
-    for i, array in enumerate((state.published, state.master, state.momentum)):
-        frame.fill(out.payload[i * size : (i + 1) * size], array)
-    return out.blob
+    return frame.gathered(frame.Kind.SNAPSHOT, header, (state.published, state.master, state.momentum))
 
 
 def restore(header: SnapshotHeader, payload: memoryview) -> State:

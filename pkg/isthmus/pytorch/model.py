@@ -70,7 +70,27 @@ def specs_of(model: nn.Module, vectors: Sequence[str] = ()) -> list[Spec]:
 
 def values_of(model: nn.Module) -> list[F32]:
     """Return the trainable parameters' values as flat float32 arrays, in the order of `specs_of`."""
-    return [_flat(p) for _, p in model.named_parameters() if p.requires_grad]
+    trained = [p for _, p in model.named_parameters() if p.requires_grad]
+    room = Room(sum(p.numel() for p in trained))
+    found = [room.take(p.numel()) for p in trained]
+    for p, values in zip(trained, found, strict=True):
+        torch.from_numpy(values).copy_(p.detach().reshape(-1))
+    return found
+
+
+class Room:
+    """Memory for many arrays, as one: it goes back to the system when the last of them is gone. What as many small ones
+    took the allocator keeps, 4 bytes a parameter for as long as the process lives."""
+
+    def __init__(self, size: int) -> None:
+        """`size`: of all of them together, in elements."""
+        self._values = np.empty(size, np.float32)
+        self._at = 0
+
+    def take(self, size: int) -> F32:
+        """Return the next array [size]; its values are anything."""
+        self._at += size
+        return self._values[self._at - size : self._at]
 
 
 def frozen_of(model: nn.Module) -> dict[str, bytes]:

@@ -173,12 +173,16 @@ class Sharded:
     # --- of all -------------------------------------------------------------------------------------------------------
 
     def _values(self, frozen: bool) -> Iterator[tuple[str, F32]]:
-        for i, (name, p) in enumerate(self._shards.named):
-            if p.requires_grad == frozen:
-                continue
-            whole = torch.empty(p.shape if self.ranks.leads else 0, dtype=torch.float32)
-            self._shards.gather([Wanted(i, local_of(p))], [whole])
-            yield name, whole.reshape(-1).numpy()
+        asked = [(i, name, p) for i, (name, p) in enumerate(self._shards.named) if p.requires_grad != frozen]
+        # What is frozen is looked at and let go.
+        room = torch_model.Room(sum(p.numel() for _, _, p in asked) if self.ranks.leads and not frozen else 0)
+        for i, name, p in asked:
+            size = p.numel() if self.ranks.leads else 0
+            values = np.empty(size, np.float32) if frozen else room.take(size)
+            self._shards.gather(
+                [Wanted(i, local_of(p))], [torch.from_numpy(values).view(p.shape)] if self.ranks.leads else []
+            )
+            yield name, values
 
     def _place(self, layout: Layout) -> None:
         self._places = [

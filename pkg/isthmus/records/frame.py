@@ -20,6 +20,7 @@ every field of a header has a type and a range.
 import hashlib
 import struct
 import zlib
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,6 +35,51 @@ Blob = bytes | bytearray | memoryview
 
 Body = bytearray | memoryview
 """An object as it was read or drafted: its reader's own, who may write into it."""
+
+
+class Gathered:
+    """An object whose bytes lie in several places, and stay there until they are sent: nothing copies it whole."""
+
+    def __init__(self, pieces: "Sequence[Blob | np.ndarray[Any, Any]]") -> None:
+        """One after another they are the object. None of them changes as long as this is there."""
+        views = [memoryview(_flat(piece)) for piece in pieces]
+        self._views = [view for view in views if len(view)]
+        self._size = sum(map(len, self._views))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._views)
+
+    def views(self) -> Iterator[memoryview]:
+        """Yield its bytes where they lie, in order."""
+        yield from self._views
+
+    def part(self, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop), copied where they do not lie together."""
+        found, at = [], 0
+        for view in self._views:
+            if at < stop and at + len(view) > start:
+                found.append(view[max(0, start - at) : stop - at])
+            at += len(view)
+        if len(found) == 1:
+            return found[0]
+        out = blank(sum(map(len, found)))
+        at = 0
+        for view in found:
+            fill(out[at : at + len(view)], np.frombuffer(view, np.uint8))
+            at += len(view)
+        return out
+
+
+Data = Blob | Gathered
+"""What can be stored."""
+
+
+def _flat(piece: "Blob | np.ndarray[Any, Any]") -> Blob:
+    return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
+
 
 MAGIC = b"\x89ISTHMUS"
 FRAME_VERSION = 1
@@ -94,13 +140,26 @@ def fill(place: memoryview, data: "np.ndarray[Any, Any]") -> None:
     np.copyto(np.frombuffer(place, np.uint8), np.ascontiguousarray(data).reshape(-1).view(np.uint8))
 
 
+def gathered(kind: Kind, header: msgspec.Struct, pieces: "Sequence[Blob | np.ndarray[Any, Any]]") -> Gathered:
+    """Return an object whose payload stays where it lies. Raises `ValueError` for a header over its limit."""
+    whole = Gathered(pieces)
+    return Gathered([_head(kind, header, len(whole)), *whole.views()])
+
+
 def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
     """Return a zeroed object with its prefix and header written. Raises `ValueError` for a header over its limit."""
+    head = _head(kind, header, payload_size)
+    blob = blank(len(head) + payload_size)
+    blob[: len(head)] = head
+    return Draft(blob, blob[len(head) :])
+
+
+def _head(kind: Kind, header: msgspec.Struct, payload_size: int) -> bytearray:
     packed = msgpack.packb(msgspec.to_builtins(header, builtin_types=(bytes,)), use_bin_type=True)
     if len(packed) > HEADER_MAX[kind]:
         raise ValueError(f"a {kind.name.lower()} header of {len(packed)} bytes is over its limit of {HEADER_MAX[kind]}")
     start = payload_offset(len(packed))
-    blob = blank(start + payload_size)
+    blob = bytearray(start)
     PREFIX.pack_into(
         blob,
         0,
@@ -115,7 +174,7 @@ def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
         UNSIGNED_SIGNATURE,
     )
     blob[PREFIX.size : PREFIX.size + len(packed)] = packed
-    return Draft(blob, blob[start:])
+    return blob
 
 
 def payload_offset(header_size: int) -> int:
@@ -169,9 +228,14 @@ def payload_start(blob: Blob) -> int:
     return payload_offset(header_size(blob)) if len(blob) >= PREFIX.size and bytes(blob[:8]) == MAGIC else 0
 
 
-def digest(blob: Blob) -> bytes:
+def digest(blob: Data) -> bytes:
     """Return the SHA-256 [32 bytes] of the whole object."""
-    return hashlib.sha256(blob).digest()
+    if not isinstance(blob, Gathered):
+        return hashlib.sha256(blob).digest()
+    found = hashlib.sha256()
+    for view in blob.views():
+        found.update(view)
+    return found.digest()
 
 
 def _prefix(blob: Blob, kind: Kind) -> tuple[int, int]:

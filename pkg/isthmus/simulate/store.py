@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, PortError, Unavailable
-from isthmus.records.frame import Blob, Body, payload_start
+from isthmus.records.frame import Blob, Body, Data, payload_start
 from isthmus.simulate.process import EPOCH_S, Process
 from isthmus.simulate.weather import UNHEARD, Fault, Weather, Wire
 from isthmus.store.base import Entry
@@ -79,7 +79,7 @@ class SimulatedStore:
         """See `Store.get_range`."""
         return await self._read(key, lambda: self._objects.get(key)[start:stop])
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         """See `Store.put`."""
         body = bytes(data)
         await self._request("put", key, lambda: self._objects.put(key, body, self._wall()), up=body, writes=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from isthmus.records.frame import Blob, Body
+from isthmus.records.frame import Blob, Body, Data
 
 
 class Entry(NamedTuple):
@@ -32,7 +32,7 @@ class Store(Protocol):
         """Return bytes [start, stop) of the object, fewer where it ends earlier. Raises `ObjectMissing`."""
         ...
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         """Write the object, replacing what was there."""
         ...
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.records.frame import Blob, Body, blank
+from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
 
@@ -36,7 +36,7 @@ class FileStore:
         """See `Store.get_range`."""
         return await self._run(key, self._read, start, stop)
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         """See `Store.put`."""
         await self._run(key, self._write, data, os.replace)
 
@@ -87,7 +87,7 @@ class FileStore:
                 at += read
         return data
 
-    def _write(self, path: Path, data: Blob, settle: Callable[[Path, Path], None]) -> bool:
+    def _write(self, path: Path, data: Data, settle: Callable[[Path, Path], None]) -> bool:
         scratch = self.root / _SCRATCH / self._runtime.new_id()
         scratch.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -96,9 +96,10 @@ class FileStore:
                     self._swept = True
                     # Ages go by the file system's clock, which may be another machine's: what it says of a new file.
                     _sweep(scratch.parent, os.fstat(file.fileno()).st_mtime - ABANDONED_S)
-                view, at = memoryview(data), 0
-                while at < len(view):
-                    at += file.write(view[at:])
+                for view in data.views() if isinstance(data, Gathered) else (memoryview(data),):
+                    at = 0
+                    while at < len(view):
+                        at += file.write(view[at:])
                 os.fsync(file.fileno())
             _make_folder(path.parent)
             try:

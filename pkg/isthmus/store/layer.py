@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from isthmus.records.frame import Blob, Body
+from isthmus.records.frame import Blob, Body, Data
 from isthmus.store.base import Entry, Store
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Layer:
         """See `Store.get_range`."""
         return await self._through("get", key, lambda: self._store.get_range(key, start, stop))
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         """See `Store.put`."""
         await self._through("put", key, lambda: self._store.put(key, data))
 

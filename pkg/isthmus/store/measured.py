@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.metrics import Metrics
-from isthmus.records.frame import Blob, Body
+from isthmus.records.frame import Blob, Body, Data
 from isthmus.runtime import Runtime
 from isthmus.store.base import Store
 from isthmus.store.layer import Layer, Send
@@ -40,7 +40,7 @@ class MeasuredStore(Layer):
         """See `Store.get_range`."""
         return self._down(await super().get_range(key, start, stop))
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         """See `Store.put`."""
         await super().put(key, data)
         self._up(data)
@@ -71,7 +71,7 @@ class MeasuredStore(Layer):
         if self._metrics is not None:
             self._metrics.store_seconds.labels(operation).observe(self._runtime.now() - started)
 
-    def _up(self, data: Blob) -> None:
+    def _up(self, data: Data) -> None:
         self._traffic.bytes_up += len(data)
         if self._metrics is not None:
             self._metrics.store_bytes.labels("up").inc(len(data))

@@ -24,7 +24,7 @@ from botocore.exceptions import (
 )
 
 from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable, first_cause, told
-from isthmus.records.frame import Blob, Body, blank
+from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
 
@@ -110,12 +110,13 @@ class S3Store:
         except _RangeBeyondEnd:
             return bytearray()
 
-    async def put(self, key: str, data: Blob) -> None:
+    async def put(self, key: str, data: Data) -> None:
         """See `Store.put`."""
         try:
             if len(data) > PART_BYTES:
                 await self._put_in_parts(key, data)
             else:
+                data = data.part(0, len(data)) if isinstance(data, Gathered) else data
                 await self._client.put_object(
                     Bucket=self._bucket, Key=self._prefix + key, Body=_Body(data), ContentMD5=await self._md5(data)
                 )
@@ -198,24 +199,24 @@ class S3Store:
             return _base64_md5(data)
         return await self._runtime.offload(_base64_md5, data)
 
-    async def _put_in_parts(self, key: str, data: Blob, **condition: str) -> None:
+    async def _put_in_parts(self, key: str, data: Data, **condition: str) -> None:
         """Upload an object in parts, several at once; it is there when all are, whole, or not at all.
 
         A part that fails is sent again by itself. Where the upload fails all the same, its parts stay for the next one
         of the same bytes, which goes on with those that are missing.
         """
         place = {"Bucket": self._bucket, "Key": self._prefix + key}
-        view = memoryview(data)
-        size = max(PART_BYTES, -(-len(view) // PARTS_MAX))
+        whole = data if isinstance(data, Gathered) else Gathered([data])
+        size = max(PART_BYTES, -(-len(whole) // PARTS_MAX))
         begun = self._begun.pop(key, None)
-        if begun is None or begun.size != len(view):
+        if begun is None or begun.size != len(whole):
             answer = await self._client.create_multipart_upload(**place)
-            begun = _Begun(answer["UploadId"], len(view))
+            begun = _Begun(answer["UploadId"], len(whole))
         gate = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def one(number: int) -> None:
-            part = view[(number - 1) * size : number * size]
             async with gate:
+                part = await self._runtime.offload(whole.part, (number - 1) * size, min(number * size, len(whole)))
                 sum_ = await self._md5(part)
                 if begun.parts.get(number, ("", ""))[0] != sum_:
                     answer = await self._patiently(
@@ -227,7 +228,7 @@ class S3Store:
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                for number in range(1, -(-len(view) // size) + 1):
+                for number in range(1, -(-len(whole) // size) + 1):
                     tasks.create_task(one(number))
             parts = [{"PartNumber": number, "ETag": etag} for number, (_, etag) in sorted(begun.parts.items())]
             await self._client.complete_multipart_upload(

@@ -45,7 +45,7 @@ from isthmus.store import EdgeStore
 from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
-from isthmus.syncer.keeper import Keeper, Limits, Tallies
+from isthmus.syncer.keeper import STATE_BYTES, Keeper, Limits, Tallies
 from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.version import __version__
 
@@ -71,6 +71,10 @@ HEARD_EACH, HEARD_MAX = 512, 16384
 
 MESSAGES_A_TURN = 32
 """Messages decoded before others on the loop have their turn."""
+
+TAKES_BYTES_S = 1 << 29
+"""How fast states are taken to be folded, in bytes a second: a share that has just come is folded after as long as that
+takes. Where it is gone again by then, nothing was read for it; where it stays, taking over lasts twice as long."""
 
 HUNG_S = 10.0
 """A store that has left a request unanswered for this long, and answered no other, is away."""
@@ -99,6 +103,8 @@ class Syncer:
         self.pace = (pace or log.run.pace).check()
         self.tallies = Tallies()
         self.metrics = SyncerMetrics()
+        self._came_at: dict[int, float] = {}
+        """Since when fragments are this syncer's that it has no state of."""
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of, as soon as it has their state."""
         self._tolerance = Tolerance(runtime)
@@ -352,6 +358,7 @@ class Syncer:
             if not any(keeper.state is not None for keeper in self.keepers):
                 self._require_some()
             held = self._holders.held(now, self._broken, able=self._able())
+            held -= self._too_new(held, now)
             for p in held ^ self.held:
                 self.keepers[p].hold(p in held)
             if held != self.held:
@@ -361,6 +368,13 @@ class Syncer:
                 self.metrics.forget(learner)
                 self.tallies.dropped.pop(learner, None)
             await asyncio.sleep(self._holders.beat_s / 2)
+
+    def _too_new(self, mine: set[int], now: float) -> set[int]:
+        """Return the fragments whose state is not here and that may be another's again before it could be."""
+        lacking = {p for p in mine - self.held if self.keepers[p].state is None}
+        self._came_at = {p: self._came_at.get(p, now) for p in lacking}
+        wait_s = sum(STATE_BYTES * self.keepers[p].fragment.size for p in lacking) / TAKES_BYTES_S
+        return {p for p in lacking if now - self._came_at[p] < wait_s}
 
     def _able(self) -> bool:
         """Whether this syncer can do what holding a fragment takes: reach the store, hear, and be heard.

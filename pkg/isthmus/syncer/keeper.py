@@ -651,8 +651,9 @@ class Keeper:
         told = self._unsnapped
         async with self._limits.snapshots:
             blob = await self._runtime.offload(merge.snapshot, state, p, self._log.run.digest)
+            digest = await self._runtime.offload(frame.digest, blob)
             try:
-                await self._log.store.put(snapshot_key(p, state.version, frame.digest(blob)), blob)
+                await self._log.store.put(snapshot_key(p, state.version, digest), blob)
                 self._snapshot_version = max(state.version, self._snapshot_version)
                 self._unsnapped -= told
             except Unavailable as error:
