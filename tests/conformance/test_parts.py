@@ -12,6 +12,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from isthmus.errors import ObjectMissing, Unavailable
+from isthmus.records.frame import Gathered
 from isthmus.runtime import single_threaded
 from isthmus.store import s3
 from isthmus.store.s3 import S3Store, open_s3
@@ -77,6 +78,9 @@ async def test_what_is_put_in_parts_is_there_whole(opened: Callable[[], Any]) ->
         changed = LARGE[::-1]
         await store.put("k", memoryview(changed))
         assert bytes(await store.get("k")) == changed
+        # Where it lies in pieces, parts begin and end anywhere in them.
+        await store.put("k", Gathered([LARGE[:100], LARGE[100 : 2 * PART + 1], LARGE[2 * PART + 1 :]]))
+        assert bytes(await store.get("k")) == LARGE
 
 
 async def test_of_two_creates_in_parts_the_second_finds_the_first(opened: Callable[[], Any]) -> None:

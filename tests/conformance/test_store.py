@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
 from isthmus.ports import open_place
-from isthmus.records.frame import Blob
+from isthmus.records.frame import Blob, Gathered
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from isthmus.store import EdgeStore, Layer, Patience, require_create_only
@@ -77,6 +78,8 @@ def test_what_is_put_is_there(opened: Opened) -> None:
         assert bytes(await store.get("a/b")) == b"one"
         await store.put("a/b", memoryview(b"two!"))
         assert bytes(await store.get("a/b")) == b"two!"
+        await store.put("a/b", Gathered([b"three", b"", np.arange(3, dtype=np.uint8), b"!"]))
+        assert bytes(await store.get("a/b")) == b"three\x00\x01\x02!"
 
     run(opened, body)
 

@@ -236,8 +236,8 @@ MUTANTS = [
         "tests/integration/test_one_loop.py::test_an_isotropic_run_folds_to_what_was_merged",
         row(
             "what-the-codec-drops-is-never-carried",
-            "kernels.subtract(master, state.published, difference)",
-            "kernels.subtract(master, state.master, difference)",
+            "kernels.subtract(master, state.published, published)",
+            "kernels.subtract(master, state.master, published)",
         ),
         row(
             "cancelling-is-not-relative-to-weights",

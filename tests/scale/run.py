@@ -171,6 +171,8 @@ def main() -> int:
         os.environ.update(s3.environment)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        # What is large and short-lived goes back to the system: glibc by default comes to keep all up to 32 MiB.
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
         subprocess.run([sys.executable, "-c", _MAKE_BUCKET], check=True)
         shape = ["--bus", redis.url, "--width", str(a.width), "--layers", str(a.layers), "--stop", str(stop),
                  "--fragments", str(a.fragments), "--sync-every", str(a.sync_every)]  # fmt: skip

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from isthmus import kernels
-from isthmus.codecs import Codec, as_bytes, codec, pack, packed_size, unpack
-from isthmus.codecs.packed import Packed, plain
+from isthmus.codecs import Codec, as_bytes, codec, pack, packed_size, pieces
+from isthmus.codecs.packed import PIECE, Packed, plain
 from isthmus.kernels import F32
 from isthmus.layout import Fragment, Tensor, TensorClass
 from isthmus.log.polar import isotropic
@@ -193,12 +193,13 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
     fragment = round_.fragment
     version = state.version + 1
     master, momentum, cancelled = round_.outer_step(state)
-    difference = np.empty_like(master)
-    kernels.subtract(master, state.published, difference)
+    # What is published next takes the place of the difference that leads there: nothing else is as large as a fragment.
+    published = np.empty_like(master)
+    kernels.subtract(master, state.published, published)
     header = ValueHeader(schema=SCHEMA, run=run, fragment=fragment.index, version=version, codec=codec_down.name)
     value = frame.draft(frame.Kind.VALUE, header, packed_size(codec_down, fragment))
-    pack(codec_down, fragment, difference, as_bytes(value.payload))
-    published = next_published(state.published, fragment, codec_down, value.payload)
+    pack(codec_down, fragment, published, as_bytes(value.payload))
+    next_published(state.published, fragment, codec_down, value.payload, published)
     after = State(version, published, master, momentum)
     return Advance(
         state=after,
@@ -232,12 +233,22 @@ def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Adva
     )
 
 
-def next_published(published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview) -> F32:
-    """Return the published value [n] one version on: published + the decoded difference. Raises `DenormalsFlushed`."""
+def next_published(
+    published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview, out: F32 | None = None
+) -> F32:
+    """Return the published value [n] one version on, published + the decoded difference, in `out` where there is one.
+
+    Raises `DenormalsFlushed`.
+    """
     kernels.require_denormals()
-    difference, out = np.empty_like(published), np.empty_like(published)
-    unpack(codec_down, fragment, as_bytes(payload), difference)
-    kernels.add(published, difference, out)
+    out = np.empty_like(published) if out is None else out
+    data, scratch = as_bytes(payload), np.empty(min(fragment.size, PIECE), np.float32)
+    for t, at in zip(fragment.tensors, pieces(codec_down, fragment), strict=True):
+        for start in range(0, t.size, PIECE):
+            part = slice(t.start + start, t.start + min(start + PIECE, t.size))
+            difference = scratch[: part.stop - part.start]
+            codec_down.decode_part(data[at], t.size, start, difference)
+            kernels.add(published[part], difference, out[part])
     return out
 
 

@@ -88,6 +88,7 @@ class Limits:
     fetches: FairSlots
     looks: asyncio.Semaphore
     folds: asyncio.Semaphore
+    merges: asyncio.Semaphore
     snapshots: asyncio.Semaphore
 
 
@@ -425,9 +426,10 @@ class Keeper:
         assert self._accumulator is not None, "merging an empty round"
         assert self.rounds.round is not None, "merging without a round"
         started = self._runtime.now()
-        result: Advance = await self._runtime.offload(
-            merge.advance, self.state, self._accumulator, self._down, self._log.run.digest
-        )
+        async with self._limits.merges:
+            result: Advance = await self._runtime.offload(
+                merge.advance, self.state, self._accumulator, self._down, self._log.run.digest
+            )
         merged = self._runtime.now()
         if not result.finite:
             self._warn("the merge of %s overflows", [i.key for i in self._inputs], level=logging.ERROR, version=version)
