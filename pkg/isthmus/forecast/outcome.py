@@ -35,9 +35,12 @@ checkpoints, joins and other people's traffic want the rest."""
 CHECKPOINT_BYTES = 20.0
 """Of a checkpoint object, per parameter: values, moments, residuals."""
 
-LEARNER_BYTES = 16.0 + 12.0 + CHECKPOINT_BYTES
-"""Of a learner's host memory, per parameter, about: published values, error feedback of what is under way; while a
-checkpoint is taken, copies of values and moments, and the object."""
+LEARNER_BYTES = 16.0 + 12.0
+"""Of a learner's host memory, per parameter, at most about: published values, error feedback, what of it is under way,
+and what was captured; while a checkpoint is taken, copies of values and moments."""
+
+SYNCER_CORES = 4.0
+"""Of one syncer; where merging takes more, several share the fragments."""
 
 OBJECT_MAX = 5 * 10**12
 """Largest object that stores take, in parts."""
@@ -315,7 +318,7 @@ def _syncer(
     return {
         "memory_gib": (params * (STATE_BYTES + 4.0) + FETCHES_MAX * wire.up) / GIB,
         "takeover_gb": taken_over / 1e9,
-        "takeover_s": taken_over * 8.0 / SYNCER_GBIT_S / 1e9 + rules.fragments * between * arithmetic_s,
+        "takeover_s": taken_over * 8.0 / SYNCER_GBIT_S / 1e9 + rules.fragments * between * arithmetic_s / SYNCER_CORES,
         "cores": arithmetic_s * rounds_day / DAY_S,
         "merge_s": arithmetic_s,
         "up_gbit_s": (wire.down + snapshot) * 8.0 * rounds_day / DAY_S / 1e9,

@@ -17,6 +17,7 @@ from isthmus.forecast.outcome import (
     CHECKPOINT_SHARE,
     HEADROOM,
     OBJECT_MAX,
+    SYNCER_CORES,
     Forecast,
     Outcome,
     Prices,
@@ -50,9 +51,6 @@ ISO_BLOCKS = (0, 1024, 512)
 
 ROUND_SHARE = 0.1
 """Of a period that a merge may take before a plan says that it is too dear: its work is overwritten meanwhile."""
-
-SYNCER_CORES = 4.0
-"""Of one syncer; where merging takes more, several share the fragments."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,7 @@ class Syncer:
             fetches=FairSlots(FETCHES_MAX, FETCHES_EACH),
             looks=asyncio.Semaphore(LOOKS_MAX),
             folds=asyncio.Semaphore(FOLDS_MAX),
-            # Each makes a state beside the one there is, 12 n bytes, and more at once than there are threads gain nothing.
+            # Each makes a state beside the one there is, 12 n bytes; more at once than there are threads gain nothing.
             merges=asyncio.Semaphore(runtime.crew.threads),
             snapshots=asyncio.Semaphore(SNAPSHOTS_MAX),
         )

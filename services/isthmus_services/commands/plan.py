@@ -17,7 +17,7 @@ from isthmus.errors import InputError
 from isthmus.forecast import speeds
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
 from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import SYNCER_GBIT_S, Prices
+from isthmus.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S, Prices
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.layout import Spec
 from isthmus.rules import MergeRule
@@ -291,7 +291,7 @@ def _show(found: Plan) -> None:
     )
     console.print(
         f"one that takes over everything reads at most {s['takeover_gb']:,.1f} GB first: {s['takeover_s']:,.0f} s at "
-        f"{SYNCER_GBIT_S:g} Gbit/s",
+        f"{SYNCER_GBIT_S:g} Gbit/s with {SYNCER_CORES:g} cores",
         highlight=False,
     )
     console.print(

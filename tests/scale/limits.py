@@ -1,0 +1,61 @@
+"""Where large runs end, as a table: what `isthmus plan` comes to for many sizes. `python -m scale.limits`.
+
+Every learner steps once a second and sends each fragment once in 100 steps, 4 bits both ways, merged by RDA.
+"""
+
+import math
+import sys
+
+from isthmus.forecast.island import Island
+from isthmus.forecast.outcome import OBJECT_MAX, SYNCER_CORES, Prices
+from isthmus.forecast.planner import Choice, Fixed, plan
+from isthmus.forecast.speeds import classes
+from isthmus.rules import KEPT_VERSIONS
+
+SYNC_EVERY = 100
+LINK_GBIT_S = 10.0
+COMMIT_BYTES = 350
+"""Of a commit's header for each input, about; the limit is 1 MiB."""
+
+PARAMETERS = (1e8, 1e9, 1e10, 7e10)
+LEARNERS = (8, 32, 100)
+HEAD = ("N", "M", "P", "state of a fragment, GB", "syncers", "each: cores", "Gbit/s in", "GiB", "what one dead leaves: GB",
+        "s", "store, GB an hour", "kept after `gc`, GB", "learner: Mbit/s each way", "host GiB", "checkpoint, GB",
+        "commit, KiB")  # fmt: skip
+
+
+def main() -> int:
+    """Print it."""
+    default, known = classes()
+    free = Prices(put_per_1000=0.0, get_per_1000=0.0, storage_gb_month=0.0, egress_gb=0.0)
+    print("| " + " | ".join(HEAD) + " |")
+    print("|" + "---|" * len(HEAD))
+    for params in PARAMETERS:
+        for learners in LEARNERS:
+            island = Island(name="all", count=learners, up_gbit_s=LINK_GBIT_S, down_gbit_s=LINK_GBIT_S, latency_s=0.05)
+            fixed = Fixed(sync_every=SYNC_EVERY, codec="int4", codec_down="int4", merge="rda")
+            found = plan(params, [island], free, fixed=fixed, speeds=known[default].of)
+            s, day, f = found.syncer, found.day, found.forecasts[0]
+            syncers = max(1, math.ceil(s["cores"] / SYNCER_CORES))
+            updates = (day["up_gb"] - learners * 20.0 * params / 1e9 * 86400 / _checkpoint_s(found.choices)) / 24
+            values = f.down_gb_day / 24
+            state = 12.0 * params / found.rules.fragments
+            assert state < OBJECT_MAX, "a snapshot of a fragment fits into an object"
+            row = (
+                f"{params:.0e}".replace("e+0", "e").replace("e+", "e"), learners, found.rules.fragments, f"{state / 1e9:.3g}", syncers,
+                f"{s['cores'] / syncers:.2g}", f"{s['down_gbit_s'] / syncers:.2g}", f"{s['memory_gib'] / syncers:.3g}",
+                f"{s['takeover_gb'] / syncers:.3g}", f"{s['takeover_s'] / syncers:.3g}", f"{updates + values:,.3g}",
+                f"{day['stored_gb']:,.4g}", f"{8e3 * f.down_gb_day / 86400:.3g}", f"{f.memory_gib:.3g}",
+                f"{20.0 * params / 1e9:.3g}", f"{COMMIT_BYTES * learners / 1024:.2g}",
+            )  # fmt: skip
+            print("| " + " | ".join(map(str, row)) + " |")
+    print(f"\nKept: {KEPT_VERSIONS} versions of each fragment, and two checkpoints a learner.")
+    return 0
+
+
+def _checkpoint_s(choices: list[Choice]) -> float:
+    return float(str(next(c.value for c in choices if c.name == "checkpoint")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
