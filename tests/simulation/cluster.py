@@ -18,7 +18,7 @@ from isthmus.log import Log, merge
 from isthmus.log import gc as collection
 from isthmus.log.run import Run, Seed
 from isthmus.records import frame, messages
-from isthmus.records.keys import commits_prefix, snapshot_key, updates_prefix
+from isthmus.records.keys import UPDATES, commits_prefix, snapshot_key, updates_prefix
 from isthmus.simulate.clock import StandsStill
 from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Fault, Weather
@@ -227,6 +227,8 @@ class Cluster:
             and self.scenario.hostile is not Hostility.OVERWRITES
         ):
             self.checker.violate(f"{seat.name}: {error}")
+        elif isinstance(error, LogCorrupt) and seat.is_syncer and error.key.startswith(UPDATES):
+            self.checker.violate(f"{seat.name} was ended by one fragment that it could not fold: {error}")
 
     async def stalls(self, process: Process, gone: asyncio.Future[None]) -> None:
         """Let a process's loop stand every few seconds while it lives."""
