@@ -493,7 +493,7 @@ def a_message_nobody_can_read_ends_the_syncer() -> Iterator[None]:
         yield
 
 
-@planted(60, "hostile", caught_by=29)
+@planted(60, "hostile", caught_by=11)
 def an_overwritten_input_ends_the_syncer() -> Iterator[None]:
     """A log that cannot be folded further is a reason to stop, for fragments held elsewhere too."""
 

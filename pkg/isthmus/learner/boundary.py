@@ -327,6 +327,7 @@ class Boundary:
     def freeze(self) -> None:
         """Copy everything a checkpoint holds, as it is between two steps, and hand it to the agent."""
         self._freeze_asked = False
+        began = self._now()
         points = []
         for p, slot in enumerate(self.slots):
             values = np.empty(self._layout.fragments[p].size, np.float32)
@@ -344,7 +345,8 @@ class Boundary:
                 )
             )
         optimizer, data = self._saver.save() if self._saver else (None, None)
-        self._tell(Frozen(self.step, self.tokens_seen, self.loss, tuple(points), optimizer, data))
+        held_s = self._now() - began
+        self._tell(Frozen(self.step, self.tokens_seen, self.loss, tuple(points), optimizer, data, held_s))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

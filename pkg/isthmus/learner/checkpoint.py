@@ -65,6 +65,8 @@ class Frozen:
     points: tuple[Point, ...]
     optimizer: object
     data: object
+    held_s: float = 0.0
+    """How long copying it held the training thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,13 @@ from isthmus.store import Store
 
 logger = logging.getLogger(__name__)
 
+HOLD_SHARE, UPLINK_SHARE = 0.02, 0.15
+"""Of the training thread's time, and of the uplink's, that checkpoints may take: where one costs more, the next comes
+later than the cadence says …"""
+
+RARER_MAX = 10
+"""… up to so many times: a store that was away says nothing of what the next one costs."""
+
 CLAIM_BEATS = 10
 """Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
 
@@ -61,6 +68,8 @@ class Tenure:
         self._keys: list[str] = []
         self._useless = False
         self._stored_at = runtime.now()
+        self._not_before = -math.inf
+        """When the next checkpoint may be asked for."""
         self._successor = asyncio.Event()
 
     def age_s(self) -> float:
@@ -111,9 +120,10 @@ class Tenure:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     async def ask_for_checkpoints(self) -> None:
-        """Ask for a copy at the cadence, but never while the one before is on its way."""
+        """Ask for a copy at the cadence; more seldom where it costs much, never while the one before is on its way."""
         while math.isfinite(self._checkpoint_s):
             await asyncio.sleep(self._checkpoint_s)
+            await asyncio.sleep(max(0.0, self._not_before - self._runtime.now()))
             if not self.busy:
                 self._tell(Freeze())
 
@@ -124,6 +134,7 @@ class Tenure:
         tasks.create_task(self._keep(replace(frozen, points=points), self._uplink.traffic(), self._uplink.tokens_lost))
 
     async def _keep(self, frozen: Frozen, traffic: Sequence[UplinkPoint], tokens_lost: int) -> None:
+        began = self._runtime.now()
         try:
             if not await self._is_useful(frozen):
                 return
@@ -133,6 +144,9 @@ class Tenure:
             )  # fmt: skip
             await self._store_one(frozen.step, blob)
         finally:
+            stored_s = self._runtime.now() - began
+            apart_s = max(frozen.held_s / HOLD_SHARE, stored_s / UPLINK_SHARE)
+            self._not_before = began + min(apart_s, RARER_MAX * self._checkpoint_s)
             self.busy -= 1
             self._through()
 

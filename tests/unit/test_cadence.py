@@ -1,0 +1,85 @@
+"""How often a learner's state is kept follows what keeping it costs."""
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from isthmus.learner.boundary import Freeze
+from isthmus.learner.checkpoint import Frozen
+from isthmus.learner.tenure import Tenure
+from isthmus.simulate.clock import Clock
+
+CADENCE_S = 60.0
+
+
+class Uplink:
+    """Has nothing under way."""
+
+    incarnation = 1
+    tokens_lost = 0
+
+    def traffic(self) -> tuple[()]:
+        """Return nothing."""
+        return ()
+
+
+def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[float]:
+    """Return when checkpoints are asked for, of which each holds the training thread and takes the store so long."""
+    clock = Clock()
+    found: list[float] = []
+    runtime: Any = type("Now", (), {"now": staticmethod(clock.time)})()
+
+    async def body() -> None:
+        async with asyncio.TaskGroup() as tasks:
+
+            def tell(message: object) -> None:
+                assert isinstance(message, Freeze)
+                found.append(clock.time())
+                tenure.take(Frozen(1, 1, 1.0, (), None, None, held_s), tasks)
+
+            tenure = Slow(tell, runtime, stored_s)
+            asking = tasks.create_task(tenure.ask_for_checkpoints())
+            await asyncio.sleep(until_s)
+            asking.cancel()
+
+    clock.run_until_complete(body())
+    clock.close()
+    return found
+
+
+class Slow(Tenure):
+    """Storing takes as long as it is told."""
+
+    def __init__(self, tell: Any, runtime: Any, stored_s: float) -> None:
+        nothing: Any = None
+        uplink: Any = Uplink()
+        super().__init__(
+            nothing, nothing, runtime, "l", uplink, nothing, heartbeat_s=1.0, checkpoint_s=CADENCE_S, tell=tell,
+            through=lambda: None,
+        )  # fmt: skip
+        self._takes_s = stored_s
+
+    async def _is_useful(self, frozen: Frozen) -> bool:
+        await asyncio.sleep(self._takes_s)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("held_s", "stored_s", "apart_s"),
+    [
+        (0.1, 1.0, CADENCE_S),
+        (1.2, 0.0, CADENCE_S),  # 2 % of a minute
+        (3.0, 0.0, 150.0),
+        (0.0, 30.0, 200.0),  # 15 % of the uplink
+        (0.0, 1000.0, 1000.0),  # an outage: never two at once
+        (1000.0, 0.0, 10 * CADENCE_S),
+    ],
+)
+def test_what_costs_more_is_taken_more_seldom(held_s: float, stored_s: float, apart_s: float) -> None:
+    at = asked_at(held_s, stored_s)
+    apart = [after - before for before, after in pairwise(at)]
+    assert at[0] == pytest.approx(CADENCE_S)
+    assert len(apart) >= 1
+    assert all(apart_s <= seconds + 1e-6 <= apart_s + CADENCE_S for seconds in apart), apart
