@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from isthmus.layout import Cut, Spec, place
@@ -28,10 +28,9 @@ def net(width: int) -> nn.Sequential:
     return model.to(torch.bfloat16) if width == 16 else model
 
 
-def shard(model: nn.Sequential, mesh: DeviceMesh | None = None) -> nn.Module:
-    for layer in (model[1], model[3]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+def shard(model: nn.Sequential, mesh: DeviceMesh | None = None, offload: OffloadPolicy | None = None) -> nn.Module:
+    for layer in (model[1], model[3], model):
+        fully_shard(layer, mesh=mesh, offload_policy=offload or OffloadPolicy())
     return model
 
 
@@ -39,6 +38,8 @@ def placed(kind: str, model: nn.Sequential) -> nn.Module:
     match kind:
         case "FSDP2":
             return shard(model)
+        case "FSDP2, offloaded":
+            return shard(model, offload=CPUOffloadPolicy(pin_memory=False))
         case "FSDP2, layers recomputed and compiled":
             model[1] = checkpoint_wrapper(model[1])
             shard(model)
@@ -55,7 +56,14 @@ def placed(kind: str, model: nn.Sequential) -> nn.Module:
     raise ValueError(kind)
 
 
-KINDS = ("FSDP2", "FSDP2, layers recomputed and compiled", "HSDP", "FSDP2 and tensor parallelism", "DDP")
+KINDS = (
+    "FSDP2",
+    "FSDP2, offloaded",
+    "FSDP2, layers recomputed and compiled",
+    "HSDP",
+    "FSDP2 and tensor parallelism",
+    "DDP",
+)
 
 
 def whole(model: nn.Module) -> dict[str, torch.Tensor]:
