@@ -7,7 +7,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim recovery lint types clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale recovery lint types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real pro
 
 sim: $(VENV)/dev ## simulated faults on 10,000 seeds, or one again (SEED=17; ARGS="--seeds 500 --kind siege --json …")
 	PYTHONPATH=tests $(BIN)/python -m simulation.run $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+scale: $(VENV)/dev ## 3.0e8 parameters: a plain and a sharded learner, two syncers, S3, ten rounds, a replay (24 GiB; ARGS="--width 256 …")
+	PYTHONPATH=tests $(BIN)/python -m scale.run $(ARGS)
 
 recovery: $(VENV)/dev ## how long the run stands still when a syncer is killed, and where the time goes
 	PYTHONPATH=tests $(BIN)/python -m chaos.recovery $(ARGS)

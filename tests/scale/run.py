@@ -102,6 +102,16 @@ async def heads_of(log: Log, hints: list[int]) -> list[int]:
     return [commit.version if commit else 0 for commit in found]
 
 
+async def all_take_part(log: Log, syncers: int) -> bool:
+    """Return whether both learners have been merged, and every syncer has committed."""
+    learners, writers = set(), set()
+    for fragment in log.run.layout.fragments:
+        async for commit in log.commits(fragment.index, 0):
+            learners |= {given.learner for given in commit.header.inputs}
+            writers.add(commit.header.writer)
+    return len(learners) == 2 and len(writers) == syncers
+
+
 async def wait_for(a: argparse.Namespace, processes: list[Process]) -> float:
     """Say how far it is until every fragment has its versions; return seconds from the first commit to then."""
     began = time.monotonic()
@@ -110,7 +120,7 @@ async def wait_for(a: argparse.Namespace, processes: list[Process]) -> float:
             async with open_log(BUCKET, threads=1) as log:
                 heads = [0] * len(log.run.layout.fragments)
                 first = None
-                while min(heads) < a.rounds:
+                while min(heads) < a.rounds or (a.both and not await all_take_part(log, a.syncers)):
                     await asyncio.sleep(LOOK_S)
                     for process in processes:
                         process.must_live()
@@ -157,6 +167,9 @@ def main() -> int:
     parser.add_argument("--sync-every", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=10, help="versions of every fragment (10)")
     parser.add_argument("--syncers", type=int, default=2)
+    parser.add_argument(
+        "--both", action="store_true", help="go on until both learners are merged and all syncers merge"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/scale"))
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()

@@ -253,7 +253,7 @@ class Keeper:
                 if self._snapshot is not None:
                     await self._snapshot
                 if await self._at_the_end(self.state.version):
-                    await self._write_snapshot(self.state)
+                    await self._write_snapshot()
 
     async def _next(self) -> Event | None:
         """Return the next event; None when the clock has to be looked at first."""
@@ -630,7 +630,7 @@ class Keeper:
         self._unsnapped += sum(given.bytes for given in commit.header.inputs)
         if state is not None and ours and self._is_snapshot_due(commit.version):
             assert self._tasks is not None, "committing before run"
-            self._snapshot = self._tasks.create_task(self._write_snapshot(state))
+            self._snapshot = self._tasks.create_task(self._write_snapshot())
         self.rounds.on(Appended(commit.header), self._runtime.now())
 
     def _is_snapshot_due(self, version: int) -> bool:
@@ -648,10 +648,13 @@ class Keeper:
         except (Unavailable, Denied, LogCorrupt):
             return False
 
-    async def _write_snapshot(self, state: State) -> None:
+    async def _write_snapshot(self) -> None:
         p = self.fragment.index
-        told = self._unsnapped
         async with self._limits.snapshots:
+            # What it is by now: while others are written, no state is kept that has been left behind meanwhile.
+            state, told = self.state, self._unsnapped
+            if state is None:
+                return  # it is another's, who writes its own
             blob = await self._runtime.offload(merge.snapshot, state, p, self._log.run.digest)
             digest = await self._runtime.offload(frame.digest, blob)
             try:
