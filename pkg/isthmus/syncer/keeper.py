@@ -75,6 +75,9 @@ STATE_BYTES = 12
 SNAPSHOTS_WORTH = 2
 """Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written."""
 
+FOLDS_TRIED = 3
+"""Folds in a row that the store cuts short, after which a fragment is left to others; they are tried again even so."""
+
 FOLD_BYTES_S = 8 << 20
 """A fragment that is being folded is left to others where the next object does not come as fast as this, in bytes a
 second of the state's size, beside the silence that everybody is allowed."""
@@ -165,7 +168,10 @@ class Keeper:
         self._unsnapped = 0
         """Bytes of updates merged since the newest snapshot, as far as is known."""
         self._moved_at = runtime.now()
-        """When it was last to hold the fragment, or read a part of its state."""
+        """When folding the state began, or last read a part of it."""
+        self._folding = False
+        self._failed = 0
+        """Folds in a row that the store did not let come to an end."""
         self._keep = max(2, pace.staleness + 1)
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
         self._tasks: asyncio.TaskGroup | None = None
@@ -187,8 +193,11 @@ class Keeper:
         """Return whether this fragment is for others to keep: they know of a version that could not be read here, or
         its state could not be folded, for longer than `silent_s`, the silence of a syncer taken for dead [s]."""
         now = self._runtime.now()
+        if self._failed >= FOLDS_TRIED:
+            return True
         if self._wanted and self.state is None:
-            return now - self._moved_at > silent_s + STATE_BYTES * self.fragment.size / FOLD_BYTES_S
+            # Where others are folded first it waits for its turn, whatever that takes.
+            return self._folding and now - self._moved_at > silent_s + STATE_BYTES * self.fragment.size / FOLD_BYTES_S
         return self.head < self._known and now - self._behind_since > silent_s
 
     def _moved(self, size: int = 0) -> None:
@@ -243,7 +252,7 @@ class Keeper:
                 actions = [] if event is None else await self._handle(event)
                 # The clock is looked at after every event: a round ends when its grace ends, whatever else happens.
                 await self._do([*actions, *self.rounds.on(Tick(), self._runtime.now())])
-                lacking = self._wanted and self.state is None
+                lacking = self._folds and self.state is None
                 if (lacking or self.broken) and self._runtime.now() >= self._retry_at:
                     self._look.set()  # what was damaged, or failed, on its way to us may be whole in the store
             for task in (following, *self._fetching):
@@ -289,8 +298,6 @@ class Keeper:
                     return self.rounds.on(Hold(holding=True), now)
                 return self.rounds.on(CaughtUp(), now)
             case Hold(holding):
-                if holding and not self._wanted:
-                    self._moved()
                 self._wanted = holding
                 if holding and self.state is None:
                     self._look.set()  # it is held once its state is folded
@@ -541,7 +548,7 @@ class Keeper:
     @property
     def _folds(self) -> bool:
         """Whether the state is wanted. Where folding it failed, only folding it tells that it goes again."""
-        return self._wanted or bool(self.broken)
+        return self._wanted or bool(self.broken) or self._failed >= FOLDS_TRIED
 
     def _lacks(self, version: int) -> bool:
         """Return whether a log that can be read up to this version is not enough to go on here."""
@@ -570,8 +577,17 @@ class Keeper:
             yield await fold.fold(self._log, p, self._following, keep=self._keep)
             return
         started, self._unsnapped = self._runtime.now(), 0
-        yield await fold.fold(self._log, p, self._merging, keep=self._keep)
-        self.fold_s = self._runtime.now() - started
+        self._folding = True
+        self._moved()
+        try:
+            folded_whole = await fold.fold(self._log, p, self._merging, keep=self._keep)
+        except Unavailable:
+            self._failed += 1
+            raise
+        finally:
+            self._folding = False
+        self._failed, self.fold_s = 0, self._runtime.now() - started
+        yield folded_whole
 
     def _go_to(self, at: fold.At[State] | fold.At[None]) -> None:
         """Go to where a look at the log came to, unless we are there already; the next round is for later."""
