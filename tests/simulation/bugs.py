@@ -737,7 +737,7 @@ def rounds_are_reopened_in_the_middle_of_a_look() -> Iterator[None]:
         yield
 
 
-@planted(60, "hostile", caught_by=29)
+@planted(60, "hostile", caught_by=11)
 def a_fragment_starts_again_from_its_newest_snapshot() -> Iterator[None]:
     """What was merged since then was published, and would be lost."""
 
