@@ -624,6 +624,27 @@ MUTANTS = [
         row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
     ),
     *of(
+        "syncer/keeper.py",
+        "tests/unit/test_takeover.py",
+        row("what-is-stuck-is-kept", "        if self._folding:  # what", "        if False:  # what"),
+        row("folds-that-fail-do-not-count", "            self._failed += 1\n", "            pass\n"),
+        row(
+            "snapshots-follow-versions-alone",
+            "return by_versions or self._unsnapped >= SNAPSHOTS_WORTH",
+            "return by_versions or self._unsnapped < SNAPSHOTS_WORTH",
+        ),
+    ),
+    *of(
+        "syncer/keeper.py",
+        "tests/integration/test_holders.py::test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_takes_over",
+        row("everyone-folds-everything", "return self._wanted or bool(self.broken) or", "return True or"),
+    ),
+    *of(
+        "syncer/agent.py",
+        "tests/unit/test_takeover.py",
+        row("a-share-is-folded-the-moment-it-comes", "if now - self._came_at[p] < wait_s}", "if wait_s < 0.0}"),
+    ),
+    *of(
         "log/select.py",
         "tests/integration/test_donors.py",
         row(

@@ -197,6 +197,7 @@ class Merging:
 
     async def step(self, carried: State, commit: Commit) -> State:
         """See `Carry.step`."""
+        self._moved(0)
         return _as_recorded(await self.merged(carried, commit), commit).state
 
     async def restart(self, commit: Commit) -> State:

@@ -78,9 +78,9 @@ SNAPSHOTS_WORTH = 2
 FOLDS_TRIED = 3
 """Folds in a row that the store cuts short, after which a fragment is left to others; they are tried again even so."""
 
-FOLD_BYTES_S = 8 << 20
-"""A fragment that is being folded is left to others where the next object does not come as fast as this, in bytes a
-second of the state's size, beside the silence that everybody is allowed."""
+FOLD_S, FOLD_BYTES_S = 10.0, 8 << 20
+"""A fragment that is being folded is left to others where no object comes for as long as that, and a second more for so
+many bytes of its state."""
 
 
 @dataclass(slots=True)
@@ -190,14 +190,13 @@ class Keeper:
         return self.rounds.head
 
     def overdue(self, silent_s: float) -> bool:
-        """Return whether this fragment is for others to keep: they know of a version that could not be read here, or
-        its state could not be folded, for longer than `silent_s`, the silence of a syncer taken for dead [s]."""
+        """Return whether this fragment is for others to keep: they know of a version that could not be read here for
+        longer than `silent_s`, the silence of a syncer taken for dead [s], or its state does not come."""
         now = self._runtime.now()
         if self._failed >= FOLDS_TRIED:
             return True
-        if self._wanted and self.state is None:
-            # Where others are folded first it waits for its turn, whatever that takes.
-            return self._folding and now - self._moved_at > silent_s + STATE_BYTES * self.fragment.size / FOLD_BYTES_S
+        if self._folding:  # what waits for its turn to be folded is not late, whatever that takes
+            return now - self._moved_at > FOLD_S + STATE_BYTES * self.fragment.size / FOLD_BYTES_S
         return self.head < self._known and now - self._behind_since > silent_s
 
     def _moved(self, size: int = 0) -> None:

@@ -1,0 +1,172 @@
+"""A fragment is taken over when its state can be folded here, and left to others where it cannot; in virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from isthmus.errors import Unavailable
+from isthmus.log import Log
+from isthmus.rules import Pace, Rules
+from isthmus.simulate.weather import Weather
+from isthmus.store import EdgeStore, Patience
+from isthmus.syncer import Syncer, agent, keeper
+from written import ONE_WAY_S, Asked, Written
+
+RULES = Rules(fragments=4, sync_every=4)
+PACE = Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=4096)
+ONCE = Patience(attempts=1)
+
+
+class Serving(Syncer):
+    """A syncer whose way to the store can be told to answer otherwise."""
+
+    wire: Asked
+
+
+@asynccontextmanager
+async def syncer(w: Written, latency_s: float = ONE_WAY_S) -> AsyncIterator[Serving]:
+    """A syncer of this run, just started; it is killed at the end."""
+    process = w.world.process("syncer", len(w.store.requests))
+    ports = w.world.ports(process, Weather(latency_s=latency_s), Weather(latency_s=ONE_WAY_S))
+    wire = Asked(ports.wire)
+    store = EdgeStore(wire, process.runtime, ONCE)
+    found = Serving(Log(w.run, store, process.runtime), store, ports.bus, process.runtime, "s1", None)
+    found.wire = wire
+    await found.recover()
+    task = process.start(found.run(asyncio.Event()))
+    try:
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def grown(w: Written, versions: int = 3) -> None:
+    for p in range(4):
+        await w.grow(versions, p)
+
+
+def test_at_start_commits_are_read_and_states_when_fragments_are_taken() -> None:
+    async def body(w: Written) -> None:
+        await grown(w)
+        async with syncer(w) as serving:
+            assert not serving.wire.of("get", "updates/")
+            assert not serving.wire.of("get", "snapshots/")
+            assert [k.head for k in serving.keepers] == [3] * 4
+            assert all(k.state is None for k in serving.keepers)
+            await asyncio.sleep(5.0)
+            assert serving.held == {0, 1, 2, 3}
+            for p, k in enumerate(serving.keepers):
+                assert k.state is not None
+                assert k.state.digest() == w.states[p].digest()
+                assert k.rounds.holding
+            assert len(serving.wire.of("get", "snapshots/")) == 4
+            assert serving.fold_s > 0.0
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_what_waits_for_its_turn_to_be_folded_is_not_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time and far away: the last is folded long after a dead syncer would have been taken for dead."""
+    monkeypatch.setattr(agent, "FOLDS_MAX", 1)
+
+    async def body(w: Written) -> None:
+        await grown(w)
+        async with syncer(w, latency_s=0.5) as serving:
+            await asyncio.sleep(1.0)
+            folded_at: dict[int, float] = {}
+            for _ in range(400):
+                await asyncio.sleep(0.1)
+                assert not serving._broken
+                for p, k in enumerate(serving.keepers):
+                    if k.state is not None:
+                        folded_at.setdefault(p, w.clock.time())
+            times = sorted(folded_at.values())
+            assert len(times) == 4
+            assert times[-1] - times[0] > 2 * serving._holders.silent_s
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_a_fold_that_comes_to_nothing_leaves_the_fragment_to_others_until_it_does() -> None:
+    async def body(w: Written) -> None:
+        await grown(w)
+        async with syncer(w) as serving:
+            serving.wire.answers = lambda operation, key: (
+                Unavailable("not now") if key.startswith("updates/00002/") else None
+            )
+            await asyncio.sleep(30.0)
+            assert list(serving._broken) == [2]
+            assert serving.held == {0, 1, 3}
+            assert serving.keepers[2]._failed >= keeper.FOLDS_TRIED
+            serving.wire.answers = lambda operation, key: None
+            await asyncio.sleep(5.0)
+            assert not serving._broken
+            assert serving.held == {0, 1, 2, 3}
+            assert serving.keepers[2].rounds.holding
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_an_update_that_never_ends_leaves_the_fragment_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(w: Written) -> None:
+        await grown(w)
+        async with syncer(w) as serving:
+            own = serving.wire.get
+            stuck = asyncio.Event()
+
+            async def get(key: str) -> object:
+                if key.startswith("updates/00001/") and not stuck.is_set():
+                    await stuck.wait()
+                return await own(key)
+
+            monkeypatch.setattr(serving.wire, "get", get)
+            await asyncio.sleep(8.0)
+            assert 1 in serving.held, "it may come yet"
+            await asyncio.sleep(8.0)
+            assert list(serving._broken) == [1]
+            assert serving.held == {0, 2, 3}
+            stuck.set()
+            await asyncio.sleep(8.0)
+            assert serving.held == {0, 1, 2, 3}
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_a_large_share_is_folded_after_as_long_as_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that was only late is back by then."""
+
+    async def body(w: Written) -> None:
+        await grown(w)
+        size = sum(keeper.STATE_BYTES * f.size for f in w.run.layout.fragments)
+        monkeypatch.setattr(agent, "TAKES_BYTES_S", size / 20.0)
+        async with syncer(w) as serving:
+            await asyncio.sleep(19.0)
+            assert serving.held == set()
+            assert not serving.wire.of("get", "snapshots/")
+            await asyncio.sleep(6.0)
+            assert serving.held == {0, 1, 2, 3}
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_snapshots_follow_what_is_merged() -> None:
+    """Where rounds weigh much, sooner than their number says."""
+
+    async def body(w: Written) -> None:
+        async with syncer(w) as serving:
+            await asyncio.sleep(5.0)
+            k = serving.keepers[0]
+            weight = keeper.SNAPSHOTS_WORTH * keeper.STATE_BYTES * k.fragment.size
+            assert not k._is_snapshot_due(1)
+            k._unsnapped = weight - 1
+            assert not k._is_snapshot_due(1)
+            k._unsnapped = weight
+            assert k._is_snapshot_due(1)
+            await k._write_snapshot()
+            assert k._unsnapped == 0
+            assert k._is_snapshot_due(4096), "or after as many versions as the pace says"
+
+    Written(RULES, PACE).drive(body)
