@@ -630,8 +630,8 @@ MUTANTS = [
         row("folds-that-fail-do-not-count", "            self._failed += 1\n", "            pass\n"),
         row(
             "snapshots-follow-versions-alone",
-            "return by_versions or self._unsnapped >= SNAPSHOTS_WORTH",
-            "return by_versions or self._unsnapped < SNAPSHOTS_WORTH",
+            "return by_versions or self._unsnapped >= snapshot_after",
+            "return by_versions or self._unsnapped < snapshot_after",
         ),
     ),
     *of(

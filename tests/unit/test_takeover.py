@@ -159,7 +159,7 @@ def test_snapshots_follow_what_is_merged() -> None:
         async with syncer(w) as serving:
             await asyncio.sleep(5.0)
             k = serving.keepers[0]
-            weight = keeper.SNAPSHOTS_WORTH * keeper.STATE_BYTES * k.fragment.size
+            weight = keeper.snapshot_after(k.fragment.size)
             assert not k._is_snapshot_due(1)
             k._unsnapped = weight - 1
             assert not k._is_snapshot_due(1)

@@ -19,7 +19,7 @@ from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.speeds import Speeds
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MergeRule, Pace, Rules
 from isthmus.syncer.agent import FETCHES_MAX
-from isthmus.syncer.keeper import SNAPSHOTS_WORTH, STATE_BYTES
+from isthmus.syncer.keeper import STATE_BYTES, snapshot_after
 
 DAY_S = 86400.0
 
@@ -330,7 +330,7 @@ def _syncer(
 
 def snapshots_between(params: float, rules: Rules, pace: Pace, learners: int, wire: Wire) -> int:
     """Return the most rounds between two snapshots of a fragment: by versions, or by the bytes merged."""
-    by_bytes = SNAPSHOTS_WORTH * STATE_BYTES * params / rules.fragments / max(1.0, learners * wire.up)
+    by_bytes = snapshot_after(int(params / rules.fragments)) / max(1.0, learners * wire.up)
     return min(pace.snapshot_every, max(1, math.ceil(by_bytes)))
 
 

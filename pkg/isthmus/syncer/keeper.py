@@ -72,8 +72,9 @@ FETCH_S, FETCH_BYTES_S = 30.0, 1 << 20
 STATE_BYTES = 12
 """Of a state, for each parameter: published, master, momentum."""
 
-SNAPSHOTS_WORTH = 2
-"""Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written."""
+SNAPSHOTS_WORTH, SNAPSHOT_LEAST = 2, 16 << 20
+"""Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written; and in bytes: what
+is less is folded in a moment."""
 
 FOLDS_TRIED = 3
 """Folds in a row that the store cuts short, after which a fragment is left to others; they are tried again even so."""
@@ -113,6 +114,11 @@ class Tallies:
         """Count a dropped message."""
         if author in self.dropped or len(self.dropped) < DROPPED_MAX:
             self.dropped[author] = self.dropped.get(author, 0) + 1
+
+
+def snapshot_after(size: int) -> int:
+    """Return the bytes of updates merged into a fragment of so many parameters after which a snapshot is due."""
+    return max(SNAPSHOTS_WORTH * STATE_BYTES * size, SNAPSHOT_LEAST)
 
 
 class Keeper:
@@ -653,7 +659,7 @@ class Keeper:
         if self._snapshot is not None and not self._snapshot.done():
             return False
         by_versions = (version + self.fragment.index) % self._pace.snapshot_every == 0
-        return by_versions or self._unsnapped >= SNAPSHOTS_WORTH * STATE_BYTES * self.fragment.size
+        return by_versions or self._unsnapped >= snapshot_after(self.fragment.size)
 
     async def _at_the_end(self, version: int) -> bool:
         """Return whether a version is the newest. From a snapshot of an older one no way may lead on any more: what was
