@@ -73,8 +73,8 @@ STATE_BYTES = 12
 """Of a state, for each parameter: published, master, momentum."""
 
 SNAPSHOTS_WORTH, SNAPSHOT_LEAST = 2, 16 << 20
-"""Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written; and in bytes: what
-is less is folded in a moment."""
+"""Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written; and in bytes, of
+which fewer are folded in a moment."""
 
 FOLDS_TRIED = 3
 """Folds in a row that the store cuts short, after which a fragment is left to others; they are tried again even so."""
