@@ -28,6 +28,15 @@ def _parity(steps: int) -> list[Setting]:
                 named(one, f"{at}one learner, iso, inner rate {peak:g}", peak_lr=peak, **iso()),
                 named(one, f"{at}one learner, iso by default, inner rate {peak:g}", peak_lr=peak, **ISO),
             ]
+        if m == 2:  # for which the lowest of these is the best
+            at = f"{at}{{}}, inner rate 0.002"
+            found += [
+                named(few, at.format("data parallel"), peak_lr=2e-3, **PARALLEL),
+                named(few, at.format("RDA"), peak_lr=2e-3),
+                named(few, at.format("iso by default"), peak_lr=2e-3, **ISO),
+                named(one, at.format("one learner, RDA"), peak_lr=2e-3),
+                named(one, at.format("one learner, iso by default"), peak_lr=2e-3, **ISO),
+            ]
     return found
 
 
