@@ -79,6 +79,12 @@ def _outer(steps: int) -> list[Setting]:
                     (1.5, 0.5),
                 )
             ]
+    for h in (24, 48):
+        for m in (2, 16):
+            few, at = base(steps, learners=m, rules_sync_every=h), f"H = {h}, M = {m}: "
+            lr, mu = outer_for("rda", h)
+            found.append(named(few, f"{at}RDA", rules_outer_lr=lr, rules_outer_momentum=mu))
+            found.append(named(few, f"{at}iso 1.1, momentum 0.7", **iso(1.1, 0.7)))
     # What is best after few rounds may be too much after many.
     for h in (12, 24, 48):
         rounds, at = base(3 * steps, learners=8, rules_sync_every=h), f"H = {h}, M = 8, 3 × as long: "
