@@ -255,8 +255,9 @@ def test_random_numbers_of_an_optimizer_are_not_those_of_the_training() -> None:
             torch.rand(1)
             return super().step()
 
+    optimizer = Noisy(net().parameters(), lambda p: {})
     rng = torch.get_rng_state()
-    Stepped(Noisy(net().parameters(), lambda p: {}))
+    Stepped(optimizer)
     assert torch.equal(torch.get_rng_state(), rng)
 
 
