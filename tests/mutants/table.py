@@ -368,18 +368,18 @@ MUTANTS = [
         row("pieces-are-no-blocks-of-a-norm", "PIECE = 1 << 16", "PIECE = 3 << 9"),
         row(
             "each-piece-is-the-first-one",
-            "self.code.decode_part(data, total.size, start,",
-            "self.code.decode_part(data, total.size, 0,",
+            "code.decode_part(data, n, at.start, part)",
+            "code.decode_part(data, n, 0, part)",
         ),
         row(
             "the-last-piece-is-not-measured",
-            "range(first * PIECE, min(last * PIECE, n), PIECE)",
-            "range(first * PIECE, min(last * PIECE, n - PIECE), PIECE)",
+            "crew.share(work, count(n), SHARE)",
+            "crew.share(work, count(n) - 1, SHARE)",
         ),
         row(
             "squares-overwrite-each-other",
-            "block = start // kernels.NORM_BLOCK",
-            "block = (start - first * PIECE) // kernels.NORM_BLOCK",
+            "block = at.start // kernels.NORM_BLOCK",
+            "block = (at.start - first * PIECE) // kernels.NORM_BLOCK",
         ),
     ),
     *of(
@@ -387,8 +387,8 @@ MUTANTS = [
         "tests/unit/test_rounding.py tests/unit/test_codecs.py",
         row(
             "tensors-are-packed-without-padding",
-            "yield slice(at, at + code.size(t.size))\n        at += _piece(code, t.size)",
-            "yield slice(at, at + code.size(t.size))\n        at += code.size(t.size)",
+            "found.append(data[at : at + code.size(t.size)])\n        at += _piece(code, t.size)",
+            "found.append(data[at : at + code.size(t.size)])\n        at += code.size(t.size)",
         ),
         row("pieces-are-aligned-to-two-bytes", "_ALIGN = 4", "_ALIGN = 2"),
         row(
@@ -596,7 +596,7 @@ MUTANTS = [
         row("any-length", "if gradient.norm > GRADIENT_NORM_MAX:", "if False:"),
     ),
     *of(
-        "syncer/keeper.py",
+        "syncer/fetcher.py",
         "tests/unit/test_keeper_claims.py",
         row(
             "what-was-announced-is-not-compared",
@@ -609,35 +609,56 @@ MUTANTS = [
             "if update.header.tokens != pointer.tokens:",
         ),
         row("a-larger-object-is-not-noticed", "pointer.key, 0, pointer.size + 1)", "pointer.key, 0, pointer.size)"),
-        row(
-            "a-refused-update-ends-the-syncer",
-            "                reason = Reason.UNREADABLE\n",
-            "                raise\n",
-        ),
+        row("a-refused-update-ends-the-syncer", "return None, Reason.UNREADABLE\n", "raise\n"),
         row("a-refused-syncer-blames-its-learners", "if not await self._is_refused():", "if True:"),
-        row("two-commits-are-all-that-is-known", "self._keep = max(2, pace.staleness + 1)", "self._keep = 2"),
+    ),
+    *of(
+        "syncer/keeper.py",
+        "tests/unit/test_keeper_claims.py",
+        row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
+    ),
+    *of(
+        "syncer/follower.py",
+        "tests/unit/test_keeper_claims.py",
+        row("two-commits-are-all-that-is-known", "self.keep = max(2, pace.staleness + 1)", "self.keep = 2"),
+    ),
+    *of(
+        "syncer/snapshots.py",
+        "tests/unit/test_keeper_claims.py",
         row(
             "all-fragments-write-snapshots-at-once",
-            "by_versions = (version + self.fragment.index) % self._pace.snapshot_every == 0",
+            "by_versions = (version + self._fragment.index) % self._pace.snapshot_every == 0",
             "by_versions = version % self._pace.snapshot_every == 0",
         ),
-        row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
+    ),
+    *of(
+        "syncer/follower.py",
+        "tests/unit/test_takeover.py",
+        row("what-is-stuck-is-kept", "        if self._folding:  # what", "        if False:  # what"),
+        row("folds-that-fail-do-not-count", "            self._failed += 1\n", "            pass\n"),
     ),
     *of(
         "syncer/keeper.py",
         "tests/unit/test_takeover.py",
-        row("what-is-stuck-is-kept", "        if self._folding:  # what", "        if False:  # what"),
-        row("folds-that-fail-do-not-count", "            self._failed += 1\n", "            pass\n"),
         row(
-            "snapshots-follow-versions-alone",
-            "return by_versions or self._unsnapped >= snapshot_after",
-            "return by_versions or self._unsnapped < snapshot_after",
+            "what-was-folded-counts-twice",
+            "self._snapshots.merged, self._follower.folded =",
+            "_, self._follower.folded =",
         ),
     ),
     *of(
-        "syncer/keeper.py",
+        "syncer/snapshots.py",
+        "tests/unit/test_takeover.py",
+        row(
+            "snapshots-follow-versions-alone",
+            "return by_versions or self.merged >= snapshot_after",
+            "return by_versions or self.merged < snapshot_after",
+        ),
+    ),
+    *of(
+        "syncer/follower.py",
         "tests/integration/test_holders.py::test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_takes_over",
-        row("everyone-folds-everything", "return self._wanted or bool(self.broken) or", "return True or"),
+        row("everyone-folds-everything", "return self.wanted or bool(self.broken) or", "return True or"),
     ),
     *of(
         "syncer/agent.py",

@@ -18,7 +18,6 @@ from torch.distributed.fsdp import fully_shard
 import isthmus
 from isthmus.demo.gpt import ByteGPT, loss_of
 from isthmus.demo.text import corpus
-from isthmus.rules import CodecName
 
 
 def resident_gib() -> float:
@@ -59,9 +58,7 @@ def main() -> None:
     # Two learners, two syncers and a store on one machine: there is no room for moments.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     before = resident_gib()
-    rules = isthmus.Rules(
-        fragments=a.fragments, sync_every=a.sync_every, codec_up=CodecName.INT4, codec_down=CodecName.INT4
-    )
+    rules = isthmus.Rules(fragments=a.fragments, sync_every=a.sync_every)
     # So many processes on so few cores are late with everything: nobody is to be taken for dead for that.
     pace = isthmus.Pace(heartbeat_s=4.0, silence_s=20.0)
     text = torch.frombuffer(bytearray(b"".join(piece.read() for piece in corpus().train[:200])), dtype=torch.uint8)

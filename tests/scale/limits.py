@@ -7,8 +7,8 @@ import math
 import sys
 
 from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import OBJECT_MAX, SYNCER_CORES, Prices
-from isthmus.forecast.planner import Choice, Fixed, plan
+from isthmus.forecast.outcome import CHECKPOINT_BYTES, OBJECT_MAX, SYNCER_CORES, Prices
+from isthmus.forecast.planner import Fixed, plan
 from isthmus.forecast.speeds import classes
 from isthmus.rules import KEPT_VERSIONS
 
@@ -37,7 +37,7 @@ def main() -> int:
             found = plan(params, [island], free, fixed=fixed, speeds=known[default].of)
             s, day, f = found.syncer, found.day, found.forecasts[0]
             syncers = max(1, math.ceil(s["cores"] / SYNCER_CORES))
-            updates = (day["up_gb"] - learners * 20.0 * params / 1e9 * 86400 / _checkpoint_s(found.choices)) / 24
+            updates = s["down_gbit_s"] / 8 * 3600  # what the syncers read is what learners wrote
             values = f.down_gb_day / 24
             state = 12.0 * params / found.rules.fragments
             assert state < OBJECT_MAX, "a snapshot of a fragment fits into an object"
@@ -46,15 +46,11 @@ def main() -> int:
                 f"{s['cores'] / syncers:.2g}", f"{s['down_gbit_s'] / syncers:.2g}", f"{s['memory_gib'] / syncers:.3g}",
                 f"{s['takeover_gb'] / syncers:.3g}", f"{s['takeover_s'] / syncers:.3g}", f"{updates + values:,.3g}",
                 f"{day['stored_gb']:,.4g}", f"{8e3 * f.down_gb_day / 86400:.3g}", f"{f.memory_gib:.3g}",
-                f"{20.0 * params / 1e9:.3g}", f"{COMMIT_BYTES * learners / 1024:.2g}",
+                f"{CHECKPOINT_BYTES * params / 1e9:.3g}", f"{COMMIT_BYTES * learners / 1024:.2g}",
             )  # fmt: skip
             print("| " + " | ".join(map(str, row)) + " |")
     print(f"\nKept: {KEPT_VERSIONS} versions of each fragment, and two checkpoints a learner.")
     return 0
-
-
-def _checkpoint_s(choices: list[Choice]) -> float:
-    return float(str(next(c.value for c in choices if c.name == "checkpoint")))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos.cluster import end_on_sigterm
+from isthmus.errors import IsthmusError
 from isthmus.log import Log
 from isthmus.ports import open_log
 from isthmus_services.demo.servers import redis_server, s3_server
@@ -129,7 +130,7 @@ async def wait_for(a: argparse.Namespace, processes: list[Process]) -> float:
                         first = time.monotonic()
                     print(f"{time.monotonic() - began:6.0f} s  versions {min(heads)} to {max(heads)}", flush=True)
                 return time.monotonic() - (first or began)
-        except Exception as error:  # there is no run yet
+        except IsthmusError as error:  # there is no run yet
             for process in processes:
                 process.must_live()
             if time.monotonic() - began > 600.0:

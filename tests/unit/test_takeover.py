@@ -8,10 +8,12 @@ import pytest
 
 from isthmus.errors import Unavailable
 from isthmus.log import Log
+from isthmus.log.merge import STATE_BYTES
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.store import EdgeStore, Patience
-from isthmus.syncer import Syncer, agent, keeper
+from isthmus.syncer import Syncer, agent, follower
+from isthmus.syncer.snapshots import snapshot_after
 from written import ONE_WAY_S, Asked, Written
 
 RULES = Rules(fragments=4, sync_every=4)
@@ -100,7 +102,7 @@ def test_a_fold_that_comes_to_nothing_leaves_the_fragment_to_others_until_it_doe
             await asyncio.sleep(30.0)
             assert list(serving._broken) == [2]
             assert serving.held == {0, 1, 3}
-            assert serving.keepers[2]._failed >= keeper.FOLDS_TRIED
+            assert serving.keepers[2]._follower._failed >= follower.FOLDS_TRIED
             serving.wire.answers = lambda operation, key: None
             await asyncio.sleep(5.0)
             assert not serving._broken
@@ -140,7 +142,7 @@ def test_a_large_share_is_folded_after_as_long_as_that_takes(monkeypatch: pytest
 
     async def body(w: Written) -> None:
         await grown(w)
-        size = sum(keeper.STATE_BYTES * f.size for f in w.run.layout.fragments)
+        size = sum(STATE_BYTES * f.size for f in w.run.layout.fragments)
         monkeypatch.setattr(agent, "TAKES_BYTES_S", size / 20.0)
         async with syncer(w) as serving:
             await asyncio.sleep(19.0)
@@ -159,14 +161,26 @@ def test_snapshots_follow_what_is_merged() -> None:
         async with syncer(w) as serving:
             await asyncio.sleep(5.0)
             k = serving.keepers[0]
-            weight = keeper.snapshot_after(k.fragment.size)
-            assert not k._is_snapshot_due(1)
-            k._unsnapped = weight - 1
-            assert not k._is_snapshot_due(1)
-            k._unsnapped = weight
-            assert k._is_snapshot_due(1)
-            await k._write_snapshot()
-            assert k._unsnapped == 0
-            assert k._is_snapshot_due(4096), "or after as many versions as the pace says"
+            weight, written = snapshot_after(k.fragment.size), k._snapshots
+            assert not written.is_due(1)
+            written.merged = weight - 1
+            assert not written.is_due(1)
+            written.merged = weight
+            assert written.is_due(1)
+            await written.write()
+            assert written.merged == 0
+            assert written.is_due(4096), "or after as many versions as the pace says"
+
+    Written(RULES, PACE).drive(body)
+
+
+def test_what_was_folded_counts_once_for_the_next_snapshot() -> None:
+    async def body(w: Written) -> None:
+        await grown(w, versions=3)
+        async with syncer(w) as serving:
+            await asyncio.sleep(5.0)
+            for p, k in enumerate(serving.keepers):
+                commits = [commit.header async for commit in w.log.commits(p, 0)]
+                assert k._snapshots.merged == sum(given.bytes for h in commits for given in h.inputs) > 0
 
     Written(RULES, PACE).drive(body)

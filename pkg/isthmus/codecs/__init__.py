@@ -1,7 +1,5 @@
 """How a difference is packed for the wire: a registry of codecs and the packing of a fragment, tensor by tensor."""
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from isthmus.codecs.base import Codec
@@ -13,7 +11,7 @@ from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment
 from isthmus.rules import CodecName, named
 
-__all__ = ["CODECS", "Codec", "codec", "pack", "packed_size", "pieces", "unpack"]
+__all__ = ["CODECS", "Codec", "codec", "cut", "pack", "packed_size", "unpack"]
 
 CODECS: dict[CodecName, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
 
@@ -34,26 +32,30 @@ def packed_size(code: Codec, fragment: Fragment) -> int:
     return sum(_piece(code, t.size) for t in fragment.tensors)
 
 
-def pieces(code: Codec, fragment: Fragment) -> Iterator[slice]:
-    """Yield where each tensor lies in a packed fragment."""
-    at = 0
+def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
+    """Return what each tensor has of a packed fragment, data [packed_size] uint8; they share its memory.
+
+    Raises `ValueError` where it is not of that size.
+    """
+    if data.size != packed_size(code, fragment):
+        raise ValueError(f"{data.size} bytes where {code.name} packs this fragment into {packed_size(code, fragment)}")
+    found, at = [], 0
     for t in fragment.tensors:
-        yield slice(at, at + code.size(t.size))
+        found.append(data[at : at + code.size(t.size)])
         at += _piece(code, t.size)
+    return tuple(found)
 
 
 def pack(code: Codec, fragment: Fragment, x: F32, out: U8) -> None:
     """Pack x [fragment.size] float32 into out [packed_size] uint8, which must come zeroed."""
-    for t, at in zip(fragment.tensors, pieces(code, fragment), strict=True):
-        code.encode(x[t.start : t.stop], out[at])
+    for t, piece in zip(fragment.tensors, cut(code, fragment, out), strict=True):
+        code.encode(x[t.start : t.stop], piece)
 
 
 def unpack(code: Codec, fragment: Fragment, data: U8, out: F32) -> None:
     """Unpack data [packed_size] uint8 into out [fragment.size] float32."""
-    if data.size != packed_size(code, fragment):
-        raise ValueError(f"{data.size} bytes where {code.name} packs this fragment into {packed_size(code, fragment)}")
-    for t, at in zip(fragment.tensors, pieces(code, fragment), strict=True):
-        code.decode(data[at], out[t.start : t.stop])
+    for t, piece in zip(fragment.tensors, cut(code, fragment, data), strict=True):
+        code.decode(piece, out[t.start : t.stop])
 
 
 def as_bytes(blob: bytes | bytearray | memoryview) -> U8:

@@ -1,12 +1,13 @@
 """A packed fragment, never unpacked as a whole: measured and added up a piece at a time, while that is in the cache."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from isthmus import kernels
-from isthmus.codecs import Codec, codec, packed_size, pieces
+from isthmus.codecs import Codec, codec, cut
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment
 from isthmus.rules import CodecName
@@ -44,25 +45,19 @@ class Packed:
 
     def add(self, tensor: int, coefficient: float, total: F32, crew: Crew = ALONE) -> None:
         """Add coefficient times a tensor [m], by its number in the fragment, to total [m]; see `kernels.accumulate`."""
-        data = self.data[tensor]
 
         def work(first: int, last: int) -> None:
-            scratch = np.empty(PIECE, np.float32)
-            for start in range(first * PIECE, min(last * PIECE, total.size), PIECE):
-                part = total[start : start + PIECE]
-                self.code.decode_part(data, total.size, start, scratch[: part.size])
-                kernels.accumulate(part, scratch[: part.size], coefficient)
+            for at, part in decoded(self.code, self.data[tensor], total.size, first, last):
+                kernels.accumulate(total[at], part, coefficient)
 
-        crew.share(work, -(-total.size // PIECE), SHARE)
+        crew.share(work, count(total.size), SHARE)
 
 
 def packed(fragment: Fragment, code: Codec, data: U8, crew: Crew = ALONE) -> Packed:
     """Measure a packed fragment, data [packed_size] uint8. Raises `ValueError` where it is not of that size."""
-    if data.size != packed_size(code, fragment):
-        raise ValueError(f"{data.size} bytes where {code.name} packs this fragment into {packed_size(code, fragment)}")
-    cut = tuple(data[at] for at in pieces(code, fragment))
-    norms = tuple(_norm(code, piece, t.size, crew) for t, piece in zip(fragment.tensors, cut, strict=True))
-    return Packed(fragment, code, cut, norms)
+    of = cut(code, fragment, data)
+    norms = tuple(_norm(code, piece, t.size, crew) for t, piece in zip(fragment.tensors, of, strict=True))
+    return Packed(fragment, code, of, norms)
 
 
 def plain(fragment: Fragment, x: F32) -> Packed:
@@ -70,16 +65,31 @@ def plain(fragment: Fragment, x: F32) -> Packed:
     return packed(fragment, codec(CodecName.F32), np.ascontiguousarray(x, "<f4").view(np.uint8))
 
 
+def count(n: int) -> int:
+    """Return how many pieces n parameters are unpacked in."""
+    return -(-n // PIECE)
+
+
+def decoded(code: Codec, data: U8, n: int, first: int = 0, last: int | None = None) -> Iterator[tuple[slice, F32]]:
+    """Yield where pieces [first, last) of a packed tensor of n parameters are in it, and their values [m] float32.
+
+    They come in one and the same memory: each until the next.
+    """
+    scratch = np.empty(min(n, PIECE), np.float32)
+    for number in range(first, count(n) if last is None else last):
+        at = slice(number * PIECE, min(n, (number + 1) * PIECE))
+        part = scratch[: at.stop - at.start]
+        code.decode_part(data, n, at.start, part)
+        yield at, part
+
+
 def _norm(code: Codec, data: U8, n: int, crew: Crew) -> float:
     squares = np.empty(-(-n // kernels.NORM_BLOCK), np.float64)
 
     def work(first: int, last: int) -> None:
-        scratch = np.empty(min(n, PIECE), np.float32)
-        for start in range(first * PIECE, min(last * PIECE, n), PIECE):
-            part = scratch[: min(PIECE, n - start)]
-            code.decode_part(data, n, start, part)
-            block = start // kernels.NORM_BLOCK
+        for at, part in decoded(code, data, n, first, last):
+            block = at.start // kernels.NORM_BLOCK
             kernels.squares(part, squares[block : block + -(-part.size // kernels.NORM_BLOCK)])
 
-    crew.share(work, -(-n // PIECE), SHARE)
+    crew.share(work, count(n), SHARE)
     return kernels.norm_of(squares)

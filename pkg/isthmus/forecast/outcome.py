@@ -17,9 +17,10 @@ from isthmus.forecast import learning, traffic
 from isthmus.forecast.island import Island
 from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.speeds import Speeds
+from isthmus.log.merge import STATE_BYTES
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MergeRule, Pace, Rules
 from isthmus.syncer.agent import FETCHES_MAX
-from isthmus.syncer.keeper import STATE_BYTES, snapshot_after
+from isthmus.syncer.snapshots import snapshot_after
 
 DAY_S = 86400.0
 

@@ -397,7 +397,7 @@ class Uplink:
             account.settle(captured.base, "rejected")
             self._tell(UploadDone(p))
             return
-        digest = frame.digest(blob)
+        digest = await self._runtime.offload(frame.digest, blob)
         key = update_key(p, self._name, captured.base, digest)
         if self._lossy:
             self._remember(p, captured.base, Packed(digest, key, residual))

@@ -183,7 +183,7 @@ class Merging:
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a snapshot: {error}") from None
         _check_snapshot(self.log, key, header, fragment, version)
-        expected = 12 * self.log.run.layout.fragments[fragment].size
+        expected = merge.STATE_BYTES * self.log.run.layout.fragments[fragment].size
         if len(payload) != expected:
             raise LogCorrupt(key, f"holds {len(payload)} bytes of state, its fragment has {expected}")
         state = merge.restore(header, payload)

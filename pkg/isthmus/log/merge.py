@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from isthmus import kernels
-from isthmus.codecs import Codec, as_bytes, codec, pack, packed_size, pieces
-from isthmus.codecs.packed import PIECE, Packed, plain
+from isthmus.codecs import Codec, as_bytes, codec, cut, pack, packed_size
+from isthmus.codecs.packed import Packed, decoded, plain
 from isthmus.kernels import F32
 from isthmus.layout import Fragment, Tensor, TensorClass
 from isthmus.log.polar import isotropic
@@ -32,6 +32,10 @@ CANCELLED_BELOW = 1e-3
 """Norm of the mean direction under which RDA does not renormalise it: such directions cancel, what is left is noise.
 (M orthogonal directions of equal weight leave 1/√M, so this is the mean of a million strangers.) The same for Iso, of
 the mean beside the mean norm: the plain mean is taken then."""
+
+
+STATE_BYTES = 12
+"""Of a state, for each parameter: published, master, momentum, float32 each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +246,10 @@ def next_published(
     """
     kernels.require_denormals()
     out = np.empty_like(published) if out is None else out
-    data, scratch = as_bytes(payload), np.empty(min(fragment.size, PIECE), np.float32)
-    for t, at in zip(fragment.tensors, pieces(codec_down, fragment), strict=True):
-        for start in range(0, t.size, PIECE):
-            part = slice(t.start + start, t.start + min(start + PIECE, t.size))
-            difference = scratch[: part.stop - part.start]
-            codec_down.decode_part(data[at], t.size, start, difference)
-            kernels.add(published[part], difference, out[part])
+    for t, data in zip(fragment.tensors, cut(codec_down, fragment, as_bytes(payload)), strict=True):
+        before, after = published[t.start : t.stop], out[t.start : t.stop]
+        for at, difference in decoded(codec_down, data, t.size):
+            kernels.add(before[at], difference, after[at])
     return out
 
 

@@ -170,7 +170,7 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
     for fragment in layout.fragments:
         flat = _flat([named[t.spec.name][t.origin : t.origin + t.size] for t in fragment.tensors])
         blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
-        digests.append(frame.digest(blob))
+        digests.append(await runtime.offload(frame.digest, blob))
         await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
     await store.create(RUN_KEY, _run_object(seed, layout, digests, created_at))
     return _same(await read_run(store), seed)

@@ -17,6 +17,7 @@ from isthmus.concern import Concern, Reach
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.health import Vitals
 from isthmus.log import Log
+from isthmus.log.merge import STATE_BYTES
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
@@ -45,7 +46,7 @@ from isthmus.store import EdgeStore
 from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
-from isthmus.syncer.keeper import STATE_BYTES, Keeper, Limits, Tallies
+from isthmus.syncer.keeper import Keeper, Limits, Tallies
 from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.version import __version__
 

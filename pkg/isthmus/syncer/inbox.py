@@ -4,11 +4,10 @@ import asyncio
 from dataclasses import dataclass
 
 from isthmus.errors import LogCorrupt
-from isthmus.log import fold
-from isthmus.log.merge import State
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
 from isthmus.rounds.events import Announced, Called, Hold, Invalid, Passed, Pointer
+from isthmus.syncer.follower import At
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,7 @@ class Fetched:
 class Folded:
     """Others committed: the fragment as a look at the log found it; `done` as with `Fetched`."""
 
-    at: fold.At[State] | fold.At[None]
-    """With the state, or as its commits alone tell of it."""
+    at: At
     done: asyncio.Event
 
 

@@ -6,21 +6,21 @@ Of a fragment that another syncer keeps only the commits are read. Its state is 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from isthmus.codecs import codec
-from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
 from isthmus.layout import TensorClass
-from isthmus.log import Commit, Log, fold, merge
+from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, Advance, State
-from isthmus.log.updates import Update, open_update
+from isthmus.log.updates import Update
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.fields import SECONDS_MAX
-from isthmus.records.keys import RUN_KEY, snapshot_key, value_key
+from isthmus.records.keys import value_key
 from isthmus.records.messages import Call, Committed, FromSyncer
 from isthmus.records.objects import INPUTS_MAX, SCHEMA, SEEN_MAX, CommitHeader, Input, Passing, Waited
 from isthmus.rounds.events import (
@@ -53,7 +53,10 @@ from isthmus.runtime import Runtime
 from isthmus.store import Store
 from isthmus.syncer.counting import Counting
 from isthmus.syncer.fairness import FairQueue, FairSlots
+from isthmus.syncer.fetcher import Fetcher
+from isthmus.syncer.follower import At, Follower
 from isthmus.syncer.inbox import Event, Fetched, Folded, FromBus, Heard, Looked
+from isthmus.syncer.snapshots import Snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -65,23 +68,6 @@ INBOX_EACH = 64
 
 LOOK_S = 0.25
 """Between two looks at the log that found nothing: words of commits that do not exist cost no more than that."""
-
-FETCH_S, FETCH_BYTES_S = 30.0, 1 << 20
-"""An update may take this long to fetch, and a second more for so many bytes: bodies may be slow, or never end."""
-
-STATE_BYTES = 12
-"""Of a state, for each parameter: published, master, momentum."""
-
-SNAPSHOTS_WORTH, SNAPSHOT_LEAST = 2, 16 << 20
-"""Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written; and in bytes, of
-which fewer are folded in a moment."""
-
-FOLDS_TRIED = 3
-"""Folds in a row that the store cuts short, after which a fragment is left to others; they are tried again even so."""
-
-FOLD_S, FOLD_BYTES_S = 10.0, 8 << 20
-"""A fragment that is being folded is left to others where no object comes for as long as that, and a second more for so
-many bytes of its state."""
 
 
 @dataclass(slots=True)
@@ -116,11 +102,6 @@ class Tallies:
             self.dropped[author] = self.dropped.get(author, 0) + 1
 
 
-def snapshot_after(size: int) -> int:
-    """Return the bytes of updates merged into a fragment of so many parameters after which a snapshot is due."""
-    return max(SNAPSHOTS_WORTH * STATE_BYTES * size, SNAPSHOT_LEAST)
-
-
 class Keeper:
     """Keeps one fragment: folds its log, runs its rounds, commits."""
 
@@ -142,80 +123,52 @@ class Keeper:
         self.fragment = log.run.layout.fragments[fragment]
         self.rounds = Rounds(pace, log.run.rules.sync_every, members)
         self.rounds.holding = False
-        self.state: State | None = None
-        """At `head`; None where only the commits are known."""
-        self.fold_s = 0.0
-        """How long folding the state took when the fragment was last taken over, in seconds."""
-        self.broken = ""
-        """Why the log of this fragment cannot be folded to its end here, or empty."""
-        self._retry_at = 0.0
         self._log = log
-        self._store = updates or log.store
         self._pace = pace
         self._runtime = runtime
         self._limits = limits
         self._tallies = tallies
         self._metrics = metrics
+        self._follower = Follower(log, self.fragment, pace, runtime)
+        self._fetcher = Fetcher(log, updates or log.store, self.fragment, runtime, limits.fetches)
+        self._snapshots = Snapshots(log, self.fragment, pace, runtime, limits.snapshots, lambda: self.state)
         self._counting = Counting(fragment, name, metrics, runtime)
         self._name = name
         self._say = say
-        self._digest = log.run.digest
         self._outer = merge.outers(log.run.rules)
         self._down = codec(log.run.rules.codec_down)
         self._accumulator: Accumulator | None = None
         self._inputs: list[Input] = []
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
-        self._merging = fold.Merging(log, self._moved)
-        self._following = fold.Following()
-        self._begun = False
-        self._wanted = False
-        """Whether this syncer is to hold the fragment; it does (`rounds.holding`) as soon as it has its state."""
-        self._unsnapped = 0
-        """Bytes of updates merged since the newest snapshot, as far as is known."""
-        self._moved_at = runtime.now()
-        """When folding the state began, or last read a part of it."""
-        self._folding = False
-        self._failed = 0
-        """Folds in a row that the store did not let come to an end."""
-        self._keep = max(2, pace.staleness + 1)
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
         self._tasks: asyncio.TaskGroup | None = None
         self._fetching: set[asyncio.Task[None]] = set()
-        self._snapshot: asyncio.Task[None] | None = None
-        self._snapshot_version = 0
-        """The newest version of which a snapshot is stored, or on its way."""
         self._look = asyncio.Event()
-        self._known = 0
-        """The newest version that another syncer says is there."""
-        self._behind_since = runtime.now()
 
     @property
     def head(self) -> int:
         """The newest version folded; 0 before `recover`."""
         return self.rounds.head
 
+    @property
+    def state(self) -> State | None:
+        """At `head`; None where only the commits are known."""
+        return self._follower.state
+
+    @property
+    def fold_s(self) -> float:
+        """How long folding the state took when the fragment was last taken over, in seconds."""
+        return self._follower.fold_s
+
+    @property
+    def broken(self) -> str:
+        """Why the log of this fragment cannot be folded to its end here, or empty."""
+        return self._follower.broken
+
     def overdue(self, silent_s: float) -> bool:
-        """Return whether this fragment is for others to keep: they know of a version that could not be read here for
-        longer than `silent_s`, the silence of a syncer taken for dead [s], or its state does not come."""
-        now = self._runtime.now()
-        if self._failed >= FOLDS_TRIED:
-            return True
-        if self._folding:  # what waits for its turn to be folded is not late, whatever that takes
-            return now - self._moved_at > FOLD_S + STATE_BYTES * self.fragment.size / FOLD_BYTES_S
-        return self.head < self._known and now - self._behind_since > silent_s
-
-    def _moved(self, size: int = 0) -> None:
-        """Note that so many bytes of updates were folded."""
-        self._moved_at = self._runtime.now()
-        if self.state is None:
-            self._unsnapped += size
-
-    def _learn_of(self, version: int) -> None:
-        """Note that a version is said to be in the log."""
-        if self.head >= self._known:
-            self._behind_since = self._runtime.now()
-        self._known = max(version, self._known)
+        """See `Follower.overdue`."""
+        return self._follower.overdue(silent_s)
 
     @property
     def waiting(self) -> int:
@@ -237,14 +190,15 @@ class Keeper:
     async def recover(self) -> None:
         """Read the commits to their end. A damaged chain leaves the fragment `broken`: not served until it heals."""
         try:
-            at = await fold.fold(self._log, self.fragment.index, self._following, keep=self._keep)
+            at = await self._follower.begin()
         except LogCorrupt as error:
             self._break(error)
             return
         self._begin(at)
 
-    def _begin(self, at: fold.At[State] | fold.At[None]) -> None:
-        self._begun, self.state, self._digest = True, at.carried, at.digest
+    def _begin(self, at: At) -> None:
+        self._follower.begun = True
+        self._follower.go_to(at.version, at.digest, at.carried)
         self._counting.begun(at.version, at.last[-1].header if at.last else None)
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
@@ -257,17 +211,12 @@ class Keeper:
                 actions = [] if event is None else await self._handle(event)
                 # The clock is looked at after every event: a round ends when its grace ends, whatever else happens.
                 await self._do([*actions, *self.rounds.on(Tick(), self._runtime.now())])
-                lacking = self._folds and self.state is None
-                if (lacking or self.broken) and self._runtime.now() >= self._retry_at:
-                    self._look.set()  # what was damaged, or failed, on its way to us may be whole in the store
+                if self._follower.retries:
+                    self._look.set()
             for task in (following, *self._fetching):
                 task.cancel()
-            if self.rounds.holding and self.state is not None and self._snapshot_version < self.state.version:
-                # Whoever starts next need not fold what this syncer knows.
-                if self._snapshot is not None:
-                    await self._snapshot
-                if await self._at_the_end(self.state.version):
-                    await self._write_snapshot()
+            if self.rounds.holding:
+                await self._snapshots.write_last()
 
     async def _next(self) -> Event | None:
         """Return the next event; None when the clock has to be looked at first."""
@@ -296,14 +245,14 @@ class Keeper:
                 return []
             case Looked(through, error):
                 if through:
-                    self.broken = ""
-                elif error is not None and (error.readable is None or self._lacks(error.readable[1])):
+                    self._follower.broken = ""
+                elif error is not None and (error.readable is None or self._follower.lacks(error.readable[1])):
                     self._break(error)  # else we have gone beyond that place by ourselves
-                if through and self._wanted and self.state is not None and not self.rounds.holding:
+                if through and self._follower.wanted and self.state is not None and not self.rounds.holding:
                     return self.rounds.on(Hold(holding=True), now)
                 return self.rounds.on(CaughtUp(), now)
             case Hold(holding):
-                self._wanted = holding
+                self._follower.wanted = holding
                 if holding and self.state is None:
                     self._look.set()  # it is held once its state is folded
                     return []
@@ -311,7 +260,7 @@ class Keeper:
             case Announced() | Called() | Passed() | Invalid():
                 return self.rounds.on(event, now)
             case Heard(version):
-                self._learn_of(version)
+                self._follower.learn_of(version)
                 return [CatchUp()] if version > self.head else []
             case Fetched(pointer, update, reason, at, done):
                 try:
@@ -385,53 +334,10 @@ class Keeper:
     async def _fetch(self, pointer: Pointer) -> None:
         await self._slot()
         async with self._limits.fetches.slot(pointer.learner):
-            update, reason = None, None
-            try:
-                async with asyncio.timeout(FETCH_S + pointer.size / FETCH_BYTES_S):
-                    # One byte more than announced, so that a larger object is noticed and never read whole.
-                    blob = await self._store.get_range(pointer.key, 0, pointer.size + 1)
-                self._limits.fetches.judge(pointer.learner, slow=False)
-                if len(blob) != pointer.size:
-                    reason = Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
-                else:
-                    update = await self._runtime.offload(
-                        open_update,
-                        blob,
-                        pointer.digest,
-                        self._log.run,
-                        self.fragment,
-                        pointer.learner,
-                        pointer.base,
-                        self._runtime.crew,
-                    )
-                    if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):
-                        reason = Reason.MALFORMED
-            except ObjectMissing:
-                reason = Reason.MISSING
-            except RecordInvalid as error:
-                self._warn("%s of %s turned away: %s", pointer.key, pointer.learner, error, learner=pointer.learner)
-                reason = error.reason
-            except Denied as error:
-                self._warn("%s of %s may not be read: %s", pointer.key, pointer.learner, error, learner=pointer.learner)
-                if not await self._is_refused():
-                    # Another account's object, another key, an archive: whatever it is, it is this update's affair.
-                    reason = Reason.UNREADABLE
-            except TimeoutError:
-                self._limits.fetches.judge(pointer.learner, slow=True)
-                self._warn("%s of %s takes too long", pointer.key, pointer.learner, learner=pointer.learner)
-            except Unavailable as error:
-                self._warn("%s cannot be fetched for now: %s", pointer.key, error, learner=pointer.learner)
+            update, reason = await self._fetcher.fetch(pointer)
             done = asyncio.Event()
-            self._inbox.put_own(Fetched(pointer, None if reason else update, reason, self._runtime.now(), done))
+            self._inbox.put_own(Fetched(pointer, update, reason, self._runtime.now(), done))
             await done.wait()
-
-    async def _is_refused(self) -> bool:
-        """Return whether it is this syncer that is refused, not one learner's object: then the run object is, too."""
-        try:
-            await self._log.store.get_range(RUN_KEY, 0, 1)
-        except (Unavailable, Denied):
-            return True
-        return False
 
     async def _merge(self, version: int, closed_by: ClosedBy) -> list[Action]:
         assert self.state is not None, "merging before recovery"
@@ -454,7 +360,7 @@ class Keeper:
         header = CommitHeader(
             schema=SCHEMA,
             run=self._log.run.digest,
-            previous=self._digest,
+            previous=self._follower.digest,
             arithmetic=ARITHMETIC,
             fragment=self.fragment.index,
             version=version,
@@ -511,7 +417,7 @@ class Keeper:
             return self.rounds.on(CaughtUp(), self._runtime.now())
         self._tallies.commits_lost += 1
         self._metrics.commits_lost.inc()
-        self._learn_of(version)
+        self._follower.learn_of(version)
         self._release()
         self.rounds.on(Lost(), self._runtime.now())
         return await self._catch_up()
@@ -533,9 +439,9 @@ class Keeper:
             await self._look.wait()
             self._look.clear()
             head, had = self.head, self.state is not None
-            async with self._limits.folds if self._folds and not had else self._limits.looks:
+            async with self._limits.folds if self._follower.folds and not had else self._limits.looks:
                 try:
-                    async for at in self._onward():
+                    async for at in self._follower.onward():
                         done = asyncio.Event()
                         self._inbox.put_own(Folded(at, done))
                         await done.wait()
@@ -550,68 +456,26 @@ class Keeper:
             if self.head == head and had == (self.state is not None):
                 await asyncio.sleep(LOOK_S * self._runtime.random.uniform(0.8, 1.2))
 
-    @property
-    def _folds(self) -> bool:
-        """Whether the state is wanted. Where folding it failed, only folding it tells that it goes again."""
-        return self._wanted or bool(self.broken) or self._failed >= FOLDS_TRIED
-
-    def _lacks(self, version: int) -> bool:
-        """Return whether a log that can be read up to this version is not enough to go on here."""
-        return self.head <= version or (self._folds and self.state is None)
-
-    async def _onward(self) -> AsyncIterator[fold.At[State] | fold.At[None]]:
-        """Read what others committed, and fold it where the state is wanted. Raises `LogCorrupt`, `Unavailable`."""
-        self._retry_at = self._runtime.now() + self._pace.heartbeat_s
-        p, folds = self.fragment.index, self._folds
-        try:
-            if folds and self.state is not None:
-                here = fold.At(self.head, self.state, self._digest, ())
-                async for folded in fold.onward(self._log, p, self._merging, here, keep=self._keep):
-                    yield folded
-                return
-            if self._begun:
-                known = fold.At(self.head, None, self._digest, ())
-                async for followed in fold.onward(self._log, p, self._following, known, keep=self._keep):
-                    yield followed
-                if not folds:
-                    return
-        except LogCorrupt as error:
-            # What comes next may have been collected while we were away: start again from a snapshot.
-            self._warn("starts again from a snapshot: %s", error)
-        if not folds:
-            yield await fold.fold(self._log, p, self._following, keep=self._keep)
-            return
-        started, self._unsnapped = self._runtime.now(), 0
-        self._folding = True
-        self._moved()
-        try:
-            folded_whole = await fold.fold(self._log, p, self._merging, keep=self._keep)
-        except Unavailable:
-            self._failed += 1
-            raise
-        finally:
-            self._folding = False
-        self._failed, self.fold_s = 0, self._runtime.now() - started
-        yield folded_whole
-
-    def _go_to(self, at: fold.At[State] | fold.At[None]) -> None:
+    def _go_to(self, at: At) -> None:
         """Go to where a look at the log came to, unless we are there already; the next round is for later."""
-        if not self._begun:
+        if not self._follower.begun:
             self._begin(at)
         for commit in at.last:
             if commit.version > self.head:
                 self._settle(commit, at.carried)
         if at.carried is not None and self.state is None and at.version == self.head:
-            self.state = at.carried
+            self._follower.state = at.carried
+        if self._follower.folded is not None:
+            self._snapshots.merged, self._follower.folded = self._follower.folded, None
 
     async def _catch_up(self) -> list[Action]:
         """Fold what was there first, before anything else is done: the next round stands on it. But not for ever: what
         somebody has merged may never end for us, and then this fragment is for others to keep."""
         try:
             async with asyncio.timeout(self._pace.silence_s):
-                async for at in self._onward():
+                async for at in self._follower.onward():
                     self._go_to(at)
-            self.broken = ""
+            self._follower.broken = ""
         except LogCorrupt as error:
             self._break(error)
             return []
@@ -625,7 +489,7 @@ class Keeper:
         """Stop serving a fragment whose log is damaged; the next snapshot another syncer writes may heal it."""
         if self.broken != str(error):
             self._warn("is not served here: %s", error, level=logging.ERROR)
-        self.broken = str(error)
+        self._follower.broken = str(error)
         self._release()
         self.rounds.on(Lost(), self._runtime.now())
 
@@ -633,7 +497,7 @@ class Keeper:
         """A commit is in the log: it becomes the state, and only now is it said. What we had is let go where the commit
         is another's and the fragment, too."""
         self._release()
-        self.state, self._digest = state, commit.digest
+        self._follower.go_to(commit.version, commit.digest, state)
         if state is None and self.rounds.holding:
             self.rounds.on(Hold(holding=False), self._runtime.now())
         ours = commit.header.writer == self._name
@@ -648,42 +512,11 @@ class Keeper:
                     version=commit.version,
                 )
             )
-        self._unsnapped += sum(given.bytes for given in commit.header.inputs)
-        if state is not None and ours and self._is_snapshot_due(commit.version):
+        self._snapshots.merged += sum(given.bytes for given in commit.header.inputs)
+        if state is not None and ours:
             assert self._tasks is not None, "committing before run"
-            self._snapshot = self._tasks.create_task(self._write_snapshot())
+            self._snapshots.look(commit.version, self._tasks)
         self.rounds.on(Appended(commit.header), self._runtime.now())
-
-    def _is_snapshot_due(self, version: int) -> bool:
-        """Return whether who takes over should find a newer snapshot: it reads that one and what was merged since."""
-        if self._snapshot is not None and not self._snapshot.done():
-            return False
-        by_versions = (version + self.fragment.index) % self._pace.snapshot_every == 0
-        return by_versions or self._unsnapped >= snapshot_after(self.fragment.size)
-
-    async def _at_the_end(self, version: int) -> bool:
-        """Return whether a version is the newest. From a snapshot of an older one no way may lead on any more: what was
-        merged after it may have been collected."""
-        try:
-            return await self._log.commit(self.fragment.index, version + 1) is None
-        except (Unavailable, Denied, LogCorrupt):
-            return False
-
-    async def _write_snapshot(self) -> None:
-        p = self.fragment.index
-        async with self._limits.snapshots:
-            # What it is by now: while others are written, no state is kept that has been left behind meanwhile.
-            state, told = self.state, self._unsnapped
-            if state is None:
-                return  # it is another's, who writes its own
-            blob = await self._runtime.offload(merge.snapshot, state, p, self._log.run.digest)
-            digest = await self._runtime.offload(frame.digest, blob)
-            try:
-                await self._log.store.put(snapshot_key(p, state.version, digest), blob)
-                self._snapshot_version = max(state.version, self._snapshot_version)
-                self._unsnapped -= told
-            except Unavailable as error:
-                self._warn("no snapshot: %s", error, version=state.version)
 
     def _warn(self, text: str, *args: object, level: int = logging.WARNING, **about: object) -> None:
         about["fragment"] = self.fragment.index

@@ -1,0 +1,87 @@
+"""How an update that was announced is read from the store and judged, whoever wrote it and whatever it is."""
+
+import asyncio
+import logging
+
+from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.layout import Fragment
+from isthmus.log import Log
+from isthmus.log.updates import Update, open_update
+from isthmus.reasons import Reason
+from isthmus.records.keys import RUN_KEY
+from isthmus.rounds.events import Pointer
+from isthmus.runtime import Runtime
+from isthmus.store import Store
+from isthmus.syncer.fairness import FairSlots
+
+logger = logging.getLogger(__name__)
+
+FETCH_S, FETCH_BYTES_S = 30.0, 1 << 20
+"""An update may take this long to fetch, and a second more for so many bytes: bodies may be slow, or never end."""
+
+
+class Fetcher:
+    """Fetches the updates of one fragment."""
+
+    def __init__(self, log: Log, store: Store, fragment: Fragment, runtime: Runtime, slots: FairSlots) -> None:
+        """`store`: the way to what learners stored; `slots` are shared by all fragments."""
+        self._log = log
+        self._store = store
+        self._fragment = fragment
+        self._runtime = runtime
+        self._slots = slots
+
+    async def fetch(self, pointer: Pointer) -> tuple[Update | None, Reason | None]:
+        """Return the update, or why it is turned away; neither where it cannot be had for now.
+
+        Whoever calls holds the learner's slot until what was fetched is dealt with.
+        """
+        try:
+            async with asyncio.timeout(FETCH_S + pointer.size / FETCH_BYTES_S):
+                # One byte more than announced, so that a larger object is noticed and never read whole.
+                blob = await self._store.get_range(pointer.key, 0, pointer.size + 1)
+            self._slots.judge(pointer.learner, slow=False)
+            if len(blob) != pointer.size:
+                return None, Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
+            update = await self._runtime.offload(
+                open_update,
+                blob,
+                pointer.digest,
+                self._log.run,
+                self._fragment,
+                pointer.learner,
+                pointer.base,
+                self._runtime.crew,
+            )
+            if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):
+                return None, Reason.MALFORMED
+            return update, None
+        except ObjectMissing:
+            return None, Reason.MISSING
+        except RecordInvalid as error:
+            self._warn("turned away: %s", pointer, error)
+            return None, error.reason
+        except Denied as error:
+            self._warn("may not be read: %s", pointer, error)
+            if not await self._is_refused():
+                # Another account's object, another key, an archive: whatever it is, it is this update's affair.
+                return None, Reason.UNREADABLE
+        except TimeoutError as error:
+            self._slots.judge(pointer.learner, slow=True)
+            self._warn("takes too long%s", pointer, error)
+        except Unavailable as error:
+            self._warn("cannot be fetched for now: %s", pointer, error)
+        return None, None
+
+    async def _is_refused(self) -> bool:
+        """Return whether it is this syncer that is refused, not one learner's object: then the run object is, too."""
+        try:
+            await self._log.store.get_range(RUN_KEY, 0, 1)
+        except (Unavailable, Denied):
+            return True
+        return False
+
+    def _warn(self, text: str, pointer: Pointer, error: Exception) -> None:
+        about = {"fragment": self._fragment.index, "learner": pointer.learner}
+        text = f"fragment %d: %s of %s {text}"
+        logger.warning(text, self._fragment.index, pointer.key, pointer.learner, error, extra=about)
