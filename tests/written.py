@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from isthmus.codecs import as_bytes, codec, pack, packed_size
+from isthmus.codecs import codec, pack
 from isthmus.kernels import F32
 from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, State
@@ -129,9 +129,7 @@ class Written:
             train_s=1.0,
         )
         header = replace(plausible, **changed)
-        out = frame.draft(Kind.UPDATE, header, packed_size(code, fragment))
-        pack(code, fragment, values, as_bytes(out.payload))
-        return out.blob
+        return frame.written(Kind.UPDATE, header, pack(code, fragment, values))
 
     def upload(self, learner: str, base: int, p: int = 0, values: F32 | None = None, **changed: Any) -> str:
         """Store an update; return its key."""

@@ -1,6 +1,7 @@
 """What a run obeys. `Rules` are its arithmetic and never change; `Pace` is about waiting and may change on the way."""
 
 import math
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Adoption(StrEnum):
 
 
 class CodecName(StrEnum):
-    """How a difference travels: `isthmus.codecs` has one for each."""
+    """How a difference travels: `isthmus.codecs` has one for each, and one for any rate (`rate_of`)."""
 
     F32 = "f32"
     BF16 = "bf16"
@@ -53,12 +54,36 @@ class CodecName(StrEnum):
 Name = TypeVar("Name", bound=StrEnum)
 
 
-def named(kind: type[Name], name: str, what: str) -> Name:
-    """Return the member of a closed vocabulary. Raises `InputError` that lists it where there is none of this name."""
+def named(kind: type[Name], name: str, what: str, more: str = "") -> Name:
+    """Return the member of a vocabulary. Raises `InputError` that lists it, and `more`, where none has this name."""
     try:
         return kind(name)
     except ValueError:
-        raise InputError(f"unknown {what} {name!r}: choose one of {', '.join(kind)}") from None
+        raise InputError(
+            f"unknown {what} {name!r}: choose one of {', '.join((*kind, more) if more else kind)}"
+        ) from None
+
+
+RATE_LEAST, RATE_MOST = 0.5, 4.0
+"""Bits a parameter that a codec may be asked for by name, as in q1.5."""
+
+_RATE = re.compile(r"q(\d\.?\d{0,2})")
+
+
+def rate_of(name: str) -> float | None:
+    """Return the bits a parameter in the name of a codec such as q1.5; None where it names no rate. Raises
+    `InputError` for one that there is not."""
+    if (found := _RATE.fullmatch(name)) is None:
+        return None
+    bits = float(found[1])
+    if not RATE_LEAST <= bits <= RATE_MOST or f"q{bits:g}" != name:
+        raise InputError(f"codec {name!r}: bits a parameter are from q{RATE_LEAST:g} to q{RATE_MOST:g}, such as q1.5")
+    return bits
+
+
+def require_codec(name: str) -> str:
+    """Return the name of a codec. Raises `InputError` that says which there are."""
+    return name if rate_of(name) else named(CodecName, name, "codec", "or bits a parameter, such as q1.5")
 
 
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -124,7 +149,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         for name in (self.merge, self.merge_embeddings):
             named(MergeRule, name, "merge")
         for name in (self.codec_up, self.codec_down):
-            named(CodecName, name, "codec")
+            require_codec(name)
         return self
 
 

@@ -62,7 +62,7 @@ async def post(
 
 
 def forged(w: World, learner: str = "evil", *, values: F32 | None = None, fragment: int = 0, **changes: Any) -> bytes:
-    from isthmus.codecs import as_bytes, codec, pack, packed_size
+    from isthmus.codecs import codec, pack
 
     cut = w.run.layout.fragments[fragment]
     plausible = UpdateHeader(
@@ -80,10 +80,8 @@ def forged(w: World, learner: str = "evil", *, values: F32 | None = None, fragme
         train_s=1.0,
     )
     code = codec(w.run.rules.codec_up)
-    out = frame.draft(frame.Kind.UPDATE, replace(plausible, **changes), packed_size(code, cut))
     values = np.full(cut.size, 1e-3, np.float32) if values is None else values
-    pack(code, cut, values, as_bytes(out.payload))
-    return bytes(out.blob)
+    return bytes(frame.written(frame.Kind.UPDATE, replace(plausible, **changes), pack(code, cut, values)))
 
 
 async def _other_bytes(w: World) -> None:

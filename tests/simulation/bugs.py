@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from isthmus.averages import smooth
-from isthmus.codecs import codec
+from isthmus.codecs import as_bytes, codec
 from isthmus.codecs.int4 import Int4
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.kernels import F32
@@ -277,7 +277,8 @@ def adopt_a_value_nobody_committed() -> Iterator[None]:
                     blob = await self._log.store.get(entry.key)
                     value, payload = frame.parse(blob, frame.Kind.VALUE, ValueHeader)
                     code, fragment = codec(value.codec), self._run.layout.fragments[p]
-                    self._tell(Ready(p, known.version + 1, merge.next_published(known.values, fragment, code, payload)))
+                    values = merge.next_published(known.values, fragment, code, as_bytes(payload))
+                    self._tell(Ready(p, known.version + 1, values))
 
     with patch.object(downlink.Downlink, "probe", probe):
         yield

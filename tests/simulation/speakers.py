@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from isthmus.codecs import as_bytes, codec, pack, packed_size
+from isthmus.codecs import codec, pack
 from isthmus.records import frame
 from isthmus.records.keys import update_key
 from isthmus.records.messages import (
@@ -197,9 +197,7 @@ class Choir:
         found = []
         for fragment in self._run.layout.fragments:
             values = np.array([self._draw.gauss(0.0, length) for _ in range(fragment.size)], np.float32)
-            out = bytearray(packed_size(self._codec, fragment))
-            pack(self._codec, fragment, values, as_bytes(out))
-            found.append(bytes(out))
+            found.append(pack(self._codec, fragment, values).tobytes())
         return found
 
     def _common(self, s: Speaker) -> Common:

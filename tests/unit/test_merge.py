@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from isthmus import kernels
-from isthmus.codecs import codec
+from isthmus.codecs import as_bytes, codec
 from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import merge
@@ -200,7 +200,7 @@ def test_the_published_value_follows_the_master_through_the_codec(down: str) -> 
         now = result.state
         # A learner that applies the value object holds exactly the published version.
         _, payload = frame.parse(result.value, frame.Kind.VALUE, ValueHeader)
-        learner = merge.next_published(before.published, FRAGMENT, codec(down), payload)
+        learner = merge.next_published(before.published, FRAGMENT, codec(down), as_bytes(payload))
         assert merge.array_digest(learner) == result.published_digest
     # What the codec dropped is carried, not lost: the distance stays at one step's rounding.
     moved = np.abs(now.master - before.master).max()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from isthmus import kernels
-from isthmus.codecs import CODECS, codec, pack, packed_size
-from isthmus.codecs.packed import PIECE, Packed, packed, plain
+from isthmus.codecs import CODECS, codec, pack
+from isthmus.codecs.base import PIECE
+from isthmus.codecs.packed import Packed, packed, plain
 from isthmus.kernels import F32, U8
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.runtime import ALONE, Crew
@@ -30,12 +31,11 @@ def values(seed: int = 0) -> F32:
 
 
 def packed_by(name: str, x: F32, crew: Crew = ALONE) -> tuple[Packed, U8]:
-    data = np.zeros(packed_size(codec(name), FRAGMENT), np.uint8)
-    pack(codec(name), FRAGMENT, x, data)
+    data = pack(codec(name), FRAGMENT, x)
     return packed(FRAGMENT, codec(name), data, crew), data
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", [*CODECS, "q4", "q1.5", "q0.5"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_lengths_and_sums_are_those_of_the_whole(name: str, threads: int) -> None:
     with ThreadPoolExecutor(threads) as pool:

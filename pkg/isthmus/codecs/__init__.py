@@ -1,59 +1,81 @@
 """How a difference is packed for the wire: a registry of codecs and the packing of a fragment, tensor by tensor."""
 
+from functools import cache
+
 import numpy as np
 
-from isthmus.codecs.base import Codec
+from isthmus.codecs.base import BadCode, Codec
 from isthmus.codecs.bf16 import BFloat16
 from isthmus.codecs.f32 import Float32
 from isthmus.codecs.int4 import Int4
 from isthmus.codecs.int8 import Int8
+from isthmus.codecs.rate import Rate
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment
-from isthmus.rules import CodecName, named
+from isthmus.rules import rate_of, require_codec
+from isthmus.runtime import ALONE, Crew
 
-__all__ = ["CODECS", "Codec", "codec", "cut", "pack", "packed_size", "unpack"]
+__all__ = ["CODECS", "BadCode", "Codec", "codec", "cut", "pack", "packed_bounds", "packed_size", "unpack"]
 
-CODECS: dict[CodecName, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
+CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
+"""Those of one size, by name; any rate between half a bit and four is a name, too (`isthmus.codecs.rate`)."""
 
 _ALIGN = 4  # every tensor's piece starts on a multiple of this, so that wide views of it are aligned
 
 
+@cache
 def codec(name: str) -> Codec:
     """Return the codec of this name. Raises `InputError` that lists those there are."""
-    return CODECS[named(CodecName, name, "codec")]
+    bits = rate_of(require_codec(name))
+    return CODECS[name] if bits is None else Rate(bits)
 
 
-def _piece(code: Codec, n: int) -> int:
-    return -(-code.size(n) // _ALIGN) * _ALIGN
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
 
 
 def packed_size(code: Codec, fragment: Fragment) -> int:
-    """Return the bytes of a packed fragment: each tensor apart (scales never cross one), padded to four bytes."""
-    return sum(_piece(code, t.size) for t in fragment.tensors)
+    """Return the bytes of a packed fragment: each tensor apart (scales never cross one), padded to four bytes.
+
+    About that, unless the codec is `exact`.
+    """
+    return sum(_aligned(code.size(t.size)) for t in fragment.tensors)
+
+
+def packed_bounds(code: Codec, fragment: Fragment) -> tuple[int, int]:
+    """Return the fewest and the most bytes that a packed fragment can have."""
+    of = [code.bounds(t.size) for t in fragment.tensors]
+    return sum(_aligned(least) for least, _ in of), sum(_aligned(most) for _, most in of)
 
 
 def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
-    """Return what each tensor has of a packed fragment, data [packed_size] uint8; they share its memory.
+    """Return what each tensor has of a packed fragment, data [m] uint8; they share its memory.
 
-    Raises `ValueError` where it is not of that size.
+    Raises `BadCode` where it is not of that size, or says of itself what cannot be.
     """
-    if data.size != packed_size(code, fragment):
-        raise ValueError(f"{data.size} bytes where {code.name} packs this fragment into {packed_size(code, fragment)}")
+    if code.exact and data.size != packed_size(code, fragment):
+        raise BadCode(f"{data.size} bytes where {code.name} packs this fragment into {packed_size(code, fragment)}")
     found, at = [], 0
     for t in fragment.tensors:
-        found.append(data[at : at + code.size(t.size)])
-        at += _piece(code, t.size)
+        size = code.measure(data[at:], t.size)
+        found.append(data[at : at + size])
+        at += _aligned(size)
+    if at != data.size:
+        raise BadCode(f"{data.size} bytes where {code.name} packs what they say into {at}")
     return tuple(found)
 
 
-def pack(code: Codec, fragment: Fragment, x: F32, out: U8) -> None:
-    """Pack x [fragment.size] float32 into out [packed_size] uint8, which must come zeroed."""
-    for t, piece in zip(fragment.tensors, cut(code, fragment, out), strict=True):
-        code.encode(x[t.start : t.stop], piece)
+def pack(code: Codec, fragment: Fragment, x: F32, crew: Crew = ALONE) -> U8:
+    """Return finite x [fragment.size] float32, packed: uint8 [m], of `packed_size` where the codec is `exact`."""
+    # Zeros that nobody touches cost nothing: what is not needed of the most there can be goes back unseen.
+    out, at = np.zeros(packed_bounds(code, fragment)[1], np.uint8), 0
+    for t in fragment.tensors:
+        at += _aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], crew))
+    return out[:at]
 
 
 def unpack(code: Codec, fragment: Fragment, data: U8, out: F32) -> None:
-    """Unpack data [packed_size] uint8 into out [fragment.size] float32."""
+    """Unpack data, what `pack` returned, into out [fragment.size] float32. Raises `BadCode`."""
     for t, piece in zip(fragment.tensors, cut(code, fragment, data), strict=True):
         code.decode(piece, out[t.start : t.stop])
 

@@ -1,37 +1,57 @@
 """What a codec is: a stated way to turn float32 into bytes and back, and nothing else."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from isthmus.kernels import BLOCK, F32, U8
-from isthmus.rules import CodecName
+from isthmus.runtime import ALONE, Crew
+
+PIECE = 1 << 16
+"""Parameters unpacked at a time: 256 KiB. A multiple of the blocks of codecs and norms: it does not change a bit."""
+
+
+class BadCode(ValueError):
+    """Bytes that no encoder wrote."""
 
 
 class Codec(ABC):
     """Packs one tensor's difference. Stateless; every method may run on any thread."""
 
-    name: ClassVar[CodecName]
-    bits: ClassVar[float]
-    """Bits per parameter of a large tensor, scales included."""
-    lossless: ClassVar[bool] = False
+    name: str
+    bits: float
+    """Bits per parameter of a large tensor, scales and tables included."""
+    lossless = False
+    exact = True
+    """Whether every tensor of n parameters takes the same bytes, `size(n)`; else what it holds decides."""
 
     @abstractmethod
     def size(self, n: int) -> int:
-        """Return the bytes that n parameters take, scales and padding included."""
+        """Return the bytes that n parameters take, scales and padding included; about that unless `exact`."""
+
+    def bounds(self, n: int) -> tuple[int, int]:
+        """Return the fewest and the most bytes that n parameters can take."""
+        return self.size(n), self.size(n)
+
+    def measure(self, data: U8, n: int) -> int:
+        """Return the bytes that a tensor of n parameters takes at the start of data, which holds more. Raises
+        `BadCode`."""
+        if data.size < self.size(n):
+            raise BadCode(f"{data.size} bytes where {self.name} packs {n} parameters into {self.size(n)}")
+        return self.size(n)
 
     @abstractmethod
-    def encode(self, x: F32, out: U8) -> None:
-        """Pack finite x [n] float32 into out [size(n)] uint8."""
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
+        """Pack finite x [n] float32 into zeros, out [the most `bounds` allows] uint8; return the bytes it took."""
 
     @abstractmethod
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
-        """Unpack parameters [start, start + out.size) of the n in data [size(n)] uint8 into out [m] float32.
+        """Unpack parameters [start, start + out.size) of the n in data, as `measure` found it, into out [m] float32.
 
-        `start` is a multiple of 128. Never raises on values; the caller checks finiteness.
+        `start` is a multiple of `PIECE`, and so is the end, unless it is n. Raises `BadCode` for what no encoder wrote,
+        never on values; the caller checks finiteness.
         """
 
     def decode(self, data: U8, out: F32) -> None:
-        """Unpack data [size(n)] uint8 into out [n] float32, as `decode_part` does."""
+        """Unpack data, as `measure` found it, into out [n] float32, as `decode_part` does."""
         self.decode_part(data, out.size, 0, out)
 
 

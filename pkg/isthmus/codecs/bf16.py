@@ -6,21 +6,23 @@ from isthmus import kernels
 from isthmus.codecs.base import Codec
 from isthmus.kernels import F32, U8
 from isthmus.rules import CodecName
+from isthmus.runtime import ALONE, Crew
 
 
 class BFloat16(Codec):
     """bfloat16, rounded half to even; saturates instead of overflowing to infinity."""
 
-    name = CodecName.BF16
+    name = CodecName.BF16.value
     bits = 16.0
 
     def size(self, n: int) -> int:
         """Two bytes a parameter."""
         return 2 * n
 
-    def encode(self, x: F32, out: U8) -> None:
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
         """Round to nearest even."""
         kernels.encode_bf16(x, out.view(np.uint16))
+        return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
         """Widen, exactly."""

@@ -5,12 +5,13 @@ import numpy as np
 from isthmus.codecs.base import Codec
 from isthmus.kernels import F32, U8
 from isthmus.rules import CodecName
+from isthmus.runtime import ALONE, Crew
 
 
 class Float32(Codec):
     """IEEE 754 single precision, little endian."""
 
-    name = CodecName.F32
+    name = CodecName.F32.value
     bits = 32.0
     lossless = True
 
@@ -18,9 +19,10 @@ class Float32(Codec):
         """Four bytes a parameter."""
         return 4 * n
 
-    def encode(self, x: F32, out: U8) -> None:
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
         """Copy."""
         out.view(np.dtype("<f4"))[:] = x
+        return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
         """Copy."""

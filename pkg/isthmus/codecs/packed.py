@@ -8,13 +8,11 @@ import numpy as np
 
 from isthmus import kernels
 from isthmus.codecs import Codec, codec, cut
+from isthmus.codecs.base import PIECE
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment
 from isthmus.rules import CodecName
 from isthmus.runtime import ALONE, Crew
-
-PIECE = 1 << 16
-"""Parameters unpacked at a time: 256 KiB. A multiple of the blocks of codecs and norms: it does not change a bit."""
 
 SHARE = 4
 """Pieces of one thread at least."""
@@ -54,7 +52,7 @@ class Packed:
 
 
 def packed(fragment: Fragment, code: Codec, data: U8, crew: Crew = ALONE) -> Packed:
-    """Measure a packed fragment, data [packed_size] uint8. Raises `ValueError` where it is not of that size."""
+    """Measure a packed fragment, data [m] uint8. Raises `BadCode` where no encoder wrote it."""
     of = cut(code, fragment, data)
     norms = tuple(_norm(code, piece, t.size, crew) for t, piece in zip(fragment.tensors, of, strict=True))
     return Packed(fragment, code, of, norms)

@@ -8,12 +8,11 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from isthmus.codecs import CODECS, codec, pack, packed_size
+from isthmus.codecs import CODECS, codec, pack
 from isthmus.codecs.packed import packed
 from isthmus.errors import InputError
 from isthmus.isotropic import flop
@@ -21,7 +20,12 @@ from isthmus.layout import Fragment, Spec, TensorClass, partition
 from isthmus.log import polar
 from isthmus.log.merge import Accumulator, advance, initial, outers
 from isthmus.records import frame
-from isthmus.rules import Rules
+from isthmus.rules import Rules, rate_of
+
+RATE = "q1.5"
+"""Of the codecs with a rate, the one that is timed for all of them."""
+
+TIMED = (*CODECS, RATE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def of(self, rules: Rules) -> Speeds:
         """Return the speeds under these rules."""
-        return Speeds(add_s=self.add_s[rules.codec_up], round_s=self.round_s[rules.codec_down], flop_s=self.flop_s)
+        up, down = (RATE if rate_of(name) else name for name in (rules.codec_up, rules.codec_down))
+        return Speeds(add_s=self.add_s[up], round_s=self.round_s[down], flop_s=self.flop_s)
 
 
 class _Classes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,7 +77,7 @@ def table(data: object, where: str) -> Table:
         raise InputError(f"{where}: {error}; isthmus plan --measure FILE writes such a file") from None
     for part in ("add_s", "round_s"):
         of = getattr(found, part)
-        if missing := [name for name in CODECS if name not in of]:
+        if missing := [name for name in TIMED if name not in of]:
             raise InputError(f"{where}: {part} has no {missing[0]}; isthmus plan --measure FILE writes all")
         for name, seconds in of.items():
             if not (math.isfinite(seconds) and 0.0 < seconds < 1e-3):
@@ -88,8 +93,12 @@ def written(found: Table) -> str:
     """Return a table as a file has it."""
     lines = [f"cpu = {_quoted(found.cpu)}", f"how = {_quoted(found.how)}", f"flop_s = {found.flop_s:.3g}"]
     for part in ("add_s", "round_s"):
-        lines += ["", f"[{part}]", *(f"{name} = {seconds:.3g}" for name, seconds in getattr(found, part).items())]
+        lines += ["", f"[{part}]", *(f"{_key(name)} = {seconds:.3g}" for name, seconds in getattr(found, part).items())]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.isalnum() else _quoted(name)
 
 
 def _quoted(words: str) -> str:
@@ -98,7 +107,7 @@ def _quoted(words: str) -> str:
 
 def measured(now: Callable[[], float], cpu: str, when: str, repeats: int = 15, size: int = 1 << 20) -> Table:
     """Time every codec on this machine, one core."""
-    found = {name: measure(now, name, name, size, repeats) for name in CODECS}
+    found = {name: measure(now, name, name, size, repeats) for name in TIMED}
     return Table(
         cpu=cpu,
         how=f"fastest of {repeats} repeats on a fragment of {size:,} parameters, one core, {when}",
@@ -129,7 +138,7 @@ def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int 
     draw = np.random.default_rng(0)
     values = draw.standard_normal(fragment.size, dtype=np.float32)
     state = initial(values)
-    update = np.frombuffer(_packed(codec_up, fragment, values), np.uint8)
+    update = pack(codec(codec_up), fragment, values)
     adds, rounds = [], []
     for _ in range(repeats + 1):
         accumulator = Accumulator(fragment, outers(rules))
@@ -146,9 +155,3 @@ def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int 
 
 def _fragment(size: int) -> Fragment:
     return partition([Spec("weight", (max(1, size // 1024), 1024), "float32", TensorClass.DENSE)], 1).fragments[0]
-
-
-def _packed(name: str, fragment: Fragment, values: "np.ndarray[Any, np.dtype[np.float32]]") -> bytearray:
-    out = bytearray(packed_size(codec(name), fragment))
-    pack(codec(name), fragment, values, np.frombuffer(out, np.uint8))
-    return out

@@ -1,7 +1,7 @@
 """All experiments by name, and how large they are run."""
 
 from isthmus.errors import InputError
-from isthmus.lab import decoupled, isotropic
+from isthmus.lab import bits, decoupled, isotropic
 from isthmus.lab.setting import Setting
 
 STEPS = {"quick": 150, "paper": 600}
@@ -9,7 +9,7 @@ STEPS = {"quick": 150, "paper": 600}
 
 SEEDS = {"quick": 1, "paper": 3}
 
-EXPERIMENTS = {e.name: e for e in (*decoupled.EXPERIMENTS, *isotropic.EXPERIMENTS)}
+EXPERIMENTS = {e.name: e for e in (*decoupled.EXPERIMENTS, *isotropic.EXPERIMENTS, *bits.EXPERIMENTS)}
 
 
 def chosen(name: str, scale: str, steps: int | None) -> list[Setting]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from isthmus.codecs import codec, packed_size
 from isthmus.lab import trainee
 from isthmus.lab.setting import WINDOW_TOKENS, Failures, Row, Setting
 from isthmus.lab.variants import variant
@@ -23,6 +22,7 @@ from isthmus.log import Log
 from isthmus.log.run import Run, Seed
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments
+from isthmus.records.frame import payload_start
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus.syncer import Syncer
@@ -373,8 +373,8 @@ class _Lab:
             goodput=(trained - lost * per_token) / here,
             uptime=1.0 - _all_down(seats, self._began, self._began + wall) / wall,
             participation=participation,
-            up_bits_per_param=self._bits(s.rules.codec_up),
-            down_bits_per_param=self._bits(s.rules.codec_down),
+            up_bits_per_param=self._bits("updates"),
+            down_bits_per_param=self._bits("values"),
             wall_virtual_s=wall,
             kept=merged / processed,
             extra=extra,
@@ -393,9 +393,14 @@ class _Lab:
                 shares.append(len(there) / max(1, len(there | set(h.waited.expected))))
         return merged, sum(shares) / max(1, len(shares))
 
-    def _bits(self, name: str) -> float:
-        layout = self._run.layout
-        return 8.0 * sum(packed_size(codec(name), f) for f in layout.fragments) / layout.size
+    def _bits(self, kind: str) -> float:
+        """Return what the payloads of stored updates or values have, in bits per parameter of their fragments."""
+        payloads = parameters = 0
+        for fragment in self._run.layout.fragments:
+            for entry in self.world.objects.list(f"{kind}/{fragment.index:05d}/"):
+                payloads += entry.size - payload_start(self.world.objects.get(entry.key))
+                parameters += fragment.size
+        return 8.0 * payloads / max(1, parameters)
 
 
 def _local_tokens(boundary: Boundary) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus import kernels
 from isthmus.averages import smooth
-from isthmus.codecs import as_bytes, codec, pack, packed_size, unpack
+from isthmus.codecs import codec, pack, unpack
 from isthmus.errors import Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
@@ -457,13 +457,12 @@ class Uplink:
             kernels.add(gradient, residual, gradient)
         if not kernels.all_finite(gradient):
             return None, gradient
-        out = frame.draft(frame.Kind.UPDATE, header, packed_size(self._up, fragment))
-        pack(self._up, fragment, gradient, as_bytes(out.payload))
+        packed = pack(self._up, fragment, gradient)
         if self._lossy:
             sent = np.empty_like(gradient)
-            unpack(self._up, fragment, as_bytes(out.payload), sent)
+            unpack(self._up, fragment, packed, sent)
             kernels.subtract(gradient, sent, gradient)
-        return out.blob, gradient
+        return frame.written(frame.Kind.UPDATE, header, packed), gradient
 
     def _announce(self, attempt: Attempt) -> None:
         attempt.said_at = self._runtime.now()

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from isthmus.codecs import Codec, as_bytes, codec, packed_size, unpack
+from isthmus.codecs import BadCode, Codec, as_bytes, codec, unpack
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
@@ -387,13 +387,16 @@ def _apply(blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) ->
     except RecordInvalid as error:
         raise LogCorrupt(key, f"not a value: {error}") from None
     code = codec(value.codec)
-    if value.version != header.version or len(payload) != packed_size(code, fragment):
-        raise LogCorrupt(key, "is of another version or size")
-    if header.healed is None:
-        out = merge.next_published(values, fragment, code, payload)
-    else:
-        out = np.empty_like(values)
-        unpack(code, fragment, as_bytes(payload), out)
+    if value.version != header.version:
+        raise LogCorrupt(key, f"is of version {value.version}")
+    try:
+        if header.healed is None:
+            out = merge.next_published(values, fragment, code, as_bytes(payload))
+        else:
+            out = np.empty_like(values)
+            unpack(code, fragment, as_bytes(payload), out)
+    except BadCode as error:
+        raise LogCorrupt(key, f"is no packed fragment: {error}") from None
     if merge.array_digest(out) != header.published_digest:
         raise LogCorrupt(key, f"applied to version {header.version - 1} does not give the published version")
     return out

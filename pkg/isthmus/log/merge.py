@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from isthmus import kernels
-from isthmus.codecs import Codec, as_bytes, codec, cut, pack, packed_size
+from isthmus.codecs import Codec, codec, cut, pack
 from isthmus.codecs.packed import Packed, decoded, plain
-from isthmus.kernels import F32
+from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment, Tensor, TensorClass
 from isthmus.log.polar import isotropic
 from isthmus.records import frame
@@ -98,7 +98,7 @@ class Accumulator:
     def __init__(self, fragment: Fragment, outer: Mapping[str, Outer], crew: Crew = ALONE) -> None:
         self.fragment = fragment
         self.outer = outer
-        self._crew = crew
+        self.crew = crew
         self.count = 0
         self._total = np.zeros(fragment.size, np.float32)
         self._unit = 0.0  # weights are taken relative to the first one: the sum stays in the range of the updates
@@ -124,7 +124,7 @@ class Accumulator:
                 if self._merges[i] == MergeRule.RDA:
                     coefficient = weight / norm if norm > 0.0 else 0.0
             if coefficient:
-                x.add(i, coefficient, self._total[t.start : t.stop], self._crew)
+                x.add(i, coefficient, self._total[t.start : t.stop], self.crew)
         self._weights += weight
         self.count += 1
 
@@ -141,7 +141,7 @@ class Accumulator:
                 if whole > 0.0 and norm / whole >= CANCELLED_BELOW:
                     if rule == MergeRule.ISO:
                         block = self.outer[t.spec.role].block
-                        total = isotropic(total.reshape(t.shape), block, self._crew).reshape(-1)
+                        total = isotropic(total.reshape(t.shape), block, self.crew).reshape(-1)
                         norm = kernels.norm(total)
                     scale = magnitude / norm
                 else:
@@ -200,15 +200,14 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
     # What is published next takes the place of the difference that leads there: nothing else is as large as a fragment.
     published = np.empty_like(master)
     kernels.subtract(master, state.published, published)
-    header = ValueHeader(schema=SCHEMA, run=run, fragment=fragment.index, version=version, codec=codec_down.name)
-    value = frame.draft(frame.Kind.VALUE, header, packed_size(codec_down, fragment))
-    pack(codec_down, fragment, published, as_bytes(value.payload))
-    next_published(state.published, fragment, codec_down, value.payload, published)
+    packed = pack(codec_down, fragment, published, round_.crew)
+    value = _value(run, fragment, version, codec_down, packed)
+    next_published(state.published, fragment, codec_down, packed, published)
     after = State(version, published, master, momentum)
     return Advance(
         state=after,
-        value=value.blob,
-        value_digest=frame.digest(value.blob),
+        value=value,
+        value_digest=frame.digest(value),
         published_digest=array_digest(published),
         state_digest=after.digest(),
         cancelled=cancelled,
@@ -222,14 +221,12 @@ def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Adva
     The value object holds the published value itself, as float32.
     """
     code = codec(CodecName.F32)
-    header = ValueHeader(schema=SCHEMA, run=run, fragment=fragment.index, version=version, codec=code.name)
-    value = frame.draft(frame.Kind.VALUE, header, packed_size(code, fragment))
-    pack(code, fragment, published, as_bytes(value.payload))
+    value = _value(run, fragment, version, code, pack(code, fragment, published))
     state = State(version, published, published.copy(), np.zeros_like(published))
     return Advance(
         state=state,
-        value=value.blob,
-        value_digest=frame.digest(value.blob),
+        value=value,
+        value_digest=frame.digest(value),
         published_digest=array_digest(published),
         state_digest=state.digest(),
         cancelled=0,
@@ -237,16 +234,19 @@ def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Adva
     )
 
 
-def next_published(
-    published: F32, fragment: Fragment, codec_down: Codec, payload: memoryview, out: F32 | None = None
-) -> F32:
+def _value(run: bytes, fragment: Fragment, version: int, code: Codec, packed: U8) -> frame.Body:
+    header = ValueHeader(schema=SCHEMA, run=run, fragment=fragment.index, version=version, codec=code.name)
+    return frame.written(frame.Kind.VALUE, header, packed)
+
+
+def next_published(published: F32, fragment: Fragment, codec_down: Codec, packed: U8, out: F32 | None = None) -> F32:
     """Return the published value [n] one version on, published + the decoded difference, in `out` where there is one.
 
-    Raises `DenormalsFlushed`.
+    Raises `DenormalsFlushed`, `BadCode`.
     """
     kernels.require_denormals()
     out = np.empty_like(published) if out is None else out
-    for t, data in zip(fragment.tensors, cut(codec_down, fragment, as_bytes(payload)), strict=True):
+    for t, data in zip(fragment.tensors, cut(codec_down, fragment, packed), strict=True):
         before, after = published[t.start : t.stop], out[t.start : t.stop]
         for at, difference in decoded(codec_down, data, t.size):
             kernels.add(before[at], difference, after[at])

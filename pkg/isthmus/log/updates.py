@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from isthmus.codecs import as_bytes, codec, packed_size
+from isthmus.codecs import BadCode, as_bytes, codec
 from isthmus.codecs.packed import Packed, packed
 from isthmus.errors import RecordInvalid
 from isthmus.kernels import require_denormals
@@ -48,9 +48,10 @@ def open_update(
     if header.base != base:
         raise RecordInvalid(Reason.MALFORMED, f"base {header.base} where {base} was announced")
     code = codec(run.rules.codec_up)
-    if len(payload) != packed_size(code, fragment):
-        raise RecordInvalid(Reason.WRONG_LAYOUT, f"{len(payload)} bytes, not {packed_size(code, fragment)}")
-    gradient = packed(fragment, code, as_bytes(payload), crew)
+    try:
+        gradient = packed(fragment, code, as_bytes(payload), crew)
+    except BadCode as error:
+        raise RecordInvalid(Reason.WRONG_LAYOUT if code.exact else Reason.MALFORMED, str(error)) from None
     if not math.isfinite(gradient.norm):
         raise RecordInvalid(Reason.NON_FINITE, "holds a NaN or an infinity")
     if gradient.norm > GRADIENT_NORM_MAX:

@@ -154,6 +154,13 @@ def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
     return Draft(blob, blob[len(head) :])
 
 
+def written(kind: Kind, header: msgspec.Struct, payload: "np.ndarray[Any, Any]") -> Body:
+    """Return an object with a copy of this payload. Raises `ValueError` for a header over its limit."""
+    out = draft(kind, header, payload.nbytes)
+    fill(out.payload, payload)
+    return out.blob
+
+
 def _head(kind: Kind, header: msgspec.Struct, payload_size: int) -> bytearray:
     packed = msgpack.packb(msgspec.to_builtins(header, builtin_types=(bytes,)), use_bin_type=True)
     if len(packed) > HEADER_MAX[kind]:

@@ -12,7 +12,7 @@ from isthmus.bus import Bus
 from isthmus.bus.base import Said
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
-from isthmus.codecs import codec, packed_size
+from isthmus.codecs import codec, packed_bounds
 from isthmus.concern import Concern, Reach
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.health import Vitals
@@ -308,14 +308,14 @@ class Syncer:
         if message.fragment >= len(self.keepers):
             raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {message.fragment} of {len(self.keepers)}")
         fragment = self._run.layout.fragments[message.fragment]
-        payload = packed_size(codec(self._run.rules.codec_up), fragment)
+        least, most = packed_bounds(codec(self._run.rules.codec_up), fragment)
         reason = None
         key = update_key(message.fragment, message.learner, message.base, message.digest)
         if message.key != key or message.steps == 0 or message.tokens == 0:
             reason = Reason.MALFORMED
-        elif message.size > frame.largest(frame.Kind.UPDATE, payload):
+        elif message.size > frame.largest(frame.Kind.UPDATE, most):
             reason = Reason.OVERSIZED
-        elif message.size < payload:
+        elif message.size < least:
             reason = Reason.TRUNCATED
         pointer = Pointer(
             learner=message.learner,

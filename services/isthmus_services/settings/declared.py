@@ -7,9 +7,9 @@ from typing import Annotated
 from isthmus.forecast.goodput import REJOINS, Cluster
 from isthmus.forecast.island import Island
 from isthmus.lab.experiments import EXPERIMENTS
-from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, CodecName, MergeRule
+from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, MergeRule, require_codec
 from isthmus_services.settings.resolve import Setting, fields
-from isthmus_services.settings.shared import ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
+from isthmus_services.settings.shared import CODECS, ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
@@ -419,10 +419,10 @@ class Plan(Reported):
         int | None, Setting("longest side of a matrix that iso does not cut", metavar="N", ge=0, flag_only=True)
     ] = None
     codec: Annotated[
-        str | None, Setting("do not choose the codec of updates", choices=tuple(CodecName), flag_only=True)
+        str | None, Setting("do not choose the codec of updates", metavar=CODECS, check=require_codec, flag_only=True)
     ] = None
     codec_down: Annotated[
-        str | None, Setting("do not choose the codec of versions", choices=tuple(CodecName), flag_only=True)
+        str | None, Setting("do not choose the codec of versions", metavar=CODECS, check=require_codec, flag_only=True)
     ] = None
 
 

@@ -12,7 +12,7 @@ import socket
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,6 +59,8 @@ class Setting:
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
+    check: Callable[[str], object] | None = None
+    """Raises `InputError` for a word that is none of those there are."""
     within: type[Rules] | type[Pace] | None = None
     """Whose field of the same name has the bounds."""
     field: str = ""
@@ -350,6 +352,11 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
         raise InputError(f"{where} {shown}: must be {plainly(str(error))}") from None
     if s.choices and value not in s.choices:
         raise InputError(f"{where} {shown}: choose one of {', '.join(s.choices)}")
+    if s.check is not None and isinstance(value, str):
+        try:
+            s.check(value)
+        except InputError as error:
+            raise InputError(f"{where} {shown}: {error}") from None
     return value
 
 

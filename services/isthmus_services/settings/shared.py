@@ -17,7 +17,7 @@ import msgspec
 from isthmus.bus import default_bus
 from isthmus.errors import InputError
 from isthmus.layout import Spec
-from isthmus.rules import LONG_STEPS, CodecName, MergeRule, Pace, Rules, outer_for
+from isthmus.rules import LONG_STEPS, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
 from isthmus.urls import split
 from isthmus_services.settings.resolve import Setting
 
@@ -96,6 +96,9 @@ def _by_period(which: int) -> str:
 
 _RULES, _PACE = Rules(), Pace()
 
+CODECS = f"{{{','.join(CodecName)},q1.5,…}}"
+"""What a codec may be called."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticOfRun:
@@ -114,8 +117,10 @@ class ArithmeticOfRun:
         int,
         Setting("longest side of a matrix that iso does not cut; 0: any", metavar="N", within=Rules),
     ] = _RULES.iso_block
-    codec: Annotated[str, Setting("codec of learners' updates", choices=tuple(CodecName))] = _RULES.codec_up
-    codec_down: Annotated[str, Setting("codec of new versions", choices=tuple(CodecName))] = _RULES.codec_down
+    codec: Annotated[str, Setting("codec of learners' updates", metavar=CODECS, check=require_codec)] = _RULES.codec_up
+    codec_down: Annotated[str, Setting("codec of new versions", metavar=CODECS, check=require_codec)] = (
+        _RULES.codec_down
+    )
     outer_lr: Annotated[float | None, Setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None
     outer_momentum: Annotated[float | None, Setting(f"outer Nesterov momentum ({_by_period(1)})", within=Rules)] = None
 

@@ -1,0 +1,134 @@
+"""Any rate from half a bit to four: levels over one step for the whole tensor, centroids, and an entropy stage.
+
+A packed tensor, little endian: its bytes (4) and levels L (2), zeros (2), L centroids (float32), the frequencies of
+2 L + 1 symbols (2 each, to a multiple of four), the bytes of each piece's stream (4), the streams, zeros to a multiple
+of four. Where all is zero L is 0 and nothing follows. Each piece of `PIECE` parameters decodes by itself.
+"""
+
+import math
+
+import numpy as np
+
+from isthmus import kernels
+from isthmus.codecs.base import PIECE, BadCode, Codec
+from isthmus.codecs.int4 import Int4
+from isthmus.kernels import F32, U8
+from isthmus.kernels import rate as kernel
+from isthmus.runtime import ALONE, Crew
+
+SMALL = 4096
+"""Below that a table costs more than it saves: fewer parameters travel as int4."""
+
+SAMPLE = 1 << 15
+"""Parameters, spread over the tensor, on which the step is chosen."""
+
+SHARE = 4
+"""Pieces of one thread at least."""
+
+_WRONG = {
+    kernel.SHORT: "fewer bytes than it says",
+    kernel.HEADER: "no header of a packed tensor",
+    kernel.TABLE: "no table: centroids are finite and not negative, frequencies add up to 4096",
+    kernel.LENGTHS: "streams of other lengths than it says",
+    kernel.STREAM: "a stream that no encoder wrote",
+}
+
+
+class Rate(Codec):
+    """At most so many bits a parameter, tables included: the step is the smallest that takes no more.
+
+    Every value is off by at most one step (0.55 of it, but for what the centroid of its level makes of it).
+    """
+
+    exact = False
+
+    def __init__(self, bits: float) -> None:
+        self.bits = bits
+        self.name = f"q{bits:g}"
+        self._small = Int4()
+
+    def size(self, n: int) -> int:
+        """About as many bits a parameter."""
+        return self._small.size(n) if n < SMALL else math.ceil(n * self.bits / 8.0)
+
+    def bounds(self, n: int) -> tuple[int, int]:
+        """From nothing but zeros to twelve bits a symbol."""
+        if n < SMALL:
+            return self._small.bounds(n)
+        pieces = -(-n // PIECE)
+        return 8, kernel.header_size(kernel.LEVELS, pieces) + pieces * 4 * kernel.LANES + 3 * n // 2 + 4
+
+    def measure(self, data: U8, n: int) -> int:
+        """See `Codec.measure`; the table is checked, the streams where they are decoded."""
+        if n < SMALL:
+            return self._small.measure(data, n)
+        wrong, size = kernel.check(data, n, PIECE)
+        self._refuse(wrong)
+        return int(size)
+
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
+        """Choose the step on a sample, quantise all, count, and code the pieces."""
+        n = x.size
+        if n < SMALL:
+            return self._small.encode(x, out)
+        pieces = -(-n // PIECE)
+        rms, largest = kernels.norm(x) / math.sqrt(n), kernel.largest(x)
+        every = max(1, n // SAMPLE)
+        step = kernel.choose_step(x, rms, largest, self.bits, kernels.BLOCK, every, pieces)
+        inverse = np.float32(1.0 / step if step else 0.0)
+        symbols = np.empty(n, np.uint8)
+        counts = np.zeros((pieces, 2 * kernel.LEVELS + 1), np.int64)
+        sums = np.zeros(counts.shape, np.float64)
+
+        def quantise(first: int, last: int) -> None:
+            for p in range(first, last):
+                at = slice(p * PIECE, (p + 1) * PIECE)
+                kernel.quantise(x[at], inverse, symbols[at])
+                kernel.count(x[at], symbols[at], counts[p], sums[p])
+
+        crew.share(quantise, pieces, SHARE)
+        counted, centroids, levels = kernel.folded(counts, sums)
+        if levels == 0:
+            out[:8] = np.frombuffer(_head(8, 0), np.uint8)
+            return 8
+        table = np.empty(2 * levels + 1, np.int64)
+        kernel.frequencies(counted[: table.size], table)
+        streams: list[U8] = [np.empty(0, np.uint8)] * pieces
+
+        def stream(first: int, last: int) -> None:
+            for p in range(first, last):
+                part = symbols[p * PIECE : (p + 1) * PIECE]
+                room = np.empty(3 * part.size // 2 + 4 * kernel.LANES + 2, np.uint8)
+                streams[p] = room[kernel.encode(part, table, room) :]
+
+        crew.share(stream, pieces, SHARE)
+        at = kernel.header_size(levels, pieces)
+        size = at + sum(s.size for s in streams)
+        head = (
+            _head(-(-size // 4) * 4, levels)
+            + centroids[:levels].astype("<f4").tobytes()
+            + table.astype("<u2").tobytes()
+        )
+        lengths = np.array([s.size for s in streams], "<u4").tobytes()
+        out[: len(head)] = np.frombuffer(head, np.uint8)
+        out[at - len(lengths) : at] = np.frombuffer(lengths, np.uint8)
+        for s in streams:
+            out[at : at + s.size] = s
+            at += s.size
+        return -(-size // 4) * 4
+
+    def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
+        """Piece by piece."""
+        if n < SMALL:
+            self._small.decode_part(data, n, start, out)
+            return
+        for at in range(0, out.size, PIECE):
+            self._refuse(kernel.decode(data, n, PIECE, (start + at) // PIECE, out[at : at + PIECE]))
+
+    def _refuse(self, wrong: int) -> None:
+        if wrong != kernel.OK:
+            raise BadCode(f"{self.name}: {_WRONG[wrong]}")
+
+
+def _head(size: int, levels: int) -> bytes:
+    return size.to_bytes(4, "little") + levels.to_bytes(2, "little") + bytes(2)

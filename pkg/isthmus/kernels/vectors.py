@@ -1,0 +1,147 @@
+"""Sums, checks and the outer step, over vectors."""
+
+import math
+
+import numpy as np
+
+from isthmus.errors import DenormalsFlushed
+from isthmus.kernels.compiled import F32, F64, kernel
+
+NORM_BLOCK = 4096
+"""Elements summed before the partial sums are folded; part of the arithmetic."""
+
+_SMALLEST_NORMAL, _HALF, _TWO = np.finfo(np.float32).smallest_normal, np.float32(0.5), np.float32(2.0)
+
+
+# --- norms and checks -------------------------------------------------------------------------------------------------
+
+
+@kernel
+def _sum_of_squares(x: F32, start: int, stop: int) -> float:
+    """Return the sum of squares of x[start:stop] in float64, in eight fixed lanes."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    i = start
+    while i + 8 <= stop:
+        s0 += np.float64(x[i]) * np.float64(x[i])
+        s1 += np.float64(x[i + 1]) * np.float64(x[i + 1])
+        s2 += np.float64(x[i + 2]) * np.float64(x[i + 2])
+        s3 += np.float64(x[i + 3]) * np.float64(x[i + 3])
+        s4 += np.float64(x[i + 4]) * np.float64(x[i + 4])
+        s5 += np.float64(x[i + 5]) * np.float64(x[i + 5])
+        s6 += np.float64(x[i + 6]) * np.float64(x[i + 6])
+        s7 += np.float64(x[i + 7]) * np.float64(x[i + 7])
+        i += 8
+    while i < stop:
+        s0 += np.float64(x[i]) * np.float64(x[i])
+        i += 1
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+@kernel
+def norm(x: F32) -> float:
+    """Return the Euclidean norm of x [n] as float64, summed in fixed blocks and eight fixed lanes."""
+    total = 0.0
+    n = x.size
+    start = 0
+    while start < n:
+        stop = min(start + NORM_BLOCK, n)
+        total += _sum_of_squares(x, start, stop)
+        start = stop
+    return math.sqrt(total)
+
+
+@kernel
+def squares(x: F32, out: F64) -> None:
+    """Write the sum of squares of every block of `NORM_BLOCK` elements of x [n] to out [⌈n / NORM_BLOCK⌉] float64."""
+    for block in range(out.size):
+        start = block * NORM_BLOCK
+        out[block] = _sum_of_squares(x, start, min(start + NORM_BLOCK, x.size))
+
+
+@kernel
+def norm_of(squares: F64) -> float:
+    """Return the norm of what has these sums of squares by block [m]: what `norm` returns of all of it, bit for bit."""
+    total = 0.0
+    for block in range(squares.size):
+        total += squares[block]
+    return math.sqrt(total)
+
+
+@kernel
+def all_finite(x: F32) -> bool:
+    """Return whether x [n] holds neither NaN nor infinity."""
+    bits = x.view(np.uint32)
+    bad = np.uint32(0)
+    for i in range(bits.size):
+        # All eight exponent bits set is what NaN and infinity have in common.
+        bad |= np.uint32((bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000))
+    return bool(bad == 0)
+
+
+@kernel
+def _halves_and_doubles(x: np.float32, half: np.float32, two: np.float32) -> bool:
+    """Return whether x is itself again; the numbers come in as arguments, or the compiler would know the answer."""
+    halved = x * half
+    return bool(halved * two == x)
+
+
+def flushes_denormals() -> bool:
+    """Return whether this thread turns denormal float32 into zeros, be it as results or as operands.
+
+    A mode of the processor (FTZ and DAZ on x86-64, FZ on Arm) that a thread inherits from the one that starts it.
+    """
+    return not _halves_and_doubles(_SMALLEST_NORMAL, _HALF, _TWO)
+
+
+def require_denormals() -> None:
+    """Raise `DenormalsFlushed` in a thread whose arithmetic has other bits than everybody else's."""
+    if flushes_denormals():
+        raise DenormalsFlushed
+
+
+# --- the merge --------------------------------------------------------------------------------------------------------
+
+
+@kernel
+def accumulate(total: F32, x: F32, coefficient: float) -> None:
+    """Add coefficient * x [n] to total [n] in place; the product in float64, the sum rounded to float32 once."""
+    for i in range(total.size):
+        total[i] = np.float32(np.float64(total[i]) + coefficient * np.float64(x[i]))
+
+
+@kernel
+def outer_step(
+    total: F32,
+    scale: float,
+    learning_rate: float,
+    momentum: float,
+    master: F32,
+    buffer: F32,
+    new_master: F32,
+    new_buffer: F32,
+) -> None:
+    """SGD with Nesterov momentum on the outer gradient Δ = scale * total; all arrays [n] float32.
+
+    b' = μ b + Δ;  Θ' = Θ − η (Δ + μ b')   (DiLoCo, arXiv 2311.08105, as in Sutskever et al. 2013)
+    """
+    rate = np.float32(learning_rate)
+    mu = np.float32(momentum)
+    for i in range(total.size):
+        gradient = np.float32(scale * np.float64(total[i]))
+        b = mu * buffer[i] + gradient
+        new_buffer[i] = b
+        new_master[i] = master[i] - rate * (gradient + mu * b)
+
+
+@kernel
+def subtract(a: F32, b: F32, out: F32) -> None:
+    """out = a − b, elementwise [n]."""
+    for i in range(out.size):
+        out[i] = a[i] - b[i]
+
+
+@kernel
+def add(a: F32, b: F32, out: F32) -> None:
+    """out = a + b, elementwise [n]."""
+    for i in range(out.size):
+        out[i] = a[i] + b[i]
