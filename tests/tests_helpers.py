@@ -225,5 +225,5 @@ async def check_log(w: World) -> int:
         assert published.version == len(commits)
         assert merge.array_digest(published.carried) == merge.array_digest(state.published)
         merged = await fold.fold(w.log, p, fold.Merging(w.log), until=len(commits))
-        assert merged.carried.digest() == state.digest()
+        assert merged.carried.digest == state.digest
     return count

@@ -54,7 +54,7 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
     async with world(folder, SMALL) as w:
         await grow(w, 20, checkpoint_s=0.05)
         before = await all_commits(w.log)
-        states = [(await head(w, p)).carried.digest() for p in range(2)]
+        states = [(await head(w, p)).carried.digest for p in range(2)]
         plan = await collected(w, keep=6)
         assert plan.doomed.keys() >= {"values", "snapshots", "updates"}
         for p, start in enumerate(plan.starts):
@@ -67,10 +67,10 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
             # Every version within the retention can be folded, its digest as recorded.
             for version in range(start, top + 1):
                 at = await fold.fold(w.log, p, fold.Merging(w.log), until=version)
-                assert at.carried.digest() == after[version - 1].header.state_digest
+                assert at.carried.digest == after[version - 1].header.state_digest
                 value = await fold.fold(w.log, p, fold.Publishing(w.log), until=version)
                 assert merge.array_digest(value.carried) == after[version - 1].header.published_digest
-            assert (await head(w, p)).carried.digest() == states[p]
+            assert (await head(w, p)).carried.digest == states[p]
             # Older ones cannot: the initial values are there, what came after them is not.
             with pytest.raises(LogCorrupt, match="is missing"):
                 await fold.fold(w.log, p, fold.Merging(w.log), until=start - 1)
@@ -220,7 +220,7 @@ async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(
         overtaken.set()
         at = await folding
         assert at.version >= 20
-        assert at.carried.digest() == (await head(w, 0)).carried.digest()
+        assert at.carried.digest == (await head(w, 0)).carried.digest
 
 
 async def test_damage_in_a_segment_names_it(folder: Path) -> None:

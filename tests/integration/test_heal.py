@@ -132,7 +132,7 @@ async def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_
                 await w.store.delete(key)
         at = await fold.fold(w.log, 0, fold.Merging(w.log))
         assert at.version == heads[0] + 1
-        assert at.carried.digest() == commit.header.state_digest
+        assert at.carried.digest == commit.header.state_digest
         assert (await heal.diagnose(w.log, [0]))[0].sound
 
 

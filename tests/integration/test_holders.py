@@ -188,7 +188,7 @@ async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_
 
 def digest(keeper: Keeper) -> bytes:
     assert keeper.state is not None
-    return keeper.state.digest()
+    return keeper.state.digest
 
 
 async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(

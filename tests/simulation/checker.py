@@ -363,7 +363,7 @@ class Checker:
                 self.violate(f"{who}: believes version {keeper.head} of {p}, the log ends at {len(self.commits[p])}")
             elif keeper.state is not None and keeper.state.version == keeper.head and keeper.head > 0:
                 wanted = self.commits[p][keeper.head - 1][0].state_digest
-                if self.digest(keeper.state, keeper.state.digest) != wanted:
+                if self.digest(keeper.state, keeper.state.measured) != wanted:
                     self.violate(f"{who}: its state {p}/{keeper.head} is not the one in the log")
             if keeper.waiting > INBOX_MAX + 64 or len(keeper.rounds._waiting) > POINTERS_MAX:
                 self.violate(f"{who}: queues over their limits")

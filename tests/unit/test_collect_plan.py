@@ -33,7 +33,7 @@ async def foldable(w: Written, start: int) -> None:
     """Assert that every version from one on can be folded, and what was packed read."""
     for version in range(start, w.states[0].version + 1):
         at = await fold.fold(w.log, 0, fold.Merging(w.log), until=version)
-        assert at.carried.digest() == w.commits[0][version - 1].header.state_digest
+        assert at.carried.digest == w.commits[0][version - 1].header.state_digest
     found = [commit.digest async for commit in w.log.commits(0, 0, w.run.digest)]
     assert found == [commit.digest for commit in w.commits[0]]
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 FLOORS = (
     # room, and what it knows
-    "averages reasons runtime version",  # moving averages · why an update is turned away · clocks and threads · the version
+    "averages digests reasons runtime version",  # moving averages · what names bytes · why updates are turned away · clocks and threads · the version
     "errors metrics",
     "kernels layout sinks urls",  # hot loops · what a model is cut into · where figures go · where things are
     "isotropic",  # what merges of whole matrices cost
@@ -48,6 +48,7 @@ SERVICES = (
 
 AT_HOME = {
     "aiobotocore": {"store"},
+    "blake3": {"digests"},
     "botocore": {"store"},
     "matplotlib": set(),
     "numba": {"kernels"},

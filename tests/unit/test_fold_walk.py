@@ -36,7 +36,7 @@ def test_every_version_can_be_folded_from_the_newest_snapshot_at_or_below_it(ver
         at = await state_at(w, version)
         assert at.version == at.carried.version == version
         if version:
-            assert at.carried.digest() == digest_at(w, version)
+            assert at.carried.digest == digest_at(w, version)
         start = version // 4 * 4
         [key] = w.store.of("get", snapshots_prefix(0))
         assert f"/{start:012d}-" in key
@@ -79,7 +79,7 @@ def test_a_damaged_snapshot_is_passed_over(at: int) -> None:
         blob[at] ^= 1
         w.put(newest, blob)
         w.store.requests.clear()
-        assert (await state_at(w)).carried.digest() == digest_at(w, 6)
+        assert (await state_at(w)).carried.digest == digest_at(w, 6)
         assert len(w.store.of("get", snapshots_prefix(0))) == 2
         assert merge.array_digest((await value_at(w)).carried) == w.commits[0][-1].header.published_digest
 
@@ -116,7 +116,7 @@ def test_weights_are_part_of_what_is_folded() -> None:
     async def body(w: Written) -> None:
         long, short = w.upload("a", 0, tokens=90_000, steps=9), w.upload("b", 0, tokens=10, steps=10)
         await w.commit(long, short)
-        assert (await state_at(w)).carried.digest() == digest_at(w, 1)
+        assert (await state_at(w)).carried.digest == digest_at(w, 1)
 
     Written().drive(body)
 
@@ -205,7 +205,7 @@ def test_a_healed_fragment_goes_on_from_what_was_published_without_momentum() ->
         assert not state.momentum.any()
         assert [version for version, _ in await w.log.snapshots(0)] == [7, 0], "whoever starts next starts there"
         await w.grow(9)
-        assert (await state_at(w)).carried.digest() == digest_at(w, 9)
+        assert (await state_at(w)).carried.digest == digest_at(w, 9)
 
     Written().drive(body)
 
@@ -227,7 +227,7 @@ def test_of_two_that_heal_the_newest_is_where_it_goes_on() -> None:
                 w.world.objects.delete(key)
         w.world.objects.delete(first.value_key)
         at = await state_at(w)
-        assert (at.version, at.carried.digest()) == (7, digest_at(w, 7))
+        assert (at.version, at.carried.digest) == (7, digest_at(w, 7))
 
     Written().drive(body)
 

@@ -42,7 +42,15 @@ def with_header(raw: bytes, payload: bytes = b"") -> bytes:
     """Return a frame with any bytes as its header, its checksum right."""
     start = frame.payload_offset(len(raw))
     prefix = frame.PREFIX.pack(
-        frame.MAGIC, 1, Kind.UPDATE, len(raw), len(payload), zlib.crc32(raw), bytes(4), bytes(32), bytes(64)
+        frame.MAGIC,
+        frame.FRAME_VERSION,
+        Kind.UPDATE,
+        len(raw),
+        len(payload),
+        zlib.crc32(raw),
+        bytes(4),
+        bytes(32),
+        bytes(64),
     )
     return (prefix + raw).ljust(start, b"\0") + payload
 

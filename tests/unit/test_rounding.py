@@ -83,7 +83,7 @@ def test_a_state_is_named_by_all_it_holds() -> None:
         merge.State(3, one.published, one.published, one.momentum),
         merge.State(3, one.published, one.master, one.master),
     ]
-    assert len({state.digest() for state in (one, *others)}) == 5
+    assert len({state.digest for state in (one, *others)}) == 5
 
 
 def test_starting_again_forgets_the_momentum_and_publishes_the_value_itself() -> None:
@@ -93,7 +93,7 @@ def test_starting_again_forgets_the_momentum_and_publishes_the_value_itself() ->
     assert np.array_equal(found.state.master, value)
     assert not found.state.momentum.any()
     assert found.published_digest == merge.array_digest(value)
-    assert found.state_digest == found.state.digest()
+    assert found.state_digest == found.state.digest
 
 
 def test_a_value_whose_published_part_overflows_is_not_finite() -> None:

@@ -62,7 +62,7 @@ def test_at_start_commits_are_read_and_states_when_fragments_are_taken() -> None
             assert serving.held == {0, 1, 2, 3}
             for p, k in enumerate(serving.keepers):
                 assert k.state is not None
-                assert k.state.digest() == w.states[p].digest()
+                assert k.state.digest == w.states[p].digest
                 assert k.rounds.holding
             assert len(serving.wire.of("get", "snapshots/")) == 4
             assert serving.fold_s > 0.0

@@ -43,7 +43,7 @@ def test_none_is_the_librarys_own_and_one_that_is_over_is_gone() -> None:
             pass
     with variant(""):
         after = step(at(3, -X), X)
-    assert after.digest() == before.digest()
+    assert after.digest == before.digest
     with pytest.raises(InputError, match="unknown variant 'better': choose one of restart every 8"):
         variant("better")
 

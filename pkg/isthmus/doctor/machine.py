@@ -22,8 +22,8 @@ from isthmus.runtime import Runtime
 DISK_WARNING, DISK_FAILURE = 2 << 30, 100 << 20
 """Bytes free."""
 
-BITS = {1: "e32dc78fbc3999c8a7ef156ee4f102eb1298e47e1414b74fb05a0cae618424bc"}
-"""SHA-256 of what `fingerprint` folds, by arithmetic version: measured once, the same on every machine since."""
+BITS = {1: "329196b31104efad7a71f17c9286583aef71b054a8aeac171b8309fd2850742d"}
+"""Digest of what `fingerprint` folds, by arithmetic version: measured once, the same on every machine since."""
 
 
 def examine_machine(folder: str | None, role: Role, runtime: Runtime) -> Iterator[Finding]:

@@ -189,7 +189,7 @@ class Merging:
         state = merge.restore(header, payload)
         # Version 0 has no commit: the run object names the digest of the whole snapshot.
         wanted = commit.header.state_digest if commit else self.log.run.header.snapshots[fragment]
-        found = await self.log.runtime.offload(lambda: state.digest() if commit else frame.digest(blob))
+        found = await self.log.runtime.offload(lambda: state.digest if commit else frame.digest(blob))
         if found != wanted:
             by = f"commit {version}" if commit else "the run object"
             raise LogCorrupt(key, f"has digest {found.hex()[:16]}, {by} says {wanted.hex()[:16]}")

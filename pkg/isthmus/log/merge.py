@@ -10,14 +10,14 @@ accumulation is the caller's, and recorded. Nothing here depends on threads, mac
     b ← μ b + Δ;  Θ ← Θ − η (Δ + μ b)                                  Nesterov, per fragment, float32
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
 
-from isthmus import kernels
+from isthmus import digests, kernels
 from isthmus.codecs import Codec, codec, cut, pack
 from isthmus.codecs.packed import Packed, decoded, plain
 from isthmus.kernels import F32, U8
@@ -38,7 +38,7 @@ STATE_BYTES = 12
 """Of a state, for each parameter: published, master, momentum, float32 each."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """One fragment at one version. Arrays are [n] float32 and never written to once the state exists."""
 
@@ -49,12 +49,20 @@ class State:
     """Where the outer optimizer is; the published value follows it through the codec, `master − published` is kept."""
     momentum: F32
 
+    @cached_property
+    def published_digest(self) -> bytes:
+        """Digest [32 bytes] of the published value."""
+        return array_digest(self.published)
+
+    @cached_property
     def digest(self) -> bytes:
-        """Return the SHA-256 [32 bytes] of version, published, master and momentum."""
-        h = hashlib.sha256(self.version.to_bytes(8, "little"))
-        for array in (self.published, self.master, self.momentum):
-            h.update(array.data)
-        return h.digest()
+        """Digest [32 bytes] of the version and the digests of published, master and momentum."""
+        parts = (self.published_digest, array_digest(self.master), array_digest(self.momentum))
+        return digests.digest_of((self.version.to_bytes(8, "little"), *parts))
+
+    def measured(self) -> bytes:
+        """Return `digest`, of the arrays as they are now."""
+        return State(self.version, self.published, self.master, self.momentum).digest
 
 
 def initial(values: F32) -> State:
@@ -63,8 +71,8 @@ def initial(values: F32) -> State:
 
 
 def array_digest(x: F32) -> bytes:
-    """Return the SHA-256 [32 bytes] of a flat float32 vector."""
-    return hashlib.sha256(x.data).digest()
+    """Return the digest [32 bytes] of a flat float32 vector."""
+    return digests.digest(x)
 
 
 def weight(tokens: int, steps: int) -> float:
@@ -208,8 +216,8 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
         state=after,
         value=value,
         value_digest=frame.digest(value),
-        published_digest=array_digest(published),
-        state_digest=after.digest(),
+        published_digest=after.published_digest,
+        state_digest=after.digest,
         cancelled=cancelled,
         finite=all(kernels.all_finite(array) for array in (published, master, momentum)),
     )
@@ -227,8 +235,8 @@ def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Adva
         state=state,
         value=value,
         value_digest=frame.digest(value),
-        published_digest=array_digest(published),
-        state_digest=state.digest(),
+        published_digest=state.published_digest,
+        state_digest=state.digest,
         cancelled=0,
         finite=kernels.all_finite(published),
     )
@@ -263,8 +271,8 @@ def snapshot(state: State, fragment: int, run: bytes) -> frame.Gathered:
         run=run,
         fragment=fragment,
         version=state.version,
-        published_digest=array_digest(state.published),
-        state_digest=state.digest(),
+        published_digest=state.published_digest,
+        state_digest=state.digest,
     )
     return frame.gathered(frame.Kind.SNAPSHOT, header, (state.published, state.master, state.momentum))
 

@@ -37,7 +37,7 @@ class Run:
 
     url: str
     digest: bytes
-    """SHA-256 of the run object: the identity of the run."""
+    """Digest of the run object: the identity of the run."""
     header: RunHeader
     layout: Layout
     frozen: dict[str, bytes]

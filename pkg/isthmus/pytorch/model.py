@@ -4,7 +4,6 @@ Merged: every parameter that requires a gradient, tied ones once. Frozen paramet
 same values everywhere. Buffers stay local and are not looked at: running statistics differ between learners.
 """
 
-import hashlib
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from isthmus.digests import digest
 from isthmus.errors import InputError, LayoutMismatch, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, TensorClass
@@ -94,8 +94,8 @@ class Room:
 
 
 def frozen_of(model: nn.Module) -> dict[str, bytes]:
-    """Return the SHA-256 of each frozen parameter's values (as float32)."""
-    return {name: hashlib.sha256(_flat(p).data).digest() for name, p in named(model) if not p.requires_grad}
+    """Return the digest of each frozen parameter's values (as float32)."""
+    return {name: digest(_flat(p)) for name, p in named(model) if not p.requires_grad}
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -4,7 +4,6 @@ The first rank has the agent, the boundary and whole fragments, as a learner of 
 What goes to the store is the same, bit for bit: a learner may come back with another number of ranks, or with one.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from isthmus.digests import digest
 from isthmus.errors import InputError, RankLost
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, Tensor
@@ -82,7 +82,7 @@ class Sharded:
         return [found[spec.name] for spec in specs]
 
     def frozen(self) -> dict[str, bytes]:
-        """Return the SHA-256 of each frozen parameter's values; see `frozen_of`."""
+        """Return the digest of each frozen parameter's values; see `frozen_of`."""
         if all(p.requires_grad for _, p in self._shards.named):
             return {}
         return self._ask_values(frozen=True)[1]
@@ -92,7 +92,7 @@ class Sharded:
         values, digests = {}, {}
         for name, flat in self._values(frozen):
             if frozen:
-                digests[name] = hashlib.sha256(flat.data).digest()
+                digests[name] = digest(flat)
             else:
                 values[name] = flat
         return values, digests

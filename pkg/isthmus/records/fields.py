@@ -8,7 +8,7 @@ import msgspec
 from isthmus.errors import InputError
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""SHA-256 of a whole object, or of a flat float32 vector."""
+"""BLAKE3 of a whole object, or of a flat float32 vector."""
 
 NAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]

@@ -12,12 +12,11 @@
         64     64   signature of everything but itself; zeros while unsigned
        128      …   header (msgpack map), zeros up to a multiple of 64, payload to the end
 
-All numbers are little endian. The digest of an object is the SHA-256 of all its bytes, so it also covers what is
+All numbers are little endian. The digest of an object is the BLAKE3 of all its bytes, so it also covers what is
 reserved for the signature. Bytes come from strangers: sizes are checked before anything is allocated or decoded, and
 every field of a header has a type and a range.
 """
 
-import hashlib
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ import msgpack
 import msgspec
 import numpy as np
 
+from isthmus import digests
 from isthmus.errors import RecordInvalid
 from isthmus.reasons import Reason
 
@@ -82,7 +82,8 @@ def _flat(piece: "Blob | np.ndarray[Any, Any]") -> Blob:
 
 
 MAGIC = b"\x89ISTHMUS"
-FRAME_VERSION = 1
+FRAME_VERSION = 2
+"""Version 1 had SHA-256 where this has BLAKE3."""
 PREFIX = struct.Struct("<8sHHIQI4s32s64s")
 ALIGN = 64
 UNSIGNED_AUTHOR, UNSIGNED_SIGNATURE = bytes(32), bytes(64)
@@ -236,13 +237,8 @@ def payload_start(blob: Blob) -> int:
 
 
 def digest(blob: Data) -> bytes:
-    """Return the SHA-256 [32 bytes] of the whole object."""
-    if not isinstance(blob, Gathered):
-        return hashlib.sha256(blob).digest()
-    found = hashlib.sha256()
-    for view in blob.views():
-        found.update(view)
-    return found.digest()
+    """Return the digest [32 bytes] of the whole object."""
+    return digests.digest_of(blob.views()) if isinstance(blob, Gathered) else digests.digest(blob)
 
 
 def _prefix(blob: Blob, kind: Kind) -> tuple[int, int]:
