@@ -98,7 +98,7 @@ class Written:
             for fragment in self.run.layout.fragments:
                 key = snapshot_key(fragment.index, 0, self.run.header.snapshots[fragment.index])
                 header, payload = frame.parse(self.world.objects.get(key), Kind.SNAPSHOT, SnapshotHeader)
-                self.states.append(merge.restore(header, payload))
+                self.states.append(merge.restore(header, payload, fragment.size))
                 self.commits.append([])
             return await body(self)
 
@@ -184,7 +184,7 @@ class Written:
             about, gradient = self.merged(key, version, p)
             accumulator.add(gradient, about.weight)
             inputs.append(about)
-        result = merge.advance(state, accumulator, codec(run.rules.codec_down), run.digest)
+        result = merge.advance(state, accumulator, codec(run.rules.codec_down), run.digest, run.rules.feedback_down)
         outer = merge.outers(run.rules)
         last = self.commits[p][-1].digest if self.commits[p] else run.digest
         fields: dict[str, object] = {

@@ -116,6 +116,12 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """How a new global version travels."""
     error_feedback: bool = True
     """Whether a learner adds what the codec dropped from its last merged update to the next one."""
+    feedback_down: bool = True
+    """Whether what `codec_down` drops stays with the syncer and follows with the next version. Else it is given up: a
+    state is the published value and the momentum."""
+    isotropic_up: bool = False
+    """Whether of matrices (those that `merge` = iso would take) learners send the polar factor, as long as the
+    difference: its directions are as loud as one another, and few bits drown none of them."""
 
     @classmethod
     def suited(cls, specs: Sequence[Spec] = (), **fields: Any) -> "Rules":
@@ -142,6 +148,10 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if role == TensorClass.VECTOR and self.merge == MergeRule.ISO:
             return MergeRule.RDA
         return MergeRule(self.merge_embeddings if role == TensorClass.EMBEDDING else self.merge)
+
+    def sends_isotropic(self, role: TensorClass) -> bool:
+        """Return whether matrices of a class are sent isotropically."""
+        return self.isotropic_up and role == TensorClass.DENSE
 
     def check(self) -> "Rules":
         """Return self. Raises `InputError` for a name that does not exist or a number out of range."""

@@ -286,8 +286,8 @@ MUTANTS = [
         ),
         row(
             "snapshots-come-back-in-another-order",
-            "State(header.version, arrays[0], arrays[1], arrays[2])",
-            "State(header.version, arrays[0], arrays[2], arrays[1])",
+            "State(header.version, published, master, arrays[2 * n :])",
+            "State(header.version, published, arrays[2 * n :], master)",
         ),
         row(
             "momentum-survives-a-healing",
@@ -701,8 +701,8 @@ MUTANTS = [
         "tests/unit/test_takeover.py",
         row(
             "snapshots-follow-versions-alone",
-            "return by_versions or self.merged >= snapshot_after",
-            "return by_versions or self.merged < snapshot_after",
+            "return by_versions or self.merged >= self._after",
+            "return by_versions or self.merged < self._after",
         ),
     ),
     *of(

@@ -257,7 +257,7 @@ def trust_an_unmatched_snapshot() -> Iterator[None]:
     async def start(self: Any, fragment: Any, version: Any, key: Any, commit: Any) -> Any:
         blob = await self.log.store.get(key)
         header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
-        return merge.restore(header, payload)
+        return merge.restore(header, payload, self.log.run.layout.fragments[fragment].size)
 
     with patch.object(fold.Merging, "start", start):
         yield
@@ -523,16 +523,16 @@ def _advance(change: Any) -> Any:
 def publish_the_way_of_the_master() -> Iterator[None]:
     """What is published is how far the master went, without what the codec dropped before."""
 
-    def advance(state: Any, round_: Any, codec_down: Any, run: Any) -> Any:
-        return original(replace(state, published=state.master), round_, codec_down, run)
+    def advance(state: Any, round_: Any, codec_down: Any, *more: Any) -> Any:
+        return original(replace(state, published=state.master), round_, codec_down, *more)
 
     def next_published(published: Any, fragment: Any, codec_down: Any, payload: Any) -> Any:
         kept = true.pop() if true else published
         return apply(kept, fragment, codec_down, payload)
 
-    def patched(state: Any, round_: Any, codec_down: Any, run: Any) -> Any:
+    def patched(state: Any, round_: Any, codec_down: Any, *more: Any) -> Any:
         true.append(state.published)
-        return advance(state, round_, codec_down, run)
+        return advance(state, round_, codec_down, *more)
 
     true: list[F32] = []
     original, apply = merge.advance, merge.next_published

@@ -257,7 +257,7 @@ def test_the_order_of_accumulation_is_part_of_the_bits() -> None:
 def test_a_snapshot_brings_the_state_back_bit_by_bit() -> None:
     now = merge.advance(state(), accumulated(updates(3), Rules()), codec("int8"), bytes(32)).state
     header, payload = frame.parse(bytes(merge.snapshot(now, 0, bytes(32))), frame.Kind.SNAPSHOT, SnapshotHeader)
-    assert merge.restore(header, payload).digest == now.digest == header.state_digest
+    assert merge.restore(header, payload, FRAGMENT.size).digest == now.digest == header.state_digest
 
 
 def test_the_kernels_bits_are_recorded() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.errors import Unavailable
 from isthmus.log import Log
-from isthmus.log.merge import STATE_BYTES
+from isthmus.log.merge import state_bytes
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.store import EdgeStore, Patience
@@ -142,7 +142,7 @@ def test_a_large_share_is_folded_after_as_long_as_that_takes(monkeypatch: pytest
 
     async def body(w: Written) -> None:
         await grown(w)
-        size = sum(STATE_BYTES * f.size for f in w.run.layout.fragments)
+        size = sum(state_bytes(RULES) * f.size for f in w.run.layout.fragments)
         monkeypatch.setattr(agent, "TAKES_BYTES_S", size / 20.0)
         async with syncer(w) as serving:
             await asyncio.sleep(19.0)
@@ -161,7 +161,7 @@ def test_snapshots_follow_what_is_merged() -> None:
         async with syncer(w) as serving:
             await asyncio.sleep(5.0)
             k = serving.keepers[0]
-            weight, written = snapshot_after(k.fragment.size), k._snapshots
+            weight, written = snapshot_after(RULES, k.fragment.size), k._snapshots
             assert not written.is_due(1)
             written.merged = weight - 1
             assert not written.is_due(1)

@@ -8,6 +8,7 @@ import pytest
 
 from isthmus.errors import Unavailable
 from isthmus.kernels import F32
+from isthmus.layout import Spec, TensorClass
 from isthmus.learner.boundary import BaseMerged, Captured, UploadDone, UploadFailed
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Commit
@@ -315,3 +316,45 @@ def test_no_more_bodies_are_on_the_wire_than_the_window_says_and_each_gets_its_t
         assert sorted(a.header.fragment for a in learner.said) == [0, 1, 2, 3]
 
     Written(PLAIN, PACE).drive(body)
+
+
+@pytest.mark.parametrize("fed_back", [False, True])
+def test_matrices_are_sent_as_long_as_they_are_and_with_equal_singular_values(fed_back: bool) -> None:
+    specs = [
+        Spec("m", (30, 20), "float32", TensorClass.DENSE),
+        Spec("e", (16, 4), "float32", TensorClass.EMBEDDING),
+        Spec("v", (30,), "float32", TensorClass.VECTOR),
+    ]
+    rules = Rules(fragments=1, sync_every=4, codec_up="bf16", merge="iso", isotropic_up=True, error_feedback=fed_back)
+
+    async def body(w: Written) -> None:
+        learner, n = Learner(w), w.run.layout.size
+        change = np.random.default_rng(0).normal(size=n).astype(np.float32)
+        change *= np.repeat(np.float32(10.0) ** np.linspace(-0.5, 0.5, -(-n // 20), dtype=np.float32), 20)[:n]
+        await learner.send(learner.capture(0, change))
+        sent = learner.sent(0)
+        for t in w.run.layout.fragments[0].tensors:
+            here, there = change[t.start : t.stop], sent[t.start : t.stop]
+            if t.spec.name != "m":
+                assert np.allclose(there, here, rtol=2**-8)
+                continue
+            values = np.linalg.svd(there.reshape(t.shape).astype(np.float64), compute_uv=False)
+            assert np.linalg.norm(there) == pytest.approx(np.linalg.norm(here), rel=1e-3)
+            assert values.max() / values.min() < 1.05
+            u, _, v = np.linalg.svd(here.reshape(t.shape).astype(np.float64), full_matrices=False)
+            assert np.abs(there.reshape(t.shape) / np.linalg.norm(there) - (u @ v) / 20**0.5).max() < 0.01
+        await learner.send(learner.capture(1, change))
+        assert (learner.uplink.attempts[0][0].residual is not None) is fed_back
+
+    Written(rules, PACE, options={"specs": specs}).drive(body)
+
+
+def test_zeros_are_sent_as_zeros() -> None:
+    rules = Rules(fragments=1, sync_every=4, merge="iso", isotropic_up=True)
+
+    async def body(w: Written) -> None:
+        learner = Learner(w)
+        await learner.send(learner.capture(0, np.zeros(w.run.layout.size, np.float32)))
+        assert not learner.sent(0).any()
+
+    Written(rules, PACE).drive(body)

@@ -65,12 +65,15 @@ def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
     return tuple(found)
 
 
-def pack(code: Codec, fragment: Fragment, x: F32, crew: Crew = ALONE) -> U8:
-    """Return finite x [fragment.size] float32, packed: uint8 [m], of `packed_size` where the codec is `exact`."""
+def pack(code: Codec, fragment: Fragment, x: F32, crew: Crew = ALONE, *, whole: bool = False) -> U8:
+    """Return finite x [fragment.size] float32, packed: uint8 [m], of `packed_size` where the codec is `exact`.
+
+    `whole`: see `Codec.encode`.
+    """
     # Zeros that nobody touches cost nothing: what is not needed of the most there can be goes back unseen.
     out, at = np.zeros(packed_bounds(code, fragment)[1], np.uint8), 0
     for t in fragment.tensors:
-        at += _aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], crew))
+        at += _aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], crew, whole=whole))
     return out[:at]
 
 

@@ -39,8 +39,12 @@ class Codec(ABC):
         return self.size(n)
 
     @abstractmethod
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
-        """Pack finite x [n] float32 into zeros, out [the most `bounds` allows] uint8; return the bytes it took."""
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
+        """Pack finite x [n] float32 into zeros, out [the most `bounds` allows] uint8; return the bytes it took.
+
+        `whole`: what is dropped is given up, so that what is left should be as long as x where the codec would shorten
+        it; else it is fed back, and should be as near as can be.
+        """
 
     @abstractmethod
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:

@@ -19,7 +19,7 @@ class BFloat16(Codec):
         """Two bytes a parameter."""
         return 2 * n
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
         """Round to nearest even."""
         kernels.encode_bf16(x, out.view(np.uint16))
         return self.size(x.size)

@@ -19,7 +19,7 @@ class Float32(Codec):
         """Four bytes a parameter."""
         return 4 * n
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
         """Copy."""
         out.view(np.dtype("<f4"))[:] = x
         return self.size(x.size)

@@ -19,7 +19,7 @@ class Int4(Codec):
         """Two bytes a block for the scale, and 64 bytes a block; the last block is padded."""
         return blocks(n) * (2 + kernels.BLOCK // 2)
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
         """Quantise blocks of 128."""
         split = 2 * blocks(x.size)
         kernels.encode_int4(x, out[:split].view(np.uint16), out[split:])

@@ -19,7 +19,7 @@ class Int8(Codec):
         """Two bytes a block for the scale, and one byte a parameter."""
         return 2 * blocks(n) + n
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
         """Quantise blocks of 128."""
         split = 2 * blocks(x.size)
         kernels.encode_int8(x, out[:split].view(np.uint16), out[split:])

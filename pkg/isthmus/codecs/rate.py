@@ -37,7 +37,8 @@ _WRONG = {
 class Rate(Codec):
     """At most so many bits a parameter, tables included: the step is the smallest that takes no more.
 
-    Every value is off by at most one step (0.55 of it, but for what the centroid of its level makes of it).
+    Every value is off by at most one step (0.55 of it, but for what the centroid of its level makes of it). Means are
+    shorter than what they stand for: a `whole` difference has longer centroids, and its own length.
     """
 
     exact = False
@@ -66,15 +67,15 @@ class Rate(Codec):
         self._refuse(wrong)
         return int(size)
 
-    def encode(self, x: F32, out: U8, crew: Crew = ALONE) -> int:
+    def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
         """Choose the step on a sample, quantise all, count, and code the pieces."""
         n = x.size
         if n < SMALL:
             return self._small.encode(x, out)
         pieces = -(-n // PIECE)
-        rms, largest = kernels.norm(x) / math.sqrt(n), kernel.largest(x)
+        norm, largest = kernels.norm(x), kernel.largest(x)
         every = max(1, n // SAMPLE)
-        step = kernel.choose_step(x, rms, largest, self.bits, kernels.BLOCK, every, pieces)
+        step = kernel.choose_step(x, norm / math.sqrt(n), largest, self.bits, kernels.BLOCK, every, pieces)
         inverse = np.float32(1.0 / step if step else 0.0)
         symbols = np.empty(n, np.uint8)
         counts = np.zeros((pieces, 2 * kernel.LEVELS + 1), np.int64)
@@ -91,6 +92,8 @@ class Rate(Codec):
         if levels == 0:
             out[:8] = np.frombuffer(_head(8, 0), np.uint8)
             return 8
+        if whole:
+            kernel.lengthen(counted, centroids, norm)
         table = np.empty(2 * levels + 1, np.int64)
         kernel.frequencies(counted[: table.size], table)
         streams: list[U8] = [np.empty(0, np.uint8)] * pieces

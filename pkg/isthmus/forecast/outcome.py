@@ -17,7 +17,7 @@ from isthmus.forecast import learning, traffic
 from isthmus.forecast.island import Island
 from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.speeds import Speeds
-from isthmus.log.merge import STATE_BYTES
+from isthmus.log.merge import state_bytes
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MergeRule, Pace, Rules
 from isthmus.syncer.agent import FETCHES_MAX
 from isthmus.syncer.snapshots import snapshot_after
@@ -313,11 +313,12 @@ def _syncer(
 ) -> dict[str, float]:
     fragment = params / rules.fragments
     between = snapshots_between(params, rules, pace, learners, wire)
-    snapshot = STATE_BYTES * fragment / between
+    kept = state_bytes(rules)
+    snapshot = kept * fragment / between
     # All that another one kept: of each fragment the newest snapshot, and the rounds merged after it.
-    taken_over = rules.fragments * (STATE_BYTES * fragment + between * learners * wire.up)
+    taken_over = rules.fragments * (kept * fragment + between * learners * wire.up)
     return {
-        "memory_gib": (params * (STATE_BYTES + 4.0) + FETCHES_MAX * wire.up) / GIB,
+        "memory_gib": (params * (kept + 4.0) + FETCHES_MAX * wire.up) / GIB,
         "takeover_gb": taken_over / 1e9,
         "takeover_s": taken_over * 8.0 / SYNCER_GBIT_S / 1e9 + rules.fragments * between * arithmetic_s / SYNCER_CORES,
         "cores": arithmetic_s * rounds_day / DAY_S,
@@ -331,7 +332,7 @@ def _syncer(
 
 def snapshots_between(params: float, rules: Rules, pace: Pace, learners: int, wire: Wire) -> int:
     """Return the most rounds between two snapshots of a fragment: by versions, or by the bytes merged."""
-    by_bytes = snapshot_after(int(params / rules.fragments)) / max(1.0, learners * wire.up)
+    by_bytes = snapshot_after(rules, int(params / rules.fragments)) / max(1.0, learners * wire.up)
     return min(pace.snapshot_every, max(1, math.ceil(by_bytes)))
 
 
@@ -357,7 +358,7 @@ def _day(
             egress += f.down_gb_day * f.island.count
     stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
     between = snapshots_between(params, rules, Pace(), learners, wire)
-    stored += params * STATE_BYTES * KEPT_VERSIONS / between + 2.0 * learners * params * CHECKPOINT_BYTES
+    stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * params * CHECKPOINT_BYTES
     reads = totals.get("get", 0.0)
     writes = sum(totals.values()) - reads
     found = {

@@ -6,6 +6,8 @@ are symbols (0, +1, −1, +2, −2, …) of a range asymmetric numeral system (J
 stream of 16-bit words. A word is read in the order opposite to that in which it was written.
 """
 
+import math
+
 import numpy as np
 
 from isthmus.kernels.compiled import F32, F64, I64, U8, kernel
@@ -355,3 +357,16 @@ def folded(counts: I64, sums: F64) -> tuple[I64, F32, int]:
             top = level
             means[level - 1] = np.float32((total[2 * level - 1] - total[2 * level]) / n)
     return symbols, means, top
+
+
+@kernel
+def lengthen(counts: I64, means: F32, norm: float) -> None:
+    """Scale the means of levels so that what they stand for, counts [s] of symbols, has this Euclidean norm."""
+    squares = 0.0
+    for level in range(1, means.size + 1):
+        n = np.float64(counts[2 * level - 1] + counts[2 * level])
+        squares += n * (np.float64(means[level - 1]) * np.float64(means[level - 1]))
+    if squares > 0.0:
+        by = norm / math.sqrt(squares)
+        for level in range(means.size):
+            means[level] = np.float32(min(by * np.float64(means[level]), 3.4e38))

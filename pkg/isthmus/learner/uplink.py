@@ -20,6 +20,7 @@ from isthmus.learner.ledger import Account
 from isthmus.learner.unmerged import REMEDIES, Unmerged
 from isthmus.learner.upload_window import Window
 from isthmus.log import Commit, Log
+from isthmus.log.polar import isotropic
 from isthmus.log.run import Run
 from isthmus.reasons import FINAL, Reason
 from isthmus.records import frame
@@ -453,16 +454,29 @@ class Uplink:
         """Return the update object and what its codec dropped; (None, …) where the difference is not finite."""
         gradient = np.empty(fragment.size, np.float32)
         kernels.subtract(rounded(captured.base_values, fragment.tensors), captured.values, gradient)
+        if not kernels.all_finite(gradient):
+            return None, gradient
+        for t in fragment.tensors:
+            if self._run.rules.sends_isotropic(t.spec.role) and t.is_matrix:
+                self._level(gradient[t.start : t.stop].reshape(t.shape))
         if residual is not None:
             kernels.add(gradient, residual, gradient)
         if not kernels.all_finite(gradient):
             return None, gradient
-        packed = pack(self._up, fragment, gradient)
+        packed = pack(self._up, fragment, gradient, whole=not self._run.rules.error_feedback)
         if self._lossy:
             sent = np.empty_like(gradient)
             unpack(self._up, fragment, packed, sent)
             kernels.subtract(gradient, sent, gradient)
         return frame.written(frame.Kind.UPDATE, header, packed), gradient
+
+    def _level(self, difference: F32) -> None:
+        """Make all singular values of a matrix's difference [m, n] equal; it stays as long as it is."""
+        before = kernels.norm(difference.reshape(-1))
+        level = isotropic(difference, self._run.rules.iso_block, self._runtime.crew)
+        after = kernels.norm(level.reshape(-1))
+        if after > 0.0:
+            kernels.scale(level, before / after, difference)
 
     def _announce(self, attempt: Attempt) -> None:
         attempt.said_at = self._runtime.now()

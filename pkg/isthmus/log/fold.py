@@ -183,10 +183,10 @@ class Merging:
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a snapshot: {error}") from None
         _check_snapshot(self.log, key, header, fragment, version)
-        expected = merge.STATE_BYTES * self.log.run.layout.fragments[fragment].size
-        if len(payload) != expected:
-            raise LogCorrupt(key, f"holds {len(payload)} bytes of state, its fragment has {expected}")
-        state = merge.restore(header, payload)
+        try:
+            state = merge.restore(header, payload, self.log.run.layout.fragments[fragment].size)
+        except ValueError as error:
+            raise LogCorrupt(key, f"holds {error}") from None
         # Version 0 has no commit: the run object names the digest of the whole snapshot.
         wanted = commit.header.state_digest if commit else self.log.run.header.snapshots[fragment]
         found = await self.log.runtime.offload(lambda: state.digest if commit else frame.digest(blob))
@@ -292,7 +292,9 @@ async def combine(
         for _, task in ahead:
             task.cancel()
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
-    return await log.runtime.offload(merge.advance, state, accumulator, down, log.run.digest)
+    return await log.runtime.offload(
+        merge.advance, state, accumulator, down, log.run.digest, log.run.rules.feedback_down
+    )
 
 
 async def read_input(log: Log, fragment: Fragment, given: Input) -> Update:

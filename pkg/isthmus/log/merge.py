@@ -34,8 +34,9 @@ CANCELLED_BELOW = 1e-3
 the mean beside the mean norm: the plain mean is taken then."""
 
 
-STATE_BYTES = 12
-"""Of a state, for each parameter: published, master, momentum, float32 each."""
+def state_bytes(rules: Rules) -> int:
+    """Return the bytes of a state for each parameter: published, momentum, and master where that is another."""
+    return 12 if rules.feedback_down else 8
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,16 @@ class State:
         """Digest [32 bytes] of the published value."""
         return array_digest(self.published)
 
+    @property
+    def is_published(self) -> bool:
+        """Whether the master is the published value: nothing is kept of what the codec dropped."""
+        return self.master is self.published
+
     @cached_property
     def digest(self) -> bytes:
         """Digest [32 bytes] of the version and the digests of published, master and momentum."""
-        parts = (self.published_digest, array_digest(self.master), array_digest(self.momentum))
+        master = self.published_digest if self.is_published else array_digest(self.master)
+        parts = (self.published_digest, master, array_digest(self.momentum))
         return digests.digest_of((self.version.to_bytes(8, "little"), *parts))
 
     def measured(self) -> bytes:
@@ -195,11 +202,12 @@ class Advance:
     """Whether the state can go on; numbers near the end of float32's range can overflow in a sum."""
 
 
-def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) -> Advance:
+def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes, feedback: bool = True) -> Advance:
     """Take the outer step from `state` and publish the result through `codec_down`. Pure; `state` is left as it is.
 
-    What the codec drops stays in master − published and is part of the next version's difference. Raises
-    `DenormalsFlushed`, as everything here whose bits the log records or is compared with.
+    What the codec drops stays in master − published and is part of the next version's difference; without `feedback` it
+    is given up, and the master goes where the published value is. Raises `DenormalsFlushed`, as everything here whose
+    bits the log records or is compared with.
     """
     kernels.require_denormals()
     fragment = round_.fragment
@@ -208,10 +216,10 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes) ->
     # What is published next takes the place of the difference that leads there: nothing else is as large as a fragment.
     published = np.empty_like(master)
     kernels.subtract(master, state.published, published)
-    packed = pack(codec_down, fragment, published, round_.crew)
+    packed = pack(codec_down, fragment, published, round_.crew, whole=not feedback)
     value = _value(run, fragment, version, codec_down, packed)
     next_published(state.published, fragment, codec_down, packed, published)
-    after = State(version, published, master, momentum)
+    after = State(version, published, master if feedback else published, momentum)
     return Advance(
         state=after,
         value=value,
@@ -265,7 +273,7 @@ def next_published(published: F32, fragment: Fragment, codec_down: Codec, packed
 
 
 def snapshot(state: State, fragment: int, run: bytes) -> frame.Gathered:
-    """Return the snapshot object of a state: published, master, momentum, where they lie."""
+    """Return the snapshot object of a state: published, master unless that is the same, momentum, where they lie."""
     header = SnapshotHeader(
         schema=SCHEMA,
         run=run,
@@ -274,10 +282,19 @@ def snapshot(state: State, fragment: int, run: bytes) -> frame.Gathered:
         published_digest=state.published_digest,
         state_digest=state.digest,
     )
-    return frame.gathered(frame.Kind.SNAPSHOT, header, (state.published, state.master, state.momentum))
+    arrays = (state.published, *(() if state.is_published else (state.master,)), state.momentum)
+    return frame.gathered(frame.Kind.SNAPSHOT, header, arrays)
 
 
-def restore(header: SnapshotHeader, payload: memoryview) -> State:
-    """Return the state in a snapshot's payload [12 n bytes]; the caller compares `State.digest` with a commit's."""
-    arrays = np.frombuffer(payload, np.dtype("<f4")).reshape(3, -1)
-    return State(header.version, arrays[0], arrays[1], arrays[2])
+def restore(header: SnapshotHeader, payload: memoryview, n: int) -> State:
+    """Return the state of a fragment of n parameters in a snapshot's payload [12 n or 8 n bytes].
+
+    The caller compares `State.digest` with a commit's. Raises `ValueError` for another size.
+    """
+    arrays = np.frombuffer(payload, np.dtype("<f4"))
+    if arrays.size not in (2 * n, 3 * n):
+        raise ValueError(f"{len(payload)} bytes of state, its fragment has {12 * n} or {8 * n}")
+    published, master = arrays[:n], arrays[n : 2 * n]
+    if arrays.size == 2 * n:
+        return State(header.version, published, published, master)
+    return State(header.version, published, master, arrays[2 * n :])

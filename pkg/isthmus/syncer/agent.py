@@ -17,7 +17,7 @@ from isthmus.concern import Concern, Reach
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.health import Vitals
 from isthmus.log import Log
-from isthmus.log.merge import STATE_BYTES
+from isthmus.log.merge import state_bytes
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
@@ -376,7 +376,8 @@ class Syncer:
         """Return the fragments whose state is not here and that may be another's again before it could be."""
         lacking = {p for p in mine - self.held if self.keepers[p].state is None}
         self._came_at = {p: self._came_at.get(p, now) for p in lacking}
-        wait_s = sum(STATE_BYTES * self.keepers[p].fragment.size for p in lacking) / TAKES_BYTES_S
+        parameters = sum(self.keepers[p].fragment.size for p in lacking)
+        wait_s = state_bytes(self._run.rules) * parameters / TAKES_BYTES_S
         return {p for p in lacking if now - self._came_at[p] < wait_s}
 
     def _able(self) -> bool:

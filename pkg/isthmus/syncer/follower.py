@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.layout import Fragment
 from isthmus.log import Log, fold
-from isthmus.log.merge import STATE_BYTES, State
+from isthmus.log.merge import State, state_bytes
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 
@@ -48,6 +48,7 @@ class Follower:
         self._fragment = fragment
         self._pace = pace
         self._runtime = runtime
+        self._state_bytes = state_bytes(log.run.rules) * fragment.size
         self._merging = fold.Merging(log, self._moved)
         self._following = fold.Following()
         self._retry_at = 0.0
@@ -90,7 +91,7 @@ class Follower:
         if self._failed >= FOLDS_TRIED:
             return True
         if self._folding:  # what waits for its turn to be folded is not late, whatever that takes
-            return now - self._moved_at > FOLD_S + STATE_BYTES * self._fragment.size / FOLD_BYTES_S
+            return now - self._moved_at > FOLD_S + self._state_bytes / FOLD_BYTES_S
         return self.version < self._known and now - self._behind_since > silent_s
 
     def go_to(self, version: int, digest: bytes, state: State | None) -> None:

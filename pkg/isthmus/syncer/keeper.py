@@ -346,7 +346,12 @@ class Keeper:
         started = self._runtime.now()
         async with self._limits.merges:
             result: Advance = await self._runtime.offload(
-                merge.advance, self.state, self._accumulator, self._down, self._log.run.digest
+                merge.advance,
+                self.state,
+                self._accumulator,
+                self._down,
+                self._log.run.digest,
+                self._log.run.rules.feedback_down,
             )
         merged = self._runtime.now()
         if not result.finite:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from isthmus.errors import Denied, LogCorrupt, Unavailable
 from isthmus.layout import Fragment
 from isthmus.log import Log, merge
-from isthmus.log.merge import STATE_BYTES, State
+from isthmus.log.merge import State, state_bytes
 from isthmus.records import frame
 from isthmus.records.keys import snapshot_key
-from isthmus.rules import Pace
+from isthmus.rules import Pace, Rules
 from isthmus.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -20,9 +20,9 @@ WORTH, LEAST = 2, 16 << 20
 which fewer are folded in a moment."""
 
 
-def snapshot_after(size: int) -> int:
+def snapshot_after(rules: Rules, size: int) -> int:
     """Return the bytes of updates merged into a fragment of so many parameters after which a snapshot is due."""
-    return max(WORTH * STATE_BYTES * size, LEAST)
+    return max(WORTH * state_bytes(rules) * size, LEAST)
 
 
 class Snapshots:
@@ -46,6 +46,7 @@ class Snapshots:
         self._runtime = runtime
         self._turns = turns
         self._newest = newest
+        self._after = snapshot_after(log.run.rules, fragment.size)
         self._version = 0
         """The newest version of which a snapshot is stored."""
         self._task: asyncio.Task[None] | None = None
@@ -60,7 +61,7 @@ class Snapshots:
         if self._task is not None and not self._task.done():
             return False
         by_versions = (version + self._fragment.index) % self._pace.snapshot_every == 0
-        return by_versions or self.merged >= snapshot_after(self._fragment.size)
+        return by_versions or self.merged >= self._after
 
     async def write(self) -> None:
         """Write one when its turn comes; where the store is away there is none."""
