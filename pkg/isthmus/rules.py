@@ -160,6 +160,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             named(MergeRule, name, "merge")
         for name in (self.codec_up, self.codec_down):
             require_codec(name)
+        if self.isotropic_up and self.merge == MergeRule.AVG:
+            raise InputError("isotropic_up: merge by iso or rda; the plain mean of equal lengths is what neither means")
         return self
 
 

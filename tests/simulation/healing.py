@@ -41,7 +41,8 @@ class Operator:
         await asyncio.sleep(self._draw.uniform(0.0, 8.0))
         if not self.due:
             await self._relieve()
-            return
+            if not self._lost():
+                return
         cluster = self._cluster
         process = cluster.world.process("operator")
         ports = cluster.world.ports(process)
@@ -71,6 +72,11 @@ class Operator:
                     other.stop(max(other.stops))
                     await asyncio.sleep(LOOK_S)
             await asyncio.sleep(1.0)
+
+    def _lost(self) -> set[int]:
+        """Return the fragments that no syncer can fold: the one that kept them is gone, and the others did not know."""
+        seats = [seat for seat in self._cluster.seats if seat.is_syncer]
+        return set.intersection(*(self._broken(seat) for seat in seats))
 
     def _broken(self, seat: "Seat") -> set[int]:
         """Return the fragments that a syncer cannot fold."""

@@ -18,6 +18,9 @@ EPS = 2.0**-24
 
 BLOCK = 128
 
+TABLED = 4096
+"""Parameters from which a tensor has a table of its own, where codecs have a rate."""
+
 CANCELLED_BELOW = 1e-3
 """Mean directions shorter than this are not made longer."""
 
@@ -32,8 +35,17 @@ def decode(name: str, sizes: list[int], payload: bytes) -> tuple[np.ndarray, np.
     """Return what a payload says [n] float32, tensor by tensor, and the most its codec may have dropped [n]."""
     values, dropped, at = [], [], 0
     for n in sizes:
+        if name.startswith("q") and n >= TABLED:
+            length = int.from_bytes(payload[at : at + 4], "little")
+            value, most = _coded(n, payload[at : at + length])
+            values.append(value)
+            dropped.append(most)
+            at += length
+            continue
         blocks = -(-n // BLOCK)
-        length = {"f32": 4 * n, "bf16": 2 * n, "int8": 2 * blocks + n, "int4": (2 + BLOCK // 2) * blocks}[name]
+        length = {"f32": 4 * n, "bf16": 2 * n, "int8": 2 * blocks + n, "int4": (2 + BLOCK // 2) * blocks}[
+            "int4" if name.startswith("q") else name
+        ]
         value, most = _piece(name, n, blocks, payload[at : at + length])
         values.append(value)
         dropped.append(most)
@@ -61,6 +73,37 @@ def _piece(name: str, n: int, blocks: int, data: bytes) -> tuple[np.ndarray, np.
         most = 7
     # Half a step, and at the ends what the rounding of the scale to eight bits costs.
     return signed * scales, scales.astype(np.float64) * (0.5 + most * 2.0**-8) + 2.0**-119
+
+
+def _coded(n: int, data: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Undo an entropy stage with one table: four states in turns, words of 16 bits, one piece of at most 65,536."""
+    levels = int.from_bytes(data[4:6], "little")
+    if levels == 0:
+        return np.zeros(n, np.float32), np.full(n, np.inf)
+    centroids = np.frombuffer(data, "<f4", levels, 8)
+    frequencies = np.frombuffer(data, "<u2", 2 * levels + 1, 8 + 4 * levels).astype(int)
+    symbols = np.repeat(np.arange(2 * levels + 1), frequencies)
+    starts = np.concatenate([[0], np.cumsum(frequencies)])
+    at = 8 + 4 * levels + -(-2 * frequencies.size // 4) * 4
+    assert n <= 1 << 16, "of one piece"
+    words = np.frombuffer(data[at + 4 : at + 4 + int.from_bytes(data[at : at + 4], "little")], "<u2").astype(int)
+    states, rest = [int(words[2 * i]) | int(words[2 * i + 1]) << 16 for i in range(4)], iter(words[8:].tolist())
+    found = np.empty(n, int)
+    for i in range(n):
+        x = states[i % 4]
+        s = found[i] = int(symbols[x % 4096])
+        x = int(frequencies[s]) * (x // 4096) + x % 4096 - int(starts[s])
+        states[i % 4] = x << 16 | next(rest) if x < 1 << 15 else x
+    if states != [1 << 15] * 4 or next(rest, None) is not None:
+        raise ValueError("a stream that does not end where it began")
+    level = (found + 1) // 2
+    magnitudes = np.concatenate([np.zeros(1, np.float32), centroids])[level]
+    # A centroid of level k is at least (k − 0.45) steps; one that was lengthened is longer than what it stands for.
+    used = np.flatnonzero(np.bincount(level, minlength=levels + 1)[1:]) + 1
+    step = min(float(centroids[k - 1]) / (k - 0.45) for k in used)
+    return np.where(found % 2 == 1, magnitudes, -magnitudes), np.where(
+        level > 0, step + magnitudes, 0.55 * step
+    ) * 1.001
 
 
 def _widened(data: bytes) -> np.ndarray:
@@ -98,12 +141,18 @@ def _isotropic(pieces: np.ndarray, shares: np.ndarray, t: "Tensor") -> tuple[np.
     rounding = (len(pieces) + 3) * EPS * (shares @ np.abs(pieces)) + EPS * np.abs(mean) + 2.0**-149
     if magnitude == 0.0 or length < CANCELLED_BELOW * magnitude:
         return mean, rounding, magnitude > 0.0
-    parts = [-(-side // t.block) if t.block else 1 for side in t.shape]
-    rows = np.split(mean.reshape(t.shape), [t.shape[0] * i // parts[0] for i in range(1, parts[0])])
-    cells = [np.split(row, [t.shape[1] * i // parts[1] for i in range(1, parts[1])], axis=1) for row in rows]
-    delta = np.block([[_polar(cell) for cell in row] for row in cells]).reshape(-1)
-    delta *= magnitude / np.linalg.norm(delta)
+    delta = leveled(mean, t, magnitude)
     return delta, np.full_like(delta, AMPLIFIED * magnitude) + rounding, False
+
+
+def leveled(x: np.ndarray, t: "Tensor", length: float) -> np.ndarray:
+    """Return a matrix [n] with equal singular values, block by block, of this length."""
+    parts = [-(-side // t.block) if t.block else 1 for side in t.shape]
+    rows = np.split(x.reshape(t.shape), [t.shape[0] * i // parts[0] for i in range(1, parts[0])])
+    cells = [np.split(row, [t.shape[1] * i // parts[1] for i in range(1, parts[1])], axis=1) for row in rows]
+    found = np.block([[_polar(cell) for cell in row] for row in cells]).reshape(-1)
+    norm = np.linalg.norm(found)
+    return np.asarray(found * (length / norm)) if norm > 0.0 else x
 
 
 def _polar(d: np.ndarray) -> np.ndarray:
@@ -159,6 +208,8 @@ class Fragment:
     rate: float
     momentum: float
     codec_down: str
+    feedback: bool = True
+    """Whether what the codec drops stays in the master."""
     points: dict[int, Point] = field(default_factory=dict)
     """By version, the newest ones."""
     lost: bool = False
@@ -204,6 +255,8 @@ class Fragment:
             )
         if blake3(published.tobytes()).digest() != published_digest:
             wrong.append("the difference, decoded and added, does not give the value it names")
+        if not self.feedback:
+            master, master_off = published.astype(np.float64), np.zeros(published.size)
         self.points[version] = Point(published, master, momentum, master_off, momentum_off)
         self.points.pop(version - VERSIONS_KEPT, None)
         return wrong
@@ -226,7 +279,10 @@ class Fragment:
         point = self.points.get(version)
         if self.lost or point is None:
             return []
-        published, master, momentum = np.frombuffer(payload, "<f4").reshape(3, -1)
+        arrays = np.frombuffer(payload, "<f4").reshape(-1, point.published.size)
+        if len(arrays) == 2 and self.feedback and version > 0 and not np.array_equal(point.master, point.published):
+            return ["its master is not kept, and it is not what was published"]
+        published, master, momentum = arrays[0], arrays[-2], arrays[-1]  # of two the first is both
         wrong = []
         if not np.array_equal(published, point.published):
             wrong.append("its published value is not what was published")

@@ -36,6 +36,9 @@ SHARE = 0.25
 MATRICES = 0.2
 """Share of seeds whose tensors are matrices, merged isotropically."""
 
+FED_BACK = 0.7
+"""Share of seeds in which what the codec of versions drops stays with the syncer."""
+
 UPDATE_BYTES = 600
 """About what a small update has, header included."""
 
@@ -193,7 +196,7 @@ def draw(seed: int, kind: Kind | None = None) -> Scenario:
     """Return the scenario of a seed; of a kind, if one is asked for, else of a drawn one."""
     d = random.Random(f"kind/{seed}")
     drawn = d.choices(list(SHARES), list(SHARES.values()))[0]
-    scenario = _harder(_plain(seed))
+    scenario = _given_up(_harder(_plain(seed)))
     match kind or drawn:
         case Kind.CHOIR:
             return _choir(scenario)
@@ -288,6 +291,7 @@ def _thin(s: Scenario) -> Scenario:
     """One learner has less of a link, up or down, than it needs; some fragments are ahead of others."""
     d = random.Random(f"thin/{s.seed}")
     quick = _quick(s, d)
+    code = random.Random(f"rate/{s.seed}").choice(("int4", "q1.5"))
     return replace(
         quick,
         kind=Kind.THIN,
@@ -296,7 +300,7 @@ def _thin(s: Scenario) -> Scenario:
         step_s=(0.2, 0.2),
         bytes_s=(math.inf,) * 4,
         rules=msgspec.structs.replace(
-            s.rules, fragments=6, sync_every=6, codec_up="int4", codec_down="int4", error_feedback=True
+            s.rules, fragments=6, sync_every=6, codec_up=code, codec_down=code, error_feedback=True
         ),
         pace=msgspec.structs.replace(s.pace, lead=None, staleness=1, quorum=1, snapshot_every=5),
         specs=tuple(Spec(f"t{i}", (4096,), "float32", TensorClass.DENSE) for i in range(6)),
@@ -384,6 +388,11 @@ def _matrices(s: Scenario) -> Scenario:
     if d.random() > MATRICES:
         return s
     specs = [replace(spec, shape=(spec.shape[0] // 3 + 1, d.randrange(2, 5))) for spec in s.specs]
-    return replace(
-        s, specs=tuple(specs), rules=msgspec.structs.replace(s.rules, merge="iso", iso_block=d.choice((0, 0, 3)))
-    )
+    rules = msgspec.structs.replace(s.rules, merge="iso", iso_block=d.choice((0, 0, 3)))
+    return replace(s, specs=tuple(specs), rules=msgspec.structs.replace(rules, isotropic_up=d.random() < 0.5))
+
+
+def _given_up(s: Scenario) -> Scenario:
+    """Return the scenario, some of them with syncers that give up what their codec drops."""
+    kept = random.Random(f"feedback/{s.seed}").random() < FED_BACK
+    return replace(s, rules=msgspec.structs.replace(s.rules, feedback_down=kept))

@@ -20,10 +20,13 @@ from isthmus.records import frame
 from isthmus.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader, ValueHeader
 from isthmus.simulate.world import Arrays
 from simulation import reference
-from simulation.reference import EPS, Given, Tensor, decode
+from simulation.reference import AMPLIFIED, EPS, Given, Tensor, decode, leveled
 
 if TYPE_CHECKING:
     from simulation.checker import Checker
+
+AMPLIFICATION = 560.0
+"""What the smallest directions of a matrix grow by beside its length, where it is made isotropic."""
 
 ROUNDINGS = 8.0
 """Roundings of float32 that an adoption or an upload may be off by, relative to what goes into it."""
@@ -79,12 +82,16 @@ class Values:
                 for t in fragment.tensors
             ]
             rules = run.rules
-            self.fragments.append(reference.Fragment(tensors, rules.outer_lr, rules.outer_momentum, rules.codec_down))
+            self.fragments.append(
+                reference.Fragment(tensors, rules.outer_lr, rules.outer_momentum, rules.codec_down, rules.feedback_down)
+            )
 
     def begin(self, fragment: int, snapshot: bytes) -> None:
         """Take version 0 of a fragment."""
         _, payload = frame.parse(snapshot, frame.Kind.SNAPSHOT, SnapshotHeader)
-        self.fragments[fragment].begin(np.frombuffer(payload, "<f4").reshape(3, -1)[0])
+        self.fragments[fragment].begin(
+            np.frombuffer(payload, "<f4").reshape(-1, self.fragments[fragment].tensors[-1].stop)[0]
+        )
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
@@ -243,6 +250,8 @@ class Values:
         sent = said.astype(np.float64)
         size = np.abs(captured.base_values) + np.abs(captured.values) + np.abs(taken)
         rounding = ROUNDINGS * EPS * size
+        if self._run.rules.isotropic_up:
+            work, rounding = self._leveled(p, work, rounding)
         # (The bounds of a codec are relative to what it says; what it was given is that and a step.)
         if (np.abs(work + taken - sent) > dropped + rounding).any():
             self._violate(life, f"fragment {p}: what is sent is more than a codec step off")
@@ -254,6 +263,19 @@ class Values:
         life.packed[digest] = Packed(header.base, work, sent)
         life.order.setdefault((p, header.base), []).append(digest)
         life.off[p] += float(rounding.max())
+
+    def _leveled(self, p: int, work: np.ndarray, rounding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return local work as it is sent where matrices are sent isotropically, and how far float32 may be from it."""
+        work, rounding = work.copy(), rounding.copy()
+        for t, own in zip(self.fragments[p].tensors, self._run.layout.fragments[p].tensors, strict=True):
+            at = slice(t.start, t.stop)
+            length = float(np.linalg.norm(work[at]))
+            if own.is_matrix and own.spec.role == TensorClass.DENSE and length > 0.0:
+                # Errors of the work itself grow as small directions do.
+                off = AMPLIFIED * length + AMPLIFICATION * float(np.linalg.norm(rounding[at]))
+                work[at] = leveled(work[at], t, length)
+                rounding[at] += off
+        return work, rounding
 
     def _own(self, life: Life, p: int, since: int, until: int) -> Iterator[Input]:
         for header, _ in self._checker.commits[p][since:until]:

@@ -31,11 +31,11 @@ def entering(world: World, weather: Weather, create: Rules | None = None) -> tup
 
 def test_writing_version_0_takes_as_long_as_it_takes() -> None:
     world = World("slow uplink")
-    run, took = entering(world, Weather(up_bytes_s=200.0), Rules(fragments=4))
-    version_0 = 12 * run.layout.size
-    assert took >= version_0 / 200.0 > START_S, "the limit would have struck long before"
+    run, took = entering(world, Weather(up_bytes_s=130.0), Rules(fragments=4))
+    version_0 = 8 * run.layout.size
+    assert took >= version_0 / 130.0 > START_S, "the limit would have struck long before"
     # Whoever comes after finds it whole, and fast.
-    again, took = entering(world, Weather(up_bytes_s=200.0), Rules(fragments=4))
+    again, took = entering(world, Weather(up_bytes_s=130.0), Rules(fragments=4))
     assert again.digest == run.digest
     assert took < START_S
 

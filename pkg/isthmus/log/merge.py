@@ -74,7 +74,7 @@ class State:
 
 def initial(values: F32) -> State:
     """Return version 0: published and master are the initial parameters [n], momentum is zero."""
-    return State(0, values, values.copy(), np.zeros_like(values))
+    return State(0, values, values, np.zeros_like(values))
 
 
 def array_digest(x: F32) -> bytes:
@@ -238,7 +238,7 @@ def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Adva
     """
     code = codec(CodecName.F32)
     value = _value(run, fragment, version, code, pack(code, fragment, published))
-    state = State(version, published, published.copy(), np.zeros_like(published))
+    state = State(version, published, published, np.zeros_like(published))
     return Advance(
         state=state,
         value=value,

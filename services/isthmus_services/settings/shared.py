@@ -121,6 +121,10 @@ class ArithmeticOfRun:
     codec_down: Annotated[str, Setting("codec of new versions", metavar=CODECS, check=require_codec)] = (
         _RULES.codec_down
     )
+    isotropic_up: Annotated[
+        bool, Setting("learners send matrices with equal singular values, which few bits do not drown")
+    ] = False
+    no_feedback: Annotated[bool, Setting("give up what codecs drop, up and down, and keep the length instead")] = False
     outer_lr: Annotated[float | None, Setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None
     outer_momentum: Annotated[float | None, Setting(f"outer Nesterov momentum ({_by_period(1)})", within=Rules)] = None
 
@@ -195,6 +199,9 @@ def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = No
         iso_block=a.iso_block,
         codec_up=a.codec,
         codec_down=a.codec_down,
+        isotropic_up=a.isotropic_up,
+        error_feedback=not a.no_feedback,
+        feedback_down=not a.no_feedback,
     ).check()
 
 
