@@ -710,6 +710,35 @@ MUTANTS = [
         row("a-share-is-folded-the-moment-it-comes", "if now - self._came_at[p] < wait_s}", "if wait_s < 0.0}"),
     ),
     *of(
+        "log/merge.py",
+        "tests/unit/test_feedback.py",
+        row("what-is-given-up-is-kept", "master if feedback else published", "master"),
+        row("versions-are-shortened", "round_.crew, whole=not feedback)", "round_.crew)"),
+        row("every-snapshot-has-a-master", "(() if state.is_published else (state.master,))", "(state.master,)"),
+    ),
+    *of(
+        "learner/uplink.py",
+        "tests/unit/test_uplink_settles.py",
+        row("updates-are-shortened", "whole=not self._run.rules.error_feedback)", "whole=False)"),
+        row(
+            "a-polar-factor-of-any-length", "kernels.scale(level, before / after, difference)", "difference[:] = level"
+        ),
+        row(
+            "zeros-are-divided-by",
+            "        if after > 0.0:\n            kernels.scale",
+            "        if True:\n            kernels.scale",
+        ),
+    ),
+    *of(
+        "rules.py",
+        "tests/unit/test_uplink_settles.py",
+        row(
+            "embeddings-are-sent-isotropically",
+            "return self.isotropic_up and role == TensorClass.DENSE",
+            "return self.isotropic_up",
+        ),
+    ),
+    *of(
         "log/select.py",
         "tests/integration/test_donors.py",
         row(

@@ -61,6 +61,17 @@ def test_without_feedback_the_master_is_what_was_published() -> None:
         assert twin.digest == state.digest == result.state_digest, "a state has one name, wherever its arrays lie"
 
 
+def test_a_version_moves_as_far_as_the_outer_step_where_nothing_is_fed_back() -> None:
+    before = merge.initial(drawn(3))
+    moved = {}
+    for feedback in (True, False):
+        after = merge.advance(before, round_of(drawn(4)), codec("q1"), bytes(32), feedback=feedback).state
+        moved[feedback] = np.linalg.norm((after.published - before.published)[:6300])
+    wanted = merge.advance(before, round_of(drawn(4)), codec("f32"), bytes(32)).state
+    assert moved[False] == pytest.approx(np.linalg.norm((wanted.published - before.published)[:6300]), rel=1e-3)
+    assert moved[True] < 0.9 * moved[False]
+
+
 def test_a_snapshot_without_a_master_is_two_thirds_as_large_and_comes_back() -> None:
     state = merge.advance(merge.initial(drawn(5)), round_of(drawn(6)), codec("q2"), bytes(32), feedback=False).state
     blob = bytes(merge.snapshot(state, 0, bytes(32)))

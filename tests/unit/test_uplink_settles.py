@@ -358,3 +358,16 @@ def test_zeros_are_sent_as_zeros() -> None:
         assert not learner.sent(0).any()
 
     Written(rules, PACE).drive(body)
+
+
+@pytest.mark.parametrize("fed_back", [False, True])
+def test_what_is_not_fed_back_is_sent_at_its_length(fed_back: bool) -> None:
+    rules = Rules(fragments=1, sync_every=4, codec_up="q1", error_feedback=fed_back)
+
+    async def body(w: Written) -> None:
+        learner = Learner(w)
+        change = np.random.default_rng(0).normal(size=w.run.layout.size).astype(np.float32)
+        await learner.send(learner.capture(0, change))
+        assert bool(np.linalg.norm(learner.sent(0)) > 0.999 * np.linalg.norm(change)) != fed_back
+
+    Written(rules, PACE, options={"specs": [Spec("m", (5000,), "float32", TensorClass.DENSE)]}).drive(body)
