@@ -376,7 +376,7 @@ def test_the_command_counts_a_module(capsys: pytest.CaptureFixture[str]) -> None
         (["--params", "-1"], None, "--params -1: must be more than 0"),
         (["--params", "1e9", "--up", "inf"], None, "up_gbit_s must be finite"),
         (["--params", "1e9", "--up", "0"], None, "--up 0: must be more than 0"),
-        (["--params", "1e9", "--codec", "int3"], None, "--codec int3: unknown codec 'int3': choose one of"),
+        (["--params", "1e9", "--codec", "int3"], None, "--codec int3: choose one of"),
         (["--params", "1e9", "--fragments", "24", "--sync-every", "12"], None, "24 fragments within 12 steps"),
         (["--params", "1e9", "--islands", "FILE"], "[[learner]]\nname = 'a'\nspeed = 3", "learner 1: unknown speed"),
         (["--params", "1e9", "--islands", "FILE"], "[[learner]]\nstep_s = 3", "learner 1: "),

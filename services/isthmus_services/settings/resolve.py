@@ -60,7 +60,7 @@ class Setting:
     gt: float | None = None
     le: float | None = None
     check: Callable[[str], object] | None = None
-    """Raises `InputError` for a word that is none of those there are."""
+    """Raises `InputError`, "what it is: what is wrong", for a word that is none of those there are."""
     within: type[Rules] | type[Pace] | None = None
     """Whose field of the same name has the bounds."""
     field: str = ""
@@ -356,7 +356,8 @@ def _convert_one(s: Setting, kind: Any, given: Any, source: str) -> Any:
         try:
             s.check(value)
         except InputError as error:
-            raise InputError(f"{where} {shown}: {error}") from None
+            named, _, why = str(error).partition(": ")  # which word it is has been said
+            raise InputError(f"{where} {shown}: {why or named}") from None
     return value
 
 
