@@ -77,7 +77,14 @@ EXPERIMENTS = (
         beside=_BITS,
         quick=("M = 4, RDA: f32 both ways", "M = 4, RDA: int4 both ways", "M = 4, iso sent: q1.5 both ways"),
     ),
-    Experiment("bits-longer", "The same after five times as many steps", "none", _bits_longer, beside=_BITS),
+    Experiment(
+        "bits-longer",
+        "The same after five times as many steps",
+        "none",
+        _bits_longer,
+        beside=_BITS,
+        quick=("M = 4, iso: int4 both ways", "M = 4, iso sent: q1.5 both ways"),
+    ),
     Experiment(
         "bits-strained",
         "The same where learners fail, differ in speed, and are far away",
