@@ -657,7 +657,7 @@ MUTANTS = [
         row("a-refused-syncer-blames-its-learners", "if not await self._is_refused():", "if True:"),
     ),
     *of(
-        "syncer/keeper.py",
+        "syncer/recorder.py",
         "tests/unit/test_keeper_claims.py",
         row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
     ),

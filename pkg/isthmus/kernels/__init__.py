@@ -9,7 +9,7 @@ of these raises `ARITHMETIC`, and replay refuses logs written under another numb
 
 import numpy as np
 
-from isthmus.kernels.compiled import F32, F64, I64, U8, U16, U32
+from isthmus.kernels.compiled import F32, F64, I64, U8, U16
 from isthmus.kernels.formats import (
     BLOCK,
     decode_bf16,
@@ -43,7 +43,6 @@ __all__ = [
     "NORM_BLOCK",
     "U8",
     "U16",
-    "U32",
     "accumulate",
     "add",
     "all_finite",

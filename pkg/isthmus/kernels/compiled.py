@@ -12,7 +12,6 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
-U32 = NDArray[np.uint32]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -454,10 +454,10 @@ class Uplink:
         """Return the update object and what its codec dropped; (None, …) where the difference is not finite."""
         gradient = np.empty(fragment.size, np.float32)
         kernels.subtract(rounded(captured.base_values, fragment.tensors), captured.values, gradient)
-        if not kernels.all_finite(gradient):
-            return None, gradient
         for t in fragment.tensors:
             if self._run.rules.sends_isotropic(t.spec.role) and t.is_matrix:
+                if not kernels.all_finite(gradient[t.start : t.stop]):
+                    return None, gradient
                 self._level(gradient[t.start : t.stop].reshape(t.shape))
         if residual is not None:
             kernels.add(gradient, residual, gradient)

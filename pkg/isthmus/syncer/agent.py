@@ -46,7 +46,8 @@ from isthmus.store import EdgeStore
 from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
-from isthmus.syncer.keeper import Keeper, Limits, Tallies
+from isthmus.syncer.keeper import Keeper
+from isthmus.syncer.shared import Limits, Tallies
 from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.version import __version__
 

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from isthmus.codecs import codec
 from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
@@ -19,10 +18,9 @@ from isthmus.log.updates import Update
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
-from isthmus.records.fields import SECONDS_MAX
 from isthmus.records.keys import value_key
 from isthmus.records.messages import Call, Committed, FromSyncer
-from isthmus.records.objects import INPUTS_MAX, SCHEMA, SEEN_MAX, CommitHeader, Input, Passing, Waited
+from isthmus.records.objects import SCHEMA, CommitHeader, Input
 from isthmus.rounds.events import (
     Abandon,
     Action,
@@ -47,15 +45,17 @@ from isthmus.rounds.events import (
     Unreachable,
 )
 from isthmus.rounds.members import Members
-from isthmus.rounds.rounds import Round, Rounds
+from isthmus.rounds.rounds import Rounds
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 from isthmus.store import Store
 from isthmus.syncer.counting import Counting
-from isthmus.syncer.fairness import FairQueue, FairSlots
+from isthmus.syncer.fairness import FairQueue
 from isthmus.syncer.fetcher import Fetcher
 from isthmus.syncer.follower import At, Follower
 from isthmus.syncer.inbox import Event, Fetched, Folded, FromBus, Heard, Looked
+from isthmus.syncer.recorder import Recorder
+from isthmus.syncer.shared import Limits, Tallies
 from isthmus.syncer.snapshots import Snapshots
 
 logger = logging.getLogger(__name__)
@@ -68,38 +68,6 @@ INBOX_EACH = 64
 
 LOOK_S = 0.25
 """Between two looks at the log that found nothing: words of commits that do not exist cost no more than that."""
-
-
-@dataclass(slots=True)
-class Limits:
-    """What the fragments of one syncer share."""
-
-    accumulators: asyncio.Semaphore
-    fetches: FairSlots
-    looks: asyncio.Semaphore
-    folds: asyncio.Semaphore
-    merges: asyncio.Semaphore
-    snapshots: asyncio.Semaphore
-
-
-DROPPED_MAX = 1024
-"""Names of which dropped messages are counted one by one."""
-
-
-@dataclass(slots=True)
-class Tallies:
-    """What a syncer did since it started."""
-
-    commits: int = 0
-    commits_lost: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Messages that found too many before them, by author."""
-
-    def drop(self, author: str) -> None:
-        """Count a dropped message."""
-        if author in self.dropped or len(self.dropped) < DROPPED_MAX:
-            self.dropped[author] = self.dropped.get(author, 0) + 1
 
 
 class Keeper:
@@ -132,6 +100,7 @@ class Keeper:
         self._follower = Follower(log, self.fragment, pace, runtime)
         self._fetcher = Fetcher(log, updates or log.store, self.fragment, runtime, limits.fetches)
         self._snapshots = Snapshots(log, self.fragment, pace, runtime, limits.snapshots, lambda: self.state)
+        self._recorder = Recorder(runtime)
         self._counting = Counting(fragment, name, metrics, runtime)
         self._name = name
         self._say = say
@@ -282,25 +251,7 @@ class Keeper:
             self._accumulator = Accumulator(self.fragment, self._outer, self._runtime.crew)
         effective = merge.weight(update.header.tokens, update.header.steps)
         await self._runtime.offload(self._accumulator.add, update.gradient, effective)
-        given = Input(
-            key=pointer.key,
-            digest=pointer.digest,
-            learner=pointer.learner,
-            incarnation=update.header.incarnation,
-            base=pointer.base,
-            steps=update.header.steps,
-            tokens=update.header.tokens,
-            step=update.header.step,
-            tokens_seen=update.header.tokens_seen,
-            bytes=pointer.size,
-            train_s=update.header.train_s,
-            taken_at=self._wall(pointer.boundary_at),
-            heard_at=self._wall(pointer.heard_at),
-            fetched_at=self._wall(fetched_at),
-            arrived_at=self._runtime.wall(),
-            weight=effective,
-        )
-        self._inputs.append(given)
+        self._inputs.append(self._recorder.given(pointer, update.header, fetched_at, effective))
         return self.rounds.on(Arrived(pointer), self._runtime.now())
 
     # --- actions ------------------------------------------------------------------------------------------------------
@@ -370,7 +321,7 @@ class Keeper:
             fragment=self.fragment.index,
             version=version,
             inputs=tuple(self._inputs),
-            late=self.rounds.late(self._wall),
+            late=self.rounds.late(self._recorder.wall),
             dense=self._outer[TensorClass.DENSE],
             embedding=self._outer[TensorClass.EMBEDDING],
             codec_down=self._down.name,
@@ -379,9 +330,9 @@ class Keeper:
             value_digest=result.value_digest,
             published_digest=result.published_digest,
             state_digest=result.state_digest,
-            rejected=self.rounds.rejections(self._wall),
+            rejected=self.rounds.rejections(self._recorder.wall),
             rejected_total=dict(self.rounds.rejected_total),
-            waited=self._waited(self.rounds.round, closed_by, merged - started, published - merged),
+            waited=self._recorder.waited(self.rounds.round, closed_by, merged - started, published - merged),
             writer=self._name,
             attempt=self._runtime.new_id(),
             written_at=self._runtime.wall(),
@@ -527,39 +478,6 @@ class Keeper:
         about["fragment"] = self.fragment.index
         logger.log(level, f"fragment %d: {text}", self.fragment.index, *args, extra=about)
 
-    def _wall(self, at: float) -> float:
-        """Return the date of a time on our clock."""
-        return max(0.0, self._runtime.wall() - (self._runtime.now() - at))
-
-    def _waited(self, r: Round, closed_by: ClosedBy, merge_s: float, publish_s: float) -> Waited:
-        return Waited(
-            called_by=r.called_by,
-            quorum=r.quorum,
-            quorum_missed=r.quorum_missed,
-            closed_by=closed_by.value,
-            expected=tuple(sorted(r.expected))[:INPUTS_MAX],
-            missing=tuple(sorted(r.missing))[:INPUTS_MAX],
-            passed=tuple(Passing(learner=who, at=self._wall(at)) for who, at in sorted(r.passed.items())[:INPUTS_MAX]),
-            boundary_at=self._wall(r.boundary_at),
-            opened_at=self._wall(r.opened_at),
-            closed_at=self._wall(r.closed_at),
-            hold_until=self._wall(r.hold_until),
-            quorum_s=_bounded(r.quorum_s),
-            grace_s=_bounded(r.grace_s),
-            waited_s=_bounded(r.closed_at - r.opened_at),
-            fastest_step_s=_bounded(r.terms.fastest_step_s),
-            slowest_step_s=_bounded(r.terms.slowest_step_s),
-            sync_s=_bounded(r.terms.sync_s),
-            cap_s=_bounded(r.terms.cap_s),
-            merge_s=_bounded(merge_s),
-            publish_s=_bounded(publish_s),
-            overlap_steps=r.overlap_steps,
-            boundary_s=_bounded(r.opened_at - r.boundary_at),
-            gives_up_s=_bounded(r.gives_up_at - r.opened_at),
-            hold_s=r.hold_until - r.opened_at,
-            seen=() if r.cut or len(r.seen) > SEEN_MAX else tuple(r.seen),
-        )
-
     # --- the accumulator's place in the pool --------------------------------------------------------------------------
 
     async def _slot(self) -> None:
@@ -578,8 +496,3 @@ class Keeper:
         if self._has_slot:
             self._has_slot = False
             self._limits.accumulators.release()
-
-
-def _bounded(seconds: float) -> float:
-    """Durations are what learners say of themselves, and sums of that: they must fit into a commit."""
-    return min(max(0.0, seconds), SECONDS_MAX)
