@@ -23,7 +23,9 @@ from isthmus_services.demo.servers import Server
 
 T = TypeVar("T")
 
-KINDS = ["files", "moto", "seaweedfs", "simulated"]
+KINDS = ["files", "moto", "seaweedfs", "moto by aiobotocore", "seaweedfs by aiobotocore", "simulated"]
+
+CLIENTS = ["s3", "s3+aiobotocore"]
 
 
 @dataclass
@@ -42,8 +44,9 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[[Server
     if request.param == "files":
         url = str(tmp_path / "store")
     else:
-        use(request.getfixturevalue(request.param))
-        url = f"s3://bucket-{uuid.uuid4().hex[:10]}/some/prefix"
+        server, _, client = request.param.partition(" by ")
+        use(request.getfixturevalue(server))
+        url = f"s3{client and f'+{client}'}://bucket-{uuid.uuid4().hex[:10]}/some/prefix"
 
     @asynccontextmanager
     async def open_it() -> AsyncIterator[EdgeStore]:
@@ -226,23 +229,26 @@ async def failing(url: str) -> None:
         await store.at_start.get("run")
 
 
-async def test_a_missing_bucket_is_named(seaweedfs: Server, use: Callable[[Server], None]) -> None:
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_missing_bucket_is_named(seaweedfs: Server, use: Callable[[Server], None], client: str) -> None:
     use(seaweedfs)
-    with pytest.raises(Denied, match=r"s3://no-such-bucket-here/x at http://127.0.0.1:\d+: there is no such bucket"):
-        await failing("s3://no-such-bucket-here/x")
+    with pytest.raises(Denied, match=r"//no-such-bucket-here/x at http://127.0.0.1:\d+: there is no such bucket"):
+        await failing(f"{client}://no-such-bucket-here/x")
 
 
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_wrong_credentials_are_said_so(
-    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
+    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch, client: str
 ) -> None:
     use(seaweedfs)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(Denied, match="secret key does not fit"):
-        await failing("s3://bucket/x")
+        await failing(f"{client}://bucket/x")
 
 
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_missing_credentials_are_said_so(
-    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
+    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch, client: str
 ) -> None:
     use(seaweedfs)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -250,19 +256,22 @@ async def test_missing_credentials_are_said_so(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     with pytest.raises(Denied, match="AWS_ACCESS_KEY_ID"):
-        await failing("s3://bucket/x")
+        await failing(f"{client}://bucket/x")
 
 
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_an_endpoint_that_does_not_answer_is_unavailable(
-    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch
+    seaweedfs: Server, use: Callable[[Server], None], monkeypatch: pytest.MonkeyPatch, client: str
 ) -> None:
     use(seaweedfs)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"):
-        await failing("s3://bucket/x")
+        await failing(f"{client}://bucket/x")
 
 
-@pytest.mark.parametrize("url", ["s3://", "ftp://host/x", "s3://UPPER_case!/x"])
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3+aiobotocore://", "ftp://host/x", "s3://UPPER_case!/x", "s3+aiobotocore://UPPER_case!/x"]
+)
 async def test_a_url_of_no_store_is_refused(url: str, seaweedfs: Server, use: Callable[[Server], None]) -> None:
     use(seaweedfs)
     with pytest.raises(InputError):

@@ -53,6 +53,7 @@ AT_HOME = {
     "matplotlib": set(),
     "numba": {"kernels"},
     "prometheus_client": {"metrics"},
+    "obstore": {"store"},
     "redis": {"bus"},
     "sqlite3": {"bus"},
     "torch": {"demo", "doctor", "lab", "link", "pytorch", "sinks"},

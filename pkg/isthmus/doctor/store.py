@@ -20,7 +20,7 @@ from isthmus.errors import (
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.records.keys import LEARNERS, RUN_KEY, commit_key
 from isthmus.runtime import Runtime
-from isthmus.store import EdgeStore, Store, open_store
+from isthmus.store import BUCKETS, EdgeStore, Store, compares_sums, open_store
 from isthmus.store.atomic import swept, why_not_create_only
 from isthmus.urls import split
 
@@ -65,7 +65,7 @@ IN_FOLDER = Advice(
 
 
 def _advice(store: Store) -> Advice:
-    return IN_BUCKET if split(store.url).scheme == "s3" else IN_FOLDER
+    return IN_BUCKET if split(store.url).scheme in BUCKETS else IN_FOLDER
 
 
 def missing_folder(url: str) -> Path | None:
@@ -186,7 +186,26 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
         yield Finding("store: conditional PUT", FAILURE, why, words.creating)
         return
     yield Finding("store: conditional PUT", OK, f"If-None-Match: * is honoured; of {RACERS} at once, one got through")
+    if (sums := await _sums(store, f"{role.place}doctor-{runtime.new_id()}", runtime)) is not None:
+        yield sums
     yield await _bandwidth(store, f"{role.place}doctor-{runtime.new_id()}", runtime, size)
+
+
+async def _sums(store: EdgeStore, key: str, runtime: Runtime) -> Finding | None:
+    """Whether what is cut or changed on its way there is refused, instead of being kept for good."""
+    check, sha = "store: integrity", not store.url.startswith("s3+aiobotocore:")
+    what = "SHA-256" if sha else "MD5"
+    try:
+        compared = await compares_sums(store.url, key, runtime)
+    except IsthmusError as error:
+        return Finding(check, WARNING, f"not tried: {error}", "try again")
+    if compared is None:
+        return None
+    if compared:
+        return Finding(check, OK, f"a PUT whose bytes do not fit its {what} is refused")
+    said = f"a PUT whose bytes do not fit its {what} is taken: one that is cut on its way may leave an empty object"
+    more = "use s3+aiobotocore://…, whose MD5 most stores compare" if sha else "use a store that compares Content-MD5"
+    return Finding(check, WARNING, said, f"{more}; damage is found when objects are read, by their digests")
 
 
 async def _bandwidth(store: EdgeStore, key: str, runtime: Runtime, size: int) -> Finding:

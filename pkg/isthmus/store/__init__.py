@@ -1,7 +1,7 @@
 """Where the bytes of a run live: the port, its implementations, the layers at its edge, and opening by URL."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from isthmus.errors import InputError
@@ -15,8 +15,12 @@ from isthmus.store.retrying import AT_START, RUNNING, Patience
 from isthmus.store.watched import Outage
 from isthmus.urls import redacted, split
 
+BUCKETS = ("s3", "s3+obstore", "s3+aiobotocore", "gs")
+"""Schemes of URLs of buckets, and which client they are used with."""
+
 __all__ = [
     "AT_START",
+    "BUCKETS",
     "RUNNING",
     "EdgeStore",
     "Entry",
@@ -25,6 +29,7 @@ __all__ = [
     "Outage",
     "Patience",
     "Store",
+    "compares_sums",
     "open_store",
     "require_create_only",
 ]
@@ -32,25 +37,61 @@ __all__ = [
 
 @asynccontextmanager
 async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> AsyncIterator[EdgeStore]:
-    """Open `s3://bucket/prefix`, `file:///path` or a path. With `make`, a missing bucket is created.
+    """Open `s3://bucket/prefix`, `gs://bucket/prefix`, `file:///path` or a path. With `make`, a missing bucket is made.
 
-    Raises `InputError` for a URL of another kind. Nothing is contacted before the first request (or `make`).
+    `s3+aiobotocore://` takes another client to the same buckets; `s3+obstore://` is `s3://`. Raises `InputError` for a
+    URL of another kind. Nothing is contacted before the first request (or `make`).
     """
     parts = split(url)
-    if parts.scheme == "s3":
-        from isthmus.store.s3 import open_s3
-
+    if parts.scheme in BUCKETS:
         if not parts.netloc:
-            raise InputError(f"{url}: an S3 URL names a bucket: s3://bucket/run")
-        prefix = parts.path.strip("/")
-        async with open_s3(parts.netloc, f"{prefix}/" if prefix else "", url, runtime) as store:
-            if make:
-                await store.create_bucket()
+            raise InputError(f"{url}: a URL of a bucket names it: {parts.scheme}://bucket/run")
+        if make:
+            await _make_bucket(parts.scheme, parts.netloc, url, runtime)
+        async with _opener(parts.scheme)(parts.netloc, _prefix(parts.path), url, runtime) as store:
             yield EdgeStore(store, runtime)
     elif parts.scheme in ("", "file"):
         yield EdgeStore(FileStore(_folder(parts.path if parts.scheme else url), runtime), runtime)
     else:
-        raise InputError(f"{redacted(url)}: runs live in s3://bucket/prefix or in a folder, not in {parts.scheme}://")
+        known = "s3://bucket/prefix, in gs://bucket/prefix or in a folder"
+        raise InputError(f"{redacted(url)}: runs live in {known}, not in {parts.scheme}://")
+
+
+def _prefix(path: str) -> str:
+    path = path.strip("/")
+    return f"{path}/" if path else ""
+
+
+def _opener(scheme: str) -> Callable[[str, str, str, Runtime], AbstractAsyncContextManager[Store]]:
+    # Imported only now: each brings a library of its own.
+    if scheme == "s3+aiobotocore":
+        from isthmus.store.s3 import open_s3
+
+        return open_s3
+    from isthmus.store import bucket
+
+    return bucket.open_google if scheme == "gs" else bucket.open_s3
+
+
+async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:
+    """Return whether the store at a URL refuses a PUT whose bytes do not fit the sum that is sent with every one; None
+    where none is sent. `key` is written and deleted. Raises what writes do."""
+    parts = split(url)
+    if not parts.scheme.startswith("s3"):
+        return None
+    from isthmus.store.s3 import open_s3
+
+    async with open_s3(parts.netloc, _prefix(parts.path), url, runtime) as store:
+        return await store.compares(key, "ContentMD5" if parts.scheme == "s3+aiobotocore" else "ChecksumSHA256")
+
+
+async def _make_bucket(scheme: str, bucket: str, url: str, runtime: Runtime) -> None:
+    if scheme == "gs":
+        raise InputError(f"{url}: create the bucket first: gcloud storage buckets create gs://{bucket}")
+    from isthmus.store.s3 import open_s3
+
+    async with open_s3(bucket, "", url, runtime) as store:
+        await store.create_bucket()
 
 
 def _folder(text: str) -> Path:

@@ -23,10 +23,11 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
-from isthmus.errors import BucketMissing, Denied, InputError, ObjectMissing, Unavailable, first_cause, told
+from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable, first_cause, told
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
+from isthmus.store.refused import DENIED, EXISTS, NO_CREDENTIALS, NO_UPLOAD, RangeBeyondEnd, meaning
 
 PART_BYTES = 64 << 20
 """No request carries more: larger objects go in parts, several at once."""
@@ -44,31 +45,8 @@ READ_TIMEOUT_S = 60.0  # between two reads of a body, not for all of it
 _CHUNK_BYTES = 1 << 20
 _INLINE_MAX = 1 << 17  # bytes whose MD5 is not worth leaving the loop for
 
-_MISSING = {"NoSuchKey", "404", "NotFound"}
-_EXISTS = {"PreconditionFailed", "412"}
-# A concurrent conditional write: nobody has won yet, the same request has to be sent again.
-_CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
-_DENIED = {
-    "AccessDenied": "access denied",
-    "403": "access denied",
-    "InvalidAccessKeyId": "the access key is not known there",
-    "SignatureDoesNotMatch": "the secret key does not fit the access key",
-    "InvalidBucketName": "that is no valid bucket name",
-    "PermanentRedirect": "the bucket is in another region",
-    "AuthorizationHeaderMalformed": "the bucket is in another region",
-    "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off the server's",
-    "ExpiredToken": "the session token has expired",
-    "InvalidObjectState": "the object is in an archive",
-    "KMS.DisabledException": "the key it is encrypted with is disabled",
-    "KMS.NotFoundException": "the key it is encrypted with is gone",
-    "KMS.KMSInvalidStateException": "the key it is encrypted with cannot be used",
-    "InvalidRequest": "the request is refused as it is (an object encrypted with a key of its owner's, for example)",
-    "EntityTooLarge": "the object is larger than this store takes in one request",
-    "NotImplemented": "the server does not implement this request (conditional PUT is needed)",
-}
-
-
-_NO_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
+_SUMS = {"ContentMD5": hashlib.md5, "ChecksumSHA256": hashlib.sha256}
+_UNFIT = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "InvalidRequest"}
 
 BEGUN_MAX = 16
 """Uploads that failed and may go on; those of processes that ended are the bucket's lifecycle rule's."""
@@ -107,7 +85,7 @@ class S3Store:
             return bytearray()
         try:
             return await self._read(key, {"Range": f"bytes={start}-{stop - 1}"})
-        except _RangeBeyondEnd:
+        except RangeBeyondEnd:
             return bytearray()
 
     async def put(self, key: str, data: Data) -> None:
@@ -140,7 +118,7 @@ class S3Store:
                     IfNoneMatch="*",
                 )
         except ClientError as error:
-            if _code(error) in _EXISTS:
+            if _code(error) in EXISTS:
                 return False
             self._fail(error, key)
         except (BotoCoreError, OSError) as error:
@@ -188,6 +166,24 @@ class S3Store:
                 self._fail(error, "")
         except (BotoCoreError, OSError) as error:
             self._fail(error, "")
+
+    async def compares(self, key: str, name: str) -> bool:
+        """Return whether a PUT is refused whose bytes do not fit the sum sent with them: `ContentMD5`, for example, or
+        `ChecksumSHA256`. Leaves nothing behind. Raises what writes do."""
+        data = b"what was sent"
+        other = _SUMS[name](b"what arrived").digest()
+        try:
+            await self._client.put_object(
+                Bucket=self._bucket, Key=self._prefix + key, Body=data, **{name: base64.b64encode(other).decode()}
+            )
+        except ClientError as error:
+            if _code(error) in _UNFIT:
+                return True
+            self._fail(error, key)
+        except (BotoCoreError, OSError) as error:
+            self._fail(error, key)
+        await self.delete(key)
+        return False
 
     async def _md5(self, data: Blob) -> str:
         """Return what the server holds against what it received.
@@ -321,29 +317,16 @@ class S3Store:
         """Raise what this failure means to the caller."""
         where = f"{self.url} at {self._client.meta.endpoint_url}"
         if isinstance(error, ClientError):
-            code = _code(error)
-            if code in _MISSING:
-                raise ObjectMissing(key) from None
-            if code in {"InvalidRange", "416"}:
-                raise _RangeBeyondEnd from None
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            if code == "NoSuchBucket":
-                raise BucketMissing(self.url, where) from None
-            if code in _DENIED or status in (401, 403):
-                raise Denied(f"{where}: {_DENIED.get(code, 'refused')} ({code})") from None
-            detail = f"{code}: {error.response.get('Error', {}).get('Message', '')}".strip()
-            raise Unavailable(f"{where}: {detail}" + (" (conflict)" if code in _CONFLICT else "")) from None
+            said = str(error.response.get("Error", {}).get("Message", ""))
+            raise meaning(_code(error), status, said, key=key, url=self.url, where=where) from None
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
-            raise Denied(f"{where}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from None
+            raise Denied(f"{where}: {NO_CREDENTIALS}") from None
         if isinstance(error, ParamValidationError):
             raise InputError(f"{where}: {str(error).splitlines()[-1]}") from None
         if isinstance(error, HTTPClientError | aiohttp.ClientError | OSError | TimeoutError):
             raise Unavailable(f"{where}: {told(error)}") from None
         raise Unavailable(f"{where}: {type(error).__name__}: {error}") from None
-
-
-class _RangeBeyondEnd(Exception):
-    """The range starts behind the end of the object."""
 
 
 class _Body(io.RawIOBase):
@@ -388,7 +371,7 @@ def _base64_md5(data: Blob) -> str:
 
 def _is_final(error: BaseException) -> bool:
     """Return whether the same request for a part would be refused again."""
-    return isinstance(error, ClientError) and _code(error) in {*_NO_UPLOAD, *_DENIED, *_EXISTS}
+    return isinstance(error, ClientError) and _code(error) in {*NO_UPLOAD, *DENIED, *EXISTS}
 
 
 def _code(error: ClientError) -> str:

@@ -1,0 +1,308 @@
+"""A store in a bucket, over obstore: S3 and what speaks its protocol, and Google's own. No retries here, as elsewhere.
+
+Requests run on threads of the library's own, without the interpreter: a small one takes a quarter of the processor's
+time that aiobotocore takes for it (`isthmus bench store`), and none of them stops the loop.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import numpy as np
+import obstore
+import obstore.store
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable, first_cause
+from isthmus.records.frame import Blob, Body, Data, Gathered, blank, fill
+from isthmus.runtime import Runtime
+from isthmus.store.base import Entry
+from isthmus.store.credentials import access
+from isthmus.store.refused import RangeBeyondEnd, meaning
+
+PART_BYTES = 64 << 20
+"""No request carries more: larger objects go in parts, several at once."""
+
+RANGE_BYTES = 16 << 20
+"""Larger objects are read in ranges of so many bytes, several at once: one connection alone does not fill a long link
+that loses packets."""
+
+PARTS_AT_ONCE = 4
+RANGES_AT_ONCE = 8
+
+CONNECT_TIMEOUT = timedelta(seconds=3)
+READ_TIMEOUT = timedelta(seconds=60)  # between two reads of a body, not for all of it
+WRITE_LEAST = 64 << 10
+"""Bytes a second under which a write counts as hung, on top of `READ_TIMEOUT`."""
+
+_CHUNK_BYTES = 1 << 20
+_NO_LIMIT = timedelta(days=1)
+_PART_TRIES = 3  # on top of the first: parts are written again whatever became of the earlier try
+_BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{3,255}")
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Three ways to one bucket, which differ in how long they wait and in what they repeat."""
+
+    read: Any
+    write: Any
+    """Sends everything once: the outcome of a write that failed is unknown, and somebody above decides."""
+    parts: Any
+    """Sends a part again by itself."""
+
+
+class BucketStore:
+    """Objects of one bucket below an optional prefix."""
+
+    def __init__(self, clients: Clients, prefix: str, url: str, where: str, runtime: Runtime) -> None:
+        self._clients = clients
+        self._prefix = prefix
+        self._where = f"{url} at {where}"
+        self._runtime = runtime
+        self.url = url
+
+    async def get(self, key: str) -> Body:
+        """See `Store.get`."""
+        try:
+            return await self._read(key, 0, None)
+        except RangeBeyondEnd:
+            return bytearray()  # no range of an empty object is within it
+
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
+        """See `Store.get_range`."""
+        if stop <= start:
+            return bytearray()
+        try:
+            return await self._read(key, start, stop)
+        except RangeBeyondEnd:
+            return bytearray()
+
+    async def put(self, key: str, data: Data) -> None:
+        """See `Store.put`."""
+        try:
+            await self._write(key, data, "overwrite")
+        except (BaseError, OSError, TimeoutError) as error:
+            self._fail(error, key)
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`. Beyond `PART_BYTES` two that create at once may both be told that they did: there is no
+        condition for the end of an upload in parts; what is so large is named after its content."""
+        try:
+            if len(data) > PART_BYTES and await self._is_there(key):
+                return False
+            await self._write(key, data, "create")
+        except AlreadyExistsError as error:
+            if _status(error) == 409:  # two at once, and nobody has won yet
+                self._fail(error, key)
+            return False
+        except (BaseError, OSError, TimeoutError) as error:
+            self._fail(error, key)
+        return True
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """See `Store.list`."""
+        if prefix and not prefix.endswith("/"):
+            raise ValueError(f"a prefix ends with '/': {prefix!r}")
+        try:
+            found = await obstore.list(self._clients.read, self._prefix + prefix, chunk_size=1000).collect_async()
+        except (BaseError, OSError, TimeoutError) as error:
+            self._fail(error, prefix)
+        entries = (
+            Entry(item["path"].removeprefix(self._prefix), item["size"], item["last_modified"].timestamp())
+            for item in found
+        )
+        return sorted(entries)
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        try:
+            await obstore.delete_async(self._clients.write, self._prefix + key)
+        except FileNotFoundError as error:
+            if _code(error) == "NoSuchBucket":
+                self._fail(error, key)
+        except (BaseError, OSError, TimeoutError) as error:
+            self._fail(error, key)
+
+    async def _is_there(self, key: str) -> bool:
+        try:
+            await self.get_range(key, 0, 1)
+        except ObjectMissing:
+            return False
+        return True
+
+    async def _write(self, key: str, data: Data, mode: Any) -> None:
+        async with asyncio.timeout(READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST):
+            if len(data) > PART_BYTES:
+                pieces = self._pieces(data if isinstance(data, Gathered) else Gathered([data]))
+                await obstore.put_async(
+                    self._clients.parts,
+                    self._prefix + key,
+                    pieces,
+                    use_multipart=True,
+                    chunk_size=PART_BYTES,
+                    max_concurrency=PARTS_AT_ONCE,
+                )
+            else:
+                whole = data.part(0, len(data)) if isinstance(data, Gathered) else data
+                await obstore.put_async(self._clients.write, self._prefix + key, whole, mode=mode, use_multipart=False)
+
+    async def _pieces(self, data: Gathered) -> AsyncIterator[Blob]:
+        for start in range(0, len(data), PART_BYTES):
+            yield await self._runtime.offload(data.part, start, min(start + PART_BYTES, len(data)))
+
+    async def _read(self, key: str, start: int, stop: int | None) -> Body:
+        """Return bytes [start, stop) of an object, or all from start: the first range says how many there are."""
+        try:
+            last = start + RANGE_BYTES if stop is None else min(stop, start + RANGE_BYTES)
+            first = await self._ask(key, {"range": (start, last)})
+            end = first.meta["size"] if stop is None else min(stop, first.meta["size"])
+            data = blank(end - start)
+            size = min(last, end) - start
+            if size == len(data):
+                await self._drain(key, first, data)
+                return data
+            # Every range of one and the same object.
+            same = {"if_match": first.meta["e_tag"]} if first.meta["e_tag"] else {}
+            gate = asyncio.Semaphore(RANGES_AT_ONCE - 1)
+
+            async def one(at: int) -> None:
+                part = data[at : at + RANGE_BYTES]
+                async with gate:
+                    answer = await self._ask(key, {"range": (start + at, start + at + len(part)), **same})
+                    await self._drain(key, answer, part)
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._drain(key, first, data[:size]))
+                for at in range(size, len(data), RANGE_BYTES):
+                    tasks.create_task(one(at))
+        except BaseExceptionGroup as group:
+            self._fail(first_cause(group), key)
+        except (BaseError, OSError, TimeoutError) as error:
+            self._fail(error, key)
+        return data
+
+    async def _ask(self, key: str, options: Any) -> Any:
+        return await obstore.get_async(self._clients.read, self._prefix + key, options=options)
+
+    async def _drain(self, key: str, answer: Any, data: memoryview) -> None:
+        at = 0
+        chunks = answer.stream(_CHUNK_BYTES) if len(data) > _CHUNK_BYTES else _once(answer)
+        async for chunk in chunks:
+            if at + len(chunk) > len(data):
+                raise Unavailable(f"{self.url}: {key} sent more than the {len(data)} bytes it announced")
+            fill(data[at : at + len(chunk)], np.frombuffer(chunk, np.uint8))
+            at += len(chunk)
+        if at != len(data):
+            raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
+
+    def _fail(self, error: BaseException, key: str) -> NoReturn:
+        """Raise what this failure means to the caller."""
+        status, code = _status(error), _code(error)
+        if isinstance(error, PreconditionError) and status == 412:
+            raise Unavailable(f"{self._where}: {key} was replaced while it was read") from None
+        if status is not None or code:
+            said = _MESSAGE.search(str(error))
+            code = code or str(status)
+            raise meaning(code, status, said[1] if said else "", key=key, url=self.url, where=self._where) from None
+        if isinstance(error, FileNotFoundError):
+            raise ObjectMissing(key) from None
+        if isinstance(error, UnauthenticatedError | PermissionDeniedError):
+            raise Denied(f"{self._where}: {_told(error).rpartition('Denied: ')[2]}") from None
+        if isinstance(error, TimeoutError):
+            raise Unavailable(f"{self._where}: no answer in time") from None
+        if not isinstance(error, BaseError | OSError):
+            raise error
+        raise Unavailable(f"{self._where}: {_told(error)}") from None
+
+
+async def _once(answer: Any) -> AsyncIterator[Any]:
+    if whole := await answer.bytes_async():
+        yield whole
+
+
+def _words(error: BaseException) -> str:
+    """Return what the library says, without the tree of its causes that follows."""
+    return str(error).partition("\n\nDebug source")[0]
+
+
+def _told(error: BaseException) -> str:
+    said = _words(error).partition(" - ")
+    return " ".join((said[2] or said[0]).split())
+
+
+def _status(error: BaseException) -> int | None:
+    found = _STATUS.search(_words(error))
+    return int(found[1]) if found else None
+
+
+def _code(error: BaseException) -> str:
+    found = _CODE.search(_words(error))
+    return found[1] if found else ""
+
+
+@asynccontextmanager
+async def open_s3(bucket: str, prefix: str, url: str, runtime: Runtime) -> AsyncIterator[BucketStore]:
+    """Open a bucket of S3, or of a store that speaks its protocol. Raises `InputError`."""
+    if not _BUCKET.fullmatch(bucket):
+        raise InputError(f"{url}: {bucket} is no valid name of a bucket")
+    found = access()
+    # As AWS's own clients do it: the bucket is in the path where somebody names an endpoint, else in the host.
+    in_path = found.endpoint is not None or "." in bucket
+    where = found.endpoint or f"https://s3.{found.region}.amazonaws.com"
+
+    def client(retries: int, **limits: Any) -> Any:
+        options: Any = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, "timeout": _NO_LIMIT, **limits}
+        if found.authorities:
+            options["root_certificate"] = found.authorities
+        return obstore.store.S3Store(
+            bucket,
+            config={
+                "region": found.region,
+                **({"endpoint": where} if in_path else {}),
+                "virtual_hosted_style_request": not in_path,
+                # Held by the server against what it received; SeaweedFS 4.48 keeps an empty object when a PUT without
+                # a sum loses its connection before the first byte of the body: under the key of a commit, for good.
+                "checksum_algorithm": "SHA256",
+                "disable_bulk_delete": True,  # many stores have none
+            },
+            client_options=options,
+            retry_config={"max_retries": retries},
+            credential_provider=found.ask,
+        )
+
+    yield BucketStore(_clients(client), prefix, url, where, runtime)
+
+
+@asynccontextmanager
+async def open_google(bucket: str, prefix: str, url: str, runtime: Runtime) -> AsyncIterator[BucketStore]:
+    """Open a bucket of Google's by its own protocol; who one is, `GOOGLE_APPLICATION_CREDENTIALS` and the like say.
+
+    Raises `InputError`.
+    """
+
+    def client(retries: int, **limits: Any) -> Any:
+        options: Any = {"allow_http": True, "connect_timeout": CONNECT_TIMEOUT, "timeout": _NO_LIMIT, **limits}
+        return obstore.store.GCSStore(bucket, client_options=options, retry_config={"max_retries": retries})
+
+    yield BucketStore(_clients(client), prefix, url, "Google Cloud Storage", runtime)
+
+
+def _clients(client: Callable[..., Any]) -> Clients:
+    # What a client waits for an answer, it waits for the body to be sent as well: for writes it is counted here.
+    return Clients(
+        read=client(0, read_timeout=READ_TIMEOUT), write=client(0), parts=client(_PART_TRIES, read_timeout=_NO_LIMIT)
+    )

@@ -1,0 +1,282 @@
+"""What every answer of a bucket means, through obstore: from a server that answers as it is told."""
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
+from isthmus.ports import open_place
+from isthmus.runtime import single_threaded
+from isthmus.store import EdgeStore, Patience, bucket, compares_sums
+from isthmus.store.credentials import access
+
+ONCE = Patience(attempts=1)
+SILENCE = b"silence"
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Stub:
+    """Answers every request with what it is told, and keeps them."""
+
+    answers: list[bytes] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
+    url: str = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
+                if "expect" in headers:
+                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                method, path, _ = head[0].split(" ")
+                self.asked.append(Request(method, path, headers, body))
+                answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+                if answer == SILENCE:
+                    await reader.read()  # until the other side gives up
+                    return
+                writer.write(answer)
+                if not answer or b"Connection: close" in answer:
+                    return
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+
+
+def answer(status: int, code: str = "", body: bytes = b"", **headers: str) -> bytes:
+    body = body or (f"<Error><Code>{code}</Code><Message>said so</Message></Error>".encode() if code else b"")
+    told = {"Content-Length": str(len(body)), **{k.replace("_", "-"): v for k, v in headers.items()}}
+    lines = "".join(f"{k}: {v}\r\n" for k, v in told.items())
+    return f"HTTP/1.1 {status} Whatever\r\n{lines}\r\n".encode() + body
+
+
+WHEN = "Mon, 23 Nov 2026 12:00:00 GMT"
+
+
+def part(body: bytes, start: int, whole: int, etag: str = '"one"', **headers: str) -> bytes:
+    told = {"Content_Range": f"bytes {start}-{start + len(body) - 1}/{whole}", "ETag": etag, "Last_Modified": WHEN}
+    return answer(206, body=body, **told | headers)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+    @asynccontextmanager
+    async def open_it(*answers: bytes) -> AsyncIterator[tuple[EdgeStore, Stub]]:
+        stub = Stub(list(answers))
+        server = await asyncio.start_server(stub.serve, "127.0.0.1", 0)
+        async with server:
+            stub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            monkeypatch.setenv("AWS_ENDPOINT_URL", stub.url)
+            async with open_place("s3://bucket/run") as store:
+                yield store.with_patience(ONCE), stub
+
+    return open_it
+
+
+async def test_a_create_says_that_it_is_one_and_what_its_bytes_are(opened: Callable[..., Any]) -> None:
+    async with opened(answer(200, ETag='"x"')) as (store, stub):
+        assert await store.create("k", b"some bytes") is True
+        await store.put("k", memoryview(b"other bytes"))
+        created, put = stub.asked
+        assert [(r.method, r.path, r.body) for r in (created, put)] == [
+            ("PUT", "/bucket/run/k", b"some bytes"),
+            ("PUT", "/bucket/run/k", b"other bytes"),
+        ]
+        assert (created.headers.get("if-none-match"), put.headers.get("if-none-match")) == ("*", None)
+        for r in (created, put):
+            assert r.headers["x-amz-checksum-sha256"] == base64.b64encode(hashlib.sha256(r.body).digest()).decode()
+
+
+async def test_a_failed_condition_is_an_answer(opened: Callable[..., Any]) -> None:
+    async with opened(answer(412, "PreconditionFailed")) as (store, stub):
+        assert await store.create("k", b"x") is False
+        assert len(stub.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        answer(409, "ConditionalRequestConflict"),
+        answer(409, "OperationAborted"),
+        answer(500, "InternalError"),
+        answer(503, "SlowDown"),
+        b"",
+    ],
+    ids=["conflict", "aborted", "error", "slow down", "no reply"],
+)
+async def test_a_create_of_unknown_outcome_is_sent_once_and_said_to_be_unknown(
+    opened: Callable[..., Any], reply: bytes
+) -> None:
+    async with opened(reply) as (store, stub):
+        with pytest.raises(Unavailable):
+            await store.create("k", b"x")
+        assert len(stub.asked) == 1
+        with pytest.raises(Unavailable):
+            await store.put("k", b"x")
+        assert len(stub.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "raised", "said"),
+    [
+        (answer(404, "NoSuchKey"), ObjectMissing, "k"),
+        (answer(404), ObjectMissing, "k"),
+        (answer(404, "NoSuchBucket"), Denied, "there is no such bucket"),
+        (answer(403, "AccessDenied"), Denied, r"access denied \(AccessDenied\)"),
+        (answer(403, "SomethingNew"), Denied, r"refused \(SomethingNew\)"),
+        (answer(401), Denied, "refused"),
+        (answer(403, "InvalidObjectState"), Denied, "archive"),
+        (answer(503, "ServiceUnavailable"), Unavailable, "ServiceUnavailable: said so"),
+        (answer(500), Unavailable, "500"),
+        (b"", Unavailable, r"at http://127\.0\.0\.1:\d+: "),
+        (part(b"abc", 0, 3, Content_Length="7", Connection="close"), Unavailable, "127.0.0.1"),
+    ],
+)
+async def test_every_refusal_has_its_meaning(
+    opened: Callable[..., Any], reply: bytes, raised: type[Exception], said: str
+) -> None:
+    async with opened(reply) as (store, stub):
+        with pytest.raises(raised, match=said):
+            await store.get("k")
+        assert len(stub.asked) == 1
+
+
+async def test_an_object_that_is_replaced_between_two_ranges_did_not_come(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "RANGE_BYTES", 4)
+    async with opened(part(b"abcd", 0, 8), answer(412, "PreconditionFailed")) as (store, stub):
+        with pytest.raises(Unavailable, match="k was replaced while it was read"):
+            await store.get("k")
+        assert [r.headers["range"] for r in stub.asked] == ["bytes=0-3", "bytes=4-7"]
+        assert stub.asked[1].headers["if-match"] == '"one"'
+    async with opened(part(b"abcd", 0, 8), part(b"efgh", 4, 8)) as (store, _):
+        assert bytes(await store.get("k")) == b"abcdefgh"
+
+
+async def test_deleting_what_is_not_there_is_harmless_but_not_where_there_is_no_bucket(
+    opened: Callable[..., Any],
+) -> None:
+    async with opened(answer(404, "NoSuchKey")) as (store, stub):
+        await store.delete("k")
+        assert [(r.method, r.path) for r in stub.asked] == [("DELETE", "/bucket/run/k")]
+    async with opened(answer(404, "NoSuchBucket")) as (store, _):
+        with pytest.raises(Denied, match="no such bucket"):
+            await store.delete("k")
+
+
+async def test_a_write_that_nobody_reads_ends(opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "READ_TIMEOUT", timedelta(seconds=0.2))
+    async with opened(SILENCE) as (store, _):
+        with pytest.raises(Unavailable, match="no answer in time"):
+            await store.put("k", b"x")
+
+
+# --- who one is -------------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_alone_is_enough_and_its_parts_win_in_order(tmp_path: Path) -> None:
+    known = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "eu-west-1"}
+    found = access(known)
+    assert (found.region, found.endpoint, found.authorities) == ("eu-west-1", None, None)
+    assert asyncio.run(found.ask()) == {
+        "access_key_id": "a",
+        "secret_access_key": "b",
+        "token": None,
+        "expires_at": None,
+    }
+    more = {"AWS_ENDPOINT_URL": "http://all", "AWS_SESSION_TOKEN": "t", "AWS_DEFAULT_REGION": "x"}
+    found = access(known | more)
+    assert (found.region, found.endpoint, asyncio.run(found.ask())["token"]) == ("eu-west-1", "http://all", "t")
+    assert access(known | more | {"AWS_ENDPOINT_URL_S3": "http://s3"}).endpoint == "http://s3"
+    (tmp_path / "ca.pem").write_bytes(b"certificates")
+    assert access(known | {"AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}).authorities == b"certificates"
+    with pytest.raises(InputError, match="AWS_CA_BUNDLE"):
+        access(known | {"AWS_CA_BUNDLE": str(tmp_path / "nothing")})
+
+
+async def test_a_profile_of_aws_files_is_what_botocore_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, secrets = tmp_path / "config", tmp_path / "credentials"
+    config.write_text("[profile lab]\nregion = eu-north-1\nendpoint_url = http://lab:9000\n")
+    secrets.write_text("[lab]\naws_access_key_id = from\naws_secret_access_key = file\n")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(secrets))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    found = access()
+    asked = await found.ask()
+    assert (found.region, found.endpoint) == ("eu-north-1", "http://lab:9000")
+    assert (asked["access_key_id"], asked["secret_access_key"]) == ("from", "file")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(InputError, match="nobody"):
+        access()
+
+
+# --- integrity --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", ["s3", "s3+aiobotocore"])
+async def test_a_store_that_compares_no_sum_is_found_out(opened: Callable[..., Any], client: str) -> None:
+    async with opened(answer(400, "BadDigest")) as (_, stub):
+        assert await compares_sums(f"{client}://bucket/run", "k", single_threaded()) is True
+    async with opened(answer(200, ETag='"x"'), answer(204)) as (_, stub):
+        assert await compares_sums(f"{client}://bucket/run", "k", single_threaded()) is False
+        assert [r.method for r in stub.asked] == ["PUT", "DELETE"]
+        wrong = "x-amz-checksum-sha256" if client == "s3" else "content-md5"
+        assert wrong in stub.asked[0].headers
+
+
+async def test_a_folder_has_no_sum_to_compare(tmp_path: Path) -> None:
+    assert await compares_sums(str(tmp_path), "k", single_threaded()) is None
+
+
+# --- Google -----------------------------------------------------------------------------------------------------------
+
+
+async def test_google_is_asked_in_its_own_words(
+    opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(answer(200, ETag='"x"'), answer(412), answer(404)) as (_, stub):
+        key = {
+            "gcs_base_url": stub.url,
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
+        (tmp_path / "key.json").write_text(json.dumps(key))
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "key.json"))
+        async with open_place("gs://bucket/run") as store:
+            store = store.with_patience(ONCE)
+            assert await store.create("k", b"x") is True
+            assert await store.create("k", b"x") is False
+            with pytest.raises(ObjectMissing):
+                await store.get("k")
+        assert [(r.method, r.path) for r in stub.asked] == [("PUT", "/bucket/run%2Fk")] * 2 + [
+            ("GET", "/bucket/run%2Fk")
+        ]
+        assert [r.headers.get("x-goog-if-generation-match") for r in stub.asked] == ["0", "0", None]
