@@ -39,7 +39,7 @@ def _bits_longer(steps: int) -> list[Setting]:
     for m in (4, 8):
         long = base(5 * steps, learners=m)
         for method in ("RDA", "RDA, nothing fed back", "iso", "iso sent"):
-            for name in ("f32", "int4", "q2", "q1.5"):
+            for name in ("f32", "int4", "q3", "q2", "q1.5"):
                 both = {"rules_codec_up": name, "rules_codec_down": name}
                 found.append(named(long, f"M = {m}, {method}: {name} both ways", **both, **METHODS[method]))
     return found
@@ -60,7 +60,7 @@ def _bits_strained(steps: int) -> list[Setting]:
     for what, condition in conditions.items():
         eight = base(steps, learners=8, **condition)
         for method in ("RDA", "iso", "iso sent"):
-            for name in ("f32", "int4", "q2", "q1.5"):
+            for name in ("f32", "int4", "q3", "q2", "q1.5"):
                 both = {"rules_codec_up": name, "rules_codec_down": name}
                 found.append(named(eight, f"{what}, {method}: {name} both ways", **both, **METHODS[method]))
     return found

@@ -4,6 +4,9 @@ from isthmus.lab.experiment import HASTY, ISO, PARALLEL, WAITING, Experiment, ba
 from isthmus.lab.setting import Failures, Guests, Setting, Shape, Wires
 from isthmus.rules import outer_for
 
+BEYOND = {2: (1.4e-3, 2e-3), 4: (2e-3,), 8: (9e-3,), 16: (9e-3,)}
+"""Inner rates beyond those of all M, where one of them would be at the edge."""
+
 
 def _parity(steps: int) -> list[Setting]:
     # Every method at several inner rates: a baseline at another's rate is no baseline. One learner that sees in a step
@@ -28,15 +31,16 @@ def _parity(steps: int) -> list[Setting]:
                 named(one, f"{at}one learner, iso, inner rate {peak:g}", peak_lr=peak, **iso()),
                 named(one, f"{at}one learner, iso by default, inner rate {peak:g}", peak_lr=peak, **ISO),
             ]
-        if m == 2:  # for which the lowest of these is the best
-            at = f"{at}{{}}, inner rate 0.002"
+        for peak in BEYOND[m]:
+            at = f"M = {m}: {{}}, inner rate {peak:g}"
             found += [
-                named(few, at.format("data parallel"), peak_lr=2e-3, **PARALLEL),
-                named(few, at.format("RDA"), peak_lr=2e-3),
-                named(few, at.format("iso by default"), peak_lr=2e-3, **ISO),
-                named(one, at.format("one learner, RDA"), peak_lr=2e-3),
-                named(one, at.format("one learner, iso by default"), peak_lr=2e-3, **ISO),
+                named(few, at.format("RDA"), peak_lr=peak),
+                named(few, at.format("iso by default"), peak_lr=peak, **ISO),
+                named(one, at.format("one learner, RDA"), peak_lr=peak),
+                named(one, at.format("one learner, iso by default"), peak_lr=peak, **ISO),
             ]
+            if peak < 3e-3:
+                found.append(named(few, at.format("data parallel"), peak_lr=peak, **PARALLEL))
     return found
 
 
@@ -53,7 +57,10 @@ def _longer(steps: int) -> list[Setting]:
             found += [named(long, f"{at}iso, inner rate {r:g}", peak_lr=r, **iso()) for r in (3e-3, 4.5e-3)]
             found += [named(long, f"{at}iso by default, inner rate {r:g}", peak_lr=r, **ISO) for r in (3e-3, 4.5e-3)]
             one = base(times * steps, learners=1, batch=m)
-            found += [named(one, f"{at}one learner, iso by default, inner rate 0.0045", peak_lr=4.5e-3, **ISO)]
+            found += [
+                named(one, f"{at}one learner, iso by default, inner rate {r:g}", peak_lr=r, **ISO)
+                for r in (3e-3, 4.5e-3)
+            ]
     return found
 
 
@@ -155,6 +162,7 @@ def _cuts(steps: int) -> list[Setting]:
 def _variants(steps: int) -> list[Setting]:
     eight, four = base(steps, learners=8), base(steps)
     late = named(eight, "", noise=0.1, wires=Wires(latency_s=0.2, spread=0.5), pace_staleness=4)
+    hasty = named(late, "", **HASTY | {"pace_staleness": 4})
     found = [named(eight, f"RDA{', ' if v else ''}{v}", variant=v) for v in ("", "restart where opposed")]
     for v in ("", "restart every 8", "restart every 16", "restart where opposed", "momentum of lag"):
         found.append(named(eight, f"iso{', ' if v else ''}{v}", variant=v, **iso()))
@@ -166,6 +174,8 @@ def _variants(steps: int) -> list[Setting]:
             named(late, f"0.2 s away, four versions late: {merge}", **rule),
             named(late, f"0.2 s away, four versions late: {merge}, late filtered", variant="late filtered", **rule),
             named(late, f"0.2 s away: {merge}, overwritten fed back", variant="overwritten fed back", **rule),
+            named(hasty, f"0.2 s away, nobody waits: {merge}", **rule),
+            named(hasty, f"0.2 s away, nobody waits: {merge}, late filtered", variant="late filtered", **rule),
         ]
     found += [named(eight, f"iso, {v}", variant=v, **iso()) for v in ("H 6, 12, 24", "H 24, 12, 6")]
     whose = {"own": "restored", "peer": "a peer's", "mean": "the mean of all peers'", "fresh": "fresh"}
