@@ -10,7 +10,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from isthmus import kernels
 from isthmus.errors import InputError
-from isthmus_services.demo.servers import Server, redis_server, s3_server
+from isthmus_services.servers import Server, redis_server, s3_server
 
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 

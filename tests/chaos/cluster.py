@@ -12,7 +12,7 @@ from pathlib import Path
 
 import forking
 from chaos.proxy import FaultProxy
-from isthmus_services.demo.servers import Server, free_ports, redis_server, s3_server
+from isthmus_services.servers import Server, free_ports, redis_server, s3_server
 
 TESTS = Path(__file__).parents[1]
 STOP_S = 30.0

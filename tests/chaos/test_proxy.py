@@ -19,7 +19,7 @@ from isthmus.runtime import single_threaded
 from isthmus.store import Store
 from isthmus.store.edge import EdgeStore
 from isthmus.store.s3 import open_s3
-from isthmus_services.demo.servers import Server, free_ports
+from isthmus_services.servers import Server, free_ports
 from tests_helpers import until
 
 pytestmark = pytest.mark.timeout(60)

@@ -12,7 +12,7 @@ from isthmus.errors import ObjectMissing
 from isthmus.ports import open_place
 from isthmus.records.frame import Gathered
 from isthmus.store import EdgeStore, bucket
-from isthmus_services.demo.servers import Server
+from isthmus_services.servers import Server
 
 PART = 5 << 20
 """The least that servers take."""

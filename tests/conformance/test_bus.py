@@ -18,7 +18,7 @@ from isthmus.runtime import single_threaded
 from isthmus.simulate.bus import Streams
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
-from isthmus_services.demo.servers import Server, redis_server
+from isthmus_services.servers import Server, redis_server
 
 NEVER_S = 3600.0
 """Longer than any test may take: what comes back from a wait like that was woken."""

@@ -16,7 +16,7 @@ from isthmus.records.frame import Gathered
 from isthmus.runtime import single_threaded
 from isthmus.store import s3
 from isthmus.store.s3 import S3Store, open_s3
-from isthmus_services.demo.servers import Server
+from isthmus_services.servers import Server
 
 PART = 5 << 20
 """The least that servers take."""

@@ -19,7 +19,7 @@ from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from isthmus.store import EdgeStore, Layer, Patience, require_create_only
 from isthmus.store.layer import Send
-from isthmus_services.demo.servers import Server
+from isthmus_services.servers import Server
 
 T = TypeVar("T")
 

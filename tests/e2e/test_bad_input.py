@@ -12,7 +12,7 @@ import pytest
 
 from e2e.test_processes import isthmus
 from isthmus_services.cli import main
-from isthmus_services.demo.servers import Server, redis_server
+from isthmus_services.servers import Server, redis_server
 
 CLOSED = "127.0.0.1:9"
 
@@ -285,6 +285,10 @@ def test_a_store_without_conditional_put_is_refused(use: Callable[[Server], None
         def answer(self, status: int, body: bytes = b"") -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", '"any"')
+            self.send_header("Last-Modified", "Mon, 23 Nov 2026 12:00:00 GMT")
+            if status == 206:
+                self.send_header("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}")
             self.end_headers()
             self.wfile.write(body)
 
@@ -297,7 +301,7 @@ def test_a_store_without_conditional_put_is_refused(use: Callable[[Server], None
         def do_GET(self) -> None:
             found = objects.get(self.path)
             missing = b"<Error><Code>NoSuchKey</Code></Error>"
-            self.answer(200 if found is not None else 404, missing if found is None else found)
+            self.answer(206 if found is not None else 404, missing if found is None else found)
 
         def do_DELETE(self) -> None:
             objects.pop(self.path, None)

@@ -25,7 +25,7 @@ from isthmus.records.frame import Blob, Data
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, Layer, open_store, require_create_only
 from isthmus_services.cli import main
-from isthmus_services.demo.servers import Server, redis_server, s3_server
+from isthmus_services.servers import Server, redis_server, s3_server
 from tests_helpers import world
 
 SMALL = ("--size", "0.25")

@@ -25,7 +25,7 @@ from isthmus.log import Commit, fold
 from isthmus.ports import open_log
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
-from isthmus_services.demo.servers import Server, redis_server, s3_server
+from isthmus_services.servers import Server, redis_server, s3_server
 
 T = TypeVar("T")
 

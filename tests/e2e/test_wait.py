@@ -17,7 +17,7 @@ from isthmus.runtime import Runtime, inline
 from isthmus.simulate.clock import Clock
 from isthmus.store import Store
 from isthmus_services.cli import main
-from isthmus_services.demo.servers import free_ports, redis_server
+from isthmus_services.servers import free_ports, redis_server
 
 HOUR_S = 3600.0
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from isthmus_services.demo.servers import free_ports, redis_binary, s3_server
+from isthmus_services.servers import free_ports, redis_binary, s3_server
 
 ROOT = Path(__file__).parents[2]
 OURS = "isthmus:0.1.0"

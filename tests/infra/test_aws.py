@@ -48,7 +48,7 @@ from isthmus.records.keys import (
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, open_store, require_create_only
-from isthmus_services.demo.servers import Server
+from isthmus_services.servers import Server
 from tests_helpers import World, check_log, seed_of, serving, train
 
 # moto says so for each resource it leaves out; in a thread of its server this would be a failed request.

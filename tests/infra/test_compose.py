@@ -28,7 +28,7 @@ from isthmus.readers import replay as replays
 from isthmus.runtime import single_threaded
 from isthmus_services.commands import access
 from isthmus_services.demo import judge
-from isthmus_services.demo.servers import free_ports
+from isthmus_services.servers import free_ports
 from isthmus_services.settings import declared
 from isthmus_services.settings.resolve import fields
 

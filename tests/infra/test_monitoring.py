@@ -25,8 +25,8 @@ from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.reasons import Reason
 from isthmus.runtime import single_threaded
 from isthmus.store import EdgeStore
-from isthmus_services.demo.servers import free_ports
 from isthmus_services.process.health_server import Board, shown
+from isthmus_services.servers import free_ports
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "infra" / "prometheus"

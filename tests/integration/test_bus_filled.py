@@ -10,7 +10,7 @@ from isthmus.errors import Unavailable
 from isthmus.learner import LearnerAgent
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.rules import Pace, Rules
-from isthmus_services.demo.servers import redis_server
+from isthmus_services.servers import redis_server
 from tests_helpers import balanced, check_log, seed_of, serving, train, until, world
 
 FULL = ("--save", "", "--maxmemory", "16mb", "--maxmemory-policy", "noeviction", "--proto-max-bulk-len", "1mb")

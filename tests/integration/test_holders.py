@@ -14,7 +14,7 @@ from isthmus.records.keys import commit_key, commits_prefix
 from isthmus.rules import Pace, Rules
 from isthmus.store import EdgeStore, Layer, Store
 from isthmus.syncer.keeper import Keeper
-from isthmus_services.demo.servers import Server
+from isthmus_services.servers import Server
 from tests_helpers import (
     Sleepy,
     World,

@@ -16,7 +16,7 @@ from isthmus.records.frame import Kind, largest
 from isthmus.records.messages import learner_stream
 from isthmus.runtime import single_threaded
 from isthmus_services.commands import access
-from isthmus_services.demo.servers import Server, redis_server
+from isthmus_services.servers import Server, redis_server
 
 ROOT = Path(__file__).parents[2]
 RUN = bytes(32)

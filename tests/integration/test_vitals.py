@@ -18,9 +18,9 @@ from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.runtime import single_threaded
 from isthmus.store import Layer
 from isthmus.store.layer import Send
-from isthmus_services.demo.servers import free_ports
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown
+from isthmus_services.servers import free_ports
 from tests_helpers import all_commits, serving, train, until, world
 
 T = TypeVar("T")

@@ -236,8 +236,8 @@ MUTANTS = [
         "tests/integration/test_one_loop.py::test_an_isotropic_run_folds_to_what_was_merged",
         row(
             "what-the-codec-drops-is-never-carried",
-            "kernels.subtract(master, state.published, published)",
-            "kernels.subtract(master, state.master, published)",
+            "kernels.subtract(master, state.published[at], published[at])",
+            "kernels.subtract(master, state.master[at], published[at])",
         ),
         row(
             "cancelling-is-not-relative-to-weights",
@@ -276,13 +276,13 @@ MUTANTS = [
         ),
         row(
             "a-state-is-named-without-its-momentum",
-            "parts = (self.published_digest, master, array_digest(self.momentum))",
-            "parts = (self.published_digest, master)",
+            'digests.digest_of((self.version.to_bytes(8, "little"), published, master, momentum))',
+            'digests.digest_of((self.version.to_bytes(8, "little"), published, master))',
         ),
         row(
             "a-state-is-named-without-its-version",
-            'digests.digest_of((self.version.to_bytes(8, "little"), *parts))',
-            "digests.digest_of(parts)",
+            'digests.digest_of((self.version.to_bytes(8, "little"), published, master, momentum))',
+            "digests.digest_of((published, master, momentum))",
         ),
         row(
             "snapshots-come-back-in-another-order",
@@ -296,13 +296,23 @@ MUTANTS = [
         ),
         row(
             "only-the-master-has-to-be-finite",
-            "for array in (published, master, momentum)),",
-            "for array in (master, momentum)),",
+            "finite=not broken and kernels.all_finite(published),",
+            "finite=not broken,",
+        ),
+        row(
+            "nobody-asks-whether-the-master-is-finite",
+            "finite=not broken and kernels.all_finite(published),",
+            "finite=kernels.all_finite(published),",
+        ),
+        row(
+            "digests-of-a-crew-are-in-another-order",
+            "found[0] if self.is_published else found[2], found[1])",
+            "found[0] if self.is_published else found[1], found[1])",
         ),
         argued(
             "the-momentum-may-be-infinite",
-            "for array in (published, master, momentum)),",
-            "for array in (published, master)),",
+            "if not (kernels.all_finite(master) and kernels.all_finite(momentum)):",
+            "if not kernels.all_finite(master):",
             "the new master has the new momentum in it, times a rate above 0: where that is infinite or NaN, so is the "
             "master (with momentum 0 it is 0 · ∞, a NaN)",
         ),
@@ -325,8 +335,8 @@ MUTANTS = [
         "tests/unit/test_polar.py tests/unit/test_rounding.py tests/unit/test_merge.py",
         row(
             "lanes-are-folded-one-by-one",
-            "((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))",
-            "s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7",
+            "((first + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]))",
+            "first + lanes[1] + lanes[2] + lanes[3] + lanes[4] + lanes[5] + lanes[6] + lanes[7]",
         ),
         row("sums-are-not-folded-by-block", "NORM_BLOCK = 4096", "NORM_BLOCK = 8192"),
         row(
@@ -344,24 +354,18 @@ MUTANTS = [
             "high = np.uint32(np.uint32(b + np.uint32(0x7FFF) + ((b >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))",
             "high = np.uint32(np.uint32(b + np.uint32(0x8000)) >> np.uint32(16))",
         ),
-        row("scales-of-the-largest-not-the-longest", "magnitude = abs(x[i])", "magnitude = x[i]"),
-        row("a-scale-may-be-denormal", "if scale < np.float32(1.1754944e-38):", "if scale <= np.float32(0.0):"),
         row(
-            "four-bits-begin-at-seven",
-            "np.uint8((low + 8) | ((high + 8) << 4))",
-            "np.uint8((low + 7) | ((high + 7) << 4))",
+            "a-sign-makes-a-magnitude-larger",
+            "_MAGNITUDE = np.uint32(0x7FFFFFFF)",
+            "_MAGNITUDE = np.uint32(0xFFFFFFFF)",
         ),
+        row("a-scale-may-be-denormal", "high < np.uint32(0x0080) else high", "high < np.uint32(0x0001) else high"),
+        row("four-bits-begin-at-seven", "_EIGHT = np.uint32(8)", "_EIGHT = np.uint32(7)"),
         argued(
             "a-level-may-be-out-of-range",
-            "q = min(max(x[i] * inverse, np.float32(-127.0)), np.float32(127.0))",
-            "q = x[i] * inverse",
+            "_bits_of(np.float32(min(max(value, -levels), levels) + _ROUND))",
+            "_bits_of(np.float32(value + _ROUND))",
             "rounded to bfloat16 a scale is at most 2⁻⁹ too small, so no level is beyond 127.25, which rounds to 127",
-        ),
-        argued(
-            "a-short-block-counts-backwards",
-            "range(min(half, max(n - start - half, 0)))",
-            "range(min(half, n - start - half))",
-            "a range of a negative number is as empty as one of 0",
         ),
     ),
     *of(
@@ -373,9 +377,15 @@ MUTANTS = [
             "code.decode_part(data, n, 0, part)",
         ),
         row(
+            "what-is-dropped-is-what-is-sent",
+            "add(code, piece, -1.0, left, left, crew)",
+            "add(code, piece, 1.0, left, left, crew)",
+        ),
+        row("what-was-before-is-forgotten", "if before is not after:", "if False:"),
+        row(
             "the-last-piece-is-not-measured",
-            "crew.share(work, count(n), SHARE)",
-            "crew.share(work, count(n) - 1, SHARE)",
+            "crew.share(work, pieces(n), SHARE)",
+            "crew.share(work, pieces(n) - 1, SHARE)",
         ),
         row(
             "squares-overwrite-each-other",
@@ -1017,7 +1027,60 @@ MUTANTS = [
             "m.process_group.size() < 1 for m",
         ),
     ),
+    *of(
+        "memory.py",
+        "tests/unit/test_memory.py",
+        row(
+            "what-a-view-shows-is-given-away",
+            "array = np.frombuffer(memory, np.uint8)",
+            "array = np.frombuffer(memory, np.uint8)[:]",
+        ),
+        row("all-is-kept", "if self.kept + size <= self.kept_max:", "if True:"),
+        row("nothing-is-kept", "if self.kept + size <= self.kept_max:", "if False:"),
+        row("zeros-are-what-was-there", "    found.fill(0.0)\n", ""),
+    ),
     # --- the world outside --------------------------------------------------------------------------------------------
+    *of(
+        "store/bucket.py",
+        "tests/unit/test_bucket_answers.py",
+        row("a-conflict-means-exists", "if _status(error) == 409:", "if False:"),
+        row("a-create-writes-over", "whole, mode=mode, use", 'whole, mode="overwrite", use'),
+        row("a-write-is-sent-again", "write=client(0),", "write=client(2),"),
+        row(
+            "ranges-are-of-any-object",
+            'same = {"if_match": first.meta["e_tag"]} if first.meta["e_tag"] else {}',
+            "same: dict[str, str] = {}",
+        ),
+        row("nothing-says-what-the-bytes-are", '                "checksum_algorithm": "SHA256",\n', ""),
+        row("a-write-may-hang", "READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST", "3600.0"),
+        row("no-bucket-is-nothing-to-delete", 'if _code(error) == "NoSuchBucket":', "if False:"),
+    ),
+    *of(
+        "store/bucket.py",
+        "tests/conformance/test_bucket_parts.py",
+        row("a-large-create-looks-for-nothing", "if len(data) > PART_BYTES and await", "if False and await"),
+        row("a-range-begins-where-the-object-does", '{"range": (start + at, start', '{"range": (at, start'),
+    ),
+    *of(
+        "store/refused.py",
+        "tests/unit/test_bucket_answers.py tests/unit/test_store_answers.py",
+        row("an-unknown-refusal-is-an-outage", "if code in DENIED or status in (401, 403):", "if code in DENIED:"),
+        row(
+            "a-conflict-means-exists",
+            'EXISTS = {"PreconditionFailed", "412"}',
+            'EXISTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}',
+        ),
+    ),
+    *of(
+        "store/credentials.py",
+        "tests/unit/test_bucket_answers.py",
+        row(
+            "endpoints-in-the-other-order",
+            'environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")',
+            'environment.get("AWS_ENDPOINT_URL") or environment.get("AWS_ENDPOINT_URL_S3")',
+        ),
+        row("no-session-token", 'environment.get("AWS_SESSION_TOKEN") or None', "None"),
+    ),
     *of(
         "store/s3.py",
         "tests/conformance/test_parts.py",
@@ -1035,14 +1098,8 @@ MUTANTS = [
     *of(
         "store/s3.py",
         "tests/unit/test_store_answers.py",
-        row(
-            "a-conflict-means-exists",
-            '_EXISTS = {"PreconditionFailed", "412"}',
-            '_EXISTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}',
-        ),
         row("ranges-include-their-stop", "bytes={start}-{stop - 1}", "bytes={start}-{stop}"),
         row("half-a-body-is-a-body", "if at != len(data):", "if at > len(data):"),
-        row("an-unknown-refusal-is-an-outage", "if code in _DENIED or status in (401, 403):", "if code in _DENIED:"),
         row("creating-is-putting", '                IfNoneMatch="*",\n', ""),
     ),
     *of(

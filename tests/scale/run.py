@@ -26,7 +26,7 @@ from chaos.cluster import end_on_sigterm
 from isthmus.errors import IsthmusError
 from isthmus.log import Log
 from isthmus.ports import open_log
-from isthmus_services.demo.servers import redis_server, s3_server
+from isthmus_services.servers import redis_server, s3_server
 
 BUCKET = "s3://scale/run"
 LOOK_S = 5.0

@@ -42,7 +42,7 @@ def test_several_values_are_taken_as_people_type_them(words: list[str]) -> None:
 def test_every_list_of_every_command_takes_them(command: Command, setting: Setting) -> None:
     one, two, three = ("a=1", "b=2", "c=3") if setting.item is str else ("1", "2", "3")
     before = ["--params", "1e9"] if command.name == "simulate bandwidth" else []
-    before += [f.flag for f in s.fields(command.settings) if f.positional]
+    before += [f.choices[0] if f.choices else f.flag for f in s.fields(command.settings) if f.positional]
     for words in ([one, two, three], [f"{one},{two},{three}"], [f"{one},{two}", setting.flag, three]):
         found = getattr(parsed(command.name, *before, setting.flag, *words), setting.field)
         assert found == [setting.item(word) for word in (one, two, three)]

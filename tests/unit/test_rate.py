@@ -130,8 +130,8 @@ def test_symbols_come_back_whatever_their_frequencies(size: int, n: int, seed: i
     rate.frequencies(counts[: table.size], table)
     assert table.sum() == rate.TOTAL
     assert (table[counts[: table.size] > 0] > 0).all()
-    room = np.empty(3 * n // 2 + 4 * rate.LANES + 2, np.uint8)
-    stream = room[rate.encode(symbols, table, room) :]
+    room = np.empty(3 * n // 4 + 2 * rate.LANES + 1, np.uint16)
+    stream = room[rate.encode(symbols, table, room) :].view(np.uint8)
     head = 8 + 4 * levels + (2 * table.size + 3) // 4 * 4
     data = np.zeros(-(-(head + 4 + stream.size) // 4) * 4, np.uint8)
     data[:4], data[4] = np.frombuffer(np.uint32(data.size).tobytes(), np.uint8), levels

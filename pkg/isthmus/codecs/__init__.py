@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 
+from isthmus import memory
 from isthmus.codecs.base import BadCode, Codec
 from isthmus.codecs.bf16 import BFloat16
 from isthmus.codecs.f32 import Float32
@@ -70,8 +71,13 @@ def pack(code: Codec, fragment: Fragment, x: F32, crew: Crew = ALONE, *, whole: 
 
     `whole`: see `Codec.encode`.
     """
-    # Zeros that nobody touches cost nothing: what is not needed of the most there can be goes back unseen.
-    out, at = np.zeros(packed_bounds(code, fragment)[1], np.uint8), 0
+    if code.exact:
+        out = memory.room(packed_size(code, fragment))
+        out.fill(0)
+    else:
+        # Zeros that nobody touches cost nothing: what is not needed of the most there can be goes back unseen.
+        out = np.zeros(packed_bounds(code, fragment)[1], np.uint8)
+    at = 0
     for t in fragment.tensors:
         at += _aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], crew, whole=whole))
     return out[:at]

@@ -2,11 +2,18 @@
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+
+from isthmus import kernels
 from isthmus.kernels import BLOCK, F32, U8
 from isthmus.runtime import ALONE, Crew
 
 PIECE = 1 << 16
 """Parameters unpacked at a time: 256 KiB. A multiple of the blocks of codecs and norms: it does not change a bit."""
+
+
+SHARE = 4
+"""Pieces of one thread at least."""
 
 
 class BadCode(ValueError):
@@ -54,9 +61,23 @@ class Codec(ABC):
         never on values; the caller checks finiteness.
         """
 
+    def add_part(self, data: U8, n: int, start: int, coefficient: float, total: F32) -> None:
+        """Add coefficient · the parameters that `decode_part` would unpack to total [m], as `kernels.accumulate`."""
+        scratch = np.empty(min(PIECE, total.size), np.float32)
+        for first in range(0, total.size, PIECE):
+            piece = total[first : first + PIECE]
+            part = scratch[: piece.size]
+            self.decode_part(data, n, start + first, part)
+            kernels.accumulate(piece, part, coefficient)
+
     def decode(self, data: U8, out: F32) -> None:
         """Unpack data, as `measure` found it, into out [n] float32, as `decode_part` does."""
         self.decode_part(data, out.size, 0, out)
+
+
+def pieces(n: int) -> int:
+    """Return how many pieces n parameters are unpacked in."""
+    return -(-n // PIECE)
 
 
 def blocks(n: int) -> int:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from isthmus import kernels
-from isthmus.codecs.base import Codec, blocks
-from isthmus.kernels import F32, U8
+from isthmus.codecs.base import PIECE, SHARE, Codec, blocks, pieces
+from isthmus.kernels import F32, U8, U16
 from isthmus.rules import CodecName
 from isthmus.runtime import ALONE, Crew
 
@@ -22,11 +22,25 @@ class Int8(Codec):
     def encode(self, x: F32, out: U8, crew: Crew = ALONE, *, whole: bool = False) -> int:
         """Quantise blocks of 128."""
         split = 2 * blocks(x.size)
-        kernels.encode_int8(x, out[:split].view(np.uint16), out[split:])
+        scales = out[:split].view(np.uint16)
+
+        def work(first: int, last: int) -> None:
+            a, b = first * PIECE, min(x.size, last * PIECE)
+            kernels.encode_int8(x[a:b], scales[blocks(a) : blocks(b)], out[split + a : split + b])
+
+        crew.share(work, pieces(x.size), SHARE)
         return self.size(x.size)
 
     def decode_part(self, data: U8, n: int, start: int, out: F32) -> None:
         """Multiply levels by their block's scale."""
-        split, first = 2 * blocks(n), start // kernels.BLOCK
-        scales = data[:split].view(np.uint16)[first : first + blocks(out.size)]
-        kernels.decode_int8(scales, data[split + start :], out)
+        kernels.decode_int8(*_part(data, n, start, out.size), out)
+
+    def add_part(self, data: U8, n: int, start: int, coefficient: float, total: F32) -> None:
+        """See `Codec.add_part`; in one go."""
+        kernels.accumulate_int8(*_part(data, n, start, total.size), coefficient, total)
+
+
+def _part(data: U8, n: int, start: int, size: int) -> tuple[U16, U8]:
+    """Return the scales and codes of parameters [start, start + size) of n."""
+    split, first = 2 * blocks(n), start // kernels.BLOCK
+    return data[:split].view(np.uint16)[first : first + blocks(size)], data[split + start : split + start + size]

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isthmus import kernels
+from isthmus import kernels, memory
 from isthmus.codecs import Codec, codec, cut
-from isthmus.codecs.base import PIECE
+from isthmus.codecs.base import PIECE, SHARE, pieces
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment
 from isthmus.rules import CodecName
 from isthmus.runtime import ALONE, Crew
-
-SHARE = 4
-"""Pieces of one thread at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class Packed:
 
     def decode(self) -> F32:
         """Return it whole, [n] float32."""
-        out = np.empty(self.fragment.size, np.float32)
+        out = memory.empty(self.fragment.size)
         for t, data in zip(self.fragment.tensors, self.data, strict=True):
             self.code.decode(data, out[t.start : t.stop])
         return out
@@ -44,11 +41,7 @@ class Packed:
     def add(self, tensor: int, coefficient: float, total: F32, crew: Crew = ALONE) -> None:
         """Add coefficient times a tensor [m], by its number in the fragment, to total [m]; see `kernels.accumulate`."""
 
-        def work(first: int, last: int) -> None:
-            for at, part in decoded(self.code, self.data[tensor], total.size, first, last):
-                kernels.accumulate(total[at], part, coefficient)
-
-        crew.share(work, count(total.size), SHARE)
+        add(self.code, self.data[tensor], coefficient, total, total, crew)
 
 
 def packed(fragment: Fragment, code: Codec, data: U8, crew: Crew = ALONE) -> Packed:
@@ -58,14 +51,29 @@ def packed(fragment: Fragment, code: Codec, data: U8, crew: Crew = ALONE) -> Pac
     return Packed(fragment, code, of, norms)
 
 
+def add(code: Codec, data: U8, coefficient: float, before: F32, after: F32, crew: Crew = ALONE) -> None:
+    """after [n] = before + coefficient · a packed tensor, as `kernels.accumulate`; `after` may be `before`."""
+
+    def work(first: int, last: int) -> None:
+        for number in range(first, last):
+            at = slice(number * PIECE, min(after.size, (number + 1) * PIECE))
+            if before is not after:
+                np.copyto(after[at], before[at])  # and is in the cache now
+            code.add_part(data, after.size, at.start, coefficient, after[at])
+
+    crew.share(work, pieces(after.size), SHARE)
+
+
+def keep_dropped(fragment: Fragment, code: Codec, data: U8, x: F32, crew: Crew = ALONE) -> None:
+    """Leave in x [n], which was packed into data, what the codec dropped of it."""
+    for t, piece in zip(fragment.tensors, cut(code, fragment, data), strict=True):
+        left = x[t.start : t.stop]
+        add(code, piece, -1.0, left, left, crew)
+
+
 def plain(fragment: Fragment, x: F32) -> Packed:
     """Return a fragment's values x [n] float32 as if they had come as they are."""
     return packed(fragment, codec(CodecName.F32), np.ascontiguousarray(x, "<f4").view(np.uint8))
-
-
-def count(n: int) -> int:
-    """Return how many pieces n parameters are unpacked in."""
-    return -(-n // PIECE)
 
 
 def decoded(code: Codec, data: U8, n: int, first: int = 0, last: int | None = None) -> Iterator[tuple[slice, F32]]:
@@ -74,7 +82,7 @@ def decoded(code: Codec, data: U8, n: int, first: int = 0, last: int | None = No
     They come in one and the same memory: each until the next.
     """
     scratch = np.empty(min(n, PIECE), np.float32)
-    for number in range(first, count(n) if last is None else last):
+    for number in range(first, pieces(n) if last is None else last):
         at = slice(number * PIECE, min(n, (number + 1) * PIECE))
         part = scratch[: at.stop - at.start]
         code.decode_part(data, n, at.start, part)
@@ -89,5 +97,5 @@ def _norm(code: Codec, data: U8, n: int, crew: Crew) -> float:
             block = at.start // kernels.NORM_BLOCK
             kernels.squares(part, squares[block : block + -(-part.size // kernels.NORM_BLOCK)])
 
-    crew.share(work, count(n), SHARE)
+    crew.share(work, pieces(n), SHARE)
     return kernels.norm_of(squares)

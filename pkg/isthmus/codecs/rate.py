@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from isthmus import kernels
-from isthmus.codecs.base import PIECE, BadCode, Codec
+from isthmus.codecs import base
+from isthmus.codecs.base import PIECE, SHARE, BadCode, Codec
 from isthmus.codecs.int4 import Int4
 from isthmus.kernels import F32, U8
 from isthmus.kernels import rate as kernel
@@ -21,9 +22,6 @@ SMALL = 4096
 
 SAMPLE = 1 << 15
 """Parameters, spread over the tensor, on which the step is chosen."""
-
-SHARE = 4
-"""Pieces of one thread at least."""
 
 _WRONG = {
     kernel.SHORT: "fewer bytes than it says",
@@ -56,7 +54,7 @@ class Rate(Codec):
         """From nothing but zeros to twelve bits a symbol."""
         if n < SMALL:
             return self._small.bounds(n)
-        pieces = -(-n // PIECE)
+        pieces = base.pieces(n)
         return 8, kernel.header_size(kernel.LEVELS, pieces) + pieces * 4 * kernel.LANES + 3 * n // 2 + 4
 
     def measure(self, data: U8, n: int) -> int:
@@ -72,7 +70,7 @@ class Rate(Codec):
         n = x.size
         if n < SMALL:
             return self._small.encode(x, out)
-        pieces = -(-n // PIECE)
+        pieces = base.pieces(n)
         norm, largest = kernels.norm(x), kernel.largest(x)
         every = max(1, n // SAMPLE)
         step = kernel.choose_step(x, norm / math.sqrt(n), largest, self.bits, kernels.BLOCK, every, pieces)
@@ -101,8 +99,8 @@ class Rate(Codec):
         def stream(first: int, last: int) -> None:
             for p in range(first, last):
                 part = symbols[p * PIECE : (p + 1) * PIECE]
-                room = np.empty(3 * part.size // 2 + 4 * kernel.LANES + 2, np.uint8)
-                streams[p] = room[kernel.encode(part, table, room) :]
+                room = np.empty(3 * part.size // 4 + 2 * kernel.LANES + 1, "<u2")
+                streams[p] = room[kernel.encode(part, table, room) :].view(np.uint8)
 
         crew.share(stream, pieces, SHARE)
         at = kernel.header_size(levels, pieces)

@@ -12,6 +12,8 @@ import numpy as np
 from isthmus.kernels.compiled import F32, F64, I64, U8, U16
 from isthmus.kernels.formats import (
     BLOCK,
+    accumulate_int4,
+    accumulate_int8,
     decode_bf16,
     decode_int4,
     decode_int8,
@@ -44,6 +46,8 @@ __all__ = [
     "U8",
     "U16",
     "accumulate",
+    "accumulate_int4",
+    "accumulate_int8",
     "add",
     "all_finite",
     "combine",
@@ -94,5 +98,7 @@ def warm() -> None:
     decode_bf16(half, y)
     encode_int8(x, scales, bytes_[: x.size])
     decode_int8(scales, bytes_[: x.size], y)
+    accumulate_int8(scales, bytes_[: x.size], 0.5, y)
     encode_int4(x, scales, bytes_[:BLOCK])
     decode_int4(scales, bytes_[:BLOCK], y)
+    accumulate_int4(scales, bytes_[:BLOCK], 0.5, y)

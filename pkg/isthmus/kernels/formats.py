@@ -1,5 +1,7 @@
 """Number formats of fixed size: bfloat16, and blocks of integers over a scale."""
 
+from typing import Any
+
 import numpy as np
 
 from isthmus.kernels.compiled import F32, U8, U16, kernel
@@ -7,20 +9,13 @@ from isthmus.kernels.compiled import F32, U8, U16, kernel
 BLOCK = 128
 """Elements that share one scale in the blocked codecs."""
 
-_ROUND = np.float32(12582912.0)  # 1.5 * 2**23: adding and subtracting it rounds a small float32 half to even
+# An index that could be negative keeps a loop from being vectorised: those of the loops here are unsigned.
+_U64: Any = np.uint64
 
-
-@kernel
-def _bf16_bits(value: np.float32) -> np.uint16:
-    """Round one finite float32 to bfloat16, half to even; values above the largest finite bfloat16 saturate to it."""
-    one = np.empty(1, np.float32)
-    one[0] = value
-    bits = one.view(np.uint32)[0]
-    rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
-    high = np.uint32(rounded >> np.uint32(16))
-    if (high & np.uint32(0x7F80)) == np.uint32(0x7F80) and (bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000):
-        high = np.uint32((bits >> np.uint32(16)) & np.uint32(0x8000)) | np.uint32(0x7F7F)
-    return np.uint16(high)
+_ROUND = np.float32(12582912.0)  # 1.5 * 2**23: a small float32 added to it is rounded half to even, in its last bits
+_ROUND_BITS = np.uint32(0x4B400000)
+_MAGNITUDE = np.uint32(0x7FFFFFFF)  # of finite numbers: in the order of these bits
+_EIGHT = np.uint32(8)
 
 
 @kernel
@@ -47,48 +42,63 @@ def decode_bf16(data: U16, out: F32) -> None:
 
 
 @kernel
-def _block_scale(x: F32, start: int, stop: int, levels: np.float32, scale_bits: U16, block: int) -> np.float32:
-    """Write the bfloat16 scale absmax / levels of x[start:stop] and return 1 / scale (0 for a block of zeros)."""
-    largest = np.float32(0.0)
-    for i in range(start, stop):
-        magnitude = abs(x[i])
-        largest = max(largest, magnitude)
-    bits = _bf16_bits(np.float32(largest / levels))
-    scale_bits[block] = bits
-    one = np.empty(1, np.uint32)
-    one[0] = np.uint32(bits) << np.uint32(16)
-    scale = one.view(np.float32)[0]
+def _bits_of(value: np.float32) -> np.uint32:
+    return np.float32(value).view(np.uint32)
+
+
+@kernel
+def _float_of(bits: np.uint32) -> np.float32:
+    return np.uint32(bits).view(np.float32)
+
+
+@kernel
+def _scale_of(largest: np.uint32, levels: np.float32) -> np.uint32:
+    """Return the bfloat16 of magnitude / levels, half to even, from the bits of a block's largest finite magnitude."""
+    bits = _bits_of(np.float32(_float_of(largest) / levels))
+    rounded = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    high = np.uint32(rounded >> np.uint32(16))
     # Below 2**-126 the inverse would overflow; such a block is zero for every practical purpose.
-    if scale < np.float32(1.1754944e-38):
-        scale_bits[block] = np.uint16(0)
-        return np.float32(0.0)
-    inverse: np.float32 = np.float32(1.0) / scale
-    return inverse
+    return np.uint32(0) if high < np.uint32(0x0080) else high
+
+
+@kernel
+def _inverse(scale: np.uint32) -> np.float32:
+    one = np.float32(1.0)
+    return np.float32(0.0) if scale == np.uint32(0) else np.float32(one / _float_of(np.uint32(scale << np.uint32(16))))
+
+
+@kernel
+def _level(value: np.float32, levels: np.float32) -> np.uint32:
+    """Return the nearest integer within ±levels in two's complement: as the sum's last bits, half to even."""
+    return np.uint32(_bits_of(np.float32(min(max(value, -levels), levels) + _ROUND)) - _ROUND_BITS)
 
 
 @kernel
 def encode_int8(x: F32, scales: U16, out: U8) -> None:
     """Quantise x [n] to signed bytes [n], levels −127…127 of a bfloat16 scale per block of 128."""
-    n = x.size
-    for block in range(scales.size):
-        start = block * BLOCK
-        stop = min(start + BLOCK, n)
-        inverse = _block_scale(x, start, stop, np.float32(127.0), scales, block)
-        for i in range(start, stop):
-            q = min(max(x[i] * inverse, np.float32(-127.0)), np.float32(127.0))
-            out[i] = np.uint8(np.int32((q + _ROUND) - _ROUND) & 0xFF)
+    bits, levels = x.view(np.uint32), np.float32(127.0)
+    for block in range(_U64(scales.size)):
+        start = block * _U64(BLOCK)
+        size = min(_U64(BLOCK), _U64(x.size) - start)
+        largest = np.uint32(0)
+        for i in range(size):
+            largest = max(largest, np.uint32(bits[start + i] & _MAGNITUDE))
+        scale = _scale_of(largest, levels)
+        inverse = _inverse(scale)
+        scales[block] = np.uint16(scale)
+        for i in range(size):
+            out[start + i] = np.uint8(_level(np.float32(x[start + i] * inverse), levels))
 
 
 @kernel
 def decode_int8(scales: U16, data: U8, out: F32) -> None:
     """Undo `encode_int8`: out [n] = level * scale."""
-    one = np.empty(1, np.uint32)
-    for block in range(scales.size):
-        one[0] = np.uint32(scales[block]) << np.uint32(16)
-        scale = one.view(np.float32)[0]
-        start = block * BLOCK
-        for i in range(start, min(start + BLOCK, out.size)):
-            out[i] = np.float32(np.int8(data[i])) * scale
+    levels = data.view(np.int8)
+    for block in range(_U64(scales.size)):
+        scale = _float_of(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
+        start = block * _U64(BLOCK)
+        for i in range(min(_U64(BLOCK), _U64(out.size) - start)):
+            out[start + i] = np.float32(levels[start + i]) * scale
 
 
 @kernel
@@ -98,38 +108,70 @@ def encode_int4(x: F32, scales: U16, out: U8) -> None:
     A block is 64 bytes, the last one padded with zeros: element i in the low half of byte i, element i + 64 in the
     high half, so that both halves of a load are neighbours.
     """
-    n = x.size
-    half = BLOCK // 2
-    seven = np.float32(7.0)
-    for block in range(scales.size):
-        start = block * BLOCK
-        stop = min(start + BLOCK, n)
-        inverse = _block_scale(x, start, stop, seven, scales, block)
-        base = block * half
-        for j in range(half):
-            low = np.int32(0)
-            high = np.int32(0)
-            if start + j < stop:
-                q = min(max(x[start + j] * inverse, -seven), seven)
-                low = np.int32((q + _ROUND) - _ROUND)
-            if start + half + j < stop:
-                q = min(max(x[start + half + j] * inverse, -seven), seven)
-                high = np.int32((q + _ROUND) - _ROUND)
-            out[base + j] = np.uint8((low + 8) | ((high + 8) << 4))
+    bits, levels, half = x.view(np.uint32), np.float32(7.0), _U64(BLOCK // 2)
+    for block in range(_U64(scales.size)):
+        start, base = block * _U64(BLOCK), block * half
+        size = min(_U64(BLOCK), _U64(x.size) - start)
+        largest = np.uint32(0)
+        for i in range(size):
+            largest = max(largest, np.uint32(bits[start + i] & _MAGNITUDE))
+        scale = _scale_of(largest, levels)
+        inverse = _inverse(scale)
+        scales[block] = np.uint16(scale)
+        if size == _U64(BLOCK):
+            for j in range(half):
+                low = np.uint32(_level(np.float32(x[start + j] * inverse), levels) + _EIGHT)
+                high = np.uint32(_level(np.float32(x[start + half + j] * inverse), levels) + _EIGHT)
+                out[base + j] = np.uint8(low | (high << np.uint32(4)))
+        else:
+            for j in range(half):
+                low = high = _EIGHT
+                if j < size:
+                    low = np.uint32(_level(np.float32(x[start + j] * inverse), levels) + _EIGHT)
+                if half + j < size:
+                    high = np.uint32(_level(np.float32(x[start + half + j] * inverse), levels) + _EIGHT)
+                out[base + j] = np.uint8(low | (high << np.uint32(4)))
 
 
 @kernel
 def decode_int4(scales: U16, data: U8, out: F32) -> None:
     """Undo `encode_int4`: out [n] = (code − 8) * scale."""
-    n = out.size
-    half = BLOCK // 2
-    one = np.empty(1, np.uint32)
-    for block in range(scales.size):
-        one[0] = np.uint32(scales[block]) << np.uint32(16)
-        scale = one.view(np.float32)[0]
-        start = block * BLOCK
-        base = block * half
-        for j in range(min(half, n - start)):
-            out[start + j] = np.float32(np.int32(data[base + j] & 0x0F) - 8) * scale
-        for j in range(min(half, max(n - start - half, 0))):
-            out[start + half + j] = np.float32(np.int32(data[base + j] >> 4) - 8) * scale
+    half, eight = _U64(BLOCK // 2), np.int32(8)
+    for block in range(_U64(scales.size)):
+        scale = _float_of(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
+        start, base = block * _U64(BLOCK), block * half
+        size = min(_U64(BLOCK), _U64(out.size) - start)
+        for j in range(min(half, size)):
+            out[start + j] = np.float32(np.int32(data[base + j] & np.uint8(0x0F)) - eight) * scale
+        if size > half:
+            for j in range(size - half):
+                out[start + half + j] = np.float32(np.int32(data[base + j] >> np.uint8(4)) - eight) * scale
+
+
+@kernel
+def accumulate_int8(scales: U16, data: U8, coefficient: float, total: F32) -> None:
+    """As `accumulate` of what `decode_int8` gives, without that being anywhere."""
+    levels = data.view(np.int8)
+    for block in range(_U64(scales.size)):
+        scale = _float_of(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
+        start = block * _U64(BLOCK)
+        for i in range(min(_U64(BLOCK), _U64(total.size) - start)):
+            x = np.float32(levels[start + i]) * scale
+            total[start + i] = np.float32(np.float64(total[start + i]) + coefficient * np.float64(x))
+
+
+@kernel
+def accumulate_int4(scales: U16, data: U8, coefficient: float, total: F32) -> None:
+    """As `accumulate` of what `decode_int4` gives, without that being anywhere."""
+    half, eight = _U64(BLOCK // 2), np.int32(8)
+    for block in range(_U64(scales.size)):
+        scale = _float_of(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
+        start, base = block * _U64(BLOCK), block * half
+        size = min(_U64(BLOCK), _U64(total.size) - start)
+        for j in range(min(half, size)):
+            x = np.float32(np.int32(data[base + j] & np.uint8(0x0F)) - eight) * scale
+            total[start + j] = np.float32(np.float64(total[start + j]) + coefficient * np.float64(x))
+        if size > half:
+            for j in range(size - half):
+                x = np.float32(np.int32(data[base + j] >> np.uint8(4)) - eight) * scale
+                total[start + half + j] = np.float32(np.float64(total[start + half + j]) + coefficient * np.float64(x))

@@ -7,10 +7,11 @@ stream of 16-bit words. A word is read in the order opposite to that in which it
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
-from isthmus.kernels.compiled import F32, F64, I64, U8, kernel
+from isthmus.kernels.compiled import F32, F64, I64, U8, U16, kernel
 
 ROUNDING = np.float32(0.45)
 """What is added before rounding down: less than a half widens the dead zone, which costs entropy the least."""
@@ -24,6 +25,8 @@ TOTAL = 1 << TABLE_BITS
 
 LANES = 4
 _LOW = 1 << 15  # a state is at least that, and below 2³¹: one word more or less brings it back
+
+_U64: Any = np.uint64  # of an index that cannot be negative
 
 _STEPS, _ROOT = 32, 1.0218971486541166  # so many steps an octave, so far apart
 _OCTAVES = (-6, 5)  # of the root mean square
@@ -133,22 +136,39 @@ def quantise(x: F32, inverse: np.float32, symbols: U8) -> None:
 def count(x: F32, symbols: U8, counts: I64, sums: F64) -> None:
     """Write how many of each symbol there are to counts [s], and to sums [s] what became each of them, summed.
 
-    Four sums take turns, so that they do not wait for one another.
+    Four counts and sums take turns, so that they do not wait for one another.
     """
-    each, of = np.zeros((4, 256), np.int64), np.zeros((4, 256), np.float64)
+    a, b, c, d = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64)
+    p, q, r, t = np.zeros(256), np.zeros(256), np.zeros(256), np.zeros(256)
     whole = x.size // 4 * 4
-    for i in range(0, whole, 4):
-        for lane in range(4):
-            s = symbols[i + lane]
-            each[lane, s] += 1
-            of[lane, s] += np.float64(x[i + lane])
+    for k in range(_U64(whole // 4)):
+        i = k * _U64(4)
+        s = _U64(symbols[i])
+        a[s] += 1
+        p[s] += np.float64(x[i])
+        s = _U64(symbols[i + _U64(1)])
+        b[s] += 1
+        q[s] += np.float64(x[i + _U64(1)])
+        s = _U64(symbols[i + _U64(2)])
+        c[s] += 1
+        r[s] += np.float64(x[i + _U64(2)])
+        s = _U64(symbols[i + _U64(3)])
+        d[s] += 1
+        t[s] += np.float64(x[i + _U64(3)])
     for i in range(whole, x.size):
-        s = symbols[i]
-        each[i - whole, s] += 1
-        of[i - whole, s] += np.float64(x[i])
+        s = _U64(symbols[i])
+        if i == whole:
+            a[s] += 1
+            p[s] += np.float64(x[i])
+        elif i == whole + 1:
+            b[s] += 1
+            q[s] += np.float64(x[i])
+        else:
+            c[s] += 1
+            r[s] += np.float64(x[i])
     for s in range(counts.size):
-        counts[s] = (each[0, s] + each[1, s]) + (each[2, s] + each[3, s])
-        sums[s] = (of[0, s] + of[1, s]) + (of[2, s] + of[3, s])
+        counts[s] = (a[s] + b[s]) + (c[s] + d[s])
+        sums[s] = (p[s] + q[s]) + (r[s] + t[s])
 
 
 @kernel
@@ -172,14 +192,16 @@ def frequencies(counts: I64, out: I64) -> None:
 
 
 @kernel
-def encode(symbols: U8, table: I64, out: U8) -> int:
+def encode(symbols: U8, table: I64, out: U16) -> int:
     """Code symbols [n] with a table [s] to the end of out; return where they begin: the states, then the words.
 
-    `out` must hold 3 n / 2 + 4 `LANES` bytes. x → ⌊x / f⌋ · TOTAL + c + x mod f; ⌊x / f⌋ by a product, exact for 31
-    bits (Granlund and Montgomery, 1994).
+    `out` must hold 3 n / 4 + 2 `LANES` + 1 words. x → ⌊x / f⌋ · TOTAL + c + x mod f; ⌊x / f⌋ by a product, exact for 31
+    bits (Granlund and Montgomery, 1994). A word is always written, and kept where the state had to give one: no branch
+    that cannot be foreseen. Four states by name, as in `decode`.
     """
     size = table.size
-    inverse, shift, start = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
+    inverse, shift, start = np.empty(size, np.uint64), np.empty(size, np.uint64), np.empty(size, np.uint64)
+    limit, rest = np.empty(size, np.uint64), np.empty(size, np.uint64)
     total = 0
     for s in range(size):
         start[s] = total
@@ -189,24 +211,52 @@ def encode(symbols: U8, table: I64, out: U8) -> int:
             bits += 1
         shift[s] = 31 + bits
         inverse[s] = ((1 << (31 + bits)) + table[s] - 1) // max(1, table[s])
-    states = np.full(LANES, _LOW, np.int64)
-    at = out.size
-    for i in range(symbols.size - 1, -1, -1):
-        s = symbols[i]
-        f = table[s]
-        x = states[i % LANES]
-        if x >= f << (31 - TABLE_BITS):
-            at -= 2
-            out[at] = np.uint8(x & 0xFF)
-            out[at + 1] = np.uint8((x >> 8) & 0xFF)
-            x >>= 16
-        q = (x * inverse[s]) >> shift[s]
-        states[i % LANES] = x + start[s] + q * (TOTAL - f)
-    at -= 4 * LANES
-    for lane in range(LANES):
-        for byte in range(4):
-            out[at + 4 * lane + byte] = np.uint8((states[lane] >> (8 * byte)) & 0xFF)
-    return at
+        limit[s] = table[s] << (31 - TABLE_BITS)
+        rest[s] = TOTAL - table[s]
+    one, word = _U64(1), _U64(16)
+    a = b = c = d = _U64(_LOW)
+    at = _U64(out.size)
+    whole = symbols.size // LANES * LANES
+    for i in range(symbols.size - 1, whole - 1, -1):
+        s = _U64(symbols[i])
+        x = a if i == whole else b if i == whole + 1 else c
+        full = _U64(x >= limit[s])
+        out[at - one] = np.uint16(x)
+        at -= full
+        x >>= word * full
+        x += start[s] + ((x * inverse[s]) >> shift[s]) * rest[s]
+        a, b, c = x if i == whole else a, x if i == whole + 1 else b, x if i == whole + 2 else c
+    for k in range(_U64(whole // LANES)):
+        i = _U64(whole) - _U64(LANES) * (k + one)
+        s = _U64(symbols[i + _U64(3)])
+        full = _U64(d >= limit[s])
+        out[at - one] = np.uint16(d)
+        at -= full
+        d >>= word * full
+        d += start[s] + ((d * inverse[s]) >> shift[s]) * rest[s]
+        s = _U64(symbols[i + _U64(2)])
+        full = _U64(c >= limit[s])
+        out[at - one] = np.uint16(c)
+        at -= full
+        c >>= word * full
+        c += start[s] + ((c * inverse[s]) >> shift[s]) * rest[s]
+        s = _U64(symbols[i + one])
+        full = _U64(b >= limit[s])
+        out[at - one] = np.uint16(b)
+        at -= full
+        b >>= word * full
+        b += start[s] + ((b * inverse[s]) >> shift[s]) * rest[s]
+        s = _U64(symbols[i])
+        full = _U64(a >= limit[s])
+        out[at - one] = np.uint16(a)
+        at -= full
+        a >>= word * full
+        a += start[s] + ((a * inverse[s]) >> shift[s]) * rest[s]
+    for x in (d, c, b, a):
+        at -= _U64(2)
+        out[at] = np.uint16(x)
+        out[at + one] = np.uint16(x >> word)
+    return int(at)
 
 
 @kernel

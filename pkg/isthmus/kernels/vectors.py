@@ -1,6 +1,7 @@
 """Sums, checks and the outer step, over vectors."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from isthmus.kernels.compiled import F32, F64, kernel
 NORM_BLOCK = 4096
 """Elements summed before the partial sums are folded; part of the arithmetic."""
 
+_U64: Any = np.uint64  # of an index that cannot be negative: with another, a loop is not vectorised
+
 _SMALLEST_NORMAL, _HALF, _TWO = np.finfo(np.float32).smallest_normal, np.float32(0.5), np.float32(2.0)
 
 
@@ -17,45 +20,38 @@ _SMALLEST_NORMAL, _HALF, _TWO = np.finfo(np.float32).smallest_normal, np.float32
 
 
 @kernel
-def _sum_of_squares(x: F32, start: int, stop: int) -> float:
-    """Return the sum of squares of x[start:stop] in float64, in eight fixed lanes."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    i = start
-    while i + 8 <= stop:
-        s0 += np.float64(x[i]) * np.float64(x[i])
-        s1 += np.float64(x[i + 1]) * np.float64(x[i + 1])
-        s2 += np.float64(x[i + 2]) * np.float64(x[i + 2])
-        s3 += np.float64(x[i + 3]) * np.float64(x[i + 3])
-        s4 += np.float64(x[i + 4]) * np.float64(x[i + 4])
-        s5 += np.float64(x[i + 5]) * np.float64(x[i + 5])
-        s6 += np.float64(x[i + 6]) * np.float64(x[i + 6])
-        s7 += np.float64(x[i + 7]) * np.float64(x[i + 7])
-        i += 8
-    while i < stop:
-        s0 += np.float64(x[i]) * np.float64(x[i])
-        i += 1
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+def _sum_of_squares(x: F32, block: Any, lanes: F64) -> float:
+    """Return the sum of squares of one block of x in float64, in eight fixed lanes; `lanes` [8] is scratch."""
+    start = block * _U64(NORM_BLOCK)
+    stop = min(start + _U64(NORM_BLOCK), _U64(x.size))
+    eights = (stop - start) // _U64(8)
+    lanes[:] = 0.0
+    for k in range(eights):
+        for lane in range(_U64(8)):
+            value = np.float64(x[start + k * _U64(8) + lane])
+            lanes[lane] += value * value
+    first = lanes[0]
+    for i in range(start + eights * _U64(8), stop):
+        value = np.float64(x[i])
+        first += value * value
+    return float(((first + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7])))
 
 
 @kernel
 def norm(x: F32) -> float:
     """Return the Euclidean norm of x [n] as float64, summed in fixed blocks and eight fixed lanes."""
-    total = 0.0
-    n = x.size
-    start = 0
-    while start < n:
-        stop = min(start + NORM_BLOCK, n)
-        total += _sum_of_squares(x, start, stop)
-        start = stop
+    total, lanes = 0.0, np.empty(8, np.float64)
+    for block in range(_U64((x.size + NORM_BLOCK - 1) // NORM_BLOCK)):
+        total += _sum_of_squares(x, block, lanes)
     return math.sqrt(total)
 
 
 @kernel
 def squares(x: F32, out: F64) -> None:
     """Write the sum of squares of every block of `NORM_BLOCK` elements of x [n] to out [⌈n / NORM_BLOCK⌉] float64."""
-    for block in range(out.size):
-        start = block * NORM_BLOCK
-        out[block] = _sum_of_squares(x, start, min(start + NORM_BLOCK, x.size))
+    lanes = np.empty(8, np.float64)
+    for block in range(_U64(out.size)):
+        out[block] = _sum_of_squares(x, block, lanes)
 
 
 @kernel
@@ -104,7 +100,11 @@ def require_denormals() -> None:
 
 @kernel
 def accumulate(total: F32, x: F32, coefficient: float) -> None:
-    """Add coefficient * x [n] to total [n] in place; the product in float64, the sum rounded to float32 once."""
+    """Add coefficient * x [n] to total [n] in place; the product in float64, the sum rounded to float32 once.
+
+    With 1 and −1 it is float32's own sum and difference: rounding twice, from twice and two
+    bits as many, changes none (S. Figueroa, 1995).
+    """
     for i in range(total.size):
         total[i] = np.float32(np.float64(total[i]) + coefficient * np.float64(x[i]))
 

@@ -18,7 +18,7 @@ from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.learner.boundary import Boundary, Captured
-from isthmus.log.merge import Accumulator, State
+from isthmus.log.merge import Accumulator, State, Then
 from isthmus.syncer.keeper import Keeper
 
 Vector = NDArray[np.floating[Any]]
@@ -54,11 +54,13 @@ def _in_place_of(owner: type[Any], name: str, other: Callable[..., Any] | proper
 
 
 def _stepping(step: Step) -> AbstractContextManager[None]:
-    def outer_step(round_: Accumulator, state: State) -> tuple[F32, F32, int]:
+    def outer_step(round_: Accumulator, state: State, then: Then | None = None) -> tuple[F32, F32, int]:
         deltas, cancelled = round_.deltas()
         merged = np.concatenate([delta * np.float32(scale) for delta, scale in deltas])
-        master, momentum = step(round_, state, merged)
-        return master.astype(np.float32), momentum.astype(np.float32), cancelled
+        master, momentum = (x.astype(np.float32) for x in step(round_, state, merged))
+        if then is not None:
+            then(slice(0, master.size), master, momentum)
+        return master, momentum, cancelled
 
     return _in_place_of(Accumulator, "outer_step", outer_step)
 

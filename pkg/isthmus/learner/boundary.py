@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from isthmus import kernels
+from isthmus import kernels, memory
 from isthmus.averages import smooth
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Tensor
@@ -53,7 +53,7 @@ def rounded(values: F32, tensors: Sequence[Tensor]) -> F32:
     """Return values [n] as the parameters hold them: what bfloat16 or float16 cannot hold is no local progress."""
     if all(t.spec.dtype == "float32" for t in tensors):
         return values
-    out = values.copy()
+    out = memory.copy(values)
     for t in tensors:
         piece = out[t.start : t.stop]
         if t.spec.dtype == "bfloat16":
@@ -330,7 +330,7 @@ class Boundary:
         began = self._now()
         points = []
         for p, slot in enumerate(self.slots):
-            values = np.empty(self._layout.fragments[p].size, np.float32)
+            values = memory.empty(self._layout.fragments[p].size)
             self._replica.read(p, values)
             points.append(
                 Point(
@@ -460,7 +460,7 @@ class Boundary:
 
     def _capture(self, fragment: int, due: bool, now: float) -> None:
         slot = self.slots[fragment]
-        values = np.empty(self._layout.fragments[fragment].size, np.float32)
+        values = memory.empty(self._layout.fragments[fragment].size)
         self._replica.read(fragment, values)
         slot.sent_step, slot.sent_tokens, slot.captured_step = self.step, self.tokens_seen, self.step
         slot.prior_values = slot.sent_values
@@ -496,7 +496,7 @@ class Boundary:
             overwritten = self.local_tokens(fragment)
             slot.origin_step, slot.origin_tokens = self.step, self.tokens_seen
         else:
-            local = np.empty_like(values)
+            local = memory.empty(values.size)
             self._replica.read(fragment, local)
             if self._adopt_rule == Adoption.BLEND:
                 mixed = BLEND * local + (np.float32(1.0) - BLEND) * values

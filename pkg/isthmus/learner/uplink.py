@@ -5,11 +5,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from isthmus import kernels
+from isthmus import kernels, memory
 from isthmus.averages import smooth
-from isthmus.codecs import codec, pack, unpack
+from isthmus.codecs import codec, pack
+from isthmus.codecs.packed import keep_dropped
 from isthmus.errors import Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
@@ -452,7 +451,7 @@ class Uplink:
         self, captured: Captured, header: UpdateHeader, fragment: Fragment, residual: F32 | None
     ) -> tuple[frame.Body | None, F32]:
         """Return the update object and what its codec dropped; (None, …) where the difference is not finite."""
-        gradient = np.empty(fragment.size, np.float32)
+        gradient = memory.empty(fragment.size)
         kernels.subtract(rounded(captured.base_values, fragment.tensors), captured.values, gradient)
         for t in fragment.tensors:
             if self._run.rules.sends_isotropic(t.spec.role) and t.is_matrix:
@@ -463,11 +462,10 @@ class Uplink:
             kernels.add(gradient, residual, gradient)
         if not kernels.all_finite(gradient):
             return None, gradient
-        packed = pack(self._up, fragment, gradient, whole=not self._run.rules.error_feedback)
+        crew = self._runtime.crew
+        packed = pack(self._up, fragment, gradient, crew, whole=not self._run.rules.error_feedback)
         if self._lossy:
-            sent = np.empty_like(gradient)
-            unpack(self._up, fragment, packed, sent)
-            kernels.subtract(gradient, sent, gradient)
+            keep_dropped(fragment, self._up, packed, gradient, crew)
         return frame.written(frame.Kind.UPDATE, header, packed), gradient
 
     def _level(self, difference: F32) -> None:
@@ -488,7 +486,7 @@ def _sum(a: F32 | None, b: F32 | None) -> F32 | None:
     """Return a + b [n], either of which may be nothing."""
     if a is None or b is None:
         return b if a is None else a
-    total = np.empty_like(a)
+    total = memory.empty(a.size)
     kernels.add(a, b, total)
     return total
 

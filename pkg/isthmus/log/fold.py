@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from isthmus import memory
 from isthmus.codecs import BadCode, Codec, as_bytes, codec, unpack
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
@@ -395,7 +396,7 @@ def _apply(blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) ->
         if header.healed is None:
             out = merge.next_published(values, fragment, code, as_bytes(payload))
         else:
-            out = np.empty_like(values)
+            out = memory.empty(values.size)
             unpack(code, fragment, as_bytes(payload), out)
     except BadCode as error:
         raise LogCorrupt(key, f"is no packed fragment: {error}") from None

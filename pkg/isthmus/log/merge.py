@@ -10,16 +10,17 @@ accumulation is the caller's, and recorded. Nothing here depends on threads, mac
     b ← μ b + Δ;  Θ ← Θ − η (Δ + μ b)                                  Nesterov, per fragment, float32
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 import numpy as np
 
-from isthmus import digests, kernels
+from isthmus import digests, kernels, memory
 from isthmus.codecs import Codec, codec, cut, pack
-from isthmus.codecs.packed import Packed, decoded, plain
+from isthmus.codecs.base import PIECE, SHARE, pieces
+from isthmus.codecs.packed import Packed, add, plain
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment, Tensor, TensorClass
 from isthmus.log.polar import isotropic
@@ -27,6 +28,8 @@ from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
 from isthmus.rules import CodecName, MergeRule, Rules
 from isthmus.runtime import ALONE, Crew
+
+Then = Callable[[slice, F32, F32], None]
 
 CANCELLED_BELOW = 1e-3
 """Norm of the mean direction under which RDA does not renormalise it: such directions cancel, what is left is noise.
@@ -64,8 +67,25 @@ class State:
     def digest(self) -> bytes:
         """Digest [32 bytes] of the version and the digests of published, master and momentum."""
         master = self.published_digest if self.is_published else array_digest(self.master)
-        parts = (self.published_digest, master, array_digest(self.momentum))
-        return digests.digest_of((self.version.to_bytes(8, "little"), *parts))
+        return self._digest_of(self.published_digest, master, array_digest(self.momentum))
+
+    def hashed(self, crew: Crew) -> "State":
+        """Return this with its digests taken, by as many threads as there are arrays."""
+        arrays = (self.published, self.momentum, *(() if self.is_published else (self.master,)))
+        found = [b""] * len(arrays)
+
+        def work(first: int, last: int) -> None:
+            for i in range(first, last):
+                found[i] = array_digest(arrays[i])
+
+        crew.share(work, len(arrays), 1)
+        # What `published_digest` and `digest` would find.
+        vars(self)["published_digest"] = found[0]
+        vars(self)["digest"] = self._digest_of(found[0], found[0] if self.is_published else found[2], found[1])
+        return self
+
+    def _digest_of(self, published: bytes, master: bytes, momentum: bytes) -> bytes:
+        return digests.digest_of((self.version.to_bytes(8, "little"), published, master, momentum))
 
     def measured(self) -> bytes:
         """Return `digest`, of the arrays as they are now."""
@@ -115,7 +135,7 @@ class Accumulator:
         self.outer = outer
         self.crew = crew
         self.count = 0
-        self._total = np.zeros(fragment.size, np.float32)
+        self._total = memory.zeros(fragment.size)
         self._unit = 0.0  # weights are taken relative to the first one: the sum stays in the range of the updates
         self._weights = 0.0
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
@@ -150,7 +170,7 @@ class Accumulator:
             total, scale = self._total[t.start : t.stop], 1.0 / self._weights
             magnitude, rule = self._norms[i] / self._weights, self._merges[i]
             if rule != MergeRule.AVG:
-                norm = kernels.norm(total)
+                norm = _norm(total, self.crew)
                 # RDA has summed directions: their mean is no longer than 1. Iso has summed the differences themselves.
                 whole = self._weights if rule == MergeRule.RDA else self._norms[i]
                 if whole > 0.0 and norm / whole >= CANCELLED_BELOW:
@@ -165,14 +185,28 @@ class Accumulator:
             deltas.append((total, scale))
         return deltas, cancelled
 
-    def outer_step(self, state: State) -> tuple[F32, F32, int]:
-        """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is left as it is."""
+    def outer_step(self, state: State, then: Then | None = None) -> tuple[F32, F32, int]:
+        """Return new master [n], new momentum [n] and the number of cancelled tensors; `state` is left as it is.
+
+        `then` is called with what is new of each, and where, as soon as it is; from any of the crew's threads.
+        """
         deltas, cancelled = self.deltas()
-        master, momentum = np.empty_like(state.master), np.empty_like(state.momentum)
+        master, momentum = memory.empty(state.master.size), memory.empty(state.momentum.size)
         for t, (delta, scale) in zip(self.fragment.tensors, deltas, strict=True):
-            at, outer = slice(t.start, t.stop), self.outer[t.spec.role]
+            step = partial(self._step, state, t, delta, scale, master, momentum, then)
+            self.crew.share(step, pieces(t.size), SHARE)
+        return master, momentum, cancelled
+
+    def _step(
+        self, state: State, t: Tensor, delta: F32, scale: float, master: F32, momentum: F32, then: Then | None,
+        first: int, last: int,
+    ) -> None:  # fmt: skip
+        outer = self.outer[t.spec.role]
+        for number in range(first, last):
+            piece = slice(number * PIECE, min(t.size, (number + 1) * PIECE))
+            at = slice(t.start + piece.start, t.start + piece.stop)
             kernels.outer_step(
-                delta,
+                delta[piece],
                 scale,
                 outer.learning_rate,
                 outer.momentum,
@@ -181,7 +215,16 @@ class Accumulator:
                 master[at],
                 momentum[at],
             )
-        return master, momentum, cancelled
+            if then is not None:
+                then(at, master[at], momentum[at])
+
+
+def _norm(x: F32, crew: Crew) -> float:
+    """Return `kernels.norm(x)`, bit for bit, by as many threads as there are."""
+    squares = np.empty(-(-x.size // kernels.NORM_BLOCK), np.float64)
+    of = kernels.NORM_BLOCK
+    crew.share(lambda a, b: kernels.squares(x[a * of : b * of], squares[a:b]), squares.size, SHARE * PIECE // of)
+    return kernels.norm_of(squares)
 
 
 def _merge_of(tensor: Tensor, rule: MergeRule) -> MergeRule:
@@ -212,14 +255,20 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes, fe
     kernels.require_denormals()
     fragment = round_.fragment
     version = state.version + 1
-    master, momentum, cancelled = round_.outer_step(state)
     # What is published next takes the place of the difference that leads there: nothing else is as large as a fragment.
-    published = np.empty_like(master)
-    kernels.subtract(master, state.published, published)
+    published = memory.empty(fragment.size)
+    broken: list[slice] = []
+
+    def difference(at: slice, master: F32, momentum: F32) -> None:
+        kernels.subtract(master, state.published[at], published[at])
+        if not (kernels.all_finite(master) and kernels.all_finite(momentum)):
+            broken.append(at)
+
+    master, momentum, cancelled = round_.outer_step(state, difference)
     packed = pack(codec_down, fragment, published, round_.crew, whole=not feedback)
     value = _value(run, fragment, version, codec_down, packed)
-    next_published(state.published, fragment, codec_down, packed, published)
-    after = State(version, published, master if feedback else published, momentum)
+    next_published(state.published, fragment, codec_down, packed, published, round_.crew)
+    after = State(version, published, master if feedback else published, momentum).hashed(round_.crew)
     return Advance(
         state=after,
         value=value,
@@ -227,7 +276,7 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes, fe
         published_digest=after.published_digest,
         state_digest=after.digest,
         cancelled=cancelled,
-        finite=all(kernels.all_finite(array) for array in (published, master, momentum)),
+        finite=not broken and kernels.all_finite(published),
     )
 
 
@@ -255,17 +304,17 @@ def _value(run: bytes, fragment: Fragment, version: int, code: Codec, packed: U8
     return frame.written(frame.Kind.VALUE, header, packed)
 
 
-def next_published(published: F32, fragment: Fragment, codec_down: Codec, packed: U8, out: F32 | None = None) -> F32:
+def next_published(
+    published: F32, fragment: Fragment, codec_down: Codec, packed: U8, out: F32 | None = None, crew: Crew = ALONE
+) -> F32:
     """Return the published value [n] one version on, published + the decoded difference, in `out` where there is one.
 
     Raises `DenormalsFlushed`, `BadCode`.
     """
     kernels.require_denormals()
-    out = np.empty_like(published) if out is None else out
+    out = memory.empty(published.size) if out is None else out
     for t, data in zip(fragment.tensors, cut(codec_down, fragment, packed), strict=True):
-        before, after = published[t.start : t.stop], out[t.start : t.stop]
-        for at, difference in decoded(codec_down, data, t.size):
-            kernels.add(before[at], difference, after[at])
+        add(codec_down, data, 1.0, published[t.start : t.stop], out[t.start : t.stop], crew)
     return out
 
 

@@ -27,7 +27,7 @@ import msgpack
 import msgspec
 import numpy as np
 
-from isthmus import digests
+from isthmus import digests, memory
 from isthmus.errors import RecordInvalid
 from isthmus.reasons import Reason
 
@@ -132,8 +132,8 @@ class Draft(NamedTuple):
 
 
 def blank(size: int) -> memoryview:
-    """Return zeros [size] uint8 to write into. Large ones come from the system untouched: no thread waits for that."""
-    return np.zeros(size, np.uint8).data
+    """Return bytes [size] to write into, with anything in them."""
+    return memory.room(size).data
 
 
 def fill(place: memoryview, data: "np.ndarray[Any, Any]") -> None:
@@ -149,6 +149,12 @@ def gathered(kind: Kind, header: msgspec.Struct, pieces: "Sequence[Blob | np.nda
 
 def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
     """Return a zeroed object with its prefix and header written. Raises `ValueError` for a header over its limit."""
+    out = _headed(kind, header, payload_size)
+    np.frombuffer(out.payload, np.uint8)[:] = 0
+    return out
+
+
+def _headed(kind: Kind, header: msgspec.Struct, payload_size: int) -> Draft:
     head = _head(kind, header, payload_size)
     blob = blank(len(head) + payload_size)
     blob[: len(head)] = head
@@ -157,7 +163,7 @@ def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
 
 def written(kind: Kind, header: msgspec.Struct, payload: "np.ndarray[Any, Any]") -> Body:
     """Return an object with a copy of this payload. Raises `ValueError` for a header over its limit."""
-    out = draft(kind, header, payload.nbytes)
+    out = _headed(kind, header, payload.nbytes)
     fill(out.payload, payload)
     return out.blob
 

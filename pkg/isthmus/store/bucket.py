@@ -48,7 +48,7 @@ WRITE_LEAST = 64 << 10
 _CHUNK_BYTES = 1 << 20
 _NO_LIMIT = timedelta(days=1)
 _PART_TRIES = 3  # on top of the first: parts are written again whatever became of the earlier try
-_BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{3,255}")
+_BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")

@@ -11,6 +11,8 @@ from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, Merg
 from isthmus_services.settings.resolve import Setting, fields
 from isthmus_services.settings.shared import CODECS, ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 
+BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "peers", "bytes", "start")
+
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
 Adopt = Annotated[str, Setting("what a new version does to local work", choices=tuple(Adoption))]
@@ -427,6 +429,22 @@ class Plan(Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bench(Reported):
+    """Settings of `isthmus bench`."""
+
+    what: Annotated[str, Setting("what to measure", choices=("all", *BENCHES), positional=True)]
+    repeats: Annotated[int, Setting("times that everything is measured", metavar="N", ge=1, flag_only=True)] = 7
+    plot: Annotated[str | None, Setting("write a picture too", metavar="PATH", flag_only=True)] = None
+    tables: Annotated[
+        list[str] | None,
+        Setting("measure nothing: write the tables of these JSON files into --into", metavar="FILE", flag_only=True),
+    ] = None
+    into: Annotated[str, Setting("file whose tables are replaced, for --tables", metavar="FILE", flag_only=True)] = (
+        "docs/benchmarks.md"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Access:
     """Settings of `isthmus access`."""
 
@@ -474,6 +492,7 @@ ALL = tuple(
         ("simulate", Goodput, "chips that fail: data parallel, elastic, and M decoupled learners"),
         ("simulate", Bandwidth, "Gbit/s for a utilisation: data parallel, DiLoCo, Streaming and Decoupled DiLoCo"),
         ("", Plan, "what a model and a set of learners would come to, the settings to choose, and the cost"),
+        ("", Bench, "measure speed and bytes on this machine, each beside its limit"),
         ("", Access, "make the passwords, the ACL and the settings of Redis for a new installation"),
     )
 )
