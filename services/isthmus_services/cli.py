@@ -6,12 +6,9 @@ before it had done its steps
 """
 
 import argparse
-import difflib
 import importlib
-import platform
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from typing import Any, NoReturn
 
 from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause
@@ -41,6 +38,8 @@ class _Parser(argparse.ArgumentParser):
 def _nearest(word: str, known: Iterable[str]) -> str:
     """Return what was probably meant, or an empty text: a word of one's name is enough."""
     names = {part: name for name in known for part in (name, *name.split())}
+    import difflib
+
     near = difflib.get_close_matches(word, names, 1)
     return names[near[0]] if near else ""
 
@@ -55,6 +54,9 @@ class _Version(argparse.Action):
 
 def version() -> str:
     """Return what somebody who helps would ask for first."""
+    import platform
+    from importlib import metadata
+
     said = f"isthmus {__version__}, Python {platform.python_version()}"
     try:
         return f"{said}, torch {metadata.version('torch')}"

@@ -3,8 +3,6 @@
 from typing import Any
 
 import numpy as np
-from numba.core import types
-from numba.extending import intrinsic
 
 from isthmus.kernels.compiled import F32, kernel
 
@@ -15,16 +13,24 @@ _DEPTH = 256
 _ROWS = 4
 
 
-def _generate_fma(_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return a b + c, rounded once: an instruction where the processor has one, else the C library's, the same bits."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return types.float32(types.float32, types.float32, types.float32), generate
+_fma: Any = None  # see `_prepare`
 
 
-_fma: Any = intrinsic(_generate_fma)
+def _prepare() -> None:
+    """Make `_fma`, an instruction for kernels."""
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def generate_fma(_context: Any, a: Any, b: Any, c: Any) -> Any:
+        """Return a b + c, rounded once: an instruction where the processor has one, else the C library's, with the
+        same bits."""
+
+        def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+            return builder.fma(*arguments)
+
+        return types.float32(types.float32, types.float32, types.float32), generate
+
+    globals()["_fma"] = intrinsic(generate_fma)
 
 
 @kernel

@@ -2,6 +2,7 @@
 
 from isthmus.errors import InputError
 from isthmus.lab import bits, decoupled, isotropic
+from isthmus.lab.names import NAMES
 from isthmus.lab.setting import Setting
 
 STEPS = {"quick": 150, "paper": 600}
@@ -10,6 +11,9 @@ STEPS = {"quick": 150, "paper": 600}
 SEEDS = {"quick": 1, "paper": 3}
 
 EXPERIMENTS = {e.name: e for e in (*decoupled.EXPERIMENTS, *isotropic.EXPERIMENTS, *bits.EXPERIMENTS)}
+
+if tuple(EXPERIMENTS) != NAMES:
+    raise AssertionError(f"lab/names.py has to say: {', '.join(EXPERIMENTS)}")
 
 
 def chosen(name: str, scale: str, steps: int | None) -> list[Setting]:

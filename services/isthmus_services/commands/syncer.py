@@ -33,7 +33,6 @@ def run(settings: declared.Syncer) -> int:
     logs.configure(settings.log_format, settings.log_level, service="syncer", run=settings.run, syncer=name)
     board = Board("syncer")
     with shown(board, settings.http):
-        kernels.warm()
         asyncio.run(_serve(settings, name, board))
     return 0
 
@@ -74,6 +73,8 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
         logs.serving()
+        # What is compiled is loaded before the first merge asks for it, and after it is said that we are there.
+        warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
         minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
         try:
             await serving
@@ -83,6 +84,7 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
             logger.warning("%s: not through after %g s, the next syncer goes on from the log", name, DRAIN_S)
         finally:
             minutes.cancel()
+            warming.cancel()
         logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.commits_lost)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from isthmus.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import Console
 
 MARKERS = "os^vDP<>hp8d"
 """Of lines in one picture: no two alike, so that they can be told apart in grey too. (x and * mark what was published.)
@@ -22,8 +21,10 @@ PIPE_WIDTH = 200
 """Columns where nobody's terminal says how many there are."""
 
 
-def stdout() -> Console:
+def stdout() -> "Console":
     """Return a console on stdout, as wide as the terminal, or as COLUMNS says; else as a file has room for."""
+    from rich.console import Console
+
     return Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH)
 
 

@@ -3,8 +3,6 @@
 import logging
 import sys
 
-from pythonjsonlogger.json import JsonFormatter
-
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _NOISY = ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib")
 
@@ -26,6 +24,8 @@ def configure(format: str = "auto", level: str = "info", **context: str) -> None
     as_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
     if as_json:
+        from pythonjsonlogger.json import JsonFormatter
+
         handler.name = _JSON
         handler.setFormatter(
             JsonFormatter(

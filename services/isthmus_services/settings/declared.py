@@ -6,7 +6,7 @@ from typing import Annotated
 
 from isthmus.forecast.goodput import REJOINS, Cluster
 from isthmus.forecast.island import Island
-from isthmus.lab.experiments import EXPERIMENTS
+from isthmus.lab.names import NAMES
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, MergeRule, require_codec
 from isthmus_services.settings.resolve import Setting, fields
 from isthmus_services.settings.shared import CODECS, ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
@@ -203,7 +203,7 @@ class Heal(InRun, Reported):
 class Training(Reported):
     """Settings of `isthmus simulate training`."""
 
-    experiment: Annotated[str, Setting(", ".join(EXPERIMENTS), positional=True, flag_only=True)]
+    experiment: Annotated[str, Setting(", ".join(NAMES), positional=True, flag_only=True)]
     scale: Annotated[
         str, Setting("quick: one seed and a few settings; paper: all of it", choices=("quick", "paper"))
     ] = "paper"

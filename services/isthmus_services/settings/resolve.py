@@ -6,7 +6,6 @@ Standard variables of other tools, such as AWS_ENDPOINT_URL, keep their names an
 
 import argparse
 import dataclasses
-import difflib
 import os
 import socket
 import tomllib
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
+
+if typing.TYPE_CHECKING:
+    from rich.console import Console
 
 from isthmus.errors import InputError, plainly
 from isthmus.rules import Pace, Rules, bounds
@@ -234,7 +234,7 @@ def resolve(
 
 def show(
     resolved: Resolved[Any],
-    console: Console,
+    console: "Console",
     environment: Mapping[str, str],
     effective: Mapping[str, tuple[object, str]] | None = None,
 ) -> None:
@@ -242,6 +242,8 @@ def show(
 
     `effective`: by field, what holds where nothing was given, and its source.
     """
+    from rich.table import Table
+
     table = Table(title="settings", title_justify="left")
     for column in ("setting", "value", "from", "what it is"):
         table.add_column(column, overflow="fold")
@@ -261,6 +263,8 @@ def show(
 
 def did_you_mean(word: str, known: Iterable[str], form: str = "{}") -> str:
     """Return ": did you mean …?" where a name comes near enough, else nothing."""
+    import difflib
+
     near = difflib.get_close_matches(word, list(known), 1)
     return f": did you mean {form.format(near[0])}?" if near else ""
 

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from isthmus.bus import default_bus
 from isthmus.errors import InputError
 from isthmus.layout import Spec
 from isthmus.rules import LONG_STEPS, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
@@ -161,6 +160,8 @@ class PaceOfRun:
 
 def bus_of(settings: OnBus, run: str) -> str:
     """Return the URL of the bus to use, with user and password in it. Raises `InputError` where it has to be given."""
+    from isthmus.bus import default_bus  # with it comes asyncio: `isthmus --help` needs none
+
     bus = settings.bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses with --bus redis://host:port")

@@ -1,0 +1,27 @@
+"""The experiments' names, for whoever wants no more of them: `experiments` holds that there are these."""
+
+NAMES = (
+    "heterogeneous",
+    "failures",
+    "scavenging",
+    "merge",
+    "codecs",
+    "adoption",
+    "scale",
+    "regions",
+    "links",
+    "compare",
+    "experts",
+    "gap",
+    "parity",
+    "longer",
+    "outer",
+    "conditions",
+    "blocks",
+    "cuts",
+    "larger",
+    "variants",
+    "bits",
+    "bits-longer",
+    "bits-strained",
+)
