@@ -7,7 +7,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale recovery lint types clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale bench recovery lint types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ sim: $(VENV)/dev ## simulated faults on 10,000 seeds, or one again (SEED=17; ARG
 
 scale: $(VENV)/dev ## 3.0e8 parameters: a plain and a sharded learner, two syncers, S3, ten rounds, a replay (24 GiB; ARGS="--width 256 …")
 	PYTHONPATH=tests $(BIN)/python -m scale.run $(ARGS)
+
+bench: $(VENV)/dev ## speed and bytes on this machine, beside their limits, into docs/benchmarks.md and its picture
+	$(BIN)/isthmus bench all --json docs/results/bench.json --plot docs/images/bench.png $(ARGS)
+	$(BIN)/isthmus bench all --tables docs/results/bench.json
 
 recovery: $(VENV)/dev ## how long the run stands still when a syncer is killed, and where the time goes
 	PYTHONPATH=tests $(BIN)/python -m chaos.recovery $(ARGS)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from isthmus.codecs import codec, packed_size
+from isthmus.forecast.bandwidth import OnTheWire, Setup
 from isthmus.layout import Layout, Spec, TensorClass, partition
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Replica
@@ -105,6 +106,17 @@ def measure(rules: Rules, pace: Pace, learners: int, step_s: float = 1.0) -> Mes
     finally:
         world.clock.close()
     return found
+
+
+def own_codec(link: Setup, up: str, down: str, cost: Cost) -> OnTheWire:
+    """Return what this library's codecs cost on a link: bits of payload, bytes of headers, commits and messages."""
+    return OnTheWire(
+        name=f"isthmus {up} up, {down} down",
+        up_bits=bits(up, link.params, link.fragments),
+        down_bits=bits(down, link.params, link.fragments),
+        up_bytes=cost.up_bytes,
+        down_bytes=cost.down_bytes,
+    )
 
 
 async def _run(world: World, rules: Rules, pace: Pace, learners: int, step_s: float) -> MessageCosts:

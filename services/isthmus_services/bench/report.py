@@ -40,7 +40,7 @@ def cells(row: Row) -> list[str]:
         row.unit,
         "" if row.limit is None else _number(row.limit),
         "" if row.ratio is None else f"{row.ratio:.2f}",
-        "" if row.aim is None else f"{sign}{row.aim:g}{mark}",
+        "" if row.aim is None else f"{sign}{row.aim:.3g}{mark}",
         f"{row.spread:.0%}",
         str(row.repeats),
     ]

@@ -11,7 +11,7 @@ from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, Merg
 from isthmus_services.settings.resolve import Setting, fields
 from isthmus_services.settings.shared import CODECS, ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 
-BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "peers", "bytes", "start")
+BENCHES = ("kernels", "learner", "round", "scale", "store", "bytes", "start")
 
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 

@@ -86,18 +86,7 @@ def choices(link: Setup) -> list[tuple[str, OnTheWire]]:
     found.append((DECOUPLED, int4))
     rules = Rules(fragments=link.fragments, sync_every=link.sync_every).check()
     cost = traffic.measure(rules, Pace(), min(link.learners, traffic.LEARNERS_MAX)).learner
-    return found + [(DECOUPLED, own_codec(link, up, down, cost)) for up, down in OWN]
-
-
-def own_codec(link: Setup, up: str, down: str, cost: traffic.Cost) -> OnTheWire:
-    """Return what this library's codecs cost on a link: bits of payload, bytes of headers, commits and messages."""
-    return OnTheWire(
-        name=f"isthmus {up} up, {down} down",
-        up_bits=traffic.bits(up, link.params, link.fragments),
-        down_bits=traffic.bits(down, link.params, link.fragments),
-        up_bytes=cost.up_bytes,
-        down_bytes=cost.down_bytes,
-    )
+    return found + [(DECOUPLED, traffic.own_codec(link, up, down, cost)) for up, down in OWN]
 
 
 def _row(link: Setup, method: str, codec: OnTheWire, utilization: float | None, gbit_s: float | None) -> Row:
