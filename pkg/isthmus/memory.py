@@ -54,6 +54,12 @@ class Pool:
         return array
 
     def _give(self, size: int, memory: memoryview) -> None:
+        for other in [s for s in list(self._free) if s != size]:  # what is of other sizes makes way
+            while self._free[other] and self.kept + size > self.kept_max:
+                try:
+                    self._free[other].pop()
+                except IndexError:  # somebody has taken it
+                    break
         if self.kept + size <= self.kept_max:
             self._free[size].append(memory)
 

@@ -1037,6 +1037,7 @@ MUTANTS = [
         ),
         row("all-is-kept", "if self.kept + size <= self.kept_max:", "if True:"),
         row("nothing-is-kept", "if self.kept + size <= self.kept_max:", "if False:"),
+        row("nothing-makes-way", "if s != size]:", "if False]:"),
         row("zeros-are-what-was-there", "    found.fill(0.0)\n", ""),
     ),
     # --- the world outside --------------------------------------------------------------------------------------------

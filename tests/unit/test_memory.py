@@ -63,6 +63,20 @@ def test_no_more_is_kept_than_may_be() -> None:
     assert pool.kept == 2 * SIZE
 
 
+def test_what_is_of_other_sizes_makes_way() -> None:
+    pool = Pool(4 * SIZE)
+    held = [pool.take(SIZE) for _ in range(4)]
+    del held
+    large = pool.take(3 * SIZE)
+    del large
+    assert pool.kept == 4 * SIZE
+    again = pool.take(3 * SIZE)
+    assert pool.kept == SIZE, "it was kept, beside one of the others"
+    del again
+    pool.take(5 * SIZE)
+    assert pool.kept <= 4 * SIZE
+
+
 def test_little_is_left_to_the_allocator() -> None:
     pool = Pool(10 * SIZE)
     pool.take(SMALLEST - 1)

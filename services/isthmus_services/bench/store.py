@@ -47,9 +47,11 @@ async def timed(work: Callable[[int], Awaitable[object]], count: int, at_once: i
             await work(number)
 
     watching = asyncio.ensure_future(lag.watch())
+    await asyncio.sleep(0.0)  # it begins to wait
     cpu, began = processor_s(), time.perf_counter()
     await asyncio.gather(*(one(i) for i in range(count)))
     took, used = time.perf_counter() - began, processor_s() - cpu
+    await asyncio.sleep(2.0 * LOOK_S)  # how late it was last, it says when it runs
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching

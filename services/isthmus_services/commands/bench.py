@@ -67,7 +67,7 @@ def _tables(paths: Sequence[str], into: Path) -> int:
             found = json.loads(Path(path).read_text())
             rows += msgspec.convert(found["rows"], list[Row])
             machines.add(found["machine"])
-        except (OSError, ValueError, KeyError, msgspec.ValidationError) as error:
+        except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
             raise InputError(f"--tables {path}: not what --json wrote ({error})") from None
     report.write_tables(rows, sorted(machines), into)
     print(f"tables: {into}")
