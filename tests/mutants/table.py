@@ -1092,7 +1092,7 @@ MUTANTS = [
             'if begun.parts.get(number, ("", ""))[0] != sum_:',
             "if number not in begun.parts:",
         ),
-        row("a-create-in-parts-looks-for-nothing", "if await self._is_there(key):", "if False:"),
+        row("a-create-in-parts-looks-for-nothing", "if await is_there(self, key):", "if False:"),
         row("an-unknown-upload-is-tried-for-ever", "if passing and not begun.again and", "if passing and"),
         row("ranges-of-a-range-begin-at-0", "if extra else 0\n        same", "if not extra else 0\n        same"),
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from isthmus.errors import ObjectMissing
 from isthmus.records.frame import Blob, Body, Data
 
 
@@ -47,3 +48,12 @@ class Store(Protocol):
     async def delete(self, key: str) -> None:
         """Remove the object; nothing happens where there is none."""
         ...
+
+
+async def is_there(store: Store, key: str) -> bool:
+    """Return whether there is an object, by its first byte."""
+    try:
+        await store.get_range(key, 0, 1)
+    except ObjectMissing:
+        return False
+    return True

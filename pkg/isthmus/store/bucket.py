@@ -26,7 +26,7 @@ from obstore.exceptions import (
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable, first_cause
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime import Runtime
-from isthmus.store.base import Entry
+from isthmus.store.base import Entry, is_there
 from isthmus.store.credentials import access
 from isthmus.store.refused import RangeBeyondEnd, meaning
 
@@ -102,7 +102,7 @@ class BucketStore:
         """See `Store.create`. Beyond `PART_BYTES` two that create at once may both be told that they did: there is no
         condition for the end of an upload in parts; what is so large is named after its content."""
         try:
-            if len(data) > PART_BYTES and await self._is_there(key):
+            if len(data) > PART_BYTES and await is_there(self, key):
                 return False
             await self._write(key, data, "create")
         except AlreadyExistsError as error:
@@ -136,13 +136,6 @@ class BucketStore:
                 self._fail(error, key)
         except (BaseError, OSError, TimeoutError) as error:
             self._fail(error, key)
-
-    async def _is_there(self, key: str) -> bool:
-        try:
-            await self.get_range(key, 0, 1)
-        except ObjectMissing:
-            return False
-        return True
 
     async def _write(self, key: str, data: Data, mode: Any) -> None:
         async with asyncio.timeout(READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST):

@@ -23,10 +23,10 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
-from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable, first_cause, told
+from isthmus.errors import Denied, InputError, Unavailable, first_cause, told
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime import Runtime
-from isthmus.store.base import Entry
+from isthmus.store.base import Entry, is_there
 from isthmus.store.refused import DENIED, EXISTS, NO_CREDENTIALS, NO_UPLOAD, RangeBeyondEnd, meaning
 
 PART_BYTES = 64 << 20
@@ -106,7 +106,7 @@ class S3Store:
         server knows no condition for the end of an upload in parts: what is so large is named after its content."""
         try:
             if len(data) > PART_BYTES:
-                if await self._is_there(key):
+                if await is_there(self, key):
                     return False
                 await self._put_in_parts(key, data, IfNoneMatch="*")
             else:
@@ -123,13 +123,6 @@ class S3Store:
             self._fail(error, key)
         except (BotoCoreError, OSError) as error:
             self._fail(error, key)
-        return True
-
-    async def _is_there(self, key: str) -> bool:
-        try:
-            await self.get_range(key, 0, 1)
-        except ObjectMissing:
-            return False
         return True
 
     async def list(self, prefix: str) -> Sequence[Entry]:
