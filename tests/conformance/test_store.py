@@ -221,6 +221,23 @@ def test_prefixes_end_with_a_slash(opened: Opened) -> None:
     run(opened, body)
 
 
+@pytest.mark.parametrize("prefix", ["plain", "with space", "a%20b", "ünï~+=(x)'@:*", "..x/y"])
+async def test_both_clients_of_buckets_see_the_same_objects(
+    seaweedfs: Server, use: Callable[[Server], None], prefix: str
+) -> None:
+    use(seaweedfs)
+    place = f"bucket-{uuid.uuid4().hex[:10]}/{prefix}"
+    async with open_place(f"s3://{place}", make=True) as one, open_place(f"s3+aiobotocore://{place}") as other:
+        await one.put("k/x", b"one")
+        await other.put("k/y", b"other")
+        assert (bytes(await other.get("k/x")), bytes(await one.get("k/y"))) == (b"one", b"other")
+        for store in (one, other):
+            assert [(e.key, e.size) for e in await store.list("k/")] == [("k/x", 3), ("k/y", 5)]
+        await one.delete("k/y")
+        with pytest.raises(ObjectMissing):
+            await other.get("k/y")
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
