@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from isthmus import kernels
 from isthmus.errors import IsthmusError, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent, Replica
@@ -160,8 +161,11 @@ class Shell:
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
             )  # fmt: skip
+            # Not later: it holds the interpreter for tenths of a second, and the first update would wait for it.
+            warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
             # As long as it takes: values and a checkpoint of a large model are many bytes.
             await self.agent.join()
+            await warming
             self.joined_at = [known.version for known in self.agent.downlink.known]
             if self.agent.history.checkpoint is None and any(self.joined_at):
                 self.donor = await find_donor(self.agent)
