@@ -118,6 +118,8 @@ def s3_server(
     command = [weed_binary(), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false"]
     command += [f"-{flag}={number}" for flag, number in numbers.items() if f"-{flag} " in offered]
     command += ["-webdav=false"] if "-webdav\n" in offered or "-webdav " in offered else []
+    # Every bucket has volumes of its own. It reserves a gigabyte of what is free for each, which none here comes near.
+    command += ["-volume.max=1000"] if "-volume.max " in offered else []
     command += arguments
     keys = {"AWS_ACCESS_KEY_ID": credentials[0], "AWS_SECRET_ACCESS_KEY": credentials[1]}
     log = folder / "seaweedfs.log"

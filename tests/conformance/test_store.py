@@ -46,7 +46,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[[Server
     else:
         server, _, client = request.param.partition(" by ")
         use(request.getfixturevalue(server))
-        url = f"s3{client and f'+{client}'}://bucket-{uuid.uuid4().hex[:10]}/some/prefix"
+        url = f"s3{client and f'+{client}'}://conformance/{uuid.uuid4().hex[:10]}/some/prefix"
 
     @asynccontextmanager
     async def open_it() -> AsyncIterator[EdgeStore]:
@@ -226,7 +226,7 @@ async def test_both_clients_of_buckets_see_the_same_objects(
     seaweedfs: Server, use: Callable[[Server], None], prefix: str
 ) -> None:
     use(seaweedfs)
-    place = f"bucket-{uuid.uuid4().hex[:10]}/{prefix}"
+    place = f"conformance/{uuid.uuid4().hex[:10]}/{prefix}"
     async with open_place(f"s3://{place}", make=True) as one, open_place(f"s3+aiobotocore://{place}") as other:
         await one.put("k/x", b"one")
         await other.put("k/y", b"other")

@@ -134,7 +134,7 @@ def test_what_a_learner_pays_can_be_measured(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_a_crowd_is_merged(seaweedfs: Server, redis: Server, use: Callable[[Server], None]) -> None:
     use(seaweedfs)
-    url = f"s3://{bucket()}/run"
+    url = f"s3://conformance/{bucket()}"
     await bench_round.made(url, [4096, 4096], 2)
     with bench_round.syncing(url, redis.url) as syncer:
         async with open_ports(url, redis.url) as ports, asyncio.TaskGroup() as tasks:
