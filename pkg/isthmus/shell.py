@@ -2,11 +2,13 @@
 
 # ruff: noqa: TID251  (threads: this is one of their places)
 import asyncio
+import atexit
 import logging
 import math
 import queue
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from isthmus import kernels
@@ -28,6 +30,9 @@ FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
 
 DRAIN_S = 10.0
 """Uploads under way, and a last checkpoint, get this long at the end."""
+
+EXIT_S = 3.0
+"""Where the interpreter ends before `close`, the agent gets this long to let go of what it holds."""
 
 
 class Shell:
@@ -130,6 +135,14 @@ class Shell:
             thread.join(DRAIN_S + 5.0 + CLOSE_S)
             self.agent.vitals.rest()
 
+    def _at_exit(self) -> None:
+        """End the thread with the interpreter: one that goes on with requests is torn down in the middle of them."""
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive():
+            with suppress(RuntimeError):  # the loop ended in this very moment
+                loop.call_soon_threadsafe(self._give_up)
+            thread.join(EXIT_S)
+
     def _give_up(self) -> None:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
@@ -147,6 +160,7 @@ class Shell:
         finally:
             # Known before the sink is waited for: a training must not go on without its agent.
             self._asked.put(None)
+            atexit.unregister(self._at_exit)
             if self.feeder is not None:
                 self.feeder.close()
 
@@ -156,6 +170,7 @@ class Shell:
         learner, adopt, steps, pace, checkpoint_s = self._settings
         started = self._loop.time()
         async with open_ports(run_url, bus_url, enter) as ports:
+            atexit.register(self._at_exit)  # after the client's own, which is to run when no requests come any more
             self.run = ports.log.run
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,

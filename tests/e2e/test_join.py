@@ -1,6 +1,8 @@
 """The front door, as a user's training loop sees it: real threads, a real folder, any torch module."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -251,11 +253,27 @@ def test_a_sink_gets_every_step(folder: Path) -> None:
 
 
 def test_importing_the_library_needs_no_torch() -> None:
-    import subprocess
-    import sys
-
     code = "import sys; sys.modules['torch'] = None; import isthmus, isthmus.syncer, isthmus.log.commits, isthmus_services.commands.syncer"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+
+
+UNCLOSED = """
+import atexit, sys, threading
+names = lambda: print([t.name for t in threading.enumerate() if t.name == "isthmus-agent"])
+atexit.register(names)  # runs last of all
+import torch, isthmus
+model = torch.nn.Linear(4, 2)
+link = isthmus.join(
+    sys.argv[1], model, torch.optim.SGD(model.parameters(), lr=0.1), learner="a", create=isthmus.Rules(fragments=2)
+)
+names()
+"""
+
+
+def test_the_agent_ends_with_a_script_that_does_not_close(folder: Path) -> None:
+    command = [sys.executable, "-c", UNCLOSED, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (0, "['isthmus-agent']\n[]\n"), done.stderr
 
 
 def test_values_go_in_and_out_of_a_module_unchanged() -> None:

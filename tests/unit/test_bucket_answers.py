@@ -4,6 +4,8 @@ import asyncio
 import base64
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -280,3 +282,41 @@ async def test_google_is_asked_in_its_own_words(
             ("GET", "/bucket/run%2Fk")
         ]
         assert [r.headers.get("x-goog-if-generation-match") for r in stub.asked] == ["0", "0", None]
+
+
+LINGERING = """
+import asyncio, sys, threading, time
+from asyncio.selector_events import BaseSelectorEventLoop as Loop
+from isthmus.ports import open_place
+
+wake = Loop._write_to_self
+
+def slowly(loop):
+    wake(loop)
+    if threading.get_ident() not in {t.ident for t in threading.enumerate()}:
+        time.sleep(0.3)  # the loop goes on: a busy machine does that to any thread
+
+Loop._write_to_self = slowly
+
+class Ending:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.6)
+
+sys.ending = Ending()  # the interpreter is still ending when that thread comes back
+
+async def main():
+    async with open_place("s3://bucket/run") as store:
+        print(bytes(await store.get("k")).decode())
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_ends_well_though_a_thread_of_the_client_is_late(opened: Callable[..., Any]) -> None:
+    """See `wait_for_foreign_threads`: without it the process is aborted (by Pythons before 3.14)."""
+    async with opened(part(b"bytes", 0, 5)) as (_, stub):
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", LINGERING, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, err = await child.communicate()
+        assert (child.returncode, out, err) == (0, b"bytes\n", b""), stub.asked

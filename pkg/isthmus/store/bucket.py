@@ -5,6 +5,7 @@ time that aiobotocore takes for it (`isthmus bench store`), and none of them sto
 """
 
 import asyncio
+import atexit
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -25,7 +26,7 @@ from obstore.exceptions import (
 
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable, first_cause
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank, fill
-from isthmus.runtime import Runtime
+from isthmus.runtime import Runtime, wait_for_foreign_threads
 from isthmus.store.base import Entry, is_there
 from isthmus.store.credentials import access
 from isthmus.store.refused import RangeBeyondEnd, meaning
@@ -52,6 +53,9 @@ _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+
+
+atexit.register(wait_for_foreign_threads)
 
 
 @dataclass(frozen=True, slots=True)
