@@ -39,7 +39,8 @@ class RunMissing(InputError):
         super().__init__(
             f"{url}: no run here; did you mean {near}?"
             if near
-            else f"no run at {url}: create one with `isthmus init {url}` (or join(..., create=Rules()))"
+            else f"no run at {url}: look whether that is the place; `isthmus init {url}` makes one there, and so does "
+            "join(..., create=Rules())"
         )
         self.url = url
         self.near = near

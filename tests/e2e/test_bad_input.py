@@ -141,7 +141,7 @@ def test_why_a_service_does_not_start_is_text_in_a_pipe(command: list[str], tmp_
     done = isthmus(name, str(tmp_path / "nowhere"), *rest, "--log-format", "json")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"isthmus {name}: no run at {tmp_path}/nowhere: create one with")
+    assert line.startswith(f"isthmus {name}: no run at {tmp_path}/nowhere: look whether that is the place")
 
 
 @pytest.mark.parametrize(

@@ -386,4 +386,6 @@ def test_the_demo_recovers_and_reports(tmp_path: Path, given: tuple[str, ...], s
     assert report["global_val_loss"] < 4.0 < report["global_curve"][0][1]
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert ("killed learner-" in done.stdout) == killed
+    again = isthmus("replay", str(out / "run"))
+    assert f"{report['commits']} commits, 0 differ" in again.stdout, again.stdout + again.stderr
     shutil.rmtree(out)

@@ -22,6 +22,7 @@ from isthmus.readers.heard import Hearing
 from isthmus.readers.status import Live
 from isthmus.records.keys import RUN_KEY
 from isthmus.records.messages import Heartbeat, decode
+from isthmus.store import EdgeStore
 from isthmus.urls import split
 from isthmus_services.commands import init
 from isthmus_services.demo import judge, mark, report
@@ -46,6 +47,8 @@ QUIET_MAX_S = 15.0
 TEND_S = 0.1
 CURVE_SHARE, ALONE_SHARE = 0.75, 0.95
 """Of judging the run, and of training one learner alone, what their curves take."""
+
+COPIES_AT_ONCE = 8
 
 CHECKPOINT_S = 2.0
 """Checkpoints of so small a model cost little, and demos are short."""
@@ -113,6 +116,8 @@ async def _demo(a: declared.Demo, out: Path, store: str, bus: str, started: floa
             train_s = time.monotonic() - train_started
             traffic.last(run.hearing)
             summary, sample = await _judge(a, out, log, fleet, traffic, watch, text, held_out)
+            if a.servers:
+                store = await _keep(ports.store, out / mark.RUN)
         summary |= {"wall_s": round(time.monotonic() - started, 1), "train_s": round(train_s, 1)}
         write_json(summary, out / "report.json", a.json)
         console = stdout()
@@ -185,6 +190,20 @@ async def _until_quiet(watch: Watch, run: Live) -> None:
 
 
 # --- afterwards -------------------------------------------------------------------------------------------------------
+
+
+async def _keep(store: EdgeStore, folder: Path) -> str:
+    """Copy the whole run into a folder, where its log can be looked at when the servers are gone; return its place."""
+    keys = iter([entry.key for entry in await store.list("")])
+
+    async def some(kept: EdgeStore) -> None:
+        for key in keys:
+            await kept.put(key, await store.get(key))
+
+    async with open_place(str(folder), threads=1) as kept, asyncio.TaskGroup() as tasks:
+        for _ in range(COPIES_AT_ONCE):
+            tasks.create_task(some(kept))
+    return str(folder)
 
 
 async def _judge(
@@ -276,7 +295,7 @@ def _check(a: declared.Demo) -> None:
 
 def _folders(a: declared.Demo) -> tuple[str, ...]:
     """Return the folders that this demo writes; a store that was named is never touched."""
-    return (mark.LOGS, *((mark.SERVERS,) if a.servers else ()), *((mark.RUN,) if not (a.servers or a.store) else ()))
+    return (mark.LOGS, *((mark.SERVERS,) if a.servers else ()), *(() if a.store else (mark.RUN,)))
 
 
 def _place(a: declared.Demo, out: Path, stack: ExitStack) -> tuple[str, str]:
