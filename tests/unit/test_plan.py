@@ -309,7 +309,9 @@ def test_isotropic_merges_are_counted_by_the_matrices_there_are_and_named_where_
     )
     choice = next(c for c in rda.choices if c.name == "merge")
     assert choice.value == "rda"
-    assert choice.reason.startswith("isotropic merges would take, a round: whole matrices")
+    assert choice.reason.startswith(
+        "matrices as wide as these are dear to merge isotropically; that would take, a round: whole matrices"
+    )
     assert rda.syncer["merge_s"] < cut.syncer["merge_s"] < iso.syncer["merge_s"]
     assert any("isotropic merges hold a round up" in warning for warning in iso.warnings)
     assert not any("isotropic" in warning for warning in rda.warnings)

@@ -251,7 +251,10 @@ def _merge(fixed: Fixed, rules: Rules, took: Speeds, there: Matrices, step_s: fl
         return f"{size} {there.flop(block) / rules.fragments / 1e9:,.4g} GFLOP, {seconds:.2g} s, {cores:.2g} cores"
 
     blocks = ISO_BLOCKS if fixed.iso_block is None else (fixed.iso_block,)
-    said = f"isotropic merges would take, a round: {'; '.join(cost(block) for block in blocks)}"
+    if not there.shapes:
+        return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
+    dear = "as you asked" if fixed.merge else "matrices as wide as these are dear to merge isotropically"
+    said = f"{dear}; that would take, a round: {'; '.join(cost(block) for block in blocks)}"
     if rules.merge == MergeRule.ISO:
         why = "as you asked" if fixed.merge else "cheap for matrices as narrow as these"
         said = f"{why}; it takes, a round: {'; '.join(cost(block) for block in blocks)}"
