@@ -92,6 +92,10 @@ def _outer(steps: int) -> list[Setting]:
             lr, mu = outer_for("rda", h)
             found.append(named(few, f"{at}RDA", rules_outer_lr=lr, rules_outer_momentum=mu))
             found.append(named(few, f"{at}iso 1.1, momentum 0.7", **iso(1.1, 0.7)))
+        # Data parallel with the same step: one learner that takes all batches.
+        for m in (2, 4, 8, 16):
+            one = base(steps, learners=1, batch=m, rules_sync_every=h)
+            found.append(named(one, f"H = {h}, M = {m}: one learner, iso 1.1, momentum 0.7", **iso(1.1, 0.7)))
     # What is best after few rounds may be too much after many.
     for h in (12, 24, 48):
         rounds, at = base(3 * steps, learners=8, rules_sync_every=h), f"H = {h}, M = 8, 3 × as long: "
@@ -114,13 +118,13 @@ def _conditions(steps: int) -> list[Setting]:
         "8 learners, failing often": named(
             eight, "", failures=Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0)
         ),
-        "failing often": base(steps, failures=Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0)),
+        "4 learners, failing often": base(steps, failures=Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0)),
         "mixed speeds": mixed,
         "mixed speeds, K = 8, waiting": named(mixed, "", pace_quorum=8, **WAITING),
         "mixed speeds, K = 1, no grace": named(mixed, "", **HASTY),
         "4 learners": base(steps),
-        "8 for half of the tokens": base(steps, guests=Guests(count=4, come=0.25, go=0.75)),
-        "16 for half of the tokens": base(steps, guests=Guests(count=12, come=0.25, go=0.75)),
+        "4 learners, 8 for half of the tokens": base(steps, guests=Guests(count=4, come=0.25, go=0.75)),
+        "4 learners, 16 for half of the tokens": base(steps, guests=Guests(count=12, come=0.25, go=0.75)),
         "0.2 s away": away,
         "0.2 s away, late work dropped": named(away, "", pace_staleness=0),
         "0.2 s away, four versions late": named(away, "", pace_staleness=4),
@@ -130,7 +134,7 @@ def _conditions(steps: int) -> list[Setting]:
         "0.5 s away, H = 24": named(far, "", rules_sync_every=24, rules_fragments=24),
         "float32 both ways": named(eight, "", rules_codec_up="f32", rules_codec_down="f32"),
         "int8 both ways": named(eight, "", rules_codec_up="int8", rules_codec_down="int8"),
-        "4 experts": base(steps, shape=Shape(width=64, layers=2, heads=2, experts=4)),
+        "4 learners, 4 experts": base(steps, shape=Shape(width=64, layers=2, heads=2, experts=4)),
         "inner optimizer Muon": named(eight, "", inner="muon"),
     }
     return [
@@ -247,7 +251,12 @@ EXPERIMENTS = (
         "none",
         _conditions,
         beside={"kept": "share of tokens merged"},
-        quick=("4 learners: RDA", "4 learners: iso", "failing often: RDA", "failing often: iso"),
+        quick=(
+            "4 learners: RDA",
+            "4 learners: iso",
+            "4 learners, failing often: RDA",
+            "4 learners, failing often: iso",
+        ),
     ),
     Experiment(
         "blocks",
