@@ -7,6 +7,7 @@ the conditional create of a commit decides and the loser folds the winner's. A r
 import asyncio
 import contextlib
 import logging
+import math
 
 from isthmus.bus import Bus
 from isthmus.bus.base import Said
@@ -74,6 +75,8 @@ HEARD_EACH, HEARD_MAX = 512, 16384
 MESSAGES_A_TURN = 32
 """Messages decoded before others on the loop have their turn."""
 
+LOOK_LEAST_S = 0.005
+
 TAKES_BYTES_S = 1 << 29
 """How fast states are taken to be folded, in bytes a second: a share that has just come is folded after as long as that
 takes. Where it is gone again by then, nothing was read for it; where it stays, taking over lasts twice as long."""
@@ -106,6 +109,7 @@ class Syncer:
         self.tallies = Tallies()
         self.metrics = SyncerMetrics()
         self._came_at: dict[int, float] = {}
+        self._due_at: dict[int, float] = {}
         """Since when fragments are this syncer's that it has no state of."""
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of, as soon as it has their state."""
@@ -362,7 +366,8 @@ class Syncer:
             if not any(keeper.state is not None for keeper in self.keepers):
                 self._require_some()
             held = self._holders.held(now, self._broken, able=self._able())
-            held -= self._too_new(held, now)
+            waiting = self._too_new(held, now)
+            held -= waiting
             for p in held ^ self.held:
                 self.keepers[p].hold(p in held)
             if held != self.held:
@@ -371,7 +376,9 @@ class Syncer:
             for learner in self._members.forget(now):
                 self.metrics.forget(learner)
                 self.tallies.dropped.pop(learner, None)
-            await asyncio.sleep(self._holders.beat_s / 2)
+            # What may change by itself is looked at when it does: taking over is to begin at once.
+            changes_s = min(self._holders.silent_in_s(now), *(self._due_at[p] - now for p in waiting), math.inf)
+            await asyncio.sleep(min(self._holders.beat_s / 2, max(changes_s, LOOK_LEAST_S)))
 
     def _too_new(self, mine: set[int], now: float) -> set[int]:
         """Return the fragments whose state is not here and that may be another's again before it could be."""
@@ -379,7 +386,8 @@ class Syncer:
         self._came_at = {p: self._came_at.get(p, now) for p in lacking}
         parameters = sum(self.keepers[p].fragment.size for p in lacking)
         wait_s = state_bytes(self._run.rules) * parameters / TAKES_BYTES_S
-        return {p for p in lacking if now - self._came_at[p] < wait_s}
+        self._due_at = {p: came_at + wait_s for p, came_at in self._came_at.items()}
+        return {p for p in lacking if now < self._due_at[p]}
 
     def _able(self) -> bool:
         """Whether this syncer can do what holding a fragment takes: reach the store, hear, and be heard.

@@ -14,8 +14,8 @@ from isthmus.rules import Pace
 BEATS_PER_INTERVAL = 4
 """Signs of life of a syncer per heartbeat interval: a dead one is to be noticed sooner than a dead learner."""
 
-SILENT_BEATS = 5
-"""Missed in a row, after which a syncer is taken for dead."""
+SILENT_BEATS = 3
+"""Missed in a row, after which a syncer is taken for dead. One that was merely late loses nothing by it, see above."""
 
 
 def preference(syncer: str, fragment: int) -> bytes:
@@ -63,6 +63,10 @@ class Holders:
         """Note that the bus was away until now: silence until here says nothing."""
         for peer in self._peers.values():
             peer.heard_at = now
+
+    def silent_in_s(self, now: float) -> float:
+        """Return how soon another syncer will be taken for dead unless it is heard, in seconds."""
+        return min((peer.heard_at for peer in self._peers.values()), default=now) + self.silent_s - now
 
     def held(self, now: float, broken: Collection[int] = (), *, able: bool = True) -> set[int]:
         """Return the fragments this syncer holds now; `broken` are those it cannot fold itself.
