@@ -35,7 +35,6 @@ class Child:
     process: "subprocess.Popen[bytes] | forking.Forked | None" = None
     lives: int = 0
     ended_at: float = 0.0
-    spawned_at: float = 0.0
     exits: list[int] = field(default_factory=list)
 
     @property
@@ -46,7 +45,6 @@ class Child:
     def start(self) -> None:
         """Start another life."""
         self.lives += 1
-        self.spawned_at = time.time()
         arguments = [*self.arguments, "--name", self.life] if self.kind == "syncer" else self.arguments
         if self.forked:
             self.process = forking.nursery().start(arguments, self.environment, self.log, self.log)

@@ -1,7 +1,7 @@
 """Learners without a model: they store and announce real updates when told to, and a syncer cannot tell them apart."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from isthmus.records import frame
 from isthmus.records.keys import update_key
 from isthmus.records.messages import (
     SYNCER_STREAM,
+    Alive,
     Announce,
     Committed,
     Heartbeat,
@@ -34,8 +35,12 @@ class Crowd:
         self.run = ports.log.run
         self.names = [f"l{i:03d}" for i in range(count)]
         self.heads = [0] * len(self.run.layout.fragments)
+        self.writers: dict[int, str] = {}
+        """Which life of a syncer made the newest version of each fragment."""
+        self.lags_ms: list[float] = []
+        """Worst delays of syncers' event loops, each from one sign of life to the next."""
         self._ids = 0
-        self._news = asyncio.Event()
+        self._news = asyncio.Condition()
         draw = np.random.default_rng(0)
         code = codec(self.run.rules.codec_up)
         self._payloads = [
@@ -83,9 +88,28 @@ class Crowd:
             for said in (await self.ports.bus.read({SYNCER_STREAM: at}, 1.0)).get(SYNCER_STREAM, ()):
                 at = said.position
                 message = decode(said.body) if said.body else None
-                if isinstance(message, Committed):
-                    self.heads[message.fragment] = max(self.heads[message.fragment], message.version)
-                    self._news.set()
+                if isinstance(message, Committed) and message.version > self.heads[message.fragment]:
+                    self.writers[message.fragment] = message.syncer
+                    await self._learn({message.fragment: message.version})
+                elif isinstance(message, Alive):
+                    self.lags_ms.append(message.lag_ms)
+                    # A syncer that was killed may have stored a version without saying so.
+                    await self._learn(dict(enumerate(message.heads)))
+
+    async def _learn(self, versions: dict[int, int]) -> None:
+        for fragment, version in versions.items():
+            self.heads[fragment] = max(self.heads[fragment], version)
+        async with self._news:
+            self._news.notify_all()
+
+    async def train(self, fragment: int, pause_s: float) -> None:
+        """Answer every version of a fragment with an update of each of them, `pause_s` later, until cancelled."""
+        while True:
+            wanted = [head + 1 if p == fragment else 0 for p, head in enumerate(self.heads)]
+            for name in self.names:
+                await self.announce(name, await self.store(name, fragment))
+            await self.until(wanted)
+            await asyncio.sleep(pause_s)
 
     async def store(self, name: str, fragment: int) -> bytes:
         """Store an update on the newest version; return its announcement."""
@@ -127,7 +151,9 @@ class Crowd:
 
     async def until(self, wanted: Sequence[int]) -> None:
         """Wait until every fragment is at its version. Raises `TimeoutError`."""
-        async with asyncio.timeout(WAIT_S):
-            while any(head < version for head, version in zip(self.heads, wanted, strict=True)):
-                self._news.clear()
-                await self._news.wait()
+        await self.changed(lambda: all(head >= version for head, version in zip(self.heads, wanted, strict=True)))
+
+    async def changed(self, condition: Callable[[], bool]) -> None:
+        """Wait until versions that were heard of make this true. Raises `TimeoutError`."""
+        async with asyncio.timeout(WAIT_S), self._news:
+            await self._news.wait_for(condition)

@@ -20,13 +20,15 @@ from isthmus.records.keys import value_key
 from isthmus.rules import Pace, Rules
 from isthmus.store import EdgeStore
 from isthmus_services.bench.crowd import Crowd
-from isthmus_services.bench.measure import Row, Say, row, sized
+from isthmus_services.bench.measure import Row, Say, quantile, row, sized
 from isthmus_services.bench.servers import bucket
 from isthmus_services.servers import redis_server, s3_server
 
 LEARNERS = 4
 SIZES = ((64 << 10, 1.5), (2 << 20, 1.3), (16 << 20, 1.5))
 """Bytes of a value, and how often the four raw calls may fit into a round."""
+
+LAG, LAG_MS = "the syncer's loop late, worst of each quarter of a second, p99", 20.0
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
@@ -35,7 +37,7 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
         for at, (size, aim) in enumerate(SIZES):
             # int4 has 66 bytes for 128 parameters.
             params = size * 128 // 66 // 128 * 128
-            rounds, raw = asyncio.run(
+            rounds, raw, lags = asyncio.run(
                 _measure(f"{place}/{size}", bus, params, size, repeats, lambda share: say((at + share) / len(SIZES)))  # noqa: B023
             )
             yield row(
@@ -48,6 +50,8 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
                 aim=aim,
                 at_most=True,
             )
+            lag = quantile(lags, 0.99)
+            yield row("round", LAG, sized(size), [lag], "ms", aim=LAG_MS, at_most=True)
 
 
 @contextmanager
@@ -89,7 +93,8 @@ async def made(url: str, sizes: list[int], learners: int, **pace: float) -> Run:
 
 async def _measure(
     url: str, bus: str, params: int, size: int, repeats: int, say: Say
-) -> tuple[list[float], list[float]]:
+) -> tuple[list[float], list[float], list[float]]:
+    """Return seconds of rounds and of raw calls, and worst delays [ms] of the syncer's loop between signs of life."""
     await made(url, [params], LEARNERS)
     rounds: list[float] = []
     raw: list[float] = []
@@ -112,13 +117,15 @@ async def _measure(
                 await ports.store.get(value_key(0, number + 1, commit.header.value_digest))
                 took = time.perf_counter() - began
                 plain = await _raw(ports.store, size)
+                if number == 1:
+                    crowd.lags_ms.clear()
                 if number > 1:
                     rounds.append(took)
                     raw.append(plain)
                 say((number + 1) / (repeats + 2))
             for task in background:
                 task.cancel()
-    return rounds, raw
+    return rounds, raw, crowd.lags_ms
 
 
 async def _raw(store: EdgeStore, size: int) -> float:
