@@ -2,12 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BENCH_VENV := .venv-bench
+PEERS := torchft==0.2.0 opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp pypiquant==4.1.0 tsugi-mend==0.1.5 \
+	hivemind==1.1.12
 # More for pip, for example the index of another build of torch (see README, Install).
 PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale bench recovery lint types clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale bench bench-env bench-peers recovery lint types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,8 +43,14 @@ bench: $(VENV)/dev ## speed and bytes on this machine, beside their limits, into
 	$(BIN)/isthmus bench all --json docs/results/bench.json --plot docs/images/bench.png $(ARGS)
 	$(BIN)/isthmus bench all --tables docs/results/bench.json
 
-recovery: $(VENV)/dev ## how long the run stands still when a syncer is killed, and where the time goes
-	PYTHONPATH=tests $(BIN)/python -m chaos.recovery $(ARGS)
+bench-env: $(BENCH_VENV)/stamp ## an environment with the peers of `make bench-peers`: they are nobody's dependencies
+
+bench-peers: bench-env ## speed beside torchft, pypiquant, hivemind and tsugi-mend
+	$(BENCH_VENV)/bin/isthmus bench peers --json docs/results/peers.json --plot docs/images/peers.png $(ARGS)
+	$(BENCH_VENV)/bin/isthmus bench peers --tables docs/results/peers.json
+
+recovery: $(VENV)/dev ## how long a run stands still when a syncer is killed
+	$(BIN)/isthmus bench recovery $(ARGS)
 
 lint: $(VENV)/dev ## check style and formatting
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -50,7 +59,7 @@ types: $(VENV)/dev ## check types, strictly
 	$(BIN)/mypy
 
 clean: ## remove the environment and everything the demo wrote
-	rm -rf $(VENV) out
+	rm -rf $(VENV) $(BENCH_VENV) out
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "make: $(PYTHON) is missing or older than Python 3.11: make PYTHON=/path/to/python3.11" >&2; exit 2; }
@@ -62,3 +71,8 @@ $(VENV)/demo $(VENV)/servers $(VENV)/dev: $(VENV)/bin/python pyproject.toml cons
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[$(if $(filter servers,$(@F)),demo$(comma)servers,$(@F))]'
 	@touch $@
 comma := ,
+
+$(BENCH_VENV)/stamp: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[demo,servers]' $(PEERS)
+	@touch $@

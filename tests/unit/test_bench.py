@@ -1,6 +1,7 @@
 """Benchmarks: figures beside limits, and that each of them can be taken. No figure itself is asserted."""
 
 import asyncio
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,13 @@ from isthmus.ports import open_ports
 from isthmus_services.bench import bytes as bench_bytes
 from isthmus_services.bench import kernels as bench_kernels
 from isthmus_services.bench import learner as bench_learner
-from isthmus_services.bench import report, store
+from isthmus_services.bench import pair, report, store
+from isthmus_services.bench import recovery as bench_recovery
 from isthmus_services.bench import round as bench_round
 from isthmus_services.bench import scale as bench_scale
 from isthmus_services.bench.crowd import Crowd
 from isthmus_services.bench.measure import Case, Row, counted, in_turns, parted, quantile, row, sized
+from isthmus_services.bench.replica import STEP_TOKENS, SYNC_EVERY, Line
 from isthmus_services.bench.servers import bucket
 from isthmus_services.cli import main
 from isthmus_services.servers import Server
@@ -153,6 +156,37 @@ async def test_a_crowd_is_merged(seaweedfs: Server, redis: Server, use: Callable
                 task.cancel()
         assert bench_scale._processor_s(syncer.pid) > 0.0
         assert bench_scale._memory(syncer.pid) > 1e6
+
+
+def test_how_long_a_recovery_takes_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"KILLS": 1, "FRAGMENTS": 2, "PARAMS": 4096, "CALM_S": (0.1, 0.2)}.items():
+        monkeypatch.setattr(bench_recovery, name, value)
+    shares: list[float] = []
+    rows = list(bench_recovery.rows(1, shares.append))
+    assert shares[-1] == 1.0
+    assert [r.aim for r in rows] == [1.0, 2.0, None, None, 1.5]
+    started, without = rows[2], rows[4]
+    assert started.value > without.value > 0.0, "reading the log takes some time"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchft") is not None, reason="the peers are here")
+def test_without_peers_it_is_said_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "peers"]) == 2
+    assert "make bench-env" in capsys.readouterr().err
+
+
+def test_what_is_useful_is_counted_from_what_replicas_say() -> None:
+    def line(at: float, batches: int, together: int) -> Line:
+        return Line(at=at, steps=0, batches=batches, together=together, step_s=0.1, held_s=0.1)
+
+    said = {
+        "a": [line(1.0, 2, 2), line(2.0, 4, 2), line(3.0, 5, 1), line(9.0, 99, 2)],
+        "b": [line(1.5, 2, 2), line(2.5, 4, 2)],
+    }
+    tokens, share = pair.Torchft(port=1).useful(said, 1.2, 3.5)
+    assert tokens == (5 - 2) * SYNC_EVERY * STEP_TOKENS
+    assert share == pytest.approx((2 + 1 + 2 + 2) / 4 / 2)
+    assert pair.Torchft(port=1).useful(said, 5.0, 6.0) == (0.0, 0.0)
 
 
 async def test_a_loop_that_stands_still_lags() -> None:

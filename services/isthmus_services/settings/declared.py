@@ -11,7 +11,11 @@ from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, Merg
 from isthmus_services.settings.resolve import Setting, fields
 from isthmus_services.settings.shared import CODECS, ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
 
-BENCHES = ("kernels", "learner", "round", "scale", "store", "bytes", "start")
+BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "bytes", "start")
+"""What `all` measures."""
+
+PEERS = "peers"
+"""Measured by itself: it needs others' libraries."""
 
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
@@ -432,7 +436,7 @@ class Plan(Reported):
 class Bench(Reported):
     """Settings of `isthmus bench`."""
 
-    what: Annotated[str, Setting("what to measure", choices=("all", *BENCHES), positional=True)]
+    what: Annotated[str, Setting("what to measure", choices=("all", *BENCHES, PEERS), positional=True)]
     repeats: Annotated[int, Setting("times that everything is measured", metavar="N", ge=1, flag_only=True)] = 7
     plot: Annotated[str | None, Setting("write a picture too", metavar="PATH", flag_only=True)] = None
     tables: Annotated[
