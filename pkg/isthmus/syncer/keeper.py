@@ -248,7 +248,8 @@ class Keeper:
         if not self.rounds.accepts(pointer):
             return self.rounds.fetches()
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.fragment, self._outer, self._runtime.crew)
+            # It clears as much memory as the fragment has, which would stop the loop.
+            self._accumulator = await self._runtime.offload(Accumulator, self.fragment, self._outer, self._runtime.crew)
         effective = merge.weight(update.header.tokens, update.header.steps)
         await self._runtime.offload(self._accumulator.add, update.gradient, effective)
         self._inputs.append(self._recorder.given(pointer, update.header, fetched_at, effective))
