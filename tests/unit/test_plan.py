@@ -23,6 +23,7 @@ from isthmus.lab.setting import Shape, Wires
 from isthmus.lab.training import train
 from isthmus.layout import Spec, TensorClass
 from isthmus.rules import LONG_STEPS, Pace, Rules
+from isthmus.store.base import PART_BYTES, requests_to_read, requests_to_write
 from isthmus_services.cli import main
 from isthmus_services.output import report
 from isthmus_services.settings import declared, shared
@@ -126,10 +127,30 @@ def test_bytes_and_requests_follow_from_the_rounds() -> None:
     assert found.day["up_gb"] == pytest.approx(3 * a.up_gb_day + b.up_gb_day)
     assert found.day["egress_gb"] == pytest.approx(3 * a.down_gb_day), "only what leaves the store's region is paid for"
     assert a.requests_day["create"] == pytest.approx(rounds, rel=0.3)
-    assert a.requests_day["put"] == pytest.approx(86400 / every), "checkpoints"
+    parts = math.ceil(1e8 * 20.0 / PART_BYTES) + 2
+    assert a.requests_day["put"] == pytest.approx(86400 / every * parts), "checkpoints"
     d = found.day
     assert d["usd"] == pytest.approx(d["requests_usd"] + d["egress_usd"] + d["storage_usd"])
     assert d["requests_usd"] == pytest.approx(d["reads"] / 1000 * 0.0004 + d["writes"] / 1000 * 0.005)
+
+
+def test_large_objects_are_counted_by_the_requests_that_they_take() -> None:
+    few, many = (planned(2e9, Island(name="a", count=4), fixed=Fixed(sync_every=96, fragments=p)) for p in (2, 96))
+    for found, reads, writes in ((few, 31, 10), (many, 1, 1)):
+        rounds = found.syncer["rounds_day"]
+        a = found.forecasts[0]
+        assert a.requests_day["get"] >= (reads - 1) * rounds
+        assert a.requests_day["create"] >= (writes - 1) * rounds
+    assert few.forecasts[0].requests_day["get"] / few.syncer["rounds_day"] > 20
+    assert many.forecasts[0].requests_day["get"] / many.syncer["rounds_day"] < 5
+
+
+@pytest.mark.parametrize(
+    ("size", "reads", "writes"),
+    [(0, 1, 1), (16 << 20, 1, 1), ((16 << 20) + 1, 2, 1), (64 << 20, 4, 1), ((64 << 20) + 1, 5, 4), (1 << 30, 64, 18)],
+)
+def test_an_object_takes_requests_by_its_size(size: int, reads: int, writes: int) -> None:
+    assert (requests_to_read(size), requests_to_write(size)) == (reads, writes)
 
 
 def test_failures_cost_goodput_and_distance_costs_merged_work() -> None:

@@ -19,6 +19,7 @@ from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.speeds import Speeds
 from isthmus.log.merge import state_bytes
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MergeRule, Pace, Rules
+from isthmus.store.base import requests_to_read, requests_to_write
 from isthmus.syncer.agent import FETCHES_MAX
 from isthmus.syncer.snapshots import snapshot_after
 
@@ -279,6 +280,8 @@ def _forecast(
     lost_s = rules.sync_every / 2.0 * island.step_s
     goodput = goodput_of(island, lost_s)
     rounds_day = rules.fragments * DAY_S / _period(islands, rules)
+    # What is counted of a small model goes in one request each; large objects go in parts and ranges.
+    more = {"get": requests_to_read(wire.down) - 1, "create": requests_to_write(wire.up) - 1}
     return Forecast(
         island=island,
         sent_s=sent_s,
@@ -293,7 +296,8 @@ def _forecast(
         up_gb_day=(rounds_day * wire.up + DAY_S * saving) / 1e9,
         down_gb_day=rounds_day * wire.down / 1e9,
         requests_day={
-            name: wire.cost.requests.get(name, 0.0) * rounds_day + (DAY_S / checkpoint_s if name == "put" else 0.0)
+            name: (wire.cost.requests.get(name, 0.0) + more.get(name, 0)) * rounds_day
+            + (DAY_S / checkpoint_s * requests_to_write(params * CHECKPOINT_BYTES) if name == "put" else 0.0)
             for name in traffic.OPERATIONS
         },
         memory_gib=params * LEARNER_BYTES / GIB,
@@ -348,16 +352,19 @@ def _day(
 ) -> dict[str, float]:
     """Return bytes, requests and dollars of one day."""
     totals = {name: count * rounds_day for name, count in syncer.requests.items()}
-    learners = 0
+    learners = sum(f.island.count for f in forecasts)
+    totals["get"] = totals.get("get", 0.0) + rounds_day * learners * (requests_to_read(wire.up) - 1)
+    snapshot = params / rules.fragments * state_bytes(rules)
+    between = snapshots_between(params, rules, Pace(), learners, wire)
+    parts = requests_to_write(wire.down) - 1 + (requests_to_write(snapshot) - 1) / between
+    totals["create"] = totals.get("create", 0.0) + rounds_day * parts
     egress = 0.0
     for f in forecasts:
-        learners += f.island.count
         for name, count in f.requests_day.items():
             totals[name] = totals.get(name, 0.0) + count * f.island.count
         if f.island.region != store_region:
             egress += f.down_gb_day * f.island.count
     stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
-    between = snapshots_between(params, rules, Pace(), learners, wire)
     stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * params * CHECKPOINT_BYTES
     reads = totals.get("get", 0.0)
     writes = sum(totals.values()) - reads

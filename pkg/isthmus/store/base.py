@@ -1,10 +1,28 @@
 """The store port: the six things Isthmus asks of an object store, and what their failures mean."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from isthmus.errors import ObjectMissing
 from isthmus.records.frame import Blob, Body, Data
+
+PART_BYTES = 64 << 20
+"""No request to a bucket carries more: larger objects go in parts, several at once."""
+
+RANGE_BYTES = 16 << 20
+"""Larger objects are read from a bucket in ranges of so many bytes, several at once: one connection alone does not
+fill a long link that loses packets."""
+
+
+def requests_to_read(size: float) -> int:
+    """Return how many requests reading an object of so many bytes from a bucket takes."""
+    return max(1, math.ceil(size / RANGE_BYTES))
+
+
+def requests_to_write(size: float) -> int:
+    """Return how many requests writing such an object takes: in parts, one to begin and one to end them as well."""
+    return 1 if size <= PART_BYTES else math.ceil(size / PART_BYTES) + 2
 
 
 class Entry(NamedTuple):

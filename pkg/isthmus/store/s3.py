@@ -26,11 +26,8 @@ from botocore.exceptions import (
 from isthmus.errors import Denied, InputError, Unavailable, first_cause, told
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime import Runtime
-from isthmus.store.base import Entry, is_there
+from isthmus.store.base import PART_BYTES, Entry, is_there
 from isthmus.store.refused import DENIED, EXISTS, NO_CREDENTIALS, NO_UPLOAD, RangeBeyondEnd, meaning
-
-PART_BYTES = 64 << 20
-"""No request carries more: larger objects go in parts, several at once."""
 
 PARTS_MAX = 10_000
 """Parts of one object that stores take."""
