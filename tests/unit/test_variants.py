@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from isthmus.codecs import codec, unpack
+from isthmus.codecs.packed import keep_dropped
 from isthmus.errors import InputError
 from isthmus.kernels import F32
-from isthmus.lab.variants import VARIANTS, filtered, variant
+from isthmus.lab.variants import VARIANTS, filtered, sparse, variant
 from isthmus.layout import Spec, TensorClass, partition
+from isthmus.learner import uplink
 from isthmus.learner.boundary import Boundary, Captured, Ready, UploadDone
 from isthmus.log import merge
 from isthmus.rules import Adoption, Pace, Rules
@@ -97,6 +100,35 @@ def test_what_is_opposed_to_the_momentum_is_taken_out_of_late_updates() -> None:
     aside = M - float(M @ X) / float(X @ X) * X
     assert close(filtered((aside - X).astype(np.float32), X, FRAGMENT), aside)
     assert np.array_equal(filtered(X, np.zeros_like(X), FRAGMENT), X)
+
+
+def test_of_a_sparse_update_the_largest_are_left_at_two_magnitudes() -> None:
+    found = sparse(X, FRAGMENT, 8, chunk=54)
+    for part in (slice(0, 54), slice(54, 108)):
+        left = np.flatnonzero(found[part])
+        assert left.size == 8
+        assert set(left) == set(np.argsort(-np.abs(X[part]))[:8])
+        assert np.array_equal(np.sign(found[part][left]), np.sign(X[part][left]))
+        magnitudes = np.sort(np.abs(X[part]))[::-1]
+        assert np.allclose(np.unique(np.abs(found[part][left])), [magnitudes[4:8].mean(), magnitudes[:4].mean()])
+    assert not sparse(np.zeros_like(X), FRAGMENT, 8, chunk=54).any()
+
+
+def test_a_learner_that_sends_sparsely_keeps_what_it_dropped() -> None:
+    code = codec("int8")
+
+    def sent() -> tuple[F32, F32]:
+        blob = vars(uplink)["pack"](code, FRAGMENT, X, whole=False)
+        left, values = X.copy(), np.empty_like(X)
+        keep_dropped(FRAGMENT, code, blob, left)
+        unpack(code, FRAGMENT, blob, values)
+        return values, left
+
+    with variant("sparse 64"):
+        values, left = sent()
+    assert np.count_nonzero(values) == max(1, 64 * X.size // 4096)
+    assert np.allclose(values + left, X, atol=1e-6)
+    assert np.count_nonzero(sent()[0]) > X.size // 2
 
 
 class Model:

@@ -30,6 +30,13 @@ def _bits(steps: int) -> list[Setting]:
                 if name != "f32":
                     found.append(named(both, f"{at}{name} up", rules_codec_down="f32"))
                     found.append(named(both, f"{at}{name} down", rules_codec_up="f32"))
+        # SparseLoCo's rule: the mean, at its own rate, without outer momentum. int8 carries what is left of its bits.
+        for kept in (64, 128, 256):
+            for lr in (0.7, 1.0):
+                rule = {"rules_merge": "avg", "rules_outer_lr": lr, "rules_outer_momentum": 0.0}
+                codecs = {"rules_codec_up": "int8", "rules_codec_down": "f32"}
+                name = f"M = {m}, top {kept} of 4,096 in two bits, outer {lr:g} without momentum"
+                found.append(named(base(steps, learners=m), name, variant=f"sparse {kept}", **rule, **codecs))
     return found
 
 

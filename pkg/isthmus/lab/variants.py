@@ -17,6 +17,7 @@ from isthmus.codecs.packed import plain
 from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
+from isthmus.learner import uplink
 from isthmus.learner.boundary import Boundary, Captured
 from isthmus.log.merge import Accumulator, State, Then
 from isthmus.syncer.keeper import Keeper
@@ -40,7 +41,7 @@ def variant(name: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _in_place_of(owner: type[Any], name: str, other: Callable[..., Any] | property) -> Iterator[None]:
+def _in_place_of(owner: Any, name: str, other: Callable[..., Any] | property) -> Iterator[None]:
     missing = object()
     own = vars(owner).get(name, missing)
     setattr(owner, name, other)
@@ -206,6 +207,35 @@ def overwritten_fed_back() -> Iterator[None]:
         yield
 
 
+def sparse(gradient: F32, fragment: Fragment, kept: int, chunk: int = 4096) -> F32:
+    """Return an outer gradient [n] of which the `kept` largest of every `chunk` values are left, in two bits each.
+
+    Signs, and of the larger and the smaller half of them the mean magnitude: SparseLoCo's (arXiv 2508.15706). A chunk
+    takes 14 bits for each that is kept, its place among 4,096 included, and 64 for the two magnitudes.
+    """
+    found = np.zeros_like(gradient)
+    for t in fragment.tensors:
+        for start in range(t.start, t.stop, chunk):
+            values, into = (x[start : min(start + chunk, t.stop)] for x in (gradient, found))
+            count = max(1, kept * values.size // chunk)
+            places = np.argpartition(-np.abs(values), count - 1)[:count]
+            places = places[np.argsort(-np.abs(values[places]))]
+            for half in (places[: count // 2], places[count // 2 :]):
+                if half.size:
+                    into[half] = np.sign(values[half]) * np.float32(np.abs(values[half]).mean())
+    return found
+
+
+def sent_sparse(kept: int) -> AbstractContextManager[None]:
+    """Send that; what is dropped is fed back. The codec of the setting stands for the transport of what is left."""
+    own = vars(uplink)["pack"]
+
+    def pack(codec: Any, fragment: Fragment, gradient: F32, *rest: Any, **more: Any) -> Any:
+        return own(codec, fragment, sparse(gradient, fragment, kept), *rest, **more)
+
+    return _in_place_of(uplink, "pack", pack)
+
+
 def rounds_of(*parts: tuple[int, int]) -> AbstractContextManager[None]:
     """Let H follow a learner's own steps: each part is (up to this step, H); the last holds on."""
 
@@ -225,6 +255,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "late filtered": late_filtered,
     "overwritten fed back": overwritten_fed_back,
     "tensors cut": tensors_cut,
+    **{f"sparse {kept}": (lambda kept=kept: sent_sparse(kept)) for kept in (64, 128, 256)},  # type: ignore[misc]
     "H 6, 12, 24": lambda: rounds_of((150, 6), (300, 12), (600, 24)),
     "H 24, 12, 6": lambda: rounds_of((300, 24), (450, 12), (600, 6)),
 }
