@@ -175,6 +175,12 @@ def test_without_peers_it_is_said_where_they_are(capsys: pytest.CaptureFixture[s
     assert "make bench-env" in capsys.readouterr().err
 
 
+def test_long_links_need_namespaces(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert main(["bench", "links"]) == 2
+    assert "it needs root" in capsys.readouterr().err
+
+
 def test_what_is_useful_is_counted_from_what_replicas_say() -> None:
     def line(at: float, batches: int, together: int) -> Line:
         return Line(at=at, steps=0, batches=batches, together=together, step_s=0.1, held_s=0.1)

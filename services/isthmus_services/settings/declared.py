@@ -14,8 +14,8 @@ from isthmus_services.settings.shared import CODECS, ArithmeticOfRun, InRun, OnB
 BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "bytes", "start")
 """What `all` measures."""
 
-PEERS = "peers"
-"""Measured by itself: it needs others' libraries."""
+APART = ("peers", "links")
+"""Measured each by itself: one needs others' libraries, the other network namespaces."""
 
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
@@ -436,7 +436,7 @@ class Plan(Reported):
 class Bench(Reported):
     """Settings of `isthmus bench`."""
 
-    what: Annotated[str, Setting("what to measure", choices=("all", *BENCHES, PEERS), positional=True)]
+    what: Annotated[str, Setting("what to measure", choices=("all", *BENCHES, *APART), positional=True)]
     repeats: Annotated[int, Setting("times that everything is measured", metavar="N", ge=1, flag_only=True)] = 7
     plot: Annotated[str | None, Setting("write a picture too", metavar="PATH", flag_only=True)] = None
     tables: Annotated[
