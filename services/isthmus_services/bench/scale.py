@@ -4,6 +4,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from isthmus.ports import open_ports
@@ -20,6 +21,10 @@ UPDATES_S = 1500.0
 ROUNDS_LEAST = 200
 """Updates of a repeat, at least."""
 
+SYNCERS = (1, 2, 4)
+SHARED = 8, 32
+"""Learners and fragments of the runs that several syncers share."""
+
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
     """Yield the updates a second of a syncer's processor, as many as rounds would bring it at full speed."""
@@ -29,14 +34,18 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
             by_case[learners, fragments] = asyncio.run(
                 _measure(f"{place}/{learners}-{fragments}", bus, learners, fragments, repeats)
             )
-            say((at + 1) / len(CASES))
-        for (learners, fragments), (rates, _) in by_case.items():
+            say((at + 1) / (len(CASES) + len(SYNCERS)))
+        shared = {}
+        for at, count in enumerate(SYNCERS):
+            shared[count], _ = asyncio.run(_measure(f"{place}/shared-{count}", bus, *SHARED, repeats, syncers=count))
+            say((len(CASES) + at + 1) / (len(CASES) + len(SYNCERS)))
+        for (learners, fragments), (costs, _) in by_case.items():
             size = f"M {learners}, P {fragments}"
             yield row(
                 "scale",
                 f"updates of {sized(UPDATE)} a second of the syncer's processor",
                 size,
-                rates,
+                [1e3 / each for each in costs],
                 "",
                 aim=UPDATES_S,
             )
@@ -45,29 +54,36 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
             "scale",
             "cost of an update with 100 learners, beside 2",
             "P 8",
-            [1e3 / rate for rate in many],
+            many,
             "ms",
-            limits=[1e3 / rate for rate in few],
+            limits=few,
             aim=1.0,
             at_most=True,
         )
         grown = by_case[32, 8][1] / by_case[2, 8][1]
+        for count in SYNCERS[1:]:
+            what = "processor of the busiest syncer for an update of all, beside one alone"
+            yield row("scale", what, f"{count} syncers", shared[count], "ms", limits=shared[1])
         yield row("scale", "memory with 32 learners, beside 2", "P 8", [grown], "", aim=1.1, at_most=True)
 
 
-async def _measure(url: str, bus: str, learners: int, fragments: int, repeats: int) -> tuple[list[float], float]:
-    """Return updates for each second of the syncer's processor, of every repeat, and its memory [bytes] at the end."""
+async def _measure(
+    url: str, bus: str, learners: int, fragments: int, repeats: int, syncers: int = 1
+) -> tuple[list[float], float]:
+    """Return what an update takes of the processor of the busiest syncer [ms], in every repeat, and a syncer's memory
+    [bytes] at the end."""
     await made(url, [PARAMS] * fragments, learners, heartbeat_s=2.0, silence_s=60.0)
     found: list[float] = []
-    with syncing(url, bus, "--threads", "1") as syncer:
+    with ExitStack() as stack:
+        pids = [stack.enter_context(syncing(url, bus, "--threads", "1")).pid for _ in range(syncers)]
         async with open_ports(url, bus) as ports, asyncio.TaskGroup() as tasks:
             crowd = Crowd(ports, learners)
             background = [tasks.create_task(crowd.listen()), tasks.create_task(crowd.beat())]
             await asyncio.sleep(2.0)
             version = 0
             for number in range(repeats + 1):
-                before, given = _processor_s(syncer.pid), 0
-                while given < ROUNDS_LEAST:
+                before, given = [_processor_s(pid) for pid in pids], 0
+                while given < ROUNDS_LEAST * syncers:
                     version += 1
                     for name in crowd.names:
                         said = await asyncio.gather(*(crowd.store(name, p) for p in range(fragments)))
@@ -75,10 +91,11 @@ async def _measure(url: str, bus: str, learners: int, fragments: int, repeats: i
                         given += fragments
                     await crowd.until([version] * fragments)
                 if number:
-                    found.append(given / (_processor_s(syncer.pid) - before))
+                    used = [_processor_s(pid) - was for pid, was in zip(pids, before, strict=True)]
+                    found.append(1e3 * max(used) / given)
             for task in background:
                 task.cancel()
-        return found, _memory(syncer.pid)
+        return found, _memory(pids[0])
 
 
 def _processor_s(pid: int) -> float:
