@@ -10,10 +10,10 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale bench bench-env bench-peers recovery lint types clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale bench bench-env bench-peers bench-links recovery lint types clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/demo ## train a small model with four learner processes on this machine (ARGS="--kill-every 10" …)
 	$(BIN)/isthmus demo $(ARGS)
@@ -46,8 +46,12 @@ bench: $(VENV)/dev ## speed and bytes on this machine, beside their limits, into
 bench-env: $(BENCH_VENV)/stamp ## an environment with the peers of `make bench-peers`: they are nobody's dependencies
 
 bench-peers: bench-env ## speed beside torchft, pypiquant, hivemind and tsugi-mend
-	$(BENCH_VENV)/bin/isthmus bench peers --json docs/results/peers.json --plot docs/images/peers.png $(ARGS)
-	$(BENCH_VENV)/bin/isthmus bench peers --tables docs/results/peers.json
+	$(BENCH_VENV)/bin/isthmus bench peers --json docs/results/bench-peers.json --plot docs/images/bench-peers.png $(ARGS)
+	$(BENCH_VENV)/bin/isthmus bench peers --tables docs/results/bench-peers.json
+
+bench-links: $(VENV)/dev ## large objects over a long link that loses packets, beside parallel curls (root, ip, curl)
+	$(BIN)/isthmus bench links --json docs/results/bench-links.json $(ARGS)
+	$(BIN)/isthmus bench links --tables docs/results/bench-links.json
 
 recovery: $(VENV)/dev ## how long a run stands still when a syncer is killed
 	$(BIN)/isthmus bench recovery $(ARGS)

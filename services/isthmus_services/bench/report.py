@@ -23,6 +23,9 @@ COLUMNS = (
     Column("n", 5),
 )
 
+WIDE = 30.0
+"""Where the largest share is more than so many times the smallest, a picture shows their logarithms."""
+
 
 def table(title: str, rows: Sequence[Row], width: int) -> RenderableType:
     """Return rows as a table for a terminal."""
@@ -88,6 +91,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             if row.aim is not None:
                 at = row.aim if row.ratio is not None else 1.0
                 axes.plot([at, at], [place - 0.42, place + 0.42], color="black", linewidth=2)
+        if min(shares) > 0.0 and max(shares) > WIDE * min(shares):
+            axes.set_xscale("log")
         axes.set_yticks(places, [f"{row.case}  {row.size}" for row in shown], fontsize=7)
         axes.invert_yaxis()
         axes.axvline(1.0, color="black", linewidth=0.6, linestyle=":")
