@@ -214,6 +214,14 @@ class Link:
         return nullcontext() if self._sharded is None else self._sharded.call(call, number, tokens)
 
 
+def _rate(fresh_into_flight: bool, steps: int, warmup: int) -> float:
+    if not fresh_into_flight:
+        return 1.0
+    from isthmus.pytorch.moments import warmth
+
+    return warmth(steps, warmup)
+
+
 class _Joined(msgspec.Struct, frozen=True):
     """What the first rank says to the others when it has joined."""
 
