@@ -104,11 +104,8 @@ class Link:
     def rate(self) -> float:
         """Multiply the learning rate with this: it rises to 1 over the warm-up after a start with fresh moments into a
         run in flight, where the first steps of an Adam without a past are too long. Otherwise 1."""
-        if self.moments != "fresh" or not any(self._shell.joined_at):
-            return 1.0
-        from isthmus.pytorch.moments import warmth
-
-        return warmth(self.steps_done - self._first_step, self._warmup)
+        fresh_into_flight = self.moments == "fresh" and any(self._shell.joined_at)
+        return _rate(fresh_into_flight, self.steps_done - self._first_step, self._warmup)
 
     @property
     def tokens_seen(self) -> int:
@@ -266,11 +263,7 @@ class RankLink(Link):
 
     @property
     def rate(self) -> float:  # noqa: D102
-        if not self._joined.fresh_into_flight:
-            return 1.0
-        from isthmus.pytorch.moments import warmth
-
-        return warmth(self._step - self._joined.step, self._warmup)
+        return _rate(self._joined.fresh_into_flight, self._step - self._joined.step, self._warmup)
 
     @property
     def metrics(self) -> LearnerMetrics:  # noqa: D102

@@ -109,8 +109,9 @@ class Syncer:
         self.tallies = Tallies()
         self.metrics = SyncerMetrics()
         self._came_at: dict[int, float] = {}
+        """Since when fragments are this syncer's that it has no state of …"""
         self._due_at: dict[int, float] = {}
-        """Since when fragments are this syncer's that it has no state of."""
+        """… and when it begins to fold them."""
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of, as soon as it has their state."""
         self._tolerance = Tolerance(runtime)
