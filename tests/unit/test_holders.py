@@ -1,5 +1,7 @@
 """Who holds what: everybody computes it alone, and agrees with the others once it has heard them."""
 
+import pytest
+
 from isthmus.rules import Pace
 from isthmus.syncer.holders import SILENT_BEATS, Holders
 
@@ -33,6 +35,18 @@ def test_a_dead_ones_fragments_go_to_the_others_and_nothing_else_moves() -> None
     assert after["a"] | after["b"] == set(range(24))
     assert not after["a"] & after["b"]
     assert all(before[name] <= after[name] for name in "ab")
+
+
+def test_it_is_known_when_the_next_one_will_have_been_silent_too_long() -> None:
+    one = syncers("a", "b", "c")["a"]
+    one.heard("b", 10.2)
+    soon = one.silent_in_s(10.3)
+    assert soon == pytest.approx(one.silent_s - 0.3)
+    shared = one.held(10.3 + soon - 0.01)
+    assert shared < one.held(10.3 + soon + 0.01), "what c kept is shared by a and b"
+    one.heard("b", 10.3 + soon)
+    assert one.silent_in_s(10.3 + soon) == pytest.approx(one.silent_s)
+    assert Holders("a", PACE, 4, 0.0).silent_in_s(5.0) == pytest.approx(one.silent_s), "alone: nothing changes sooner"
 
 
 def test_one_that_stops_on_purpose_is_not_waited_for() -> None:
