@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import pytest
 
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
 from isthmus.ports import open_place
+from isthmus.records.frame import Gathered
 from isthmus.runtime import single_threaded
 from isthmus.store import EdgeStore, Patience, bucket, compares_sums
 from isthmus.store.credentials import access
@@ -282,6 +284,24 @@ async def test_google_is_asked_in_its_own_words(
             ("GET", "/bucket/run%2Fk")
         ]
         assert [r.headers.get("x-goog-if-generation-match") for r in stub.asked] == ["0", "0", None]
+
+
+async def test_a_large_object_in_pieces_is_put_together_away_from_the_loop(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, threads = Gathered.part, list[int]()
+
+    def part(gathered: Gathered, start: int, stop: int) -> memoryview:
+        threads.append(threading.get_ident())
+        return own(gathered, start, stop)
+
+    monkeypatch.setattr(Gathered, "part", part)
+    async with opened(answer(200, ETag='"x"')) as (store, stub):
+        for size in (10, 1 << 18):
+            await store.put("k", Gathered([b"a" * size, b"b" * size]))
+            assert stub.asked[-1].body == b"a" * size + b"b" * size
+    small, large = threads
+    assert small == threading.get_ident() != large
 
 
 LINGERING = """
