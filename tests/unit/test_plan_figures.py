@@ -79,9 +79,11 @@ def test_what_is_kept_is_paid_by_the_gigabyte_and_month(found: Plan) -> None:
 
 def test_requests_are_paid_by_the_thousand(found: Plan) -> None:
     day = found.day
+    # 0.4 GB is read in 24 ranges of 16 MiB, and written in 6 parts of 64 MiB, with one request to begin and one to end.
     # Of each round every learner reads its commit and its value, the syncer three updates.
-    assert day["reads"] == pytest.approx((3 * 2 + 3) * DAY_S, rel=0.15)
-    # Every learner writes an update, the syncer a value, a commit and every eighth time a snapshot.
-    assert day["writes"] == pytest.approx((3 + 2 + 1 / 8) * DAY_S, rel=0.15)
+    assert day["reads"] == pytest.approx((3 * (1 + 24) + 3 * 24) * DAY_S, rel=0.01)
+    # Every learner writes an update, the syncer a value and a commit, and a snapshot of 1.2 GB whenever twice as much was
+    # merged, which is after two rounds; each learner's checkpoint of 24 GB takes 360.
+    assert day["writes"] == pytest.approx((3 * 8 + 8 + 1 + 20 / 2 + 3 * 360 / 1280) * DAY_S, rel=0.02)
     assert day["requests_usd"] == pytest.approx(day["reads"] * 0.0000004 + day["writes"] * 0.000005)
     assert day["usd"] == pytest.approx(day["requests_usd"] + day["egress_usd"] + day["storage_usd"])

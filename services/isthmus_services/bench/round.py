@@ -57,9 +57,15 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, str]]:
     """Run an S3 server and a Redis; give a place for runs and the URL of the bus."""
+    before = dict(os.environ)
     with s3_server(folder / "s3") as s3, redis_server(folder / "redis") as redis:
         os.environ.update(s3.environment)
-        yield f"s3://{bucket()}", redis.url
+        try:
+            yield f"s3://{bucket()}", redis.url
+        finally:
+            for name in s3.environment:
+                os.environ.pop(name, None)
+            os.environ.update({name: before[name] for name in s3.environment if name in before})
 
 
 @contextmanager
