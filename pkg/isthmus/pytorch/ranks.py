@@ -80,6 +80,17 @@ class Ranks:
         """Whether this is the rank that speaks for all."""
         return self.order == 0
 
+    def close(self) -> None:
+        """Give the process group back. Called by every rank after its last word.
+
+        Its threads end with it. One that lets go of a tensor while the interpreter ends would take the process with it
+        (`terminate called without an active exception`), whatever had been done.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            with suppress(ValueError, AssertionError):  # the job has destroyed all of them
+                dist.destroy_process_group(group)
+
     # --- a call -------------------------------------------------------------------------------------------------------
 
     def meet(self, call: Call, number: int = 0, tokens: int = 0) -> None:
