@@ -197,8 +197,6 @@ class Link:
             # Ranks of which one fails are not at one step: no checkpoint can be taken of them.
             with self._all_ranks("CLOSE", self.steps_done) if keep else nullcontext():
                 self._shell.close(done, keep)
-            if keep and self._sharded is not None:
-                self._sharded.ranks.close()
             found = self.summary
             logger.log(logging.WARNING if found.never_merged or found.diverged else logging.INFO, "%s", found)
 
@@ -303,8 +301,6 @@ class RankLink(Link):
             if keep:
                 with self._all_ranks("CLOSE", self._step):
                     pass
-                assert self._sharded is not None, "a rank that does not speak has others"
-                self._sharded.ranks.close()
 
 
 Create = Rules | Callable[[Sequence[Spec]], Rules]

@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import isthmus
 from isthmus.errors import InputError
 from isthmus.rules import Pace, Rules
-from isthmus_services.demo.fleet import isthmus_command
+from isthmus_services.processes import isthmus_command
 
 RULES = Rules(fragments=2, sync_every=4)
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8)

@@ -19,7 +19,7 @@ from torch import nn
 
 import isthmus
 from isthmus.rules import Pace, Rules
-from isthmus_services.demo.fleet import isthmus_command
+from isthmus_services.processes import isthmus_command
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8)
 WARMUP = 10

@@ -110,7 +110,6 @@ async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_t
             dying.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await dying
-            assert await check_log(w) == one.tallies.commits + two.tallies.commits
             noted[1].read.clear()
             before = [k.head for k in two.keepers]
             await until(lambda: two.held == {0, 1, 2, 3}, "taken over")
@@ -118,7 +117,9 @@ async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_t
             await train(again, 20, enough=lambda: all(k.head > b for k, b in zip(two.keepers, before, strict=True)))
             assert shares[0] <= noted[1].fragments("snapshots/")
             assert two.fold_s > 0.0
-        await check_log(w)
+        # Counted once nobody writes any more; of each of its fragments the dying may have put one uncounted.
+        total = await check_log(w)
+        assert 0 <= total - one.tallies.commits - two.tallies.commits <= len(shares[0])
 
 
 async def test_a_fragment_given_back_is_kept_until_it_is_old_and_folded_anew_when_it_comes_again(folder: Path) -> None:

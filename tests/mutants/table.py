@@ -717,7 +717,7 @@ MUTANTS = [
     *of(
         "syncer/agent.py",
         "tests/unit/test_takeover.py",
-        row("a-share-is-folded-the-moment-it-comes", "if now < self._due_at[p]}", "if wait_s < 0.0}"),
+        row("a-share-is-folded-the-moment-it-comes", "if now < came_at + wait_s}", "if wait_s < 0.0}"),
     ),
     *of(
         "log/merge.py",

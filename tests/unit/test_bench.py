@@ -183,7 +183,7 @@ def test_long_links_need_namespaces(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_what_is_useful_is_counted_from_what_replicas_say() -> None:
     def line(at: float, batches: int, together: int) -> Line:
-        return Line(at=at, steps=0, batches=batches, together=together, step_s=0.1, held_s=0.1)
+        return Line(at=at, batches=batches, together=together, held_s=0.1)
 
     said = {
         "a": [line(1.0, 2, 2), line(2.0, 4, 2), line(3.0, 5, 1), line(9.0, 99, 2)],

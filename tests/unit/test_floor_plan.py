@@ -36,7 +36,7 @@ FLOORS = (
 """Of `isthmus`: modules and packages, the ground first."""
 
 SERVICES = (
-    "probe servers",
+    "probe processes servers",
     "process",  # logs, health, a line a minute
     "output",
     "settings",

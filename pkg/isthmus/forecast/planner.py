@@ -253,12 +253,13 @@ def _merge(fixed: Fixed, rules: Rules, took: Speeds, there: Matrices, step_s: fl
     blocks = ISO_BLOCKS if fixed.iso_block is None else (fixed.iso_block,)
     if not there.shapes:
         return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
-    dear = "as you asked" if fixed.merge else "matrices as wide as these are dear to merge isotropically"
-    said = f"{dear}; that would take, a round: {'; '.join(cost(block) for block in blocks)}"
     if rules.merge == MergeRule.ISO:
-        why = "as you asked" if fixed.merge else "cheap for matrices as narrow as these"
-        said = f"{why}; it takes, a round: {'; '.join(cost(block) for block in blocks)}"
-    return Choice(name="merge", value=rules.merge, reason=said)
+        why, takes = "cheap for matrices as narrow as these", "it takes"
+    else:
+        why, takes = "matrices as wide as these are dear to merge isotropically", "that would take"
+    costs = "; ".join(cost(block) for block in blocks)
+    reason = f"{'as you asked' if fixed.merge else why}; {takes}, a round: {costs}"
+    return Choice(name="merge", value=rules.merge, reason=reason)
 
 
 def _why_period(best: Outcome, tried: Sequence[Outcome]) -> str:

@@ -60,7 +60,7 @@ class Sharded:
         self, call: str, number: int = 0, tokens: int = 0, layout_of: Callable[[bytes], Layout] | None = None
     ) -> Iterator[Said]:
         """Make a call that all ranks make. The first does what is inside, and says what it leaves in `Said.words`; the
-        others serve it and hear that, and then do what is inside.
+        others serve it and hear that, and then do what is inside. With the last one, `CLOSE`, their group ends.
 
         Raises on all of them what the first one failed with, and `InputError` where they are not in step.
         """
@@ -69,10 +69,12 @@ class Sharded:
         if not self.ranks.leads:
             said.words = self._serve(layout_of)
             yield said
-            return
-        with self.ranks.telling():
-            yield said
-            self.ranks.command(Op.END, blob=said.words)
+        else:
+            with self.ranks.telling():
+                yield said
+                self.ranks.command(Op.END, blob=said.words)
+        if Call[call] == Call.CLOSE:
+            self.ranks.close()
 
     # --- of the first rank --------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from isthmus.errors import ObjectMissing
-from isthmus.records.frame import Blob, Body, Data
+from isthmus.records.frame import Blob, Body, Data, Gathered
+from isthmus.runtime import Runtime
 
 PART_BYTES = 64 << 20
 """No request to a bucket carries more: larger objects go in parts, several at once."""
@@ -23,6 +24,17 @@ def requests_to_read(size: float) -> int:
 def requests_to_write(size: float) -> int:
     """Return how many requests writing such an object takes: in parts, one to begin and one to end them as well."""
     return 1 if size <= PART_BYTES else math.ceil(size / PART_BYTES) + 2
+
+
+_INLINE_MAX = 1 << 18
+"""Bytes whose copy is not worth leaving the loop for."""
+
+
+async def part_of(data: Gathered, start: int, stop: int, runtime: Runtime) -> Blob:
+    """Return bytes [start, stop) for one request: copied away from the loop where they are many."""
+    if stop - start <= _INLINE_MAX:
+        return data.part(start, stop)
+    return await runtime.offload(data.part, start, stop)
 
 
 class Entry(NamedTuple):

@@ -27,7 +27,7 @@ from obstore.exceptions import (
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable, first_cause
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime import Runtime, wait_for_foreign_threads
-from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, is_there
+from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, is_there, part_of
 from isthmus.store.credentials import access
 from isthmus.store.refused import RangeBeyondEnd, meaning
 
@@ -40,7 +40,6 @@ WRITE_LEAST = 64 << 10
 """Bytes a second under which a write counts as hung, on top of `READ_TIMEOUT`."""
 
 _CHUNK_BYTES = 1 << 20
-_INLINE_MAX = 1 << 18
 _NO_LIMIT = timedelta(days=1)
 _PART_TRIES = 3  # on top of the first: parts are written again whatever became of the earlier try
 _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
@@ -148,18 +147,12 @@ class BucketStore:
                     max_concurrency=PARTS_AT_ONCE,
                 )
             else:
-                whole: Blob = data if not isinstance(data, Gathered) else await self._part(data, 0, len(data))
+                whole = await part_of(data, 0, len(data), self._runtime) if isinstance(data, Gathered) else data
                 await obstore.put_async(self._clients.write, self._prefix + key, whole, mode=mode, use_multipart=False)
 
     async def _pieces(self, data: Gathered) -> AsyncIterator[Blob]:
         for start in range(0, len(data), PART_BYTES):
-            yield await self._part(data, start, min(start + PART_BYTES, len(data)))
-
-    async def _part(self, data: Gathered, start: int, stop: int) -> Blob:
-        """Return bytes [start, stop): copied away from the loop where they are many."""
-        if stop - start <= _INLINE_MAX:
-            return data.part(start, stop)
-        return await self._runtime.offload(data.part, start, stop)
+            yield await part_of(data, start, min(start + PART_BYTES, len(data)), self._runtime)
 
     async def _read(self, key: str, start: int, stop: int | None) -> Body:
         """Return bytes [start, stop) of an object, or all from start: the first range says how many there are."""

@@ -26,7 +26,7 @@ from botocore.exceptions import (
 from isthmus.errors import Denied, InputError, Unavailable, first_cause, told
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime import Runtime
-from isthmus.store.base import PART_BYTES, Entry, is_there
+from isthmus.store.base import PART_BYTES, Entry, is_there, part_of
 from isthmus.store.refused import DENIED, EXISTS, NO_CREDENTIALS, NO_UPLOAD, RangeBeyondEnd, meaning
 
 PARTS_MAX = 10_000
@@ -91,9 +91,9 @@ class S3Store:
             if len(data) > PART_BYTES:
                 await self._put_in_parts(key, data)
             else:
-                data = data.part(0, len(data)) if isinstance(data, Gathered) else data
+                whole = await part_of(data, 0, len(data), self._runtime) if isinstance(data, Gathered) else data
                 await self._client.put_object(
-                    Bucket=self._bucket, Key=self._prefix + key, Body=_Body(data), ContentMD5=await self._md5(data)
+                    Bucket=self._bucket, Key=self._prefix + key, Body=_Body(whole), ContentMD5=await self._md5(whole)
                 )
         except (ClientError, BotoCoreError, OSError) as error:
             self._fail(error, key)
@@ -202,7 +202,7 @@ class S3Store:
 
         async def one(number: int) -> None:
             async with gate:
-                part = await self._runtime.offload(whole.part, (number - 1) * size, min(number * size, len(whole)))
+                part = await part_of(whole, (number - 1) * size, min(number * size, len(whole)), self._runtime)
                 sum_ = await self._md5(part)
                 if begun.parts.get(number, ("", ""))[0] != sum_:
                     answer = await self._patiently(

@@ -109,9 +109,7 @@ class Syncer:
         self.tallies = Tallies()
         self.metrics = SyncerMetrics()
         self._came_at: dict[int, float] = {}
-        """Since when fragments are this syncer's that it has no state of …"""
-        self._due_at: dict[int, float] = {}
-        """… and when it begins to fold them."""
+        """Since when fragments are this syncer's that it has no state of."""
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of, as soon as it has their state."""
         self._tolerance = Tolerance(runtime)
@@ -368,7 +366,7 @@ class Syncer:
                 self._require_some()
             held = self._holders.held(now, self._broken, able=self._able())
             waiting = self._too_new(held, now)
-            held -= waiting
+            held -= waiting.keys()
             for p in held ^ self.held:
                 self.keepers[p].hold(p in held)
             if held != self.held:
@@ -378,17 +376,17 @@ class Syncer:
                 self.metrics.forget(learner)
                 self.tallies.dropped.pop(learner, None)
             # What may change by itself is looked at when it does: taking over is to begin at once.
-            changes_s = min(self._holders.silent_in_s(now), *(self._due_at[p] - now for p in waiting), math.inf)
+            changes_s = min(self._holders.silent_in_s(now), *(at - now for at in waiting.values()), math.inf)
             await asyncio.sleep(min(self._holders.beat_s / 2, max(changes_s, LOOK_LEAST_S)))
 
-    def _too_new(self, mine: set[int], now: float) -> set[int]:
-        """Return the fragments whose state is not here and that may be another's again before it could be."""
+    def _too_new(self, mine: set[int], now: float) -> dict[int, float]:
+        """Return the fragments whose state is not here and that may be another's again before it could be, with when
+        folding them begins."""
         lacking = {p for p in mine - self.held if self.keepers[p].state is None}
         self._came_at = {p: self._came_at.get(p, now) for p in lacking}
         parameters = sum(self.keepers[p].fragment.size for p in lacking)
         wait_s = state_bytes(self._run.rules) * parameters / TAKES_BYTES_S
-        self._due_at = {p: came_at + wait_s for p, came_at in self._came_at.items()}
-        return {p for p in lacking if now < self._due_at[p]}
+        return {p: came_at + wait_s for p, came_at in self._came_at.items() if now < came_at + wait_s}
 
     def _able(self) -> bool:
         """Whether this syncer can do what holding a fragment takes: reach the store, hear, and be heard.

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from isthmus.codecs import codec
+from isthmus.codecs.packed import Packed
 from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
 from isthmus.layout import TensorClass
@@ -247,13 +248,16 @@ class Keeper:
             return []
         if not self.rounds.accepts(pointer):
             return self.rounds.fetches()
-        if self._accumulator is None:
-            # It clears as much memory as the fragment has, which would stop the loop.
-            self._accumulator = await self._runtime.offload(Accumulator, self.fragment, self._outer, self._runtime.crew)
         effective = merge.weight(update.header.tokens, update.header.steps)
-        await self._runtime.offload(self._accumulator.add, update.gradient, effective)
+        self._accumulator = await self._runtime.offload(self._add, update.gradient, effective)
         self._inputs.append(self._recorder.given(pointer, update.header, fetched_at, effective))
         return self.rounds.on(Arrived(pointer), self._runtime.now())
+
+    def _add(self, gradient: Packed, weight: float) -> Accumulator:
+        """Return the round's sum with one more, begun where it is the first. Not for the loop: it clears and sums."""
+        total = self._accumulator or Accumulator(self.fragment, self._outer, self._runtime.crew)
+        total.add(gradient, weight)
+        return total
 
     # --- actions ------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 import gc
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,6 +16,7 @@ from isthmus.learner.boundary import Boundary, Captured, UploadDone
 from isthmus.pytorch.model import TorchReplica
 from isthmus.rules import Adoption, Pace, Rules
 from isthmus_services.bench.measure import Row, Say, counted, parted, quantile, row
+from isthmus_services.processes import isthmus_command
 
 SIZES = (1 << 20, 16 << 20, 50_000_000, 200_000_000)
 BOUNDARIES = 25
@@ -203,7 +203,7 @@ def _useful(repeats: int, folder: Path, say: Say) -> Iterator[Row]:
         create = Rules(fragments=8, sync_every=24)
         with isthmus.join(run, model, optimizer, learner="a", create=create, pace=Pace(quorum=1)) as link:
             syncer = subprocess.Popen(
-                [sys.executable, "-m", "isthmus_services.cli", "syncer", run, "--quorum", "1", "--threads", "1"],
+                isthmus_command("syncer", run, "--quorum", "1", "--threads", "1"),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

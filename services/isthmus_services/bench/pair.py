@@ -1,15 +1,12 @@
 """Two replicas of one model on one machine, by this library and by torchft's DiLoCo: calm, killed, and orphaned."""
 
 import asyncio
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +17,7 @@ from isthmus.ports import open_place, open_ports
 from isthmus_services.bench.measure import Row, Say, row
 from isthmus_services.bench.replica import STEP_TOKENS, SYNC_EVERY, Line
 from isthmus_services.bench.round import served
+from isthmus_services.processes import Processes, isthmus_command
 from isthmus_services.servers import free_ports
 
 REPLICAS = ("a", "b")
@@ -100,7 +98,7 @@ class Isthmus:
 
     def coordinator(self) -> list[str]:
         """Return the command of what coordinates."""
-        return [sys.executable, "-m", "isthmus_services.cli", "syncer", self.run, "--bus", self.bus, "--wait"]
+        return isthmus_command("syncer", self.run, "--bus", self.bus, "--wait")
 
     def useful(self, reports: dict[str, list[Line]], start: float, stop: float) -> tuple[float, float]:
         """Return useful tokens between two moments, and replicas in a round as a share of all."""
@@ -119,44 +117,30 @@ class Isthmus:
             return tokens, statistics.fmean(rounds) / replicas if rounds else 0.0
 
 
-class Processes:
-    """The processes of one system."""
+@dataclass(frozen=True)
+class Pair:
+    """The replicas of one system and what coordinates them."""
 
-    def __init__(self, system: System, folder: Path) -> None:
-        self._system, self._folder = system, folder
-        self._alive: dict[str, subprocess.Popen[bytes]] = {}
-        folder.mkdir(parents=True)
+    system: System
+    processes: Processes
 
     def coordinate(self) -> None:
         """Start what coordinates."""
-        self._start("coordinator", self._system.coordinator())
+        self.processes.start("coordinator", self.system.coordinator())
 
     def train(self, name: str) -> None:
         """Start a replica."""
-        command = [sys.executable, "-m", "isthmus_services.bench.replica", *self._system.replica(name)]
-        self._start(name, [*command, "--report", str(self._folder / f"{name}.jsonl")])
+        command = [sys.executable, "-m", "isthmus_services.bench.replica", *self.system.replica(name)]
+        self.processes.start(name, [*command, "--report", str(self._report(name))])
 
-    def _start(self, name: str, command: list[str]) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
-        with open(self._folder / f"{name}.log", "ab") as out:
-            self._alive[name] = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
-
-    def kill(self, name: str) -> None:
-        """End one with SIGKILL."""
-        process = self._alive.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def end(self) -> None:
-        """End all of them."""
-        for name in tuple(self._alive):
-            self.kill(name)
+    def _report(self, name: str) -> Path:
+        return self.processes.folder / f"{name}.jsonl"
 
     def reports(self) -> dict[str, list[Line]]:
         """Return what each replica has said."""
         found = {}
         for name in REPLICAS:
-            path = self._folder / f"{name}.jsonl"
+            path = self._report(name)
             # A process that was killed may leave half a line.
             lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
             found[name] = [msgspec.json.decode(line, type=Line) for line in lines]
@@ -166,10 +150,10 @@ class Processes:
         """Wait until every replica has some rounds behind it. Raises `RuntimeError` where one ended or never does."""
         until = time.monotonic() + READY_S
         while any(len(lines) < READY_ROUNDS for lines in self.reports().values()):
-            for name, process in self._alive.items():
-                if process.poll() is not None or time.monotonic() > until:
-                    said = (self._folder / f"{name}.log").read_text(errors="replace")[-2000:]
-                    raise RuntimeError(f"{name} is not ready ({process.returncode}):\n{said}")
+            for name in self.processes.alive:
+                said = self.processes.said(name)
+                if time.monotonic() > until:
+                    raise RuntimeError(f"{name} is not ready after {READY_S:g} s:\n{said[-2000:]}")
             time.sleep(0.1)
 
 
@@ -205,29 +189,28 @@ async def _make_bucket(place: str) -> None:
 
 
 def _together(system: System, folder: Path) -> Outcome:
-    with ExitStack() as stack:
-        processes = Processes(system, folder)
-        stack.callback(processes.end)
-        processes.coordinate()
+    with closing(Processes(folder, {"OMP_NUM_THREADS": "1", "RUST_LOG": "error"})) as processes:
+        pair = Pair(system, processes)
+        pair.coordinate()
         for name in REPLICAS:
-            processes.train(name)
-        processes.until_ready()
+            pair.train(name)
+        pair.until_ready()
         marks = [time.time()]
         time.sleep(CALM_S)
         marks.append(time.time())
         for _ in range(KILLS):
             processes.kill(REPLICAS[1])
-            processes.train(REPLICAS[1])
+            pair.train(REPLICAS[1])
             time.sleep(KILL_EVERY_S)
         marks.append(time.time())
         time.sleep(KILL_EVERY_S)  # until both are at it again
         marks.append(time.time())
         processes.kill("coordinator")
         time.sleep(AWAY_S)
-        processes.coordinate()
+        pair.coordinate()
         time.sleep(BACK_S)
         marks.append(time.time())
-    reports = processes.reports()
+    reports = pair.reports()
     spans = ((marks[0], marks[1]), (marks[1], marks[2]), (marks[3], marks[4]))
     (calm, _), (killed, together), (orphaned, _) = (system.useful(reports, *span) for span in spans)
     held = [r.held_s for lines in reports.values() for r in lines if marks[0] < r.at <= marks[1]]

@@ -1,15 +1,13 @@
 """How long a run stands still when a syncer is killed: from SIGKILL to the next commit on a fragment that it kept."""
 
 import asyncio
+import itertools
 import random
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from isthmus.ports import open_ports
 from isthmus_services.bench.crowd import Crowd
 from isthmus_services.bench.measure import Row, Say, counted, parted, row
 from isthmus_services.bench.round import made, served
+from isthmus_services.processes import Processes, isthmus_command
 
 LEARNERS = 4
 FRAGMENTS, PARAMS = 12, 70_000
@@ -46,45 +45,25 @@ class Recovery:
     """Of it, reading the log, by a syncer that was started again."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Syncers:
-    """Syncers of one run, each a process that is started again when it is to be."""
+    """Syncers of one run, each a process under a name that no other had."""
 
     run: str
     bus: str
-    folder: Path
-    alive: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    lives: int = 0
+    processes: Processes
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def start(self) -> str:
-        """Start one, as a supervisor would; return its name, which no other had."""
-        self.lives += 1
-        name = f"s{self.lives}"
-        command = [sys.executable, "-m", "isthmus_services.cli", "syncer", self.run, "--bus", self.bus, "--name", name]
-        with open(self.log(name), "wb") as out:
-            self.alive[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=out)
+        """Start one, as a supervisor would; return its name."""
+        name = f"s{next(self._numbers)}"
+        self.processes.start(name, isthmus_command("syncer", self.run, "--bus", self.bus, "--name", name))
         return name
 
-    def kill(self, name: str) -> float:
-        """End one with SIGKILL; return when, on the clock of `time.perf_counter`."""
-        process = self.alive.pop(name)
-        process.send_signal(signal.SIGKILL)
-        at = time.perf_counter()
-        process.wait()
-        return at
-
-    def log(self, name: str) -> Path:
-        """Return the file that holds what its last life said."""
-        return self.folder / f"{name}.log"
-
     def read_s(self, name: str) -> float | None:
-        """Return how long its last life read the log; None before it serves. Raises `RuntimeError` where it ended."""
-        text = self.log(name).read_text(errors="replace")
-        if found := _SERVES.search(text):
-            return float(found[1])
-        if self.alive[name].poll() is not None:
-            raise RuntimeError(f"{name} ended with {self.alive[name].returncode}:\n{text}")
-        return None
+        """Return how long one read the log; None before it serves. Raises `RuntimeError` where it ended."""
+        found = _SERVES.search(self.processes.said(name))
+        return float(found[1]) if found else None
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
@@ -92,7 +71,7 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
     size = f"{FRAGMENTS} × {counted(PARAMS)}"
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (place, bus):
         standby, restart = (
-            asyncio.run(_measure(f"{place}/{count}", bus, Path(folder), count, KILLS * repeats, part))
+            asyncio.run(_measure(f"{place}/{count}", bus, Path(folder, str(count)), count, KILLS * repeats, part))
             for count, part in zip((2, 1), parted(say, 2), strict=True)
         )
     totals = [r.total for r in standby]
@@ -105,33 +84,26 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
     yield row("recovery", "started again, less reading the log, p50", size, without, "s", aim=RESTART, at_most=True)
 
 
-@contextmanager
-def _syncers(url: str, bus: str, folder: Path, count: int) -> Iterator[Syncers]:
-    with ExitStack() as stack:
-        syncers = Syncers(url, bus, folder)
-        stack.callback(lambda: [syncers.kill(name) for name in tuple(syncers.alive)])
-        for _ in range(count):
-            syncers.start()
-        yield syncers
-
-
 async def _measure(url: str, bus: str, folder: Path, count: int, kills: int, say: Say) -> list[Recovery]:
     """Kill one of so many syncers, again and again; each is started again, at once where it was the only one."""
     await made(url, [PARAMS] * FRAGMENTS, 1)
     draw, found = random.Random(0), list[Recovery]()
-    with _syncers(url, bus, folder, count) as syncers:
+    with closing(Processes(folder)) as processes:
+        syncers = Syncers(url, bus, processes)
+        for _ in range(count):
+            syncers.start()
         async with open_ports(url, bus) as ports, asyncio.TaskGroup() as tasks:
             crowd = Crowd(ports, LEARNERS)
             background = [tasks.create_task(work) for work in (crowd.listen(), crowd.beat())]
             background += [tasks.create_task(crowd.train(p, PAUSE_S)) for p in range(FRAGMENTS)]
             while len(found) < kills:
-                while any(syncers.read_s(name) is None for name in syncers.alive):  # noqa: ASYNC110  (other processes)
+                while any(syncers.read_s(name) is None for name in processes.alive):  # noqa: ASYNC110  (other processes)
                     await asyncio.sleep(LOOK_S)
                 await crowd.until([head + 2 for head in crowd.heads])
                 await asyncio.sleep(draw.uniform(*CALM_S))
                 victim = crowd.writers[draw.randrange(FRAGMENTS)]
                 kept = {p for p, writer in crowd.writers.items() if writer == victim}
-                at = syncers.kill(victim)
+                at = processes.kill(victim)
                 following = syncers.start() if count == 1 else ""
                 await crowd.changed(lambda: any(crowd.writers[p] != victim for p in kept))  # noqa: B023
                 total = time.perf_counter() - at

@@ -31,13 +31,10 @@ class Line(msgspec.Struct, frozen=True):
 
     at: float
     """Seconds since 1970."""
-    steps: int
     batches: int
     """torchft: replicas' rounds that were committed so far, as it counts them; 0 elsewhere."""
     together: int
     """torchft: replicas in the last round."""
-    step_s: float
-    """Median duration of a step's forward and backward pass in this round."""
     held_s: float
     """What all optimizer and library calls of this round took."""
 
@@ -64,12 +61,10 @@ def main() -> int:
     text = torch.frombuffer(bytearray(b"".join(piece.read() for piece in corpus().train[:200])), dtype=torch.uint8)
     draw = torch.Generator().manual_seed(ord(a.name[-1]))
     tell, after = (_torchft if a.system == "torchft" else _isthmus)(a, model, optimizer)
-    steps = 0
     with open(a.report, "ab", buffering=0) as report:
         while True:
-            computing, held = [], 0.0
+            held = 0.0
             for _ in range(SYNC_EVERY):
-                began = time.perf_counter()
                 starts = torch.randint(len(text) - CONTEXT - 1, (WINDOWS,), generator=draw)
                 windows = torch.stack([text[s : s + CONTEXT + 1].long() for s in starts.tolist()])
                 loss = loss_of(model, windows)
@@ -78,11 +73,9 @@ def main() -> int:
                 optimizer.step()
                 optimizer.zero_grad()
                 after()
-                computing.append(computed - began)
                 held += time.perf_counter() - computed
-                steps += 1
             batches, together = tell()
-            line = Line(time.time(), steps, batches, together, sorted(computing)[SYNC_EVERY // 2], held)
+            line = Line(time.time(), batches, together, held)
             report.write(msgspec.json.encode(line) + b"\n")
 
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import secrets
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from isthmus.store import EdgeStore
 from isthmus_services.bench.crowd import Crowd
 from isthmus_services.bench.measure import Row, Say, quantile, row, sized
 from isthmus_services.bench.servers import bucket
+from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import redis_server, s3_server
 
 LEARNERS = 4
@@ -71,7 +71,7 @@ def served(folder: Path) -> Iterator[tuple[str, str]]:
 @contextmanager
 def syncing(run: str, bus: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run a syncer as a process of its own, from when it serves."""
-    command = [sys.executable, "-m", "isthmus_services.cli", "syncer", run, "--bus", bus, *words]
+    command = isthmus_command("syncer", run, "--bus", bus, *words)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

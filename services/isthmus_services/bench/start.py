@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from isthmus_services.bench.measure import Row, Say, row
+from isthmus_services.processes import isthmus_command
 
 HELP_S, STATUS_S, SYNCER_S, JOIN_S = 0.25, 0.25, 0.7, 0.5
 
@@ -54,12 +55,8 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
         yield row("start", case, "", found[case], "s", aim=aim, at_most=True)
 
 
-def _command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "isthmus_services.cli", *words]
-
-
 def _isthmus(*words: str) -> None:
-    subprocess.run(_command(*words), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(isthmus_command(*words), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _python(program: str) -> float:
@@ -70,13 +67,15 @@ def _python(program: str) -> float:
 
 def _seconds(*words: str) -> float:
     began = time.perf_counter()
-    subprocess.run(_command(*words), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(isthmus_command(*words), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
 def _until_served(run: str) -> float:
     began = time.perf_counter()
-    process = subprocess.Popen(_command("syncer", run), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        isthmus_command("syncer", run), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     try:
         for line in process.stderr:

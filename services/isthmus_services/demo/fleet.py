@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -177,8 +176,3 @@ class Fleet:
         worker.killed_incarnation = incarnation
         worker.killed_step = view.step if view else 0
         worker.start()
-
-
-def isthmus_command(*arguments: str) -> list[str]:
-    """Return the command line of `isthmus …` under this interpreter."""
-    return [sys.executable, "-m", "isthmus_services.cli", *arguments]

@@ -26,11 +26,12 @@ from isthmus.store import EdgeStore
 from isthmus.urls import split
 from isthmus_services.commands import init
 from isthmus_services.demo import judge, mark, report
-from isthmus_services.demo.fleet import Fleet, Worker, isthmus_command
+from isthmus_services.demo.fleet import Fleet, Worker
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
 from isthmus_services.demo.watch import Watch
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.process import logs
+from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import redis_server, s3_server
 from isthmus_services.settings import declared, shared
 from isthmus_services.settings.resolve import public

@@ -1,0 +1,57 @@
+"""Processes of this machine that a command starts, watches and kills, each with a log of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+def isthmus_command(*words: str) -> list[str]:
+    """Return the command line of `isthmus …` under this interpreter."""
+    return [sys.executable, "-m", "isthmus_services.cli", *words]
+
+
+@dataclass
+class Processes:
+    """Processes by their names. What they say goes to `<name>.log`, one life after the other."""
+
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """On top of this process's own."""
+    alive: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """Start one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.log(name), "ab") as out:
+            self.alive[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, **self.environment}
+            )
+
+    def kill(self, name: str) -> float:
+        """End one with SIGKILL; return when, on the clock of `time.perf_counter`."""
+        process = self.alive.pop(name)
+        process.send_signal(signal.SIGKILL)
+        at = time.perf_counter()
+        process.wait()
+        return at
+
+    def close(self) -> None:
+        """Kill all of them."""
+        for name in tuple(self.alive):
+            self.kill(name)
+
+    def log(self, name: str) -> Path:
+        """Return the file that holds what one said."""
+        return self.folder / f"{name}.log"
+
+    def said(self, name: str) -> str:
+        """Return what one said. Raises `RuntimeError` where it has ended by itself."""
+        text = self.log(name).read_text(errors="replace")
+        if self.alive[name].poll() is not None:
+            raise RuntimeError(f"{name} ended with {self.alive[name].returncode}:\n{text[-2000:]}")
+        return text
