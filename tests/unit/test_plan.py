@@ -240,27 +240,37 @@ def test_the_init_line_is_what_the_real_parser_takes(
         return 0
 
     monkeypatch.setattr("isthmus_services.commands.init.run", run)
-    for words in (
-        ["--params", "2.9e9"],
-        ["--params", "1e8", "--latency", "0.8"],
-        ["--params", "1e7", "--codec", "int8"],
-        ["--params", "1e7", "--merge", "iso", "--iso-block", "512"],
+    wide, narrow = {"merge": "rda"}, {"merge": "iso", "isotropic_up": True}
+    for words, suited in (
+        ("--params 2.9e9", wide),
+        ("--params 1e8 --latency 0.8", wide),
+        ("--params 1e7 --codec int8", wide | {"codec_up": "int8"}),
+        ("--params 1e7 --merge iso --iso-block 512", {"merge": "iso", "iso_block": 512}),
+        ("--params 1e6", narrow),
+        ("--params 1e6 --codec int4", narrow | {"codec_up": "int4"}),
+        ("--params 1e6 --merge rda", wide),
     ):
-        assert main(["plan", *words]) == 0
+        assert main(["plan", *words.split()]) == 0
         line = capsys.readouterr().out.strip().splitlines()[-1]
         assert line.startswith("isthmus init s3://BUCKET/RUN --model PACKAGE.MODULE:FUNCTION ")
         assert main(shlex.split(line)[1:]) == 0
         rules = shared.rules_of(taken[-1], ())
-        assert rules == Rules.suited(
-            sync_every=rules.sync_every,
-            fragments=rules.fragments,
-            codec_up=rules.codec_up,
-            merge="iso" if "iso" in words else "rda",
-            iso_block=512 if "iso" in words else 0,
-        ), "outer rate and momentum are those that suit"
+        assert rules == Rules.suited(sync_every=rules.sync_every, fragments=rules.fragments, **suited), words
         assert shared.pace_of(taken[-1], Pace()).overlap >= 2.0
-        if "--codec" in words:
-            assert rules.codec_up == "int8"
+
+
+def test_what_is_sent_isotropically_takes_a_learner_longer_to_pack_and_less_room() -> None:
+    near = Island(name="a", count=4, step_s=0.1, latency_s=0.0)
+    sent = planned(1e6, near, fixed=Fixed(fragments=12, sync_every=24))
+    plain = planned(1e6, near, fixed=Fixed(fragments=12, sync_every=24, merge="rda"))
+    assert sent.rules.isotropic_up
+    assert not plain.rules.isotropic_up
+    assert sent.forecasts[0].up_gb_day < plain.forecasts[0].up_gb_day
+    assert sent.forecasts[0].sent_s > plain.forecasts[0].sent_s
+    assert plain.forecasts[0].memory_gib - sent.forecasts[0].memory_gib == pytest.approx(8e6 / 2**30)
+    said = {choice.name: choice.reason for choice in sent.choices}
+    assert "of its cores" in said["isotropic_up"]
+    assert "given up" in said["codec"]
 
 
 def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys: pytest.CaptureFixture[str]) -> None:

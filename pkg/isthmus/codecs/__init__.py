@@ -4,19 +4,19 @@ from functools import cache
 
 import numpy as np
 
-from isthmus import memory
+from isthmus import kernels, memory
 from isthmus.codecs.base import BadCode, Codec
 from isthmus.codecs.bf16 import BFloat16
 from isthmus.codecs.f32 import Float32
 from isthmus.codecs.int4 import Int4
 from isthmus.codecs.int8 import Int8
-from isthmus.codecs.rate import Rate
+from isthmus.codecs.rate import SMALL, Rate
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment
 from isthmus.rules import rate_of, require_codec
 from isthmus.runtime import ALONE, Crew
 
-__all__ = ["CODECS", "BadCode", "Codec", "codec", "cut", "pack", "packed_bounds", "packed_size", "unpack"]
+__all__ = ["CODECS", "BadCode", "Codec", "codec", "cut", "pack", "packed_bounds", "packed_size", "unpack", "warm"]
 
 CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
 """Those of one size, by name; any rate between half a bit and four is a name, too (`isthmus.codecs.rate`)."""
@@ -29,6 +29,16 @@ def codec(name: str) -> Codec:
     """Return the codec of this name. Raises `InputError` that lists those there are."""
     bits = rate_of(require_codec(name))
     return CODECS[name] if bits is None else Rate(bits)
+
+
+def warm(*names: str) -> None:
+    """Compile every kernel that merging and these codecs use, or load it from the cache on disk."""
+    kernels.warm()
+    x = np.linspace(-1.0, 1.0, SMALL, dtype=np.float32)
+    for code in map(codec, names):
+        out = np.zeros(code.bounds(x.size)[1], np.uint8)
+        size = code.encode(x, out, whole=True)
+        code.decode_part(out[:size], x.size, 0, np.empty_like(x))
 
 
 def _aligned(size: int) -> int:

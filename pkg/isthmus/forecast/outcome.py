@@ -34,12 +34,15 @@ HEADROOM = 0.7
 """Share of a link that fragments may take. In the lab's `links` even 85 % cost less than a period twice as long;
 checkpoints, joins and other people's traffic want the rest."""
 
-CHECKPOINT_BYTES = 20.0
-"""Of a checkpoint object, per parameter: values, moments, residuals."""
+CHECKPOINT_BYTES = 12.0
+"""Of a checkpoint object, per parameter: values and moments."""
 
-LEARNER_BYTES = 16.0 + 12.0
-"""Of a learner's host memory, per parameter, at most about: published values, error feedback, what of it is under way,
-and what was captured; while a checkpoint is taken, copies of values and moments."""
+LEARNER_BYTES = 8.0 + CHECKPOINT_BYTES
+"""Of a learner's host memory, per parameter, at most about: published values, what was captured, and while a checkpoint
+is taken copies of values and moments."""
+
+FEEDBACK_BYTES = 8.0
+"""More of both where a learner feeds back what codecs dropped: that, and what of it is under way."""
 
 SYNCER_CORES = 4.0
 """Of one syncer; where merging takes more, several share the fragments."""
@@ -112,11 +115,15 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Wire:
-    """Bytes per fragment round, headers and messages included."""
+    """Of a fragment round, what takes its time between a learner and the store."""
 
     up: float
+    """Bytes, headers and messages included …"""
     down: float
+    """… both ways."""
     cost: traffic.Cost
+    pack_s: float
+    """Seconds of one of a learner's cores until an update is packed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +168,16 @@ def outcome(
     """Return what these rules come to. `took`: how fast a syncer does its arithmetic under them."""
     learners = sum(island.count for island in islands)
     costs = _costs(_small(rules), min(learners, 8))
-    whole = params * CHECKPOINT_BYTES
+    whole = checkpoint_bytes(params, rules)
     slowest = min(island.up_gbit_s for island in islands)
     checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
-    wire = _wire(params, rules, costs.learner)
+    level_s = isotropic_s(matrices, rules, took)
+    # To code an update takes about as long as to add a coded one to a sum (docs/benchmarks.md).
+    pack_s = params / rules.fragments * took.add_s + (level_s if rules.isotropic_up else 0.0)
+    wire = _wire(params, rules, costs.learner, pack_s)
     arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
     if rules.merge == MergeRule.ISO:
-        arithmetic_s += isotropic_s(matrices, rules, took)
+        arithmetic_s += level_s
     # What a store refuses is not sent.
     saved_s = checkpoint_s if whole <= OBJECT_MAX else math.inf
     forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s) for island in islands]
@@ -196,6 +206,11 @@ def outcome(
     )
 
 
+def checkpoint_bytes(params: float, rules: Rules) -> float:
+    """Return about how large a checkpoint is."""
+    return params * (CHECKPOINT_BYTES + (FEEDBACK_BYTES if rules.error_feedback else 0.0))
+
+
 def isotropic_s(matrices: Matrices, rules: Rules, took: Speeds, block: int | None = None) -> float:
     """Return seconds of one core that making a round's matrices isotropic takes, in these rules' blocks or others."""
     return matrices.flop(rules.iso_block if block is None else block) / rules.fragments / took.flop_s
@@ -222,12 +237,13 @@ def _period(islands: Sequence[Island], rules: Rules) -> float:
     return rules.sync_every * min(island.step_s for island in islands)
 
 
-def _wire(params: float, rules: Rules, cost: traffic.Cost) -> Wire:
+def _wire(params: float, rules: Rules, cost: traffic.Cost, pack_s: float) -> Wire:
     share = params / rules.fragments / 8.0
     return Wire(
         up=share * traffic.bits(rules.codec_up, params, rules.fragments) + cost.up_bytes,
         down=share * traffic.bits(rules.codec_down, params, rules.fragments) + cost.down_bytes,
         cost=cost,
+        pack_s=pack_s,
     )
 
 
@@ -239,7 +255,7 @@ def _loads(island: Island, islands: Sequence[Island], rules: Rules, wire: Wire) 
 
 def _sent_s(island: Island, wire: Wire) -> float:
     """Return seconds from a step boundary to the update in the store."""
-    return wire.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
+    return wire.pack_s + wire.up * 8.0 / (island.up_gbit_s * 1e9) + 2.0 * island.latency_s
 
 
 def _answers_s(islands: Sequence[Island], rules: Rules, wire: Wire) -> float:
@@ -261,7 +277,8 @@ def _forecast(
 ) -> Forecast:
     up_load, down_load = _loads(island, islands, rules, wire)
     fits = max(up_load, down_load) <= HEADROOM
-    saving = params * CHECKPOINT_BYTES / checkpoint_s
+    whole = checkpoint_bytes(params, rules)
+    saving = whole / checkpoint_s
     sent_s = _sent_s(island, wire)
     # Its announcement, a way there and back as all on the bus; then everybody's answers; then commit and value.
     down_s = WORD_LATENCIES * island.latency_s + wire.down * 8.0 / (island.down_gbit_s * 1e9) + 4.0 * island.latency_s
@@ -297,10 +314,10 @@ def _forecast(
         down_gb_day=rounds_day * wire.down / 1e9,
         requests_day={
             name: (wire.cost.requests.get(name, 0.0) + more.get(name, 0)) * rounds_day
-            + (DAY_S / checkpoint_s * requests_to_write(params * CHECKPOINT_BYTES) if name == "put" else 0.0)
+            + (DAY_S / checkpoint_s * requests_to_write(whole) if name == "put" else 0.0)
             for name in traffic.OPERATIONS
         },
-        memory_gib=params * LEARNER_BYTES / GIB,
+        memory_gib=params * (LEARNER_BYTES + (FEEDBACK_BYTES if rules.error_feedback else 0.0)) / GIB,
         fits=fits,
     )
 
@@ -365,7 +382,7 @@ def _day(
         if f.island.region != store_region:
             egress += f.down_gb_day * f.island.count
     stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
-    stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * params * CHECKPOINT_BYTES
+    stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * checkpoint_bytes(params, rules)
     reads = totals.get("get", 0.0)
     writes = sum(totals.values()) - reads
     found = {

@@ -6,6 +6,7 @@ Many choices are tried (`outcome` says what each comes to); P and H are those th
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from isthmus.errors import InputError
 from isthmus.forecast import learning, matrices, traffic
@@ -13,7 +14,6 @@ from isthmus.forecast.bandwidth import PARAMS_MAX
 from isthmus.forecast.island import Island
 from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.outcome import (
-    CHECKPOINT_BYTES,
     CHECKPOINT_SHARE,
     HEADROOM,
     OBJECT_MAX,
@@ -21,6 +21,7 @@ from isthmus.forecast.outcome import (
     Forecast,
     Outcome,
     Prices,
+    checkpoint_bytes,
     isotropic_s,
     outcome,
 )
@@ -127,8 +128,19 @@ def plan(
     best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
     checkpoint_s = best.checkpoint_s
     reasons = _reasons(params, fixed, best, found)
-    reasons.append(_merge(fixed, best.rules, speeds(best.rules), there, min(i.step_s for i in islands)))
-    whole = params * CHECKPOINT_BYTES
+    step_s = min(i.step_s for i in islands)
+    reasons.append(_merge(fixed, best.rules, speeds(best.rules), there, step_s))
+    if best.rules.isotropic_up:
+        cores = best.wire.pack_s * best.rules.fragments / (best.rules.sync_every * step_s)
+        reasons.append(
+            Choice(
+                name="isotropic_up",
+                value=True,
+                reason=f"few bits drown no direction then; packing an update takes a learner {best.wire.pack_s:.2g} s, "
+                f"{cores:.2g} of its cores",
+            )
+        )
+    whole = checkpoint_bytes(params, best.rules)
     reasons.append(
         Choice(
             name="checkpoint",
@@ -172,9 +184,12 @@ def plan(
 
 def _candidates(params: float, fixed: Fixed, tensors: int | None, there: Matrices) -> list[Rules]:
     """Return the rules to try: P and H where they are not fixed."""
-    base = Rules()
-    merge = fixed.merge or (MergeRule.ISO if there.cheap(fixed.iso_block or 0) else MergeRule.RDA).value
-    up, down = fixed.codec or base.codec_up, fixed.codec_down or base.codec_down
+    cheap = there.cheap(fixed.iso_block or 0)
+    merge = fixed.merge or (MergeRule.ISO if cheap else MergeRule.RDA).value
+    isotropic_up = cheap and merge == MergeRule.ISO
+    given = {"codec_up": fixed.codec, "codec_down": fixed.codec_down}
+    codecs: dict[str, Any] = {name: codec for name, codec in given.items() if codec is not None}
+    up = Rules.suited(merge=merge, isotropic_up=isotropic_up, **codecs).codec_up
     periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
     if not periods:
         raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
@@ -191,8 +206,8 @@ def _candidates(params: float, fixed: Fixed, tensors: int | None, there: Matrice
             Rules.suited(
                 merge=merge,
                 iso_block=fixed.iso_block or 0,
-                codec_up=up,
-                codec_down=down,
+                isotropic_up=isotropic_up,
+                **codecs,
                 sync_every=h,
                 fragments=p,
             ).check()
@@ -203,6 +218,11 @@ def _candidates(params: float, fixed: Fixed, tensors: int | None, there: Matrice
 
 def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome]) -> list[Choice]:
     rules = best.rules
+    up = "with error feedback; the lab sees no loss against 32"
+    down = "what it drops stays with the syncer and follows with the next version"
+    if not rules.error_feedback:
+        up = "what it drops is given up; the lab sees no loss against four with feedback, under failures either"
+        down = "what it drops is given up: nobody keeps it"
 
     def bits(name: str) -> str:
         return f"{traffic.bits(name, params, rules.fragments):.1f} bits per parameter"
@@ -223,14 +243,14 @@ def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome
         Choice(
             name="codec",
             value=rules.codec_up,
-            reason=why("codec", f"{bits(rules.codec_up)} with error feedback; the lab sees no loss against 32"),
+            reason=why("codec", f"{bits(rules.codec_up)}; {up}"),
         ),
         Choice(
             name="codec_down",
             value=rules.codec_down,
             reason=why(
                 "codec_down",
-                f"{bits(rules.codec_down)}; what it drops stays with the syncer and follows with the next version",
+                f"{bits(rules.codec_down)}; {down}",
             ),
         ),
         Choice(
@@ -323,9 +343,9 @@ def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], 
             f"isotropic merges hold a round up for {merge_s:.1f} s, {merge_s / fastest:.1f} steps of the fastest "
             "learner: cut matrices (--iso-block 512), raise sync_every, or merge by rda"
         )
-    if params * CHECKPOINT_BYTES > OBJECT_MAX:
+    if (whole := checkpoint_bytes(params, rules)) > OBJECT_MAX:
         found.append(
-            f"a checkpoint has about {params * CHECKPOINT_BYTES / 1e12:.0f} TB: stores take objects of up to "
+            f"a checkpoint has about {whole / 1e12:.0f} TB: stores take objects of up to "
             f"{OBJECT_MAX / 1e12:.0f} TB, and learners then go on without checkpoints"
         )
     said = overdrive(rules)

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus import kernels
+from isthmus import codecs
 from isthmus.errors import InputError
 from isthmus.link import Link
 from isthmus.log.run import Run
@@ -72,7 +72,7 @@ def _train(settings: declared.Learner, name: str, board: Board) -> int:
         logs.serving()
         diary.joined(settings.steps, link)
 
-    kernels.warm()
+    codecs.warm(made.rules.codec_up, made.rules.codec_down)
     try:
         train(
             Task(

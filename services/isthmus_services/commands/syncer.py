@@ -6,12 +6,13 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 
-from isthmus import kernels
+from isthmus import codecs
 from isthmus.bus import open_bus
 from isthmus.errors import IsthmusError
 from isthmus.log.run import read_run
 from isthmus.ports import bus_answers, known_run, open_place, open_ports, patiently
 from isthmus.records.fields import require_name
+from isthmus.rules import Rules
 from isthmus.runtime import Runtime, random_id
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
@@ -75,7 +76,7 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
             loop.add_signal_handler(number, stop, number)
         logs.serving()
         # What is compiled is loaded before the first merge asks for it, and after it is said that we are there.
-        warming = asyncio.ensure_future(ports.runtime.offload(_settle))
+        warming = asyncio.ensure_future(ports.runtime.offload(_settle, ports.log.run.rules))
         minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
         try:
             await serving
@@ -89,12 +90,12 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
         logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.commits_lost)
 
 
-def _settle() -> None:
+def _settle(rules: Rules) -> None:
     """Load kernels, and let the collector of garbage leave alone what is there from then on.
 
     With the compiler's objects among the rest, looking through all of them stops the loop for 70 ms, now and then.
     """
-    kernels.warm()
+    codecs.warm(rules.codec_up, rules.codec_down)
     gc.collect()
     gc.freeze()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from isthmus import kernels
+from isthmus import codecs
 from isthmus.bus.base import Said
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.log import Log
@@ -70,7 +70,7 @@ def run(settings: declared.Demo) -> int:
         if not settings.servers:
             asyncio.run(_refuse_existing(store))
         made = init.create(settings, store, create_bucket=settings.servers)
-        kernels.warm()
+        codecs.warm(made.rules.codec_up, made.rules.codec_down)  # compiled once, for all processes
         print(
             f"{store}: {made.layout.size:,} parameters in {len(made.layout.fragments)} fragments, "
             f"{settings.learners} learners × {settings.steps} steps, {made.rules.merge}, "

@@ -8,7 +8,7 @@ from isthmus.bus import default_bus
 from isthmus.errors import IsthmusError, RunMissing
 from isthmus.log.run import Run
 from isthmus.ports import open_log
-from isthmus.rules import Pace
+from isthmus.rules import MergeRule, Pace
 from isthmus_services.settings import declared
 from isthmus_services.settings.shared import ArithmeticOfRun, OnBus, PaceOfRun, rules_of
 
@@ -31,12 +31,7 @@ def effective(values: object) -> Effective:
     if isinstance(values, OnBus) and run is not None and (bus := _bus(run)) is not None:
         found["bus"] = bus, DEFAULT
     if isinstance(values, ArithmeticOfRun):
-        found["merge"] = BY_MODEL, DEFAULT
-        if values.merge is None:
-            found["outer_lr"] = found["outer_momentum"] = BY_MODEL, DEFAULT
-        else:
-            rules = rules_of(values, ())
-            found["outer_lr"], found["outer_momentum"] = (rules.outer_lr, DEFAULT), (rules.outer_momentum, DEFAULT)
+        found |= _arithmetic(values)
     if isinstance(values, declared.Syncer | declared.Learner):
         made, source = _run(run)
         if isinstance(values, declared.Learner):
@@ -46,6 +41,25 @@ def effective(values: object) -> Effective:
     elif isinstance(values, PaceOfRun):
         found |= _pace(Pace(), DEFAULT)
     return {name: value for name, value in found.items() if getattr(values, name) is None}
+
+
+def _arithmetic(values: ArithmeticOfRun) -> dict[str, tuple[object, str]]:
+    """Return what suits the rest, as far as that does not rest on the model."""
+    rules = rules_of(values, ())
+    suited: dict[str, object] = {
+        "merge": BY_MODEL,
+        "outer_lr": rules.outer_lr,
+        "outer_momentum": rules.outer_momentum,
+        "isotropic_up": rules.isotropic_up,
+        "feedback": rules.error_feedback,
+        "codec": rules.codec_up,
+        "codec_down": rules.codec_down,
+    }
+    if values.merge is None:
+        suited |= {"outer_lr": BY_MODEL, "outer_momentum": BY_MODEL}
+    if values.merge in (None, MergeRule.ISO) and values.isotropic_up is None:
+        suited |= dict.fromkeys(("isotropic_up", "feedback", "codec", "codec_down"), BY_MODEL)
+    return {name: (value, DEFAULT) for name, value in suited.items()}
 
 
 def _pace(pace: Pace | None, source: str) -> dict[str, tuple[object, str]]:

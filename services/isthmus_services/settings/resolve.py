@@ -182,7 +182,9 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, environment: Mapping[s
             more = {"nargs": "?"} if elsewhere and not s.flag_only else {}
             groups[s.owner].add_argument(s.field, metavar=s.flag, action=_Once, **more, **shared)
         elif s.is_switch:
-            groups[s.owner].add_argument(s.flag, dest=s.field, action="store_true", **shared)
+            # Where nothing is said is a third case, both ways can be said.
+            action = "store_true" if s.default is False else argparse.BooleanOptionalAction
+            groups[s.owner].add_argument(s.flag, dest=s.field, action=action, **shared)
         else:
             names = (s.short, s.flag) if s.short else (s.flag,)
             metavar = s.metavar or (f"{{{','.join(s.choices)}}}" if s.choices else None)

@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.errors import InputError
 from isthmus.layout import Spec
-from isthmus.rules import LONG_STEPS, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
+from isthmus.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
 from isthmus.urls import split
 from isthmus_services.settings.resolve import Setting
 
@@ -93,6 +93,11 @@ def _by_period(which: int) -> str:
     return f"{rda[1]}, or {rda[2]} where H is above {LONG_STEPS}{differ}"
 
 
+def _sent(name: str) -> str:
+    """Say what a codec is by default."""
+    return f"{getattr(Rules(), name)}; {SENT_ISOTROPIC[name]} where matrices are sent isotropically"
+
+
 _RULES, _PACE = Rules(), Pace()
 
 CODECS = f"{{{','.join(CodecName)},q1.5,…}}"
@@ -116,14 +121,26 @@ class ArithmeticOfRun:
         int,
         Setting("longest side of a matrix that iso does not cut; 0: any", metavar="N", within=Rules),
     ] = _RULES.iso_block
-    codec: Annotated[str, Setting("codec of learners' updates", metavar=CODECS, check=require_codec)] = _RULES.codec_up
-    codec_down: Annotated[str, Setting("codec of new versions", metavar=CODECS, check=require_codec)] = (
-        _RULES.codec_down
-    )
+    codec: Annotated[
+        str | None, Setting(f"codec of learners' updates ({_sent('codec_up')})", metavar=CODECS, check=require_codec)
+    ] = None
+    codec_down: Annotated[
+        str | None, Setting(f"codec of new versions ({_sent('codec_down')})", metavar=CODECS, check=require_codec)
+    ] = None
     isotropic_up: Annotated[
-        bool, Setting("learners send matrices with equal singular values, which few bits do not drown")
-    ] = False
-    no_feedback: Annotated[bool, Setting("give up what codecs drop, up and down, and keep the length instead")] = False
+        bool | None,
+        Setting(
+            "learners send matrices with equal singular values, which few bits do not drown (where merging them so is "
+            "cheap)"
+        ),
+    ] = None
+    feedback: Annotated[
+        bool | None,
+        Setting(
+            "what codecs drop, up and down, is sent the next time; else it is given up, and lengths are kept (unless "
+            "matrices are sent isotropically)"
+        ),
+    ] = None
     outer_lr: Annotated[float | None, Setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None
     outer_momentum: Annotated[float | None, Setting(f"outer Nesterov momentum ({_by_period(1)})", within=Rules)] = None
 
@@ -189,7 +206,16 @@ def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = No
 
     Where they say nothing: what suits a model, or what was chosen when the run that is there was created.
     """
-    chosen = {name: getattr(a, name) for name in ("merge", "outer_lr", "outer_momentum")}
+    chosen = {
+        "merge": a.merge,
+        "outer_lr": a.outer_lr,
+        "outer_momentum": a.outer_momentum,
+        "codec_up": a.codec,
+        "codec_down": a.codec_down,
+        "isotropic_up": a.isotropic_up,
+        "error_feedback": a.feedback,
+        "feedback_down": a.feedback,
+    }
     if there is not None:
         chosen = {name: getattr(there, name) if given is None else given for name, given in chosen.items()}
     return Rules.suited(
@@ -198,11 +224,6 @@ def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = No
         fragments=a.fragments,
         sync_every=a.sync_every,
         iso_block=a.iso_block,
-        codec_up=a.codec,
-        codec_down=a.codec_down,
-        isotropic_up=a.isotropic_up,
-        error_feedback=not a.no_feedback,
-        feedback_down=not a.no_feedback,
     ).check()
 
 
