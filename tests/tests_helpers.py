@@ -16,7 +16,8 @@ from isthmus.layout import Layout, Spec, TensorClass
 from isthmus.learner import LearnerAgent
 from isthmus.log import Log, fold, merge
 from isthmus.log.commits import Commit
-from isthmus.log.run import Run, Seed, create_run
+from isthmus.log.creation import Seed, create_run
+from isthmus.log.run import Run
 from isthmus.records.frame import Blob
 from isthmus.rules import Pace, Rules
 from isthmus.runtime import Runtime, single_threaded

@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.metrics import Metrics
 from isthmus.records.keys import RUN_KEY
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
+
+if TYPE_CHECKING:
+    from isthmus.metrics import Metrics
 
 TICK_S = 0.1
 
@@ -55,7 +58,7 @@ class Vitals:
     """Feels the pulse of one agent."""
 
     def __init__(
-        self, runtime: Runtime, store: EdgeStore, listener: Listener, speaker: Speaker, metrics: Metrics
+        self, runtime: Runtime, store: EdgeStore, listener: Listener, speaker: Speaker, metrics: "Metrics"
     ) -> None:
         self.lag_s_max = 0.0
         """Worst delay of the loop; whoever reads it may set it back."""

@@ -26,7 +26,8 @@ from isthmus.learner import Boundary, LearnerAgent
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
-from isthmus.log.run import Run, Seed, create_run, heard_run, told_run
+from isthmus.log.creation import Seed, create_run
+from isthmus.log.run import Run, heard_run, told_run
 from isthmus.metrics import LearnerMetrics
 from isthmus.ports import known_run
 from isthmus.rules import CHECKPOINT_S, Adoption, Pace, Rules

@@ -127,17 +127,16 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def suited(cls, specs: Sequence[Spec] = (), **fields: Any) -> "Rules":
         """Return rules of which what is not given suits the model and the rest: how updates are merged and sent.
 
-        Given the model's tensors, matrices are merged isotropically where that is cheap (`isthmus.isotropic.suits`),
-        and sent so in three bits a parameter, of which what is dropped is given up; without them, or where it is dear,
-        they are merged by RDA, and sent in four bits with feedback. Rate and momentum are what the lab supports
-        (docs/experiments.md): an effective rate outer_lr / (1 − momentum) of 2 for RDA, 3.5 for Avg and 4 for Iso,
-        which a rate for another momentum keeps. Momentum averages over rounds what few learners leave of noise; the
-        longer rounds are, the sooner what it remembers is out of date.
+        Given the model's tensors, matrices are merged isotropically where that is cheap (`isthmus.isotropic.suits`);
+        without them, or where it is dear, by RDA. Learners that are to send matrices isotropically do so in three bits,
+        of which the rest is given up. Rate and momentum are what the lab supports (docs/experiments.md): an effective
+        rate outer_lr / (1 − momentum) of 2 for RDA, 3.5 for Avg and 4 for Iso, which a rate for another momentum keeps.
+        Momentum averages over rounds what few learners leave of noise; the longer rounds are, the sooner what it
+        remembers is out of date.
         """
-        cheap = isotropic.suits(specs, max(0, fields.get("iso_block", 0)))
-        fields.setdefault("merge", (MergeRule.ISO if cheap else MergeRule.RDA).value)
-        if cheap and fields["merge"] == MergeRule.ISO and not fields.get("error_feedback", False):
-            fields.setdefault("isotropic_up", True)
+        if "merge" not in fields:
+            cheap = isotropic.suits(specs, max(0, fields.get("iso_block", 0)))
+            fields["merge"] = (MergeRule.ISO if cheap else MergeRule.RDA).value
         if fields.get("isotropic_up", False):
             fields = SENT_ISOTROPIC | fields
         plain = cls(**fields)
@@ -171,7 +170,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 SENT_ISOTROPIC = {"codec_up": "q3", "codec_down": "q3", "error_feedback": False, "feedback_down": False}
 """What suits learners that send matrices isotropically: the fewest bits that cost nothing under failures, mixed speeds
-and late work in the lab (docs/experiments.md, `bits`), of which the rest is given up."""
+and late work in the lab (docs/experiments.md, `bits`), of which the rest is given up. None of it is the default: where
+learners share few cores, what packing takes costs more than it brings."""
 
 LONG_STEPS = 24
 """H above which rounds are long: measured were 12, 24 (where both are alike) and 48."""

@@ -19,8 +19,8 @@ from isthmus.errors import DenormalsFlushed, InputError
 from isthmus.kernels import U8
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import fold, merge
+from isthmus.log.creation import Seed
 from isthmus.log.polar import polar_factor
-from isthmus.log.run import Seed
 from isthmus.pytorch import model as torch_model
 from isthmus.rules import Pace, Rules
 from isthmus.runtime import Crew

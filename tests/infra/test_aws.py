@@ -34,7 +34,7 @@ from isthmus.bus import open_bus
 from isthmus.doctor import FAILURE, Finding, Role, RoleKind, examine_open_store
 from isthmus.errors import Denied
 from isthmus.log import Log, gc
-from isthmus.log.run import create_run
+from isthmus.log.creation import create_run
 from isthmus.records.keys import (
     RUN_KEY,
     checkpoint_key,

@@ -19,7 +19,7 @@ from isthmus.lab.summary import summary
 from isthmus.lab.training import train
 from isthmus.layout import Layout, Spec, TensorClass
 from isthmus.learner.agent import LearnerAgent
-from isthmus.log.run import Seed
+from isthmus.log.creation import Seed
 from isthmus.records import frame
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather

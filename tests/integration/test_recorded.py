@@ -11,7 +11,8 @@ from isthmus.forecast.recorded import Observed, check, observe
 from isthmus.layout import Layout, Spec, TensorClass
 from isthmus.learner.agent import LearnerAgent
 from isthmus.log import Log
-from isthmus.log.run import Seed, read_run
+from isthmus.log.creation import Seed
+from isthmus.log.run import read_run
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Arrays, Times, World, learn, serve

@@ -16,7 +16,8 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner import agent as learner_agent
 from isthmus.log import Log, merge
 from isthmus.log import gc as collection
-from isthmus.log.run import Run, Seed
+from isthmus.log.creation import Seed
+from isthmus.log.run import Run
 from isthmus.records import frame, messages
 from isthmus.records.keys import UPDATES, commits_prefix, snapshot_key, updates_prefix
 from isthmus.simulate.clock import StandsStill

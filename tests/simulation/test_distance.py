@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from isthmus.layout import Spec, TensorClass
-from isthmus.log.run import Seed
+from isthmus.log.creation import Seed
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Times, World, learn, serve

@@ -12,7 +12,8 @@ import pytest
 from isthmus.errors import Denied
 from isthmus.layout import Spec, TensorClass
 from isthmus.log import Log
-from isthmus.log.run import Run, Seed
+from isthmus.log.creation import Seed
+from isthmus.log.run import Run
 from isthmus.records.frame import Blob, Body, Data
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream

@@ -12,7 +12,7 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.log import Log
-from isthmus.log.run import Seed
+from isthmus.log.creation import Seed
 from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Times, World, learn, serve

@@ -245,9 +245,10 @@ def test_the_init_line_is_what_the_real_parser_takes(
         ("--params 2.9e9", wide),
         ("--params 1e8 --latency 0.8", wide),
         ("--params 1e7 --codec int8", wide | {"codec_up": "int8"}),
-        ("--params 1e7 --merge iso --iso-block 512", {"merge": "iso", "iso_block": 512}),
+        ("--params 1e7 --merge iso --iso-block 512", narrow | {"iso_block": 512}),
         ("--params 1e6", narrow),
         ("--params 1e6 --codec int4", narrow | {"codec_up": "int4"}),
+        ("--params 1e6 --step-seconds 0.001", {"merge": "iso"}),
         ("--params 1e6 --merge rda", wide),
     ):
         assert main(["plan", *words.split()]) == 0
@@ -260,7 +261,7 @@ def test_the_init_line_is_what_the_real_parser_takes(
 
 
 def test_what_is_sent_isotropically_takes_a_learner_longer_to_pack_and_less_room() -> None:
-    near = Island(name="a", count=4, step_s=0.1, latency_s=0.0)
+    near = Island(name="a", count=4, latency_s=0.0)
     sent = planned(1e6, near, fixed=Fixed(fragments=12, sync_every=24))
     plain = planned(1e6, near, fixed=Fixed(fragments=12, sync_every=24, merge="rda"))
     assert sent.rules.isotropic_up
@@ -268,6 +269,9 @@ def test_what_is_sent_isotropically_takes_a_learner_longer_to_pack_and_less_room
     assert sent.forecasts[0].up_gb_day < plain.forecasts[0].up_gb_day
     assert sent.forecasts[0].sent_s > plain.forecasts[0].sent_s
     assert plain.forecasts[0].memory_gib - sent.forecasts[0].memory_gib == pytest.approx(8e6 / 2**30)
+    hurried = planned(1e6, Island(name="a", count=4, step_s=1e-3), fixed=Fixed(fragments=12, sync_every=24))
+    assert hurried.rules.merge == "iso"
+    assert not hurried.rules.isotropic_up, "its steps leave a core no time for that"
     said = {choice.name: choice.reason for choice in sent.choices}
     assert "of its cores" in said["isotropic_up"]
     assert "given up" in said["codec"]

@@ -4,7 +4,8 @@ import pytest
 
 from isthmus.errors import RunMissing, Unavailable
 from isthmus.link import START_S, Create, reach_or_create
-from isthmus.log.run import Run, Seed, read_run
+from isthmus.log.creation import Seed
+from isthmus.log.run import Run, read_run
 from isthmus.rules import Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World

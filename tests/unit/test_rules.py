@@ -90,23 +90,10 @@ def sent(rules: Rules) -> tuple[str, str, bool, bool, bool]:
 GIVEN_UP, FED_BACK = ("q3", "q3", True, False, False), ("int4", "int4", False, True, True)
 
 
-def test_where_merging_so_is_cheap_matrices_are_sent_isotropically_in_few_bits() -> None:
-    assert sent(Rules.suited(transformer(256))) == GIVEN_UP
-    assert sent(Rules.suited(transformer(256), merge="iso")) == GIVEN_UP
-    assert sent(Rules.suited(transformer(512), merge="iso", iso_block=256)) == GIVEN_UP
-    assert sent(Rules.suited(merge="iso", isotropic_up=True)) == GIVEN_UP
-    for dear in (
-        Rules.suited(transformer(512), merge="iso"),
-        Rules.suited(merge="iso"),
-        Rules.suited(transformer(512)),
-    ):
-        assert sent(dear) == FED_BACK
-
-
-def test_what_is_asked_for_of_the_way_updates_are_sent_stays() -> None:
-    small = transformer(256)
-    assert sent(Rules.suited(small, isotropic_up=False)) == FED_BACK
-    assert sent(Rules.suited(small, merge="rda")) == FED_BACK
-    assert sent(Rules.suited(small, error_feedback=True, feedback_down=True)) == FED_BACK
-    assert sent(Rules.suited(small, codec_up="int8")) == ("int8", *GIVEN_UP[1:])
-    assert sent(Rules.suited(small, codec_down="f32", feedback_down=True)) == ("q3", "f32", True, False, True)
+def test_what_is_sent_isotropically_takes_three_bits_and_gives_up_the_rest() -> None:
+    assert sent(Rules.suited(transformer(256))) == sent(Rules.suited(transformer(256), isotropic_up=False)) == FED_BACK
+    for rules in (Rules.suited(transformer(256), isotropic_up=True), Rules.suited(merge="rda", isotropic_up=True)):
+        assert sent(rules) == GIVEN_UP
+    assert sent(Rules.suited(isotropic_up=True, codec_up="int8")) == ("int8", *GIVEN_UP[1:])
+    fed = Rules.suited(isotropic_up=True, codec_down="f32", feedback_down=True)
+    assert sent(fed) == ("q3", "f32", True, False, True)

@@ -7,7 +7,8 @@ import pytest
 
 from isthmus.errors import InputError, RunMissing
 from isthmus.layout import Spec, TensorClass
-from isthmus.log.run import Run, Seed, create_run, read_run
+from isthmus.log.creation import Seed, create_run
+from isthmus.log.run import Run, read_run
 from isthmus.records import frame
 from isthmus.records.frame import Blob, Body, Data
 from isthmus.records.objects import RunHeader

@@ -1,12 +1,14 @@
 """A bus whose requests are measured; otherwise the bus it stands before."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.bus.base import Bus, Said
 from isthmus.errors import Unavailable
-from isthmus.metrics import Metrics
 from isthmus.runtime import Runtime
+
+if TYPE_CHECKING:
+    from isthmus.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -14,7 +16,7 @@ T = TypeVar("T")
 class TimedBus:
     """Counts failures and measures what does not wait: how long a blocking read takes says nothing."""
 
-    def __init__(self, bus: Bus, metrics: Metrics, runtime: Runtime) -> None:
+    def __init__(self, bus: Bus, metrics: "Metrics", runtime: Runtime) -> None:
         self.url = bus.url
         self._bus = bus
         self._metrics = metrics

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from isthmus.errors import InputError
 from isthmus.forecast import learning, matrices, traffic
 from isthmus.forecast.bandwidth import PARAMS_MAX
@@ -52,6 +54,10 @@ ISO_BLOCKS = (0, 1024, 512)
 
 ROUND_SHARE = 0.1
 """Of a period that a merge may take before a plan says that it is too dear: its work is overwritten meanwhile."""
+
+
+PACK_CORES = 0.25
+"""Of a learner's host that packing may take before a plan has matrices sent as they are, in four bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,16 +125,16 @@ def plan(
     for island in islands:
         island.check()
     learners = sum(island.count for island in islands)
+    step_s = min(i.step_s for i in islands)
     most = None if specs is None else len(partition(specs, FRAGMENTS_MAX).fragments)
     there = matrices.typical(params) if specs is None else matrices.of(specs)
     found = [
         outcome(params, islands, prices, store_region, rules, speeds(rules), there)
-        for rules in _candidates(params, fixed, most, there)
+        for rules in _candidates(params, fixed, most, there, speeds, step_s)
     ]
     best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
     checkpoint_s = best.checkpoint_s
     reasons = _reasons(params, fixed, best, found)
-    step_s = min(i.step_s for i in islands)
     reasons.append(_merge(fixed, best.rules, speeds(best.rules), there, step_s))
     if best.rules.isotropic_up:
         cores = best.wire.pack_s * best.rules.fragments / (best.rules.sync_every * step_s)
@@ -182,14 +188,21 @@ def plan(
     )
 
 
-def _candidates(params: float, fixed: Fixed, tensors: int | None, there: Matrices) -> list[Rules]:
+def _candidates(
+    params: float,
+    fixed: Fixed,
+    tensors: int | None,
+    there: Matrices,
+    speeds: Callable[[Rules], Speeds],
+    step_s: float,
+) -> list[Rules]:
     """Return the rules to try: P and H where they are not fixed."""
-    cheap = there.cheap(fixed.iso_block or 0)
-    merge = fixed.merge or (MergeRule.ISO if cheap else MergeRule.RDA).value
-    isotropic_up = cheap and merge == MergeRule.ISO
+    block = fixed.iso_block or 0
+    merge = fixed.merge or (MergeRule.ISO if there.cheap(block) else MergeRule.RDA).value
     given = {"codec_up": fixed.codec, "codec_down": fixed.codec_down}
     codecs: dict[str, Any] = {name: codec for name, codec in given.items() if codec is not None}
-    up = Rules.suited(merge=merge, isotropic_up=isotropic_up, **codecs).codec_up
+    sent = Rules.suited(merge=merge, iso_block=block, isotropic_up=True, **codecs)
+    packed_s = _packed_s(params, sent, speeds(sent), there)
     periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
     if not periods:
         raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
@@ -199,21 +212,18 @@ def _candidates(params: float, fixed: Fixed, tensors: int | None, there: Matrice
             raise InputError(
                 f"{fixed.fragments} fragments within {h} steps: at most one leaves per step, so let H be at least P"
             )
-        least = min(h, _fragments(params, up, h), tensors or h)
+        isotropic_up = merge == MergeRule.ISO and packed_s <= PACK_CORES * h * step_s
+        chosen = Rules.suited(merge=merge, iso_block=block, isotropic_up=isotropic_up, **codecs, sync_every=h)
+        least = min(h, _fragments(params, chosen.codec_up, h), tensors or h)
         most = max(least, min(h, FRAGMENTS_USUAL, tensors or h))
         counts = [fixed.fragments] if fixed.fragments else sorted({min(most, least * times) for times in FINE})
-        found += [
-            Rules.suited(
-                merge=merge,
-                iso_block=fixed.iso_block or 0,
-                isotropic_up=isotropic_up,
-                **codecs,
-                sync_every=h,
-                fragments=p,
-            ).check()
-            for p in counts
-        ]
+        found += [msgspec.structs.replace(chosen, fragments=p).check() for p in counts]
     return found
+
+
+def _packed_s(params: float, rules: Rules, took: Speeds, there: Matrices) -> float:
+    """Return seconds of one of a learner's cores that packing all of the model takes, once a period."""
+    return rules.fragments * isotropic_s(there, rules, took) + params * took.add_s
 
 
 def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome]) -> list[Choice]:

@@ -18,7 +18,7 @@ from isthmus.layout import Layout, Spec, TensorClass, partition
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Replica
 from isthmus.learner.checkpoint import Saver
-from isthmus.log.run import Seed
+from isthmus.log.creation import Seed
 from isthmus.metrics import Metrics
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.rules import Pace, Rules

@@ -19,7 +19,8 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.checkpoint import Checkpoint
 from isthmus.log import Log
-from isthmus.log.run import Run, Seed
+from isthmus.log.creation import Seed
+from isthmus.log.run import Run
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments
 from isthmus.records.frame import payload_start

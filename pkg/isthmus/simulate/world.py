@@ -13,7 +13,8 @@ from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary, Replica
 from isthmus.learner.checkpoint import Saver
 from isthmus.log import Log
-from isthmus.log.run import Run, Seed, create_run, read_run
+from isthmus.log.creation import Seed, create_run
+from isthmus.log.run import Run, read_run
 from isthmus.rules import Pace
 from isthmus.simulate.bus import SimulatedBus, Streams
 from isthmus.simulate.clock import Clock

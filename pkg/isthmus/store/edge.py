@@ -1,12 +1,16 @@
 """What stands between everybody and a store: time limit, watch, measure and retry, stacked in this order."""
 
-from isthmus.metrics import Metrics
+from typing import TYPE_CHECKING
+
 from isthmus.runtime import Runtime
 from isthmus.store.base import Store
 from isthmus.store.limited import LimitedStore
 from isthmus.store.measured import MeasuredStore, Traffic
 from isthmus.store.retrying import AT_START, RUNNING, Patience, RetryingStore
 from isthmus.store.watched import Outage, WatchedStore
+
+if TYPE_CHECKING:
+    from isthmus.metrics import Metrics
 
 
 class EdgeStore(RetryingStore):
@@ -21,7 +25,7 @@ class EdgeStore(RetryingStore):
         store: Store,
         runtime: Runtime,
         patience: Patience = RUNNING,
-        metrics: Metrics | None = None,
+        metrics: "Metrics | None" = None,
         *,
         outage: Outage | None = None,
         traffic: Traffic | None = None,
@@ -39,7 +43,7 @@ class EdgeStore(RetryingStore):
         """Return the same store, tried again like this."""
         return self._restacked(patience, self._metrics)
 
-    def measured_by(self, metrics: Metrics) -> "EdgeStore":
+    def measured_by(self, metrics: "Metrics") -> "EdgeStore":
         """Return the same store with its requests counted there."""
         return self._restacked(self._patience, metrics)
 
@@ -48,5 +52,5 @@ class EdgeStore(RetryingStore):
         """The same store for the first requests: what is not there is said within seconds."""
         return self.with_patience(AT_START)
 
-    def _restacked(self, patience: Patience, metrics: Metrics | None) -> "EdgeStore":
+    def _restacked(self, patience: Patience, metrics: "Metrics | None") -> "EdgeStore":
         return EdgeStore(self._before, self.runtime, patience, metrics, outage=self.outage, traffic=self.traffic)

@@ -1,14 +1,16 @@
 """A store whose requests are counted and measured, each try by itself."""
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.metrics import Metrics
 from isthmus.records.frame import Blob, Body, Data
 from isthmus.runtime import Runtime
 from isthmus.store.base import Store
 from isthmus.store.layer import Layer, Send
+
+if TYPE_CHECKING:
+    from isthmus.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -26,7 +28,7 @@ class Traffic:
 class MeasuredStore(Layer):
     """Counts bytes, requests and failures, and measures how long answers take."""
 
-    def __init__(self, store: Store, runtime: Runtime, traffic: Traffic, metrics: Metrics | None) -> None:
+    def __init__(self, store: Store, runtime: Runtime, traffic: Traffic, metrics: "Metrics | None") -> None:
         super().__init__(store)
         self._runtime = runtime
         self._traffic = traffic

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.layout import Spec, TensorClass
-from isthmus.log.run import Run, Seed, create_run
+from isthmus.log.creation import Seed, create_run
+from isthmus.log.run import Run
 from isthmus.ports import open_place, open_ports
 from isthmus.records.keys import value_key
 from isthmus.rules import Pace, Rules

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.errors import InputError, RunMissing
-from isthmus.log.run import Run, Seed, create_run, read_run, run_below
+from isthmus.log.creation import Seed, create_run
+from isthmus.log.run import Run, read_run, run_below
 from isthmus.ports import open_place
 from isthmus.readers import export as exports
 from isthmus.rules import Pace, overdrive

@@ -98,9 +98,8 @@ def init_line(found: Plan, model: str | None = None) -> str:
     words += ["--merge", rules.merge]
     if rules.merge == MergeRule.ISO and rules.iso_block:
         words += ["--iso-block", str(rules.iso_block)]
-    if rules.merge == MergeRule.ISO:
-        words += ["--isotropic-up" if rules.isotropic_up else "--no-isotropic-up"]
-        words += ["--feedback" if rules.error_feedback else "--no-feedback"]
+    if rules.isotropic_up:
+        words += ["--isotropic-up"]
     words += ["--codec", rules.codec_up, "--codec-down", rules.codec_down]
     words += ["--outer-lr", f"{rules.outer_lr:g}", "--outer-momentum", f"{rules.outer_momentum:g}"]
     words += ["--overlap", f"{pace.overlap:g}", "--quorum", str(pace.quorum)]

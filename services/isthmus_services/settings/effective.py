@@ -8,7 +8,7 @@ from isthmus.bus import default_bus
 from isthmus.errors import IsthmusError, RunMissing
 from isthmus.log.run import Run
 from isthmus.ports import open_log
-from isthmus.rules import MergeRule, Pace
+from isthmus.rules import Pace
 from isthmus_services.settings import declared
 from isthmus_services.settings.shared import ArithmeticOfRun, OnBus, PaceOfRun, rules_of
 
@@ -46,19 +46,16 @@ def effective(values: object) -> Effective:
 def _arithmetic(values: ArithmeticOfRun) -> dict[str, tuple[object, str]]:
     """Return what suits the rest, as far as that does not rest on the model."""
     rules = rules_of(values, ())
+    by_model = values.merge is None
     suited: dict[str, object] = {
         "merge": BY_MODEL,
-        "outer_lr": rules.outer_lr,
-        "outer_momentum": rules.outer_momentum,
+        "outer_lr": BY_MODEL if by_model else rules.outer_lr,
+        "outer_momentum": BY_MODEL if by_model else rules.outer_momentum,
         "isotropic_up": rules.isotropic_up,
         "feedback": rules.error_feedback,
         "codec": rules.codec_up,
         "codec_down": rules.codec_down,
     }
-    if values.merge is None:
-        suited |= {"outer_lr": BY_MODEL, "outer_momentum": BY_MODEL}
-    if values.merge in (None, MergeRule.ISO) and values.isotropic_up is None:
-        suited |= dict.fromkeys(("isotropic_up", "feedback", "codec", "codec_down"), BY_MODEL)
     return {name: (value, DEFAULT) for name, value in suited.items()}
 
 

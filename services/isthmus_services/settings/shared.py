@@ -129,16 +129,13 @@ class ArithmeticOfRun:
     ] = None
     isotropic_up: Annotated[
         bool | None,
-        Setting(
-            "learners send matrices with equal singular values, which few bits do not drown (where merging them so is "
-            "cheap)"
-        ),
+        Setting("learners send matrices with equal singular values, which few bits do not drown; it takes them longer"),
     ] = None
     feedback: Annotated[
         bool | None,
         Setting(
-            "what codecs drop, up and down, is sent the next time; else it is given up, and lengths are kept (unless "
-            "matrices are sent isotropically)"
+            "what codecs drop, up and down, is sent the next time; else it is given up, and lengths are kept (fed "
+            "back, unless matrices are sent isotropically)"
         ),
     ] = None
     outer_lr: Annotated[float | None, Setting(f"outer learning rate ({_by_period(0)})", within=Rules)] = None

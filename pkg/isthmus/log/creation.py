@@ -1,0 +1,103 @@
+"""How a run comes to be: version 0 of every fragment, and the run object last, once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+import msgspec
+import numpy as np
+
+from isthmus import kernels
+from isthmus.errors import InputError, RecordInvalid, RunExists, RunMissing
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Spec, first_difference, partition
+from isthmus.log import merge
+from isthmus.log.run import Run, described, parsed, read_run
+from isthmus.records import frame
+from isthmus.records.keys import RUN_KEY, snapshot_key
+from isthmus.records.objects import SCHEMA, RunHeader
+from isthmus.rules import MergeRule, Pace, Rules
+from isthmus.runtime import Runtime
+from isthmus.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What a run is created from."""
+
+    specs: Sequence[Spec]
+    values: Sequence[F32]
+    """Flat initial values of each tensor, float32, in the order of `specs`."""
+    frozen: dict[str, bytes]
+    rules: Rules
+    pace: Pace
+    model: str = ""
+    seed: int = 0
+
+
+async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
+    """Create the run, version 0 first and the run object last; return it, or the one that was there if it is the same.
+
+    The loser of a race adopts the winner's run. Raises `RunExists` where the existing run has another layout or other
+    rules, `InputError` for a model that cannot be merged. Creating the same run twice is harmless.
+    """
+    # Part of a matrix has part of its directions: isotropic merges want them whole, at the price of some balance.
+    layout = partition(seed.specs, seed.rules.check().fragments, finer=seed.rules.merge != MergeRule.ISO)
+    seed.pace.check()
+    try:
+        return _same(await read_run(store), seed)
+    except RunMissing:
+        pass
+    created_at = runtime.wall()
+    # Whatever can fail does so before anything is written. A run object has the same size whatever the digests are.
+    try:
+        parsed(_run_object(seed, layout, [bytes(32)] * len(layout.fragments), created_at))
+    except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
+        raise InputError(f"the run cannot be described: {error}") from None
+    named = dict(zip((s.name for s in seed.specs), seed.values, strict=True))
+    for fragment in layout.fragments:
+        for t in fragment.tensors:
+            if not kernels.all_finite(_flat([named[t.spec.name]])):
+                raise InputError(f"the initial values of {t.spec.name!r} (fragment {fragment.index}) are not finite")
+    # Snapshots carry the digest of the run, and the run names the snapshots: version 0 is stored under no run.
+    digests = []
+    for fragment in layout.fragments:
+        flat = _flat([named[t.spec.name][t.origin : t.origin + t.size] for t in fragment.tensors])
+        blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
+        digests.append(await runtime.offload(frame.digest, blob))
+        await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
+    await store.create(RUN_KEY, _run_object(seed, layout, digests, created_at))
+    return _same(await read_run(store), seed)
+
+
+def _same(run: Run, seed: Seed) -> Run:
+    """Return the run unless it differs from what was to be created."""
+    difference = first_difference(seed.specs, run.layout.specs)
+    if difference is not None:
+        raise RunExists(run.url, difference)
+    run.require_rules(seed.rules)
+    return run
+
+
+def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at: float) -> frame.Body:
+    """Return the run object. Raises `ValueError` for a header over its limit."""
+    cut = described(layout, seed.frozen)
+    payload = msgpack.packb(msgspec.to_builtins(cut, builtin_types=(bytes,)), use_bin_type=True)
+    header = RunHeader(
+        schema=SCHEMA,
+        rules=seed.rules,
+        pace=seed.pace,
+        arithmetic=kernels.ARITHMETIC,
+        model=seed.model,
+        seed=seed.seed,
+        created_at=created_at,
+        snapshots=tuple(digests),
+        layout=frame.digest(payload),
+    )
+    out = frame.draft(frame.Kind.RUN, header, len(payload))
+    out.payload[:] = payload
+    return out.blob
+
+
+def _flat(values: Sequence[F32]) -> F32:
+    return np.concatenate(values).astype(np.float32, copy=False)
