@@ -5,6 +5,7 @@ virtual time. This is the only module of the library that may touch the real one
 """
 
 import asyncio
+import gc
 import os
 import random
 import sys
@@ -68,6 +69,19 @@ class Runtime:
     """16 hex digits, unique among processes."""
     crew: Crew = ALONE
     """Threads for one large computation, which the result does not depend on."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector away while much is loaded that stays: each of its looks through all objects of a
+    process that has torch takes tens of milliseconds, and there are many of them meanwhile."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 async def inline(fn: Callable[..., T], /, *args: Any) -> T:

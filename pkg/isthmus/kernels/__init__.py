@@ -35,6 +35,7 @@ from isthmus.kernels.vectors import (
     squares,
     subtract,
 )
+from isthmus.runtime import uncollected
 
 __all__ = [
     "ARITHMETIC",
@@ -76,6 +77,11 @@ ARITHMETIC = 1
 
 def warm() -> None:
     """Compile every kernel for the array types the library uses, or load it from the cache on disk."""
+    with uncollected():
+        _call_all()
+
+
+def _call_all() -> None:
     x = np.linspace(-1.0, 1.0, BLOCK + 3, dtype=np.float32)
     y, z = np.zeros_like(x), np.zeros_like(x)
     half, scales, bytes_ = np.zeros(x.size, np.uint16), np.zeros(2, np.uint16), np.zeros(2 * BLOCK, np.uint8)

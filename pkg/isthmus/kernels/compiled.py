@@ -7,6 +7,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.runtime import uncollected
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -36,7 +38,10 @@ class _Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run it."""
-        return (self._made or self._make())(*arguments)
+        if self._made is not None:
+            return self._made(*arguments)
+        with uncollected():  # the first call brings in most of the compiler
+            return self._make()(*arguments)
 
     def _make(self) -> Callable[..., Any]:
         import numba
