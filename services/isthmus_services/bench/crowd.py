@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from isthmus.codecs import codec, pack
+from isthmus.kernels import U8
 from isthmus.ports import Ports
 from isthmus.records import frame
 from isthmus.records.keys import update_key
@@ -111,14 +112,14 @@ class Crowd:
             await self.until(wanted)
             await asyncio.sleep(pause_s)
 
-    async def store(self, name: str, fragment: int) -> bytes:
-        """Store an update on the newest version; return its announcement."""
+    async def store(self, name: str, fragment: int, payload: U8 | None = None) -> bytes:
+        """Store an update on the newest version, of this payload or what all have; return its announcement."""
         base = self.heads[fragment]
         header = UpdateHeader(
             schema=SCHEMA, run=self.run.digest, fragment=fragment, learner=name, incarnation=1, base=base,
             codec=self.run.rules.codec_up, steps=1, tokens=1, step=base + 1, tokens_seen=base + 1, train_s=1.0,
         )  # fmt: skip
-        blob = frame.written(frame.Kind.UPDATE, header, self._payloads[fragment])
+        blob = frame.written(frame.Kind.UPDATE, header, self._payloads[fragment] if payload is None else payload)
         digest = frame.digest(blob)
         key = update_key(fragment, name, base, digest)
         await self.ports.store.create(key, blob)

@@ -18,6 +18,7 @@ from isthmus.log import merge
 from isthmus.records.objects import Outer
 from isthmus.rules import MergeRule
 from isthmus_services.bench import pair
+from isthmus_services.bench.averaging import averaging
 from isthmus_services.bench.kernels import flat
 from isthmus_services.bench.measure import Case, Row, Say, counted, in_turns, parted, rates, row
 
@@ -28,8 +29,9 @@ MERGED = 4
 def rows(repeats: int, say: Say) -> Iterator[Row]:
     """Yield codecs, merges and training beside those of others, in turns with them."""
     kernels.warm()
-    arithmetic, training = parted(say, 2)
+    arithmetic, means, training = parted(say, 3)
     yield from _arithmetic(repeats, arithmetic)
+    yield from averaging(repeats, means, peer)
     peer("torchft")
     yield from pair.training(repeats, training)
 

@@ -89,10 +89,10 @@ def syncing(run: str, bus: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     drain.wait()
 
 
-async def made(url: str, sizes: list[int], learners: int, **pace: float) -> Run:
+async def made(url: str, sizes: list[int], learners: int, code: str = "int4", **pace: float) -> Run:
     """Create a run of tensors of these sizes, a fragment each, whose rounds wait for all learners."""
     specs = [Spec(f"t{i:03d}", (n,), "float32", TensorClass.DENSE) for i, n in enumerate(sizes)]
-    rules = Rules(fragments=len(sizes), sync_every=max(len(sizes), 24))
+    rules = Rules(fragments=len(sizes), sync_every=max(len(sizes), 24), codec_up=code, codec_down=code)
     seed = Seed(specs, [np.zeros(n, np.float32) for n in sizes], {}, rules, Pace(quorum=learners, **pace))  # type: ignore[arg-type]
     async with open_place(url, make=True) as store:
         return await create_run(store, store.runtime, seed)

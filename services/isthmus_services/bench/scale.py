@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import secrets
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.ports import open_ports
 from isthmus.records.messages import learner_stream
+from isthmus.store import EdgeStore
 from isthmus_services.bench.crowd import Crowd
 from isthmus_services.bench.measure import Row, Say, row, sized
 from isthmus_services.bench.round import made, served, syncing
@@ -18,6 +22,8 @@ PARAMS = UPDATE * 128 // 66 // 128 * 128
 CASES = ((2, 8), (8, 8), (32, 8), (100, 8), (8, 32), (8, 96))
 """Learners and fragments."""
 UPDATES_S = 1500.0
+REQUESTS, AT_ONCE = 200, 8
+"""What is asked of the store by itself."""
 ROUNDS_LEAST = 200
 """Updates of a repeat, at least."""
 
@@ -29,7 +35,7 @@ SHARED = 8, 32
 def rows(repeats: int, say: Say) -> Iterator[Row]:
     """Yield the updates a second of a syncer's processor, as many as rounds would bring it at full speed."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (place, bus):
-        by_case: dict[tuple[int, int], tuple[list[float], float]] = {}
+        by_case: dict[tuple[int, int], Carried] = {}
         for at, (learners, fragments) in enumerate(CASES):
             by_case[learners, fragments] = asyncio.run(
                 _measure(f"{place}/{learners}-{fragments}", bus, learners, fragments, repeats)
@@ -37,43 +43,56 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
             say((at + 1) / (len(CASES) + len(SYNCERS)))
         shared = {}
         for at, count in enumerate(SYNCERS):
-            shared[count], _ = asyncio.run(_measure(f"{place}/shared-{count}", bus, *SHARED, repeats, syncers=count))
+            shared[count] = asyncio.run(_measure(f"{place}/shared-{count}", bus, *SHARED, repeats, syncers=count)).ms
             say((len(CASES) + at + 1) / (len(CASES) + len(SYNCERS)))
-        for (learners, fragments), (costs, _) in by_case.items():
+        for (learners, fragments), carried in by_case.items():
             size = f"M {learners}, P {fragments}"
             yield row(
                 "scale",
                 f"updates of {sized(UPDATE)} a second of the syncer's processor",
                 size,
-                [1e3 / each for each in costs],
+                [1e3 / each for each in carried.ms],
                 "",
                 aim=UPDATES_S,
             )
-        few, many = by_case[2, 8][0], by_case[100, 8][0]
+        few, many = by_case[2, 8], by_case[100, 8]
+        for size, carried in (("M 2, P 8", few), ("M 100, P 8", many)):
+            what = "processor of an update's requests alone, beside an update"
+            yield row("scale", what, size, carried.raw_ms, "ms", limits=carried.ms)
         yield row(
             "scale",
             "cost of an update with 100 learners, beside 2",
             "P 8",
-            many,
+            many.ms,
             "ms",
-            limits=few,
+            limits=few.ms,
             aim=1.0,
             at_most=True,
         )
-        grown = by_case[32, 8][1] / by_case[2, 8][1]
+        grown = by_case[32, 8].memory / few.memory
         for count in SYNCERS[1:]:
             what = "processor of the busiest syncer for an update of all, beside one alone"
             yield row("scale", what, f"{count} syncers", shared[count], "ms", limits=shared[1])
         yield row("scale", "memory with 32 learners, beside 2", "P 8", [grown], "", aim=1.1, at_most=True)
 
 
-async def _measure(
-    url: str, bus: str, learners: int, fragments: int, repeats: int, syncers: int = 1
-) -> tuple[list[float], float]:
-    """Return what an update takes of the processor of the busiest syncer [ms], in every repeat, and a syncer's memory
-    [bytes] at the end."""
+@dataclass(frozen=True)
+class Carried:
+    """What syncers took to carry so many learners and fragments."""
+
+    ms: list[float]
+    """Of the processor of the busiest one, for an update, in every repeat."""
+    raw_ms: list[float]
+    """What an update's requests take by themselves, by the same client: it is read; of a round value and commit are
+    written."""
+    memory: float
+    """Of one, in bytes, at the end."""
+
+
+async def _measure(url: str, bus: str, learners: int, fragments: int, repeats: int, syncers: int = 1) -> Carried:
     await made(url, [PARAMS] * fragments, learners, heartbeat_s=2.0, silence_s=60.0)
     found: list[float] = []
+    raw: list[float] = []
     with ExitStack() as stack:
         pids = [stack.enter_context(syncing(url, bus, "--threads", "1")).pid for _ in range(syncers)]
         async with open_ports(url, bus) as ports, asyncio.TaskGroup() as tasks:
@@ -93,9 +112,25 @@ async def _measure(
                 if number:
                     used = [_processor_s(pid) - was for pid, was in zip(pids, before, strict=True)]
                     found.append(1e3 * max(used) / given)
+                    raw.append(await _raw(ports.store, learners))
             for task in background:
                 task.cancel()
-        return found, _memory(pids[0])
+        return Carried(found, raw, _memory(pids[0]))
+
+
+async def _raw(store: EdgeStore, learners: int) -> float:
+    """Return milliseconds of the processor that an update's requests take."""
+    data, place = os.urandom(UPDATE), f"scratch/{secrets.token_hex(8)}"
+    await store.put(place, data)
+
+    async def one(request: Callable[[int], Awaitable[object]]) -> float:
+        began = time.process_time()
+        for first in range(0, REQUESTS, AT_ONCE):
+            await asyncio.gather(*(request(number) for number in range(first, first + AT_ONCE)))
+        return 1e3 * (time.process_time() - began) / REQUESTS
+
+    read = await one(lambda number: store.get(place))
+    return read + 2.0 * await one(lambda number: store.create(f"{place}-{number}", data)) / learners
 
 
 def _processor_s(pid: int) -> float:
