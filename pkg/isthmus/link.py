@@ -409,10 +409,15 @@ def join(
         return found
 
     async def find_donor(agent: LearnerAgent) -> Checkpoint | None:
-        if sharded is not None:
-            return None
-        judge = moments.Judge(model, optimizer)  # gone with this call: it may be as large as the model
-        return await agent.donor(judge.fits, judge.glance)
+        # Gone with this call: it may be as large as the model.
+        if sharded is None:
+            judge = moments.Judge(model, optimizer)
+            return await agent.donor(judge.fits, judge.glance)
+        judge = moments.Judge(model, optimizer, sharded.tried)  # all ranks step: from the training thread
+        return await agent.donor(
+            lambda found: shell.ask_training_thread(lambda: judge.fits(found)),
+            lambda header: shell.ask_training_thread(lambda: judge.glance(header)),
+        )
 
     shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
@@ -425,7 +430,7 @@ def join(
                 saver = moments.TorchSaver(model, optimizer, data)
                 shell.attach(lambda layout: torch_model.TorchReplica(model, layout), saver)
             else:
-                origin = sharded.restore(own)
+                origin = sharded.restore(own, shell.donor)
                 sharded.place(shell.run.layout, told_run(shell.run))
                 shell.attach(lambda _: sharded, sharded)
         except BaseException:

@@ -8,6 +8,7 @@ import math
 import queue
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
@@ -82,19 +83,23 @@ class Shell:
 
     async def on_training_thread(self, work: Callable[[], Result]) -> Result:
         """Have the training thread do something while it waits in `start`: what only it may do with the model."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Result] = loop.create_future()
+        return await asyncio.wrap_future(self._handed(work))
+
+    def ask_training_thread(self, work: Callable[[], Result]) -> Result:
+        """The same, from a thread that waits for it: not the agent's."""
+        return self._handed(work).result()
+
+    def _handed(self, work: Callable[[], Result]) -> "Future[Result]":
+        done: Future[Result] = Future()
 
         def doing() -> None:
             try:
-                found = work()
+                done.set_result(work())
             except BaseException as error:
-                loop.call_soon_threadsafe(done.set_exception, error)
-            else:
-                loop.call_soon_threadsafe(done.set_result, found)
+                done.set_exception(error)
 
         self._asked.put(doing)
-        return await done
+        return done
 
     def attach(self, replica: Callable[[Layout], Replica], saver: Saver) -> None:
         """Bring the model to the newest values, or the local work on them, and let the agent run."""

@@ -6,10 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import isthmus
+from e2e.rank_learner import net
 from e2e.test_processes import HANGS_S, QUIET, ROOT, Processes, commits_of, processes, wait_for
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
@@ -134,6 +139,47 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         assert sorted(goes_on(p, "sharded")) == [(rank, 240, "own", 0) for rank in range(2)]
     assert judge.continuous(commits_of(run))
     assert main(["replay", run]) == 0
+
+
+Entries = dict[str, torch.Tensor]
+
+
+def comes_back(run: str, spoil: Callable[[Entries], object]) -> list[Entries]:
+    """Let the veteran take a step and leave with its optimizer's entries so; return them."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with isthmus.join(run, model, optimizer, learner="veteran") as link:
+        model(torch.arange(9)).pow(2).sum().backward()
+        optimizer.step()
+        link.step(9)
+        for entries in optimizer.state.values():
+            spoil(entries)
+    return [dict(optimizer.state[p]) for p in model.parameters()]
+
+
+@pytest.mark.timeout(600)
+def test_a_sharded_newcomer_takes_a_peers_moments_where_they_may_be_believed(tmp_path: Path) -> None:
+    run, out = str(tmp_path / "run"), tmp_path / "newcomer"
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--wait")
+        p.ends(p.start("v", sys.executable, LEARNER, run, "veteran", "plain", "60"))
+    assert any(commits_of(run)), "nobody is a donor of whom nothing was merged"
+
+    def joined(name: str, ranks: int) -> list[dict[str, Any]]:
+        job(ranks, "rank_donors.py", run, name, str(out))
+        return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(ranks)]
+
+    kept = comes_back(run, lambda entries: None)
+    for ranks in (2, 3):  # a tensor of nine rows among three, of seven and five unevenly, of one with nothing on some
+        for found in joined(f"n{ranks}", ranks):
+            assert (found["moments"], found["rates"]) == ("peer", [5e-3])
+            for mine, theirs in zip(found["state"], kept, strict=True):
+                assert mine == {what: value.tolist() for what, value in theirs.items()}
+    comes_back(run, lambda entries: entries["exp_avg"].mul_(1e6))
+    assert [found["moments"] for found in joined("far", 2)] == ["fresh", "fresh"], "they would carry it away"
+    comes_back(run, lambda entries: entries["exp_avg"].zero_())
+    comes_back(run, lambda entries: entries["exp_avg_sq"].neg_())
+    assert [found["moments"] for found in joined("below", 2)] == ["fresh", "fresh"], "they are below 0"
 
 
 @pytest.mark.timeout(600)

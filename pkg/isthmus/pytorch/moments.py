@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from isthmus.errors import RecordInvalid
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import optimizers
-from isthmus.pytorch.optimizers import Array, Outline, Plain, Stepped, Wrapped
+from isthmus.pytorch.optimizers import Array, Outline, Plain, Stepped, Tried, Wrapped
 from isthmus.records import tree
 from isthmus.records.objects import CheckpointHeader
 from isthmus.records.tree import Leaf, rebuild
@@ -179,9 +180,15 @@ class Judge:
     step, with that donor's moments in it. Where no copy can be made, no donor is used.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._stepped: Stepped | str | None = None
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        step: Callable[[torch.optim.Optimizer], Tried] = Stepped,
+    ) -> None:
+        """`step` has a copy of the optimizer take a step."""
+        self._model, self._optimizer, self._step = model, optimizer, step
+        self._stepped: Tried | str | None = None
 
     def glance(self, header: CheckpointHeader) -> str | None:
         """Return why a checkpoint of which only the header is at hand will not fit, or None.
@@ -195,14 +202,14 @@ class Judge:
         """Return why a checkpoint's moments must not be used here, or None. Raises `RecordInvalid`."""
         saved = found.optimizer(torch_model.make_tensor)
         why = self._why_unlike(saved)
-        if why is not None or not isinstance(self._stepped, Stepped):
+        if why is not None or self._stepped is None or isinstance(self._stepped, str):
             return why
         names = [name for group in saved["names"] for name in group]
         moved, fresh, lengths = self._stepped.moved_by(saved), self._stepped.moved, self._stepped.lengths()
         for name, far, first, length in zip(names, moved, fresh, lengths, strict=True):
-            limit = max(MOVES_MAX * length, MOVES_OF_FRESH_MAX * first)
-            if not (math.isfinite(far) and far <= limit):
-                return f"its moments alone move {name} by {far:.3g} (rms) in a step; {limit:.3g} would be much"
+            limit = max(MOVES_MAX * length.rms, MOVES_OF_FRESH_MAX * first.rms)
+            if not (math.isfinite(far.rms) and far.rms <= limit):
+                return f"its moments alone move {name} by {far.rms:.3g} (rms) in a step; {limit:.3g} would be much"
         return None
 
     def _why_unlike(self, saved: Any) -> str | None:
@@ -211,7 +218,7 @@ class Judge:
             return why
         if self._stepped is None:
             try:
-                self._stepped = Stepped(self._optimizer)
+                self._stepped = self._step(self._optimizer)
             except Exception as error:
                 self._stepped = f"no copy of this optimizer can step, which would show what it keeps: {error!r}"
                 logger.warning("no other learner's moments are used: %s", self._stepped)

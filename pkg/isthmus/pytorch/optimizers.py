@@ -7,15 +7,18 @@ name, a copy of the optimizer that has stepped once shows it (`Stepped`).
 
 import copy
 import logging
+import math
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 import torch
 from torch import nn
 
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch.model import why_not_kept
+from isthmus.pytorch.shards import is_sharded, local_of
 
 logger = logging.getLogger(__name__)
 
@@ -294,6 +297,8 @@ Outline = Any
 def outline(tree: Any) -> Outline:
     """Return what a state is made of, without its values."""
     if isinstance(tree, torch.Tensor):
+        if is_sharded(tree):  # saved whole, as it is shaped; what is known of its numbers is of this rank's
+            return Array(tree.dtype, tuple(tree.shape), outline(local_of(tree)).nonnegative)
         if is_wrapper(tree) and why_not_kept(tree) is not None:
             parts, context = tree.__tensor_flatten__()  # type: ignore[attr-defined]
             return Wrapped(type(tree), context, {part: outline(getattr(tree, part)) for part in parts})
@@ -331,9 +336,40 @@ _ORDERED = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _ORDERED |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
 
+class Sums(msgspec.Struct, frozen=True, array_like=True):
+    """The length of some numbers, in a form that adds up over parts."""
+
+    squares: float
+    count: int
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(self.squares + other.squares, self.count + other.count)
+
+    @property
+    def rms(self) -> float:
+        """Root mean square; 0 of none."""
+        return math.sqrt(self.squares / self.count) if self.count else 0.0
+
+
+class Tried(Protocol):
+    """An optimizer of which a copy has taken a step."""
+
+    outline: dict[Hashable, Outline]
+    """What the state is made of, by the parameter's number."""
+    moved: list[Sums]
+    """How far each parameter tensor went."""
+
+    def moved_by(self, saved: dict[str, Any]) -> list[Sums]:
+        """Return how far each parameter tensor goes in a step from here, with gradients of zero, with a saved state's
+        moments. Raises what `load` and the optimizer's step do."""
+
+    def lengths(self) -> list[Sums]:
+        """Return how long each parameter tensor is."""
+
+
 class Stepped:
     """A copy of an optimizer and of its parameters that has taken one step with gradients of −1: what it holds then,
-    and how far it goes.
+    and how far it goes. Of sharded parameters it is what this rank holds, and all ranks do it.
 
     Costs, until it is dropped, the memory of the parameters, their gradients and the optimizer's state once more, and
     the time of a step. The optimizer, its parameters and torch's random numbers stay as they are; hooks of its own and
@@ -353,13 +389,10 @@ class Stepped:
                 p.grad = torch.full_like(p, downhill) if p.requires_grad else None
         self._step()
         self.outline: dict[Hashable, Outline] = outline(self._copy.state_dict()["state"])
-        """What the state is made of, by the parameter's number."""
         self.moved = self._moved()
-        """How far each parameter tensor went: root mean square."""
 
-    def moved_by(self, saved: dict[str, Any]) -> list[float]:
-        """Return how far each parameter tensor goes (root mean square) in a step from here, with gradients of zero,
-        with a saved state's moments. Raises what `load` and the optimizer's step do."""
+    def moved_by(self, saved: dict[str, Any]) -> list[Sums]:
+        """See `Tried.moved_by`."""
         with torch.no_grad():
             for here, p in zip(self._here, parameters_of(self._copy), strict=True):
                 p.copy_(here)
@@ -369,17 +402,18 @@ class Stepped:
         self._step()
         return self._moved()
 
-    def lengths(self) -> list[float]:
-        """Return the root mean square of each parameter tensor as it is."""
-        return [_rms(p) for p in self._here]
+    def lengths(self) -> list[Sums]:
+        """See `Tried.lengths`."""
+        return [_sums(local_of(p)) for p in self._here]
 
     def _step(self) -> None:
         devices = sorted({p.device.index or 0 for p in self._here if p.device.type == "cuda"})
         with torch.random.fork_rng(devices):
             type(self._copy).step(self._copy)
 
-    def _moved(self) -> list[float]:
-        return [_rms(p.detach() - here.detach()) for here, p in zip(self._here, parameters_of(self._copy), strict=True)]
+    def _moved(self) -> list[Sums]:
+        pairs = zip(parameters_of(self._copy), self._here, strict=True)
+        return [_sums(local_of(p) - local_of(here)) for p, here in pairs]
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -408,7 +442,6 @@ def _full_speed(group: dict[str, Any]) -> None:
         group["lr"] = rate
 
 
-def _rms(tensor: torch.Tensor) -> float:
-    if tensor.numel() == 0:
-        return 0.0
-    return float(torch.linalg.vector_norm(tensor.detach().float()) / tensor.numel() ** 0.5)
+def _sums(tensor: torch.Tensor) -> Sums:
+    length = float(torch.linalg.vector_norm(tensor.float())) if tensor.numel() else 0.0
+    return Sums(length * length, tensor.numel())

@@ -55,6 +55,10 @@ class Op(IntEnum):
     """The inner optimizer's state and the data's are gathered …"""
     LOAD = 7
     """… and given back."""
+    STEP_COPY = 8
+    """A copy of the optimizer takes a step …"""
+    TRY = 9
+    """… and another one with these moments."""
 
 
 class _Failure(msgspec.Struct, frozen=True):

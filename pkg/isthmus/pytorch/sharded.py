@@ -23,6 +23,7 @@ from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments, optimizers
 from isthmus.pytorch.ranks import Call, Op, Ranks, known
 from isthmus.pytorch.shards import Shards, Wanted, is_sharded, local_of, remade
+from isthmus.pytorch.trial import Together, Trial
 from isthmus.records import tree
 from isthmus.records.tree import Leaf
 
@@ -51,6 +52,7 @@ class Sharded:
         kept = "without data=" if data is None else "with data="
         self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}", kept])
         self._places: list[list[tuple[int, Tensor]]] = []
+        self._trial: Trial | None = None
         self._gathering: list[Any] = [
             m for m in model.modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)
         ]
@@ -125,11 +127,23 @@ class Sharded:
         """See `checkpoint.Saver.take`."""
         return torch_model.take_tensor(node)
 
-    def restore(self, own: Checkpoint | None) -> str:
-        """Bring optimizer and data of all ranks to where they were; return where the moments came from.
+    def tried(self, optimizer: torch.optim.Optimizer) -> Together:
+        """Have a copy of the optimizer take a step on all ranks; see `moments.Judge`."""
+        self.ranks.command(Op.STEP_COPY)
 
-        That is `own` or `fresh`: moments of other learners are not taken over by a sharded one.
-        """
+        def with_moments(saved: dict[str, Any]) -> list[bytes]:
+            marked, wholes = self._marked(saved)
+            blob = tree.packed(marked, "moments", torch_model.take_tensor)
+            self.ranks.command(Op.TRY, blob=blob)
+            return self._try(blob, wholes)
+
+        begun = self._step_copy()
+        assert self._trial is not None, "it has just begun"
+        return Together(self._trial, begun, with_moments)
+
+    def restore(self, own: Checkpoint | None, donor: Checkpoint | None) -> str:
+        """Bring optimizer and data of all ranks to where they were; return where the moments came from: `own`, `peer`
+        or `fresh`. See `moments.restore`."""
         saved, places = None, None
         if own is not None:
             found = moments.own_state(self._model, self._optimizer, own)
@@ -138,10 +152,16 @@ class Sharded:
             else:
                 saved = found
             places = None if self._data is None else moments.places_of(own, self.ranks.size)
+        elif donor is not None:
+            saved = donor.optimizer(torch_model.make_tensor)
         marked, wholes = self._marked(saved)
-        blob = tree.packed({"state": marked, "data": places}, "a checkpoint", torch_model.take_tensor)
+        given = {"state": marked, "data": places, "own": own is not None}
+        blob = tree.packed(given, "a checkpoint", torch_model.take_tensor)
         self.ranks.command(Op.LOAD, blob=blob)
-        return self._load(blob, wholes)
+        origin = self._load(blob, wholes)
+        if donor is not None:
+            logger.info("moments of the inner optimizer from %s: %s", donor.key, origin)
+        return origin
 
     # --- of the others ------------------------------------------------------------------------------------------------
 
@@ -169,6 +189,10 @@ class Sharded:
                     self._save()
                 case Op.LOAD:
                     self._load(blob, [])
+                case Op.STEP_COPY:
+                    self._step_copy()
+                case Op.TRY:
+                    self._try(blob, [])
                 case Op.FAIL:
                     raise AssertionError("raised where it is heard")
 
@@ -247,13 +271,25 @@ class Sharded:
         except InputError as error:
             return str(error)
 
+    def _step_copy(self) -> list[bytes]:
+        self._trial = Trial(self._optimizer)
+        return self.ranks.exchange(self._trial.begun())
+
+    def _try(self, blob: bytes, wholes: list[torch.Tensor]) -> list[bytes]:
+        assert self._trial is not None, "tried before a copy has stepped"
+        saved = self._unmarked(tree.unpacked(blob, torch_model.make_tensor), iter(wholes))
+        assert saved is not None, "moments are tried, not their absence"
+        return self.ranks.exchange(self._trial.tried(saved))
+
     def _load(self, blob: bytes, wholes: list[torch.Tensor]) -> str:
+        self._trial = None  # its memory is wanted
         given = tree.unpacked(blob, torch_model.make_tensor)
+        before = self._optimizer.state_dict()
         why = ""
         try:
             saved = self._unmarked(given["state"], iter(wholes))
             if saved is not None:
-                optimizers.load(self._optimizer, saved, settings=True)
+                optimizers.load(self._optimizer, saved, settings=given["own"])
             if self._data is not None and given["data"] is not None:
                 self._data.load_state_dict(given["data"][self.ranks.order])
         except RankLost:
@@ -261,10 +297,14 @@ class Sharded:
         except Exception as error:  # the optimizer's own, or the data's: the others wait to hear of it
             why = repr(error)
         for rank, words in enumerate(self.ranks.exchange(why.encode())):
-            if words:
+            if words and given["own"]:
                 why = f"rank {rank} cannot go on from the checkpoint of this learner: {words.decode()}"
                 raise known(InputError(why))
-        return "fresh" if given["state"] is None else "own"
+            if words:  # a stranger's: whatever it is, training starts without
+                logger.warning("another learner's moments cannot be loaded on rank %d: %s", rank, words.decode())
+                self._optimizer.load_state_dict(before)
+                return "fresh"
+        return "fresh" if given["state"] is None else "own" if given["own"] else "peer"
 
     # --- a state on its way to the ranks ------------------------------------------------------------------------------
 
