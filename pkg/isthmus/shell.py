@@ -93,6 +93,8 @@ class Shell:
         done: Future[Result] = Future()
 
         def doing() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 done.set_result(work())
             except BaseException as error:

@@ -184,10 +184,11 @@ class Judge:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        step: Callable[[torch.optim.Optimizer], Tried] = Stepped,
+        step: Callable[[], Tried] | None = None,
     ) -> None:
-        """`step` has a copy of the optimizer take a step."""
-        self._model, self._optimizer, self._step = model, optimizer, step
+        """`step` has a copy of the optimizer take a step, where that is not this process's alone."""
+        self._model, self._optimizer = model, optimizer
+        self._step = step or (lambda: Stepped(optimizer))
         self._stepped: Tried | str | None = None
 
     def glance(self, header: CheckpointHeader) -> str | None:
@@ -218,7 +219,7 @@ class Judge:
             return why
         if self._stepped is None:
             try:
-                self._stepped = self._step(self._optimizer)
+                self._stepped = self._step()
             except Exception as error:
                 self._stepped = f"no copy of this optimizer can step, which would show what it keeps: {error!r}"
                 logger.warning("no other learner's moments are used: %s", self._stepped)

@@ -127,8 +127,8 @@ class Sharded:
         """See `checkpoint.Saver.take`."""
         return torch_model.take_tensor(node)
 
-    def tried(self, optimizer: torch.optim.Optimizer) -> Together:
-        """Have a copy of the optimizer take a step on all ranks; see `moments.Judge`."""
+    def tried(self) -> Together:
+        """Have a copy of the optimizer take a step on all ranks; see `moments.Judge`. Raises `ValueError`."""
         self.ranks.command(Op.STEP_COPY)
 
         def with_moments(saved: dict[str, Any]) -> list[bytes]:
@@ -277,7 +277,12 @@ class Sharded:
 
     def _try(self, blob: bytes, wholes: list[torch.Tensor]) -> list[bytes]:
         assert self._trial is not None, "tried before a copy has stepped"
-        saved = self._unmarked(tree.unpacked(blob, torch_model.make_tensor), iter(wholes))
+        try:
+            saved = self._unmarked(tree.unpacked(blob, torch_model.make_tensor), iter(wholes))
+        except RankLost:
+            raise
+        except Exception as error:  # a stranger's moments: the others wait to hear of it
+            return self.ranks.exchange(self._trial.failed(error))
         assert saved is not None, "moments are tried, not their absence"
         return self.ranks.exchange(self._trial.tried(saved))
 

@@ -49,7 +49,11 @@ class Trial:
         try:
             return msgspec.msgpack.encode(_Said("", [], self.stepped.moved_by(saved), []))
         except Exception as error:  # a stranger's moments: whatever they do, all ranks are to hear of it
-            return msgspec.msgpack.encode(_Said(repr(error), [], [], []))
+            return self.failed(error)
+
+    def failed(self, error: Exception) -> bytes:
+        """Return what this rank says where that came to nothing."""
+        return msgspec.msgpack.encode(_Said(repr(error), [], [], []))
 
 
 class Together:
