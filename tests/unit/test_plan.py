@@ -248,7 +248,7 @@ def test_the_init_line_is_what_the_real_parser_takes(
         ("--params 1e7 --merge iso --iso-block 512", narrow | {"iso_block": 512}),
         ("--params 1e6", narrow),
         ("--params 1e6 --codec int4", narrow | {"codec_up": "int4"}),
-        ("--params 1e6 --step-seconds 0.001", {"merge": "iso"}),
+        ("--params 1e6 --step-seconds 0.001 --sync-every 24", {"merge": "iso"}),
         ("--params 1e6 --merge rda", wide),
     ):
         assert main(["plan", *words.split()]) == 0
