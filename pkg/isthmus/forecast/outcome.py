@@ -38,8 +38,8 @@ CHECKPOINT_BYTES = 12.0
 """Of a checkpoint object, per parameter: values and moments."""
 
 LEARNER_BYTES = 10.0 + CHECKPOINT_BYTES
-"""Of a learner's host memory, per parameter, at most about: published values, captures and memory kept for the next ones
-(docs/scale.md), and while a checkpoint is taken copies of values and moments."""
+"""Of a learner's host memory, per parameter, at most about: published values, captures and the memory kept for the next
+ones (docs/scale.md), and while a checkpoint is taken copies of values and moments."""
 
 FEEDBACK_BYTES = 8.0
 """More of both where a learner feeds back what codecs dropped: that, and what of it is under way."""
