@@ -139,13 +139,22 @@ def check(kind: str, width: int) -> None:
     with sharded.call("STEP", 1, 1):
         if ranks.leads:
             marked, parts = sharded._marked(saved)
-            blob = tree.packed({"state": marked, "data": None}, "a checkpoint", torch_model.take_tensor)
+            told = {"state": marked, "data": None, "own": True}
+            blob = tree.packed(told, "a checkpoint", torch_model.take_tensor)
             ranks.command(Op.LOAD, blob=blob)
             assert sharded._load(blob, parts) == "own"
     for key, entry in optimizer.state_dict()["state"].items():
         for what, x in entry.items():
             there = x.full_tensor() if hasattr(x, "full_tensor") else x
             assert torch.equal(there, wholes[key, what]), (kind, key, what)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    values = [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().float() for p in trained]
+    long = [x.square().mean().sqrt().item() for x in values]
+    with sharded.call("STEP", 2, 1):
+        if ranks.leads:
+            together = sharded.tried()
+            torch.testing.assert_close([s.rms for s in together.lengths()], long, rtol=1e-5, atol=0.0)
+            assert all(s.rms > 0.0 for s in together.moved), kind
     train(model, optimizer)
     if dist.get_rank() == 0:
         print(f"{kind}, width {width}: as torch says", flush=True)
