@@ -119,7 +119,10 @@ async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_t
             assert two.fold_s > 0.0
         # Counted once nobody writes any more; of each of its fragments the dying may have put one uncounted.
         total = await check_log(w)
-        assert 0 <= total - one.tallies.commits - two.tallies.commits <= len(shares[0])
+        wrote = [name for found in writers(await all_commits(w.log)).values() for name in found]
+        assert len(wrote) == total
+        assert wrote.count("west") == two.tallies.commits
+        assert 0 <= wrote.count("east") - one.tallies.commits <= len(shares[0])
 
 
 async def test_a_fragment_given_back_is_kept_until_it_is_old_and_folded_anew_when_it_comes_again(folder: Path) -> None:

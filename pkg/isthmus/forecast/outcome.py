@@ -171,13 +171,10 @@ def outcome(
     whole = checkpoint_bytes(params, rules)
     slowest = min(island.up_gbit_s for island in islands)
     checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
-    level_s = isotropic_s(matrices, rules, took)
-    # To code an update takes about as long as to add a coded one to a sum (docs/benchmarks.md).
-    pack_s = params / rules.fragments * took.add_s + (level_s if rules.isotropic_up else 0.0)
-    wire = _wire(params, rules, costs.learner, pack_s)
+    wire = _wire(params, rules, costs.learner, packing_s(params, matrices, rules, took))
     arithmetic_s = params / rules.fragments * (learners * took.add_s + took.round_s)
     if rules.merge == MergeRule.ISO:
-        arithmetic_s += level_s
+        arithmetic_s += isotropic_s(matrices, rules, took)
     # What a store refuses is not sent.
     saved_s = checkpoint_s if whole <= OBJECT_MAX else math.inf
     forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s) for island in islands]
@@ -214,6 +211,13 @@ def checkpoint_bytes(params: float, rules: Rules) -> float:
 def isotropic_s(matrices: Matrices, rules: Rules, took: Speeds, block: int | None = None) -> float:
     """Return seconds of one core that making a round's matrices isotropic takes, in these rules' blocks or others."""
     return matrices.flop(rules.iso_block if block is None else block) / rules.fragments / took.flop_s
+
+
+def packing_s(params: float, matrices: Matrices, rules: Rules, took: Speeds) -> float:
+    """Return seconds of one core that packing an update takes a learner: coding one takes about as long as adding a
+    coded one to a sum (docs/benchmarks.md)."""
+    level_s = isotropic_s(matrices, rules, took) if rules.isotropic_up else 0.0
+    return params / rules.fragments * took.add_s + level_s
 
 
 def goodput_of(island: Island, lost_s: float) -> float:

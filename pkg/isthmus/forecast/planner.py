@@ -26,6 +26,7 @@ from isthmus.forecast.outcome import (
     checkpoint_bytes,
     isotropic_s,
     outcome,
+    packing_s,
 )
 from isthmus.forecast.speeds import Speeds
 from isthmus.layout import Spec, partition
@@ -202,7 +203,7 @@ def _candidates(
     given = {"codec_up": fixed.codec, "codec_down": fixed.codec_down}
     codecs: dict[str, Any] = {name: codec for name, codec in given.items() if codec is not None}
     sent = Rules.suited(merge=merge, iso_block=block, isotropic_up=True, **codecs)
-    packed_s = _packed_s(params, sent, speeds(sent), there)
+    packed_s = sent.fragments * packing_s(params, there, sent, speeds(sent))  # of the whole model, once a period
     periods = [fixed.sync_every] if fixed.sync_every else [h for h in PERIODS if h >= (fixed.fragments or 1)]
     if not periods:
         raise InputError(f"{fixed.fragments} fragments: more than {PERIODS[-1]} need a period of their own, sync_every")
@@ -219,11 +220,6 @@ def _candidates(
         counts = [fixed.fragments] if fixed.fragments else sorted({min(most, least * times) for times in FINE})
         found += [msgspec.structs.replace(chosen, fragments=p).check() for p in counts]
     return found
-
-
-def _packed_s(params: float, rules: Rules, took: Speeds, there: Matrices) -> float:
-    """Return seconds of one of a learner's cores that packing all of the model takes, once a period."""
-    return rules.fragments * isotropic_s(there, rules, took) + params * took.add_s
 
 
 def _reasons(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome]) -> list[Choice]:

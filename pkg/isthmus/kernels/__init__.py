@@ -75,13 +75,9 @@ ARITHMETIC = 1
 """Version of the arithmetic of merges; recorded in every commit."""
 
 
+@uncollected()
 def warm() -> None:
     """Compile every kernel for the array types the library uses, or load it from the cache on disk."""
-    with uncollected():
-        _call_all()
-
-
-def _call_all() -> None:
     x = np.linspace(-1.0, 1.0, BLOCK + 3, dtype=np.float32)
     y, z = np.zeros_like(x), np.zeros_like(x)
     half, scales, bytes_ = np.zeros(x.size, np.uint16), np.zeros(2, np.uint16), np.zeros(2 * BLOCK, np.uint8)
