@@ -13,6 +13,7 @@ import pytest
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass
+from isthmus.learner.steward import here
 from isthmus.log import fold, merge
 from isthmus.log.run import read_run
 from isthmus.records import frame
@@ -98,7 +99,7 @@ async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folde
         agent = w.learner("idle")
         async with serving(w.syncer()) as syncer:
             await agent.join()
-            from isthmus.learner.boundary import rounded
+            from isthmus.learner.steward import rounded
 
             class Still:
                 def __init__(self) -> None:
@@ -133,7 +134,7 @@ async def test_error_feedback_starts_from_the_last_merged_update(folder: Path) -
             assert header.codec == "int4"
             # In the account, or on its way in what was sent since.
             fed_back = [agent.uplink.residuals[p], *agent.uplink.taken[p].values()]
-            assert any(residual is not None and residual.any() for residual in fed_back)
+            assert any(residual is not None and here(residual).any() for residual in fed_back)
 
 
 class Slow(Layer):

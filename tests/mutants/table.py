@@ -727,8 +727,28 @@ MUTANTS = [
         row("every-snapshot-has-a-master", "(() if state.is_published else (state.master,))", "(state.master,)"),
     ),
     *of(
-        "learner/uplink.py",
+        "learner/steward.py",
+        "tests/unit/test_boundary_uploads.py tests/unit/test_boundary.py",
+        row(
+            "rounding-is-local-work",
+            "(rounded(base, fragment.tensors) if since is None else since)",
+            "(base if since is None else since)",
+        ),
+    ),
+    *of(
+        "learner/steward.py",
         "tests/unit/test_uplink_settles.py",
+        row(
+            "an-update-with-the-wrong-sign",
+            "kernels.subtract(rounded(base, fragment.tensors), values, gradient)",
+            "kernels.subtract(values, rounded(base, fragment.tensors), gradient)",
+        ),
+        row(
+            "updates-are-written-over",
+            "await self._log.store.create(key, parcel.body)",
+            "await self._log.store.put(key, parcel.body)",
+        ),
+        row("nothing-is-fed-back", "            kernels.add(gradient, feedback, gradient)\n", "            pass\n"),
         row("updates-are-shortened", "whole=not self._run.rules.error_feedback)", "whole=False)"),
         row(
             "a-polar-factor-of-any-length", "kernels.scale(level, before / after, difference)", "difference[:] = level"
@@ -773,13 +793,6 @@ MUTANTS = [
     *of(
         "learner/uplink.py",
         "tests/unit/test_uplink_settles.py",
-        row(
-            "an-update-with-the-wrong-sign",
-            "kernels.subtract(rounded(captured.base_values, fragment.tensors), captured.values, gradient)",
-            "kernels.subtract(captured.values, rounded(captured.base_values, fragment.tensors), gradient)",
-        ),
-        row("updates-are-written-over", "await self._store.create(key, blob)", "await self._store.put(key, blob)"),
-        row("nothing-is-fed-back", "            kernels.add(gradient, residual, gradient)\n", "            pass\n"),
         row(
             "what-is-on-its-way-is-sent-again",
             "self.taken[p][base], self.residuals[p] = self.residuals[p], None",
@@ -875,11 +888,6 @@ MUTANTS = [
             "an-upload-takes-no-time",
             "return now + self._window.upload_s + LATE_STEPS * self.step_s > closes_at",
             "return now + LATE_STEPS * self.step_s > closes_at",
-        ),
-        row(
-            "rounding-is-local-work",
-            "since = rounded(slot.values, self._layout.fragments[fragment].tensors)",
-            "since = slot.values",
         ),
         row(
             "what-was-sent-is-kept-twice",

@@ -20,7 +20,7 @@ from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import TensorClass
 from isthmus.learner import agent as learner_agent
-from isthmus.learner import boundary, downlink, tenure, uplink
+from isthmus.learner import downlink, steward, tenure, uplink
 from isthmus.learner.boundary import Boundary, Ready
 from isthmus.log import Log, fold, gc, heal, merge, polar
 from isthmus.records import frame
@@ -618,7 +618,7 @@ def codes_are_cut_off() -> Iterator[None]:
 @planted(60, caught_by=10)
 def blend_with_another_share() -> Iterator[None]:
     """More of the local model stays than the rule says."""
-    with patch.object(boundary, "BLEND", np.float32(0.6)):
+    with patch.object(steward, "BLEND", np.float32(0.6)):
         yield
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from isthmus.bus.endpoints import UNSAID_MAX
 from isthmus.errors import IsthmusError, RecordInvalid
 from isthmus.kernels import F32
-from isthmus.layout import Fragment
 from isthmus.learner import LearnerAgent
-from isthmus.learner.boundary import UPLOADS_MAX, Captured
+from isthmus.learner.boundary import UPLOADS_MAX
+from isthmus.learner.steward import here
 from isthmus.log import Commit, Log, merge
 from isthmus.log.run import Run
 from isthmus.log.updates import open_update
@@ -331,18 +331,16 @@ class Checker:
         if not isinstance(agent, LearnerAgent):
             self.began[name] = self.world.clock.time()
             return
-        uplink = agent.uplink
-        pack = uplink._pack
+        steward = agent.own_steward
+        pack = steward.packed
 
-        def packed(
-            captured: Captured, header: UpdateHeader, fragment: Fragment, residual: F32 | None
-        ) -> tuple[Body | None, F32]:
-            blob, after = pack(captured, header, fragment, residual)
+        def packed(header: UpdateHeader, base: F32, values: F32, feedback: F32 | None) -> tuple[Body | None, F32]:
+            blob, after = pack(header, base, values, feedback)
             if blob is not None and (name, life) in self.lives:
-                self.values.packs(self.lives[name, life], captured, header, residual, blob, after)
+                self.values.packs(self.lives[name, life], header, base, values, feedback, blob, after)
             return blob, after
 
-        uplink._pack = packed  # type: ignore[method-assign]
+        steward.packed = packed  # type: ignore[method-assign]
 
     # --- now and then -------------------------------------------------------------------------------------------------
 
@@ -389,7 +387,7 @@ class Checker:
                 self.violate(f"{who}: holds version {slot.base} of {p}, the log ends at {len(self.commits[p])}")
                 continue
             wanted = self.commits[p][slot.base - 1][0].published_digest if slot.base else self.initial[p]
-            if self.digest(slot.values, functools.partial(merge.array_digest, slot.values)) != wanted:
+            if self.digest(slot.values, functools.partial(merge.array_digest, here(slot.values))) != wanted:
                 self.violate(f"{who}: what it holds as {p}/{slot.base} is not what was published")
             # A life that starts while a twin goes on finds updates on bases that it has yet to read of.
             unread = len(self.commits[p]) - agent.uplink.settled_to[p]

@@ -14,7 +14,8 @@ import numpy as np
 from isthmus.kernels import F32
 from isthmus.layout import TensorClass
 from isthmus.learner import LearnerAgent
-from isthmus.learner.boundary import Boundary, Captured
+from isthmus.learner.boundary import Boundary
+from isthmus.learner.steward import here
 from isthmus.learner.uplink import PACKED_MAX, Uplink
 from isthmus.records import frame
 from isthmus.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader, ValueHeader
@@ -233,22 +234,29 @@ class Values:
     # --- error feedback -----------------------------------------------------------------------------------------------
 
     def packs(
-        self, life: Life, captured: Captured, header: UpdateHeader, residual: F32 | None, blob: frame.Blob, after: F32
+        self,
+        life: Life,
+        header: UpdateHeader,
+        base_values: F32,
+        values: F32,
+        residual: F32 | None,
+        blob: frame.Blob,
+        after: F32,
     ) -> None:
         """An update was packed: `residual` came on top of the local work, `after` is what the codec dropped."""
-        p, lossy = header.fragment, life.agent.uplink._lossy
-        read = life.reads.get((p, captured.step))
-        if read is not None and not any(np.array_equal(values, captured.values) for values in read):
-            self._violate(life, f"fragment {p} is sent with other parameters than it had at step {captured.step}")
-        base = self._published(p, captured.base)
-        if base is not None and not np.array_equal(base, captured.base_values):
-            self._violate(life, f"fragment {p} is sent as the way from something that is not version {captured.base}")
-        work = captured.base_values.astype(np.float64) - captured.values
+        p, lossy = header.fragment, life.agent.own_steward.lossy
+        read = life.reads.get((p, header.step))
+        if read is not None and not any(np.array_equal(values, had) for had in read):
+            self._violate(life, f"fragment {p} is sent with other parameters than it had at step {header.step}")
+        base = self._published(p, header.base)
+        if base is not None and not np.array_equal(base, base_values):
+            self._violate(life, f"fragment {p} is sent as the way from something that is not version {header.base}")
+        work = base_values.astype(np.float64) - values
         taken = np.zeros(work.size) if residual is None else residual.astype(np.float64)
         _, payload = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)
         said, dropped = decode(header.codec, self._sizes(p), bytes(payload))
         sent = said.astype(np.float64)
-        size = np.abs(captured.base_values) + np.abs(captured.values) + np.abs(taken)
+        size = np.abs(base_values) + np.abs(values) + np.abs(taken)
         rounding = ROUNDINGS * EPS * size
         if self._run.rules.isotropic_up:
             work, rounding = self._leveled(p, work, rounding)
@@ -314,5 +322,5 @@ def _account(uplink: Uplink, p: int, size: int) -> np.ndarray:
     total = np.zeros(size)
     for residual in (uplink.residuals[p], *uplink.taken[p].values()):
         if residual is not None:
-            total += residual
+            total += here(residual)
     return total

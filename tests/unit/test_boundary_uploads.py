@@ -18,8 +18,8 @@ from isthmus.learner.boundary import (
     ToTraining,
     UploadDone,
     UploadFailed,
-    rounded,
 )
+from isthmus.learner.steward import rounded
 from isthmus.learner.upload_window import Window
 from isthmus.rules import Adoption, Pace
 

@@ -10,8 +10,9 @@ from isthmus.errors import Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass
 from isthmus.learner.boundary import BaseMerged, Captured, UploadDone, UploadFailed
+from isthmus.learner.steward import OwnSteward, here
 from isthmus.learner.uplink import Attempt, Uplink
-from isthmus.log import Commit
+from isthmus.log import Commit, Log
 from isthmus.reasons import Reason
 from isthmus.records.frame import Blob
 from isthmus.records.objects import Input, Rejection
@@ -32,7 +33,8 @@ class Learner:
         self.w = w
         self.said: list[Attempt] = []
         self.told: list[object] = []
-        self.uplink = Uplink(w.run, w.store, w.runtime, "a", w.pace, announce=self.said.append, tell=self.told.append)
+        steward = OwnSteward(Log(w.run, w.store, w.runtime))
+        self.uplink = Uplink(w.run, steward, w.runtime, "a", w.pace, announce=self.said.append, tell=self.told.append)
         self.uplink.incarnation = 1
 
     def capture(self, base: int, change: F32, p: int = 0, tokens: int = 100, step: int = 1) -> Captured:
@@ -55,7 +57,7 @@ class Learner:
         """Return what is to be fed back."""
         found = self.uplink.residuals[p]
         assert found is not None
-        return found
+        return here(found)
 
     def input(self, base: int, version: int, p: int = 0) -> Input:
         """Return how a commit names the update on a base."""

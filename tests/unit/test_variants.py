@@ -12,8 +12,9 @@ from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.lab.variants import VARIANTS, filtered, sparse, variant
 from isthmus.layout import Spec, TensorClass, partition
-from isthmus.learner import uplink
+from isthmus.learner import steward
 from isthmus.learner.boundary import Boundary, Captured, Ready, UploadDone
+from isthmus.learner.steward import here
 from isthmus.log import merge
 from isthmus.rules import Adoption, Pace, Rules
 
@@ -118,7 +119,7 @@ def test_a_learner_that_sends_sparsely_keeps_what_it_dropped() -> None:
     code = codec("int8")
 
     def sent() -> tuple[F32, F32]:
-        blob = vars(uplink)["pack"](code, FRAGMENT, X, whole=False)
+        blob = vars(steward)["pack"](code, FRAGMENT, X, whole=False)
         left, values = X.copy(), np.empty_like(X)
         keep_dropped(FRAGMENT, code, blob, left)
         unpack(code, FRAGMENT, blob, values)
@@ -175,11 +176,11 @@ def test_what_a_version_replaced_is_in_the_updates_after_it() -> None:
     with variant("overwritten fed back"):
         boundary = learner(model, 4)
         (first,) = steps(boundary, model, 3)
-        assert (first.step, first.values[0]) == (1, 1)
+        assert (first.step, here(first.values)[0]) == (1, 1)
         boundary.post(Ready(0, 1, np.full(FRAGMENT.size, 10, np.float32)))
         (again,) = steps(boundary, model, 4)[:1]
     # Two steps and the one of the boundary that adopts were replaced; the model itself goes on without them.
-    assert again.values[0] - again.base_values[0] == (again.step - 4) + 3
+    assert here(again.values)[0] - here(again.base_values)[0] == (again.step - 4) + 3
     assert model.values[0] == 10 + 3
     steps(boundary, model, 1)
 

@@ -17,8 +17,9 @@ from isthmus.codecs.packed import plain
 from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
-from isthmus.learner import uplink
+from isthmus.learner import steward
 from isthmus.learner.boundary import Boundary, Captured
+from isthmus.learner.steward import here
 from isthmus.log.merge import Accumulator, State, Then
 from isthmus.syncer.keeper import Keeper
 
@@ -191,9 +192,9 @@ def overwritten_fed_back() -> Iterator[None]:
         capture(boundary, fragment, due, now)
         captured = boundary.outbox[-1]
         assert isinstance(captured, Captured), "a capture says what it captured last"
-        sent[boundary, fragment] = captured.values
+        sent[boundary, fragment] = here(captured.values)
         if (more := replaced.get((boundary, fragment))) is not None:
-            boundary.outbox[-1] = replace(captured, values=captured.values + more)
+            boundary.outbox[-1] = replace(captured, values=here(captured.values) + more)
 
     def keeping(boundary: Boundary, fragment: int) -> None:
         since = sent.pop((boundary, fragment), None)
@@ -228,12 +229,12 @@ def sparse(gradient: F32, fragment: Fragment, kept: int, chunk: int = 4096) -> F
 
 def sent_sparse(kept: int) -> AbstractContextManager[None]:
     """Send that; what is dropped is fed back. The codec of the setting stands for the transport of what is left."""
-    own = vars(uplink)["pack"]
+    own = vars(steward)["pack"]
 
     def pack(codec: Any, fragment: Fragment, gradient: F32, *rest: Any, **more: Any) -> Any:
         return own(codec, fragment, sparse(gradient, fragment, kept), *rest, **more)
 
-    return _in_place_of(uplink, "pack", pack)
+    return _in_place_of(steward, "pack", pack)
 
 
 def rounds_of(*parts: tuple[int, int]) -> AbstractContextManager[None]:

@@ -20,6 +20,7 @@ from isthmus.learner.boundary import Adopted, Asked, Boundary, Captured, Nothing
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, Downlink
 from isthmus.learner.history import History, read_history
+from isthmus.learner.steward import Arrays, OwnSteward, Steward
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Uplink
@@ -69,7 +70,10 @@ class LearnerAgent:
         steps_target: int = 0,
         pace: Pace | None = None,
         checkpoint_s: float = math.inf,
+        steward: Callable[[Steward, Tolerance], Steward] | None = None,
     ) -> None:
+        """`steward` makes what keeps this learner's arrays from what keeps those of this process; by default it is
+        that."""
         self.name = name
         self.pace = (pace or log.run.pace).check()
         self.history = History()
@@ -91,8 +95,10 @@ class LearnerAgent:
             log.run, name, runtime, self.pace, edge=store, bus=bus, tolerance=tolerance, speaker=speaker,
             listener=listener, metrics=self.metrics, steps_target=steps_target,
         )  # fmt: skip
-        self.uplink = Uplink(log.run, self._store, runtime, name, self.pace, announce=voice.announce, tell=self._tell)
-        self.downlink = Downlink(log, runtime, self.pace, settle=self.uplink.settle, tell=self._tell)
+        own = self.own_steward = OwnSteward(log)
+        keeps = steward(own, tolerance) if steward else own
+        self.uplink = Uplink(log.run, keeps, runtime, name, self.pace, announce=voice.announce, tell=self._tell)
+        self.downlink = Downlink(log, runtime, self.pace, keeps, settle=self.uplink.settle, tell=self._tell)
         self._tenure = Tenure(
             log.run, self._store, runtime, name, self.uplink, self.metrics, heartbeat_s=self.pace.heartbeat_s,
             checkpoint_s=checkpoint_s, tell=self._tell, through=self.wake,
@@ -172,11 +178,16 @@ class LearnerAgent:
         return await history.donor(self._log, self.name, self.downlink.merged_lately, fits, glance)
 
     def attach(
-        self, replica: Replica, notify: Callable[[], None] | None = None, saver: Saver | None = None
+        self,
+        replica: Replica,
+        notify: Callable[[], None] | None = None,
+        saver: Saver | None = None,
+        arrays: Arrays | None = None,
     ) -> Boundary:
         """Return the training side, with the newest values, or the local work on them, written into the replica.
 
         `notify` calls `wake` on the agent's loop; without one the boundary lives on that loop and calls it directly.
+        `arrays` makes what is copied into; by default arrays of this process.
         """
         self._tenure.saver = saver
         self.metrics.process.labels("learner", self._run.digest[:8].hex(), self.name, __version__).set(1)
@@ -195,6 +206,7 @@ class LearnerAgent:
             points=[self.uplink.point(self.history, p, k.version, k.values) for p, k in enumerate(self.downlink.known)],
             saver=saver,
             window=self.uplink.window,
+            arrays=arrays,
         )
         self._voice.boundary = self.boundary
         return self.boundary

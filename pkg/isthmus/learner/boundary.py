@@ -11,15 +11,12 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
-
-from isthmus import kernels, memory
 from isthmus.averages import smooth
-from isthmus.kernels import F32
-from isthmus.layout import Layout, Tensor
+from isthmus.layout import Layout
 from isthmus.learner.checkpoint import Frozen, Point, Saver
+from isthmus.learner.steward import Arrays, Held, OwnArrays
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.rules import Adoption, Pace
 
@@ -29,10 +26,6 @@ UPLOADS_MAX = LIMIT_MAX + 1
 STEPS_TIMED = 12
 """Of the last so many steps the median is taken for the duration of a step: an evaluation between two is no step."""
 
-BLEND = np.float32(0.5)
-"""α of Streaming DiLoCo (arXiv 2501.18512): θ ← α θ_local + (1 − α) Θ."""
-
-
 LATE_STEPS = 2.0
 """What an upload takes besides its time on the wire, in steps: for the wire to be free, and to be heard and read."""
 
@@ -40,29 +33,13 @@ LATE_STEPS = 2.0
 class Replica(Protocol):
     """A learner's model as the boundary sees it. One learner may be many processes: this is the seam for that."""
 
-    def read(self, fragment: int, out: F32) -> None:
-        """Copy the fragment's parameters into out [n] float32."""
+    def read(self, fragment: int, out: Any) -> None:
+        """Copy the fragment's parameters into out [n] float32, which is as `Arrays.empty` makes it."""
         ...
 
-    def write(self, fragment: int, values: F32) -> None:
+    def write(self, fragment: int, values: Any) -> None:
         """Set the fragment's parameters from values [n] float32, rounded to the parameters' own dtypes."""
         ...
-
-
-def rounded(values: F32, tensors: Sequence[Tensor]) -> F32:
-    """Return values [n] as the parameters hold them: what bfloat16 or float16 cannot hold is no local progress."""
-    if all(t.spec.dtype == "float32" for t in tensors):
-        return values
-    out = memory.copy(values)
-    for t in tensors:
-        piece = out[t.start : t.stop]
-        if t.spec.dtype == "bfloat16":
-            half = np.empty(piece.size, np.uint16)
-            kernels.encode_bf16(piece, half)
-            kernels.decode_bf16(half, piece)
-        elif t.spec.dtype == "float16":
-            piece[:] = piece.astype(np.float16)
-    return out
 
 
 # --- to the agent -----------------------------------------------------------------------------------------------------
@@ -74,8 +51,8 @@ class Captured:
 
     fragment: int
     base: int
-    base_values: F32
-    values: F32
+    base_values: Held
+    values: Held
     steps: int
     tokens: int
     step: int
@@ -124,7 +101,7 @@ class Ready:
 
     fragment: int
     version: int
-    values: F32
+    values: Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +143,7 @@ class Slot:
     """One fragment as the training side knows it. Counters are differences of the learner's own totals."""
 
     base: int
-    values: F32
+    values: Held
     """The published value at `base`."""
     due_at: int
     """Own step at which the next upload is due."""
@@ -176,9 +153,9 @@ class Slot:
     sent_step: int | None = None
     """Own step of the last upload on this base; None while there is none."""
     sent_tokens: int = 0
-    sent_values: F32 | None = None
+    sent_values: Held | None = None
     """Parameters at that upload; kept only where adoption needs them."""
-    prior_values: F32 | None = None
+    prior_values: Held | None = None
     """`sent_values` of the upload before, until the one under way is through."""
     captured_step: int = 0
     """Own step of the last upload on any base."""
@@ -201,7 +178,7 @@ class Boundary:
         sync_every: int,
         pace: Pace,
         adopt: Adoption,
-        versions: Sequence[tuple[int, F32]],
+        versions: Sequence[tuple[int, Held]],
         step: int,
         tokens_seen: int,
         now: Callable[[], float],
@@ -209,6 +186,7 @@ class Boundary:
         points: Sequence[Point | None] = (),
         saver: Saver | None = None,
         window: Window | None = None,
+        arrays: Arrays | None = None,
     ) -> None:
         """Write the newest versions into the model; a fragment with a point goes on from its local work.
 
@@ -220,7 +198,7 @@ class Boundary:
         self.step_s = 0.0
         self.outbox: deque[ToAgent] = deque()
         self.inbox: deque[ToTraining] = deque()
-        self._layout = layout
+        self._arrays = arrays or OwnArrays(layout)
         self._replica = replica
         self._sync_every = sync_every
         self._staleness = pace.staleness
@@ -330,7 +308,7 @@ class Boundary:
         began = self._now()
         points = []
         for p, slot in enumerate(self.slots):
-            values = memory.empty(self._layout.fragments[p].size)
+            values = self._arrays.empty(p)
             self._replica.read(p, values)
             points.append(
                 Point(
@@ -460,7 +438,7 @@ class Boundary:
 
     def _capture(self, fragment: int, due: bool, now: float) -> None:
         slot = self.slots[fragment]
-        values = memory.empty(self._layout.fragments[fragment].size)
+        values = self._arrays.empty(fragment)
         self._replica.read(fragment, values)
         slot.sent_step, slot.sent_tokens, slot.captured_step = self.step, self.tokens_seen, self.step
         slot.prior_values = slot.sent_values
@@ -496,15 +474,9 @@ class Boundary:
             overwritten = self.local_tokens(fragment)
             slot.origin_step, slot.origin_tokens = self.step, self.tokens_seen
         else:
-            local = memory.empty(values.size)
+            local = self._arrays.empty(fragment)
             self._replica.read(fragment, local)
-            if self._adopt_rule == Adoption.BLEND:
-                mixed = BLEND * local + (np.float32(1.0) - BLEND) * values
-            else:
-                since = slot.sent_values
-                if since is None:
-                    since = rounded(slot.values, self._layout.fragments[fragment].tensors)
-                mixed = values + (local - since)
+            mixed = self._arrays.mixed(fragment, self._adopt_rule, local, values, slot.values, slot.sent_values)
             self._replica.write(fragment, mixed)
             if slot.sent_step is not None:
                 # Everything uploaded is gone from local progress, merged or not; what came after it is kept.

@@ -8,8 +8,9 @@ import numpy as np
 
 from isthmus import kernels
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import F32, U8
+from isthmus.kernels import U8
 from isthmus.learner.ledger import Account
+from isthmus.learner.steward import Held, here
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.records import frame, tree
@@ -45,13 +46,13 @@ class Point:
     """One fragment at the training side."""
 
     base: int
-    values: F32
+    values: Held
     """Parameters [n], local work included."""
     origin_step: int
     origin_tokens: int
     sent_step: int | None
     sent_tokens: int
-    sent_values: F32 | None
+    sent_values: Held | None
     merged: bool
 
 
@@ -75,10 +76,10 @@ class UplinkPoint:
 
     account: Account
     settled_to: int
-    attempts: tuple[tuple[Sent, F32 | None], ...]
-    residual: F32 | None
+    attempts: tuple[tuple[Sent, Held | None], ...]
+    residual: Held | None
     residual_of: str
-    taken: tuple[tuple[int, F32 | None], ...] = ()
+    taken: tuple[tuple[int, Held | None], ...] = ()
     """By base: the error feedback that updates on it carry, which is out of `residual` until they are settled."""
 
 
@@ -109,7 +110,7 @@ def why_useless(frozen: Frozen) -> str | None:
     if frozen.loss is not None and not np.isfinite(frozen.loss):
         return f"the loss is {frozen.loss}"
     for p, point in enumerate(frozen.points):
-        if not all(kernels.all_finite(x) for x in (point.values, point.sent_values) if x is not None):
+        if not all(kernels.all_finite(here(x)) for x in (point.values, point.sent_values) if x is not None):
             return f"fragment {p} holds a NaN or an infinity"
     return None
 
@@ -124,7 +125,7 @@ def pack(
     for point, known in zip(frozen.points, traffic, strict=True):
         arrays = [point.values, point.sent_values, known.residual, *(residual for _, residual in known.attempts)]
         arrays += [residual for _, residual in known.taken]
-        leaves += [tree.numpy_leaf(_NOTHING if array is None else array) for array in arrays]
+        leaves += [tree.numpy_leaf(_NOTHING if array is None else here(array)) for array in arrays]
         a = known.account
         fragments.append(
             FragmentPoint(

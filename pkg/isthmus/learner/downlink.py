@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from isthmus.averages import smooth
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import LogCorrupt, Unavailable
-from isthmus.kernels import F32
 from isthmus.learner.boundary import Ready, ToTraining
+from isthmus.learner.steward import Held, Steward
 from isthmus.log import Commit, Log, fold
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
@@ -29,7 +29,7 @@ class Known:
     """A fragment as the agent knows the log."""
 
     version: int
-    values: F32
+    values: Held
     digest: bytes
     wanted: int
     heard_at: float
@@ -46,6 +46,7 @@ class Downlink:
         log: Log,
         runtime: Runtime,
         pace: Pace,
+        steward: Steward,
         *,
         settle: Callable[[Commit], None],
         tell: Callable[[ToTraining], None],
@@ -61,7 +62,7 @@ class Downlink:
         self._pace = pace
         self._settle = settle
         self._tell = tell
-        self._carry = fold.Publishing(log)
+        self._carry = steward
         self._stale = asyncio.Event()
 
     async def begin(self) -> None:
@@ -145,7 +146,7 @@ class Downlink:
         if behind * difference > from_snapshot:
             with contextlib.suppress(LogCorrupt):  # said, but not in the log
                 await self._leap(p, wanted)
-        here = fold.At(known.version, known.values, known.digest, ())
+        here: fold.At[Held] = fold.At(known.version, known.values, known.digest, ())
         try:
             async for at in fold.onward(self._log, p, self._carry, here, until=wanted):
                 self._hold(p, at)
@@ -173,7 +174,7 @@ class Downlink:
         if at.version > known.version:
             known.version, known.values, known.digest = at.version, at.carried, at.digest
 
-    def _hold(self, p: int, at: fold.At[F32]) -> None:
+    def _hold(self, p: int, at: fold.At[Held]) -> None:
         known = self.known[p]
         known.version, known.values, known.digest = at.version, at.carried, at.digest
         self._settle(at.last[-1])

@@ -5,29 +5,23 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from isthmus import kernels, memory
 from isthmus.averages import smooth
-from isthmus.codecs import codec, pack
-from isthmus.codecs.packed import keep_dropped
+from isthmus.codecs import codec
 from isthmus.errors import Unavailable
-from isthmus.kernels import F32
-from isthmus.layout import Fragment
-from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed, rounded
+from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed
 from isthmus.learner.checkpoint import Point, UplinkPoint
 from isthmus.learner.history import History
 from isthmus.learner.ledger import Account
+from isthmus.learner.steward import Held, Steward
 from isthmus.learner.unmerged import REMEDIES, Unmerged
 from isthmus.learner.upload_window import Window
 from isthmus.log import Commit, Log
-from isthmus.log.polar import isotropic
 from isthmus.log.run import Run
 from isthmus.reasons import FINAL, Reason
-from isthmus.records import frame
 from isthmus.records.keys import update_key
 from isthmus.records.objects import SCHEMA, Input, Sent, UpdateHeader
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
-from isthmus.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +43,7 @@ class Attempt:
     due: bool
     boundary_at: float
     said_at: float
-    residual: F32 | None
+    residual: Held | None
     """What the codec dropped; the next update's error feedback, if this one is merged."""
 
 
@@ -59,7 +53,7 @@ class Packed:
 
     digest: bytes
     key: str
-    residual: F32
+    residual: Held
 
 
 class Uplink:
@@ -68,7 +62,7 @@ class Uplink:
     def __init__(
         self,
         run: Run,
-        store: Store,
+        steward: Steward,
         runtime: Runtime,
         name: str,
         pace: Pace,
@@ -82,7 +76,7 @@ class Uplink:
         self.accounts = [Account() for _ in run.layout.fragments]
         self.attempts: list[dict[int, Attempt]] = [{} for _ in run.layout.fragments]
         """By fragment and base."""
-        self.residuals: list[F32 | None] = [None] * len(run.layout.fragments)
+        self.residuals: list[Held | None] = [None] * len(run.layout.fragments)
         """Error feedback: what the codec dropped from the last merged update."""
         self.residual_of = [""] * len(run.layout.fragments)
         """Key of that update."""
@@ -93,17 +87,16 @@ class Uplink:
         self.draining = False
         self.unmerged = Unmerged(runtime.now(), 0)
         self._run = run
-        self._store = store
+        self._steward = steward
         self._runtime = runtime
         self._name = name
         self._pace = pace
         self._say = announce
         self._tell = tell
-        self._up = codec(run.rules.codec_up)
-        self._lossy = run.rules.error_feedback and not self._up.lossless
+        self._codec_up = codec(run.rules.codec_up).name
         self._bases = [0] * len(run.layout.fragments)
         self._absorbed: set[int] = set()  # fragments whose local work at the checkpoint a later stored update holds
-        self.taken: list[dict[int, F32 | None]] = [{} for _ in run.layout.fragments]
+        self.taken: list[dict[int, Held | None]] = [{} for _ in run.layout.fragments]
         """By fragment and base: the error feedback that what was packed on it carries. It is out of the account until
         the base is merged, or can be no more: another update must not carry it too."""
         self.window = Window()
@@ -193,7 +186,7 @@ class Uplink:
                 account.sent[given.base] = c.header.tokens_seen - point.origin_tokens
                 self._absorbed.add(p)
 
-    def point(self, history: History, p: int, version: int, values: F32) -> Point | None:
+    def point(self, history: History, p: int, version: int, values: Held) -> Point | None:
         """Return the local work a fragment goes on with at this version; None where the version replaces it."""
         c, account = history.checkpoint, self.accounts[p]
         if c is None:
@@ -323,7 +316,7 @@ class Uplink:
             del self._packed[p][base]
         self._put_back(p, merged.base)
         if left is not None:
-            self.residuals[p] = _sum(self.residuals[p], left.residual)
+            self.residuals[p] = self._sum(p, self.residuals[p], left.residual)
             self.residual_of[p] = left.key
             (self._own_feedback.add if merged.incarnation == self.incarnation else self._own_feedback.discard)(p)
         elif merged.incarnation != self.incarnation and p not in self._own_feedback:
@@ -331,7 +324,7 @@ class Uplink:
             # (The update of another life cannot have held what one of this life left over: that is still to be sent.)
             self.residuals[p], self.residual_of[p] = None, ""
 
-    def _take_over(self, p: int, base: int) -> F32 | None:
+    def _take_over(self, p: int, base: int) -> Held | None:
         """Return what an update on a base carries of the account: all of it, once; a further one on it the same."""
         if base not in self.taken[p]:
             self.taken[p][base], self.residuals[p] = self.residuals[p], None
@@ -340,7 +333,13 @@ class Uplink:
     def _put_back(self, p: int, below: int) -> None:
         """Take back the feedback that updates on bases below one carried: none of them can be merged any more."""
         for base in [b for b in self.taken[p] if b < below]:
-            self.residuals[p] = _sum(self.residuals[p], self.taken[p].pop(base))
+            self.residuals[p] = self._sum(p, self.residuals[p], self.taken[p].pop(base))
+
+    def _sum(self, p: int, a: Held | None, b: Held | None) -> Held | None:
+        """Return a + b, either of which may be nothing."""
+        if a is None or b is None:
+            return b if a is None else a
+        return self._steward.sum(p, a, b)
 
     def expire(self, p: int, version: int) -> None:
         """Note that the log has reached a version: what is based on too old a one was too late."""
@@ -374,7 +373,7 @@ class Uplink:
             learner=self._name,
             incarnation=self.incarnation,
             base=captured.base,
-            codec=self._up.name,
+            codec=self._codec_up,
             steps=captured.steps,
             tokens=captured.tokens,
             step=captured.step,
@@ -382,10 +381,9 @@ class Uplink:
             train_s=captured.train_s,
         )
         account = self.accounts[p]
-        blob, residual = await self._runtime.offload(
-            self._pack, captured, header, self._run.layout.fragments[p], self._take_over(p, captured.base)
-        )
-        if blob is None:
+        feedback = self._take_over(p, captured.base)
+        parcel = await self._steward.pack(header, captured.base_values, captured.values, feedback)
+        if parcel is None:
             about = {"fragment": p, "version": captured.base}
             if self.unmerged.turned_away != Reason.NON_FINITE:  # once; the agent reminds
                 logger.warning(
@@ -397,18 +395,16 @@ class Uplink:
             account.settle(captured.base, "rejected")
             self._tell(UploadDone(p))
             return
-        digest = await self._runtime.offload(frame.digest, blob)
-        key = update_key(p, self._name, captured.base, digest)
-        if self._lossy:
-            self._remember(p, captured.base, Packed(digest, key, residual))
+        key = update_key(p, self._name, captured.base, parcel.digest)
+        if parcel.dropped is not None:
+            self._remember(p, captured.base, Packed(parcel.digest, key, parcel.dropped))
         await self._turn()
         if captured.base not in account.sent:
             self._tell(UploadDone(p))  # settled, or too old, while it waited for the wire
             return
-        number, stored = self.window.began(len(blob), self._runtime.now()), False
+        number, stored = self.window.began(parcel.size, self._runtime.now()), False
         try:
-            # Never over anything: what was merged must stay what it was.
-            await self._store.create(key, blob)
+            await self._steward.store(key, parcel)
             stored = True
         except Unavailable as error:
             about = {"fragment": p, "version": captured.base}
@@ -423,7 +419,7 @@ class Uplink:
         if captured.base not in account.sent:
             return  # settled while it was on its way
         self.attempts[p][captured.base] = Attempt(
-            header, key, digest, len(blob), captured.due, captured.boundary_at, 0.0, residual if self._lossy else None
+            header, key, parcel.digest, parcel.size, captured.due, captured.boundary_at, 0.0, parcel.dropped
         )
         self._announce(self.attempts[p][captured.base])
 
@@ -447,50 +443,12 @@ class Uplink:
         header = earlier.header if earlier else None
         self._tell(UploadFailed(p, base, header.step if header else None, header.tokens_seen if header else 0))
 
-    def _pack(
-        self, captured: Captured, header: UpdateHeader, fragment: Fragment, residual: F32 | None
-    ) -> tuple[frame.Body | None, F32]:
-        """Return the update object and what its codec dropped; (None, …) where the difference is not finite."""
-        gradient = memory.empty(fragment.size)
-        kernels.subtract(rounded(captured.base_values, fragment.tensors), captured.values, gradient)
-        for t in fragment.tensors:
-            if self._run.rules.sends_isotropic(t.spec.role) and t.is_matrix:
-                if not kernels.all_finite(gradient[t.start : t.stop]):
-                    return None, gradient
-                self._level(gradient[t.start : t.stop].reshape(t.shape))
-        if residual is not None:
-            kernels.add(gradient, residual, gradient)
-        if not kernels.all_finite(gradient):
-            return None, gradient
-        crew = self._runtime.crew
-        packed = pack(self._up, fragment, gradient, crew, whole=not self._run.rules.error_feedback)
-        if self._lossy:
-            keep_dropped(fragment, self._up, packed, gradient, crew)
-        return frame.written(frame.Kind.UPDATE, header, packed), gradient
-
-    def _level(self, difference: F32) -> None:
-        """Make all singular values of a matrix's difference [m, n] equal; it stays as long as it is."""
-        before = kernels.norm(difference.reshape(-1))
-        level = isotropic(difference, self._run.rules.iso_block, self._runtime.crew)
-        after = kernels.norm(level.reshape(-1))
-        if after > 0.0:
-            kernels.scale(level, before / after, difference)
-
     def _announce(self, attempt: Attempt) -> None:
         attempt.said_at = self._runtime.now()
         self.unmerged.announced += 1
         self._say(attempt)
 
 
-def _sum(a: F32 | None, b: F32 | None) -> F32 | None:
-    """Return a + b [n], either of which may be nothing."""
-    if a is None or b is None:
-        return b if a is None else a
-    total = memory.empty(a.size)
-    kernels.add(a, b, total)
-    return total
-
-
-def _attempt(sent: Sent, residual: F32 | None, now: float) -> Attempt:
+def _attempt(sent: Sent, residual: Held | None, now: float) -> Attempt:
     """Return a stored update of an earlier life as one to say again; it may open a round."""
     return Attempt(sent.header, sent.key, sent.digest, sent.size, True, now, 0.0, residual)

@@ -1,0 +1,202 @@
+"""What holds the arrays of a learner's fragments and computes with them, so that whoever decides looks into none.
+
+A learner of one process has one, `OwnSteward`, which works where everything lies. Of a learner of several processes
+each has the arrays of its fragments, and the one that decides asks the others (`isthmus.owners`).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from isthmus import kernels, memory
+from isthmus.codecs import codec, pack
+from isthmus.codecs.packed import keep_dropped
+from isthmus.kernels import F32
+from isthmus.layout import Fragment, Layout, Tensor
+from isthmus.log import Commit, Log, fold
+from isthmus.log.polar import isotropic
+from isthmus.records import frame
+from isthmus.records.objects import UpdateHeader
+from isthmus.rules import Adoption
+
+BLEND = np.float32(0.5)
+"""α of Streaming DiLoCo (arXiv 2501.18512): θ ← α θ_local + (1 − α) Θ."""
+
+
+@dataclass(eq=False, frozen=True, slots=True, weakref_slot=True)
+class Remote:
+    """An array in the memory of another process of this learner, kept there for as long as this is referred to."""
+
+    rank: int
+    """Which process."""
+    number: int
+    """Its name there."""
+
+
+Held = F32 | Remote
+"""An array [n] float32 of a fragment, wherever it lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """An update object that is made and not stored yet."""
+
+    digest: bytes
+    size: int
+    """Bytes."""
+    body: frame.Body | Remote
+    dropped: Held | None
+    """What the codec dropped of it [n]; None where that is given up, or nothing."""
+
+
+class Arrays(Protocol):
+    """What the training side needs of arrays. Training thread."""
+
+    def empty(self, fragment: int) -> Held:
+        """Return an array of a fragment with anything in it."""
+        ...
+
+    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Held:
+        """Return what a parameter becomes where local work is not just overwritten; see `mixed`."""
+        ...
+
+
+class Steward(fold.Carry[Held], Protocol):
+    """What the agent needs of them. It carries published values along the log, too."""
+
+    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+        """Return the update that brings `base` to `values`, with what is fed back on top; None where that is not
+        finite."""
+        ...
+
+    async def store(self, key: str, parcel: Parcel) -> None:
+        """Create the object of an update. Raises `Unavailable`, `Denied`."""
+        ...
+
+    def sum(self, fragment: int, a: Held, b: Held) -> Held:
+        """Return a + b."""
+        ...
+
+
+def rounded(values: F32, tensors: tuple[Tensor, ...]) -> F32:
+    """Return values [n] as the parameters hold them: what bfloat16 or float16 cannot hold is no local progress."""
+    if all(t.spec.dtype == "float32" for t in tensors):
+        return values
+    out = memory.copy(values)
+    for t in tensors:
+        piece = out[t.start : t.stop]
+        if t.spec.dtype == "bfloat16":
+            half = np.empty(piece.size, np.uint16)
+            kernels.encode_bf16(piece, half)
+            kernels.decode_bf16(half, piece)
+        elif t.spec.dtype == "float16":
+            piece[:] = piece.astype(np.float16)
+    return out
+
+
+def mixed(fragment: Fragment, adopt: Adoption, local: F32, values: F32, base: F32, since: F32 | None) -> F32:
+    """Return what parameters [n] become where a version comes: a blend, or the version and the work since the upload.
+
+    `since`: parameters at that upload; None where there was none, and local work began at `base`.
+    """
+    if adopt == Adoption.BLEND:
+        return BLEND * local + (np.float32(1.0) - BLEND) * values
+    return values + (local - (rounded(base, fragment.tensors) if since is None else since))
+
+
+class OwnArrays:
+    """Arrays in this process."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def empty(self, fragment: int) -> F32:
+        """See `Arrays.empty`."""
+        return memory.empty(self._layout.fragments[fragment].size)
+
+    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> F32:
+        """See `Arrays.mixed`."""
+        since = None if since is None else here(since)
+        return mixed(self._layout.fragments[fragment], adopt, here(local), here(values), here(base), since)
+
+
+def here(held: Held) -> F32:
+    """Return an array that lies in this process."""
+    assert isinstance(held, np.ndarray), f"{held} lies elsewhere"
+    return held
+
+
+class OwnSteward:
+    """A steward of arrays in this process."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._run, self._runtime = log.run, log.runtime
+        self._carry = fold.Publishing(log)
+        self._up = codec(log.run.rules.codec_up)
+        self.lossy = log.run.rules.error_feedback and not self._up.lossless
+        """Whether what a codec drops is kept."""
+
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> F32:
+        """See `Carry.start`."""
+        return await self._carry.start(fragment, version, key, commit)
+
+    async def step(self, carried: Held, commit: Commit) -> F32:
+        """See `Carry.step`."""
+        return await self._carry.step(here(carried), commit)
+
+    async def restart(self, commit: Commit) -> F32:
+        """See `Carry.restart`."""
+        return await self._carry.restart(commit)
+
+    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+        """See `Steward.pack`."""
+        carried = None if feedback is None else here(feedback)
+        blob, dropped = await self._runtime.offload(self.packed, header, here(base), here(values), carried)
+        if blob is None:
+            return None
+        digest = await self._runtime.offload(frame.digest, blob)
+        return Parcel(digest, len(blob), blob, dropped if self.lossy else None)
+
+    async def store(self, key: str, parcel: Parcel) -> None:
+        """See `Steward.store`."""
+        assert not isinstance(parcel.body, Remote), "packed elsewhere"
+        # Never over anything: what was merged must stay what it was.
+        await self._log.store.create(key, parcel.body)
+
+    def sum(self, fragment: int, a: Held, b: Held) -> F32:
+        """See `Steward.sum`."""
+        total = memory.empty(self._run.layout.fragments[fragment].size)
+        kernels.add(here(a), here(b), total)
+        return total
+
+    def packed(
+        self, header: UpdateHeader, base: F32, values: F32, feedback: F32 | None
+    ) -> tuple[frame.Body | None, F32]:
+        """Return the update object and what its codec dropped; (None, …) where the difference is not finite."""
+        fragment = self._run.layout.fragments[header.fragment]
+        gradient = memory.empty(fragment.size)
+        kernels.subtract(rounded(base, fragment.tensors), values, gradient)
+        for t in fragment.tensors:
+            if self._run.rules.sends_isotropic(t.spec.role) and t.is_matrix:
+                if not kernels.all_finite(gradient[t.start : t.stop]):
+                    return None, gradient
+                self._level(gradient[t.start : t.stop].reshape(t.shape))
+        if feedback is not None:
+            kernels.add(gradient, feedback, gradient)
+        if not kernels.all_finite(gradient):
+            return None, gradient
+        crew = self._runtime.crew
+        packed = pack(self._up, fragment, gradient, crew, whole=not self._run.rules.error_feedback)
+        if self.lossy:
+            keep_dropped(fragment, self._up, packed, gradient, crew)
+        return frame.written(frame.Kind.UPDATE, header, packed), gradient
+
+    def _level(self, difference: F32) -> None:
+        """Make all singular values of a matrix's difference [m, n] equal; it stays as long as it is."""
+        before = kernels.norm(difference.reshape(-1))
+        level = isotropic(difference, self._run.rules.iso_block, self._runtime.crew)
+        after = kernels.norm(level.reshape(-1))
+        if after > 0.0:
+            kernels.scale(level, before / after, difference)
