@@ -18,7 +18,8 @@ IsthmusError
 """
 
 import re
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from isthmus.reasons import Reason
 
@@ -165,6 +166,19 @@ def first_cause(error: BaseException) -> BaseException:
     """Return what a task group failed with first, however deep the groups are nested; any other error as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = cast(BaseException, error.exceptions[0])
+    return error
+
+
+def known_error(name: str, text: str, about: Mapping[str, Any]) -> IsthmusError:
+    """Return an error as another process of ours raised it, under another text. `about`: its attributes there."""
+    found = globals().get(name)
+    kind: Any = found if isinstance(found, type) and issubclass(found, IsthmusError) else IsthmusError
+    # Some classes say their message themselves, from what they are given: the words are at hand here.
+    error: IsthmusError = kind.__new__(kind)
+    Exception.__init__(error, text)
+    vars(error).update(about)
+    if isinstance(error, RecordInvalid) and "reason" in about:
+        error.reason = Reason(error.reason)
     return error
 
 

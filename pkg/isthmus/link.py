@@ -12,8 +12,11 @@ In a torchrun job whose model is sharded or replicated, every rank makes the sam
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
 import msgspec
@@ -29,9 +32,12 @@ from isthmus.learner.summary import Summary
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, heard_run, told_run
 from isthmus.metrics import LearnerMetrics
-from isthmus.ports import known_run
+from isthmus.owners.asked import Peers, Spread, Told, interfaces
+from isthmus.owners.served import serve
+from isthmus.ports import Ports, known_run
 from isthmus.rules import CHECKPOINT_S, Adoption, Pace, Rules
-from isthmus.shell import Shell
+from isthmus.runtime import cores
+from isthmus.shell import OwnerThread, Shell
 from isthmus.sinks import Sink
 from isthmus.store import EdgeStore, require_create_only
 
@@ -233,8 +239,11 @@ class _Joined(msgspec.Struct, frozen=True):
 class RankLink(Link):
     """What a `Link` is to the ranks of a learner that do not speak for it: they do with it as they are told."""
 
-    def __init__(self, sharded: "Sharded", run: Run, joined: _Joined, warmup: int) -> None:
+    def __init__(
+        self, sharded: "Sharded", run: Run, joined: _Joined, warmup: int, threads: Sequence[OwnerThread]
+    ) -> None:
         self._sharded = sharded
+        self._threads = threads
         self._run = run
         self._joined = joined
         self._step, self._tokens_seen = joined.step, joined.tokens_seen
@@ -302,6 +311,11 @@ class RankLink(Link):
             if keep:
                 with self._all_ranks("CLOSE", self._step):
                     pass
+            for thread in self._threads:
+                if keep:
+                    thread.close()
+                else:
+                    thread.stop()
 
 
 Create = Rules | Callable[[Sequence[Spec]], Rules]
@@ -394,7 +408,7 @@ def join(
     if ranks is not None:
         sharded = Sharded(model, optimizer, data, ranks, [f"as {learner}", f"the run {run}"])
         if not ranks.leads:
-            return _follow(sharded, warmup_steps)
+            return _follow(sharded, warmup_steps, run)
 
     def seed(rules: Create) -> Seed:
         chosen = rules if isinstance(rules, Rules) else rules(specs)
@@ -419,10 +433,31 @@ def join(
             lambda header: shell.ask_training_thread(lambda: judge.glance(header)),
         )
 
+    @asynccontextmanager
+    async def spread(ports: Ports) -> AsyncIterator[Spread | None]:
+        if sharded is None:
+            yield None
+            return
+        # Every rank that owns fragments comes to the first one, from a thread of its own.
+        ranks, found = sharded.ranks, ports.log.run
+        owner = ranks.owners(len(found.layout.fragments))
+        secret = (ports.runtime.new_id() + ports.runtime.new_id()).encode()
+        peers = Peers(sorted(set(owner) - {0}), secret)
+        alone = len(set(ranks.nodes)) == 1
+        host, names = interfaces(alone, os.environ.get("MASTER_ADDR"), socket.gethostname())
+        async with peers.listening(host):
+            told = Told(told_run(found), owner, [(name, peers.port) for name in names], secret)
+            words = msgspec.msgpack.encode(told)
+            await shell.on_training_thread(
+                lambda: sharded.place(found.layout, owner, lambda rank: peers.of[rank].remote(), words)
+            )
+            await peers.complete()
+            yield Spread(peers, owner)
+
     shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
         frozen = torch_model.frozen_of(model) if sharded is None else sharded.frozen()
-        shell.start(enter, find_donor)
+        shell.start(enter, find_donor, spread)
         try:
             own = shell.agent.history.checkpoint
             if sharded is None:
@@ -431,8 +466,7 @@ def join(
                 shell.attach(lambda layout: torch_model.TorchReplica(model, layout), saver)
             else:
                 origin = sharded.restore(own, shell.donor)
-                sharded.place(shell.run.layout, told_run(shell.run))
-                shell.attach(lambda _: sharded, sharded)
+                shell.attach(lambda _: sharded, sharded, sharded)
         except BaseException:
             shell.abandon()
             raise
@@ -444,17 +478,30 @@ def join(
     return link
 
 
-def _follow(sharded: "Sharded", warmup: int) -> RankLink:
+def _follow(sharded: "Sharded", warmup: int, url: str) -> RankLink:
     """Join as a rank that does not speak."""
     run: list[Run] = []
+    threads: list[OwnerThread] = []
 
-    def layout_of(words: bytes) -> Layout:
-        run.append(heard_run(words))
-        return run[0].layout
+    def layout_of(words: bytes) -> tuple[Layout, Sequence[int]]:
+        told = msgspec.msgpack.decode(words, type=Told)
+        run.append(heard_run(told.run))
+        rank = sharded.ranks.order
+        beside = sharded.ranks.nodes.count(sharded.ranks.nodes[rank])
+        if rank in told.owner:
+            crew = max(1, cores() // beside)
+            serving = partial(serve, url, run[0], sharded.shelf, rank, told.addresses, told.secret, crew)
+            threads.append(OwnerThread(serving))
+        return run[0].layout, told.owner
 
-    with sharded.call("JOIN", layout_of=layout_of) as said:
-        pass
-    return RankLink(sharded, run[0], msgspec.msgpack.decode(said.words, type=_Joined), warmup)
+    try:
+        with sharded.call("JOIN", layout_of=layout_of) as said:
+            pass
+    except BaseException:
+        for thread in threads:
+            thread.stop()
+        raise
+    return RankLink(sharded, run[0], msgspec.msgpack.decode(said.words, type=_Joined), warmup, threads)
 
 
 async def reach_or_create(store: EdgeStore, create: Create | None, seed: Callable[[Create], Awaitable[Seed]]) -> Run:

@@ -7,9 +7,9 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TypeVar
 
 from isthmus import kernels
@@ -17,8 +17,10 @@ from isthmus.errors import IsthmusError, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent, Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.learner.steward import Arrays
 from isthmus.log.run import Run
-from isthmus.ports import Find, open_ports
+from isthmus.owners.asked import Spread
+from isthmus.ports import Find, Ports, open_ports
 from isthmus.records.fields import require_name
 from isthmus.rules import Pace
 from isthmus.sinks import CLOSE_S, Feeder, Sink
@@ -28,6 +30,14 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
+
+MakeSpread = Callable[[Ports], AbstractAsyncContextManager[Spread | None]]
+
+
+@asynccontextmanager
+async def _not_spread(_: Ports) -> AsyncIterator[None]:
+    yield None
+
 
 DRAIN_S = 10.0
 """Uploads under way, and a last checkpoint, get this long at the end."""
@@ -70,12 +80,16 @@ class Shell:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, enter: Find, find_donor: FindDonor) -> None:
+    def start(self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread) -> None:
         """Start the thread; return once the run is joined, and a donor looked for where one is needed.
+
+        `spread` gets the other ranks of this learner ready to keep their share of its arrays.
 
         Until then the calling thread, which trains, does what the agent asks of it (see `on_training_thread`).
         """
-        self._thread = threading.Thread(target=self._main, args=(enter, find_donor), name="isthmus-agent", daemon=True)
+        self._thread = threading.Thread(
+            target=self._main, args=(enter, find_donor, spread), name="isthmus-agent", daemon=True
+        )
         self._thread.start()
         while (work := self._asked.get()) is not None:
             work()
@@ -103,8 +117,10 @@ class Shell:
         self._asked.put(doing)
         return done
 
-    def attach(self, replica: Callable[[Layout], Replica], saver: Saver) -> None:
-        """Bring the model to the newest values, or the local work on them, and let the agent run."""
+    def attach(self, replica: Callable[[Layout], Replica], saver: Saver, arrays: Arrays | None = None) -> None:
+        """Bring the model to the newest values, or the local work on them, and let the agent run.
+
+        `arrays` makes those that fragments are copied into; by default arrays of this process."""
         loop, agent = self._loop, self.agent
         assert loop is not None, "joined without a loop"
 
@@ -112,7 +128,7 @@ class Shell:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(agent.wake)
 
-        agent.attach(replica(self.run.layout), notify, saver).news = self.news.set
+        agent.attach(replica(self.run.layout), notify, saver, arrays).news = self.news.set
         self._attached.set()
 
     def abandon(self) -> None:
@@ -154,12 +170,12 @@ class Shell:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
 
-    def _main(self, enter: Find, find_donor: FindDonor) -> None:
+    def _main(self, enter: Find, find_donor: FindDonor, spread: MakeSpread) -> None:
         from isthmus.pytorch.model import keep_denormals
 
         try:
             keep_denormals()  # the pool's threads are started from this one
-            asyncio.run(self._agent(enter, find_donor))
+            asyncio.run(self._agent(enter, find_donor, spread))
         except asyncio.CancelledError:
             pass
         except BaseException as error:
@@ -171,17 +187,18 @@ class Shell:
             if self.feeder is not None:
                 self.feeder.close()
 
-    async def _agent(self, enter: Find, find_donor: FindDonor) -> None:
+    async def _agent(self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread) -> None:
         self._loop = asyncio.get_running_loop()
         run_url, bus_url = self._urls
         learner, adopt, steps, pace, checkpoint_s = self._settings
         started = self._loop.time()
-        async with open_ports(run_url, bus_url, enter) as ports:
+        async with open_ports(run_url, bus_url, enter) as ports, make_spread(ports) as spread:
             atexit.register(self._at_exit)  # after the client's own, which is to run when no requests come any more
             self.run = ports.log.run
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
+                steward=spread.steward if spread else None,
             )  # fmt: skip
             # Not later: it holds the interpreter for tenths of a second, and the first update would wait for it.
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
@@ -205,5 +222,59 @@ class Shell:
                 self.feeder = Feeder(self._sink, self.agent.scalars)
             self._asked.put(None)
             await ports.runtime.offload(self._attached.wait)
-            if not self._abandoned:
-                await self.agent.run()
+            if self._abandoned:
+                return
+            running = asyncio.ensure_future(self.agent.run())
+            lost = asyncio.ensure_future(spread.peers.until_one_is_lost()) if spread else None
+            try:
+                await asyncio.wait([running, *([lost] if lost else [])], return_when=asyncio.FIRST_COMPLETED)
+                if lost is not None and lost.done() and not running.done():
+                    lost.result()
+                await running
+            finally:
+                for task in (running, lost):
+                    if task is not None:
+                        task.cancel()
+                await asyncio.gather(running, *([lost] if lost else []), return_exceptions=True)
+
+
+class OwnerThread:
+    """The thread in which a rank that owns fragments, and does not speak for its learner, serves the one that does."""
+
+    def __init__(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """`work` serves until there is nothing more to do."""
+        self._work = work
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._main, name="isthmus-owner", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def close(self) -> None:
+        """Wait until it has ended by itself, as it does when the first rank has; not for long."""
+        self._thread.join(EXIT_S)
+        self.stop()
+
+    def stop(self) -> None:
+        """End it."""
+        loop = self._loop
+        if loop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop ended in this very moment
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+            self._thread.join(EXIT_S)
+        atexit.unregister(self.stop)
+
+    def _main(self) -> None:
+        from isthmus.pytorch.model import keep_denormals
+
+        async def run() -> None:
+            self._loop = asyncio.get_running_loop()
+            await self._work()
+
+        try:
+            keep_denormals()  # the pool's threads are started from this one
+            asyncio.run(run())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            # The first rank finds its connection gone, and ends the learner.
+            logger.exception("this rank cannot keep its fragments: %s", first_cause(error))

@@ -37,7 +37,7 @@ class Tolerance:
     def __init__(self, runtime: Runtime, limit_s: float = REFUSED_S) -> None:
         self._runtime = runtime
         self._limit_s = limit_s
-        self._worked = {_kind("read", RUN_KEY)}  # or nobody would be here
+        self._worked = {kind("read", RUN_KEY)}  # or nobody would be here
         self._since: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._said_at = float("-inf")
@@ -100,7 +100,7 @@ class TolerantStore(Layer):
     async def _through(self, operation: str, key: str, send: Send[T]) -> T:
         if operation == "get" and key.startswith(UPDATES):
             return await send()
-        return await self._tolerance.of(_kind(_VERBS.get(operation, operation), key), send(), vouched=self._vouched)
+        return await self._tolerance.of(kind(_VERBS.get(operation, operation), key), send(), vouched=self._vouched)
 
 
 class TolerantBus:
@@ -135,5 +135,6 @@ class TolerantBus:
 _VERBS = {"get": "read", "put": "write"}
 
 
-def _kind(what: str, key: str) -> str:
+def kind(what: str, key: str) -> str:
+    """Return the kind of a request: what is done below which of a run's folders."""
     return f"{what} {key.split('/', maxsplit=1)[0]}/"

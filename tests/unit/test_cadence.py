@@ -49,14 +49,20 @@ def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[fl
     return found
 
 
+class Here:
+    async def lend(self, held: Any) -> Any:
+        return held
+
+
 class Slow(Tenure):
     """Storing takes as long as it is told."""
 
     def __init__(self, tell: Any, runtime: Any, stored_s: float) -> None:
         nothing: Any = None
         uplink: Any = Uplink()
+        here: Any = Here()
         super().__init__(
-            nothing, nothing, runtime, "l", uplink, nothing, heartbeat_s=1.0, checkpoint_s=CADENCE_S, tell=tell,
+            nothing, nothing, runtime, "l", uplink, here, nothing, heartbeat_s=1.0, checkpoint_s=CADENCE_S, tell=tell,
             through=lambda: None,
         )  # fmt: skip
         self._takes_s = stored_s

@@ -27,6 +27,7 @@ FLOORS = (
     "health log tolerance",  # is a process well · state = fold(merge, snapshot, log) · refusals that pass
     "concern ports",  # what keeps an agent from its work, said · the ways to a run, opened
     "doctor learner readers syncer",  # who takes part, and who only reads
+    "owners",  # arrays of a learner's fragments, spread over its processes
     "pytorch simulate",
     "forecast shell",  # what a run would come to · the thread of a learner's agent
     "link",  # the front door

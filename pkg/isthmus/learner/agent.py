@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from isthmus.bus import START, Bus
 from isthmus.bus.endpoints import Listener, Speaker
@@ -17,10 +18,10 @@ from isthmus.health import Vitals
 from isthmus.layout import Layout
 from isthmus.learner import history
 from isthmus.learner.boundary import Adopted, Asked, Boundary, Captured, NothingToGive, Replica, ToAgent, ToTraining
-from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver
+from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, Downlink
 from isthmus.learner.history import History, read_history
-from isthmus.learner.steward import Arrays, OwnSteward, Steward
+from isthmus.learner.steward import Arrays, OwnSteward, Steward, here
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Uplink
@@ -55,6 +56,9 @@ LINGER_LOOK_S = 0.1
 """… and looks so often."""
 
 
+MakeSteward = Callable[[OwnSteward, Tolerance, Callable[[int, int], None]], Steward]
+
+
 class LearnerAgent:
     """One learner's traffic with store and bus."""
 
@@ -70,10 +74,12 @@ class LearnerAgent:
         steps_target: int = 0,
         pace: Pace | None = None,
         checkpoint_s: float = math.inf,
-        steward: Callable[[Steward, Tolerance], Steward] | None = None,
+        steward: MakeSteward | None = None,
     ) -> None:
-        """`steward` makes what keeps this learner's arrays from what keeps those of this process; by default it is
-        that."""
+        """`steward` makes what keeps this learner's arrays of what keeps those of this process; by default it is that.
+
+        It is told what refusals are ridden out by, and whom to tell of bytes that others move.
+        """
         self.name = name
         self.pace = (pace or log.run.pace).check()
         self.history = History()
@@ -86,6 +92,7 @@ class LearnerAgent:
         self._bus = bus = TolerantBus(TimedBus(bus, self.metrics, runtime), tolerance)
         self._runtime = runtime
         self._run = log.run
+        self._traffic = store.traffic
         self._adopt = named(Adoption, adopt, "adoption")
         speaker = self._speaker = Speaker(bus, learner_stream(name), runtime)
         listener = self._listener = Listener(bus, runtime, None)
@@ -96,11 +103,11 @@ class LearnerAgent:
             listener=listener, metrics=self.metrics, steps_target=steps_target,
         )  # fmt: skip
         own = self.own_steward = OwnSteward(log)
-        keeps = steward(own, tolerance) if steward else own
+        keeps = self._keeps = steward(own, tolerance, self._moved) if steward else own
         self.uplink = Uplink(log.run, keeps, runtime, name, self.pace, announce=voice.announce, tell=self._tell)
         self.downlink = Downlink(log, runtime, self.pace, keeps, settle=self.uplink.settle, tell=self._tell)
         self._tenure = Tenure(
-            log.run, self._store, runtime, name, self.uplink, self.metrics, heartbeat_s=self.pace.heartbeat_s,
+            log.run, self._store, runtime, name, self.uplink, keeps, self.metrics, heartbeat_s=self.pace.heartbeat_s,
             checkpoint_s=checkpoint_s, tell=self._tell, through=self.wake,
         )  # fmt: skip
         voice.of(self.uplink, self.downlink, self._tenure)
@@ -149,9 +156,11 @@ class LearnerAgent:
         read = [known.version for known in self.downlink.known]
         since = [version - self.pace.staleness for version in read]
         self.history = await read_history(self._log, self._bus, self.name, since)
-        if self.history.checkpoint is not None:
+        if (own := self.history.checkpoint) is not None:
+            points, traffic = await moved(own.points, own.traffic, lambda p, held: self._keeps.home(p, here(held)))
+            self.history.checkpoint = replace(own, points=points, traffic=traffic)
             # A twin that still runs may have written a checkpoint that knows more of the log than we have read.
-            await self.downlink.reach([t.settled_to for t in self.history.checkpoint.traffic])
+            await self.downlink.reach([t.settled_to for t in own.traffic])
         versions = [known.version for known in self.downlink.known]
         await self._try_voice()
         self.uplink.incarnation = await self._tenure.claim(self.history, versions)
@@ -275,6 +284,13 @@ class LearnerAgent:
                 self.uplink.adopted(adopted)
             case Frozen() as frozen:
                 self._tenure.take(frozen, tasks)
+
+    def _moved(self, up: int, down: int) -> None:
+        """Count bytes that other ranks of this learner moved to and from the store."""
+        self._traffic.bytes_up += up
+        self._traffic.bytes_down += down
+        for direction, size in (("up", up), ("down", down)):
+            self.metrics.store_bytes.labels(direction).inc(size)
 
     def _tell(self, message: ToTraining) -> None:
         if self.boundary is not None:

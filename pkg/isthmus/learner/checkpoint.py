@@ -1,7 +1,7 @@
 """A learner's checkpoint: what it takes to go on after a step as if nothing had happened, as one object."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,6 +100,29 @@ class Checkpoint:
     def data(self, make: Callable[[tree.Leaf], object]) -> Any:
         """Return the data's state. Raises `RecordInvalid`."""
         return tree.rebuild(self.header.data, self._leaves, make)
+
+
+Move = Callable[[int, Held], Awaitable[Held]]
+"""Returns an array of a fragment elsewhere."""
+
+
+async def moved(
+    points: Sequence[Point], traffic: Sequence[UplinkPoint], move: Move
+) -> tuple[tuple[Point, ...], tuple[UplinkPoint, ...]]:
+    """Return the same with all arrays moved."""
+
+    async def maybe(p: int, array: Held | None) -> Held | None:
+        return None if array is None else await move(p, array)
+
+    new_points, new_traffic = [], []
+    for p, (point, known) in enumerate(zip(points, traffic, strict=True)):
+        values, sent_values = await move(p, point.values), await maybe(p, point.sent_values)
+        new_points.append(replace(point, values=values, sent_values=sent_values))
+        attempts = [(sent, await maybe(p, residual)) for sent, residual in known.attempts]
+        taken = [(base, await maybe(p, residual)) for base, residual in known.taken]
+        residual = await maybe(p, known.residual)
+        new_traffic.append(replace(known, attempts=tuple(attempts), taken=tuple(taken), residual=residual))
+    return tuple(new_points), tuple(new_traffic)
 
 
 _NOTHING = np.empty(0, np.float32)

@@ -78,6 +78,14 @@ class Steward(fold.Carry[Held], Protocol):
         """Return a + b."""
         ...
 
+    async def home(self, fragment: int, array: F32) -> Held:
+        """Return an array of a fragment where all of its arrays lie."""
+        ...
+
+    async def lend(self, held: Held) -> F32:
+        """Return a copy of an array here, or what lies here."""
+        ...
+
 
 def rounded(values: F32, tensors: tuple[Tensor, ...]) -> F32:
     """Return values [n] as the parameters hold them: what bfloat16 or float16 cannot hold is no local progress."""
@@ -132,7 +140,7 @@ class OwnSteward:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._run, self._runtime = log.run, log.runtime
+        self._run, self.runtime = log.run, log.runtime
         self._carry = fold.Publishing(log)
         self._up = codec(log.run.rules.codec_up)
         self.lossy = log.run.rules.error_feedback and not self._up.lossless
@@ -153,10 +161,10 @@ class OwnSteward:
     async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
         """See `Steward.pack`."""
         carried = None if feedback is None else here(feedback)
-        blob, dropped = await self._runtime.offload(self.packed, header, here(base), here(values), carried)
+        blob, dropped = await self.runtime.offload(self.packed, header, here(base), here(values), carried)
         if blob is None:
             return None
-        digest = await self._runtime.offload(frame.digest, blob)
+        digest = await self.runtime.offload(frame.digest, blob)
         return Parcel(digest, len(blob), blob, dropped if self.lossy else None)
 
     async def store(self, key: str, parcel: Parcel) -> None:
@@ -170,6 +178,14 @@ class OwnSteward:
         total = memory.empty(self._run.layout.fragments[fragment].size)
         kernels.add(here(a), here(b), total)
         return total
+
+    async def home(self, fragment: int, array: F32) -> F32:
+        """See `Steward.home`."""
+        return array
+
+    async def lend(self, held: Held) -> F32:
+        """See `Steward.lend`."""
+        return here(held)
 
     def packed(
         self, header: UpdateHeader, base: F32, values: F32, feedback: F32 | None
@@ -187,7 +203,7 @@ class OwnSteward:
             kernels.add(gradient, feedback, gradient)
         if not kernels.all_finite(gradient):
             return None, gradient
-        crew = self._runtime.crew
+        crew = self.runtime.crew
         packed = pack(self._up, fragment, gradient, crew, whole=not self._run.rules.error_feedback)
         if self.lossy:
             keep_dropped(fragment, self._up, packed, gradient, crew)
@@ -196,7 +212,7 @@ class OwnSteward:
     def _level(self, difference: F32) -> None:
         """Make all singular values of a matrix's difference [m, n] equal; it stays as long as it is."""
         before = kernels.norm(difference.reshape(-1))
-        level = isotropic(difference, self._run.rules.iso_block, self._runtime.crew)
+        level = isotropic(difference, self._run.rules.iso_block, self.runtime.crew)
         after = kernels.norm(level.reshape(-1))
         if after > 0.0:
             kernels.scale(level, before / after, difference)

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from isthmus.errors import Denied, Fenced, ObjectMissing, Unavailable
 from isthmus.learner.boundary import Freeze, ToTraining
-from isthmus.learner.checkpoint import Frozen, Saver, UplinkPoint, pack, why_useless
+from isthmus.learner.checkpoint import Frozen, Saver, UplinkPoint, moved, pack, why_useless
 from isthmus.learner.history import History
+from isthmus.learner.steward import Steward
 from isthmus.learner.uplink import Uplink
 from isthmus.log.run import Run
 from isthmus.metrics import LearnerMetrics
@@ -43,6 +44,7 @@ class Tenure:
         runtime: Runtime,
         name: str,
         uplink: Uplink,
+        steward: Steward,
         metrics: LearnerMetrics,
         *,
         heartbeat_s: float,
@@ -60,6 +62,7 @@ class Tenure:
         self._runtime = runtime
         self._name = name
         self._uplink = uplink
+        self._steward = steward
         self._metrics = metrics
         self._heartbeat_s = heartbeat_s
         self._checkpoint_s = checkpoint_s
@@ -136,6 +139,8 @@ class Tenure:
     async def _keep(self, frozen: Frozen, traffic: Sequence[UplinkPoint], tokens_lost: int) -> None:
         began = self._runtime.now()
         try:
+            points, traffic = await moved(frozen.points, traffic, lambda p, held: self._steward.lend(held))
+            frozen = replace(frozen, points=points)
             if not await self._is_useful(frozen):
                 return
             blob = await self._runtime.offload(

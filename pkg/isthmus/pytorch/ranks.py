@@ -5,10 +5,13 @@ at each of them the first rank says what is done: which fragment is read, which 
 All words between ranks go over a process group of their own, between CPUs, from the training thread.
 """
 
+import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from isthmus import errors
-from isthmus.errors import InputError, IsthmusError, RankLost
+from isthmus.errors import InputError, IsthmusError, RankLost, known_error
 
 PATIENCE = timedelta(hours=12)
 """A rank waits so long for the others: the first may wait in a call for store and bus. One that died is known at once,
@@ -48,16 +50,20 @@ class Op(IntEnum):
     VALUES = 2
     """Every parameter, one after another, is gathered."""
     LAYOUT = 3
-    """This is the run."""
+    """This is the run, and these ranks own its fragments."""
     READ = 4
+    """A fragment is gathered with its owner, as an array of this number; with the first rank, where it is 0 …"""
     WRITE = 5
-    SAVE = 6
-    """The inner optimizer's state and the data's are gathered …"""
-    LOAD = 7
     """… and given back."""
-    STEP_COPY = 8
+    MIX = 6
+    """The owner of a fragment mixes some of its arrays."""
+    SAVE = 7
+    """The inner optimizer's state and the data's are gathered …"""
+    LOAD = 8
+    """… and given back."""
+    STEP_COPY = 9
     """A copy of the optimizer takes a step …"""
-    TRY = 9
+    TRY = 10
     """… and another one with these moments."""
 
 
@@ -75,14 +81,28 @@ class Ranks:
         self.size = 1 if alone else dist.get_world_size()
         self._group: Any = None
         self._opening: tuple[int, int, int] | None = None
+        self.nodes: list[bytes] = []
+        """The machine of each rank, by whatever tells machines apart."""
         if self.size > 1:
             with _together():
                 self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.nodes = self.exchange(_node())
 
     @property
     def leads(self) -> bool:
         """Whether this is the rank that speaks for all."""
         return self.order == 0
+
+    def owners(self, fragments: int) -> list[int]:
+        """Return the rank that owns each of so many fragments: in turn, each from another machine where there are
+        several."""
+        before: dict[bytes, int] = {}
+        places = []
+        for rank, node in enumerate(self.nodes):
+            places.append((before.get(node, 0), self.nodes.index(node), rank))
+            before[node] = before.get(node, 0) + 1
+        turn = [rank for *_, rank in sorted(places)]
+        return [turn[p % self.size] for p in range(fragments)]
 
     def close(self) -> None:
         """Give the process group back. Called by every rank after its last word.
@@ -104,12 +124,12 @@ class Ranks:
         """
         self._opening = (call, number, tokens)
 
-    def command(self, op: Op, argument: int = 0, blob: bytes = b"") -> None:
-        """Have all ranks do something. Of the first rank.
+    def command(self, op: Op, argument: int = 0, number: int = 0, blob: bytes = b"") -> None:
+        """Have all ranks do something with two numbers and some bytes. Of the first rank.
 
         Raises `InputError`, as it does on every rank, where they have not made the same call.
         """
-        head = (op, argument, len(blob))
+        head = (op, argument, number, len(blob))
         if self._opening is not None:
             self._agree(head)
         else:
@@ -117,30 +137,25 @@ class Ranks:
         if blob:
             self._broadcast(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
 
-    def hear(self) -> tuple[Op, int, bytes]:
+    def hear(self) -> tuple[Op, int, int, bytes]:
         """Return what the first rank commands. Of all others.
 
         Raises `InputError` as `command` does, and what the first rank failed with.
         """
         if self._opening is not None:
-            op, argument, size = self._agree((0, 0, 0))
+            op, argument, number, size = self._agree((0, 0, 0, 0))
         else:
-            head = torch.zeros(3, dtype=torch.int64)
+            head = torch.zeros(4, dtype=torch.int64)
             self._broadcast(head)
-            op, argument, size = head.tolist()
+            op, argument, number, size = head.tolist()
         blob = torch.empty(size, dtype=torch.uint8)
         if size:
             self._broadcast(blob)
         said = blob.numpy().tobytes()
         if op == Op.FAIL:
             failure = msgspec.msgpack.decode(said, type=_Failure)
-            known = getattr(errors, failure.kind, None)
-            kind: Any = known if isinstance(known, type) and issubclass(known, IsthmusError) else IsthmusError
-            # Some classes say their message themselves, from what they are given: only the words are at hand here.
-            error = kind.__new__(kind)
-            Exception.__init__(error, f"the first rank of this learner ended: {failure.text}")
-            raise error
-        return Op(op), argument, said
+            raise known_error(failure.kind, f"the first rank of this learner ended: {failure.text}", {})
+        return Op(op), argument, number, said
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -157,12 +172,12 @@ class Ranks:
                     self.command(Op.FAIL, blob=words)
             raise
 
-    def _agree(self, head: tuple[int, int, int]) -> tuple[int, int, int]:
+    def _agree(self, head: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
         opening, self._opening = self._opening, None
         assert opening is not None, "ranks agree once for each call"
         if self.size == 1:
             return head
-        rows = [torch.zeros(6, dtype=torch.int64) for _ in range(self.size)]
+        rows = [torch.zeros(7, dtype=torch.int64) for _ in range(self.size)]
         with _together():
             dist.all_gather(rows, torch.tensor((*opening, *head), dtype=torch.int64), group=self._group)
         said = [tuple(row.tolist()) for row in rows]
@@ -174,7 +189,7 @@ class Ranks:
                     "of all ranks together, and link.close() after the same step"
                 )
                 raise known(error)
-        return said[0][3], said[0][4], said[0][5]
+        return said[0][3], said[0][4], said[0][5], said[0][6]
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -229,6 +244,14 @@ def _together() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise RankLost(str(error)) from error
+
+
+def _node() -> bytes:
+    """Return what is the same for processes that reach each other by loopback, and for no others."""
+    try:
+        return os.readlink("/proc/self/ns/net").encode() + Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        return socket.gethostname().encode()
 
 
 def _spoken(said: Sequence[int]) -> str:

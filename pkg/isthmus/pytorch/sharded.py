@@ -1,24 +1,29 @@
 """A learner of several processes: what its first rank reads and writes of the model, all ranks do together.
 
-The first rank has the agent, the boundary and whole fragments, as a learner of one process has; the others `serve` it.
+The first rank has the agent and the boundary, as a learner of one process has; the others `serve` it. Whole fragments
+come together on the ranks that own them.
 What goes to the store is the same, bit for bit: a learner may come back with another number of ranks, or with one.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 
+from isthmus import memory
 from isthmus.digests import digest
 from isthmus.errors import InputError, RankLost
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, Tensor
 from isthmus.learner.checkpoint import Checkpoint, Stateful
+from isthmus.learner.steward import Held, OwnArrays, Remote, mixed
+from isthmus.owners.shelf import Shelf
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments, optimizers
 from isthmus.pytorch.ranks import Call, Op, Ranks, known
@@ -26,11 +31,26 @@ from isthmus.pytorch.shards import Shards, Wanted, is_sharded, local_of, remade
 from isthmus.pytorch.trial import Together, Trial
 from isthmus.records import tree
 from isthmus.records.tree import Leaf
+from isthmus.rules import Adoption
 
 logger = logging.getLogger(__name__)
 
 _SHARD = "isthmus: shard of parameter"
 """Marks, in a state on its way to the ranks, a tensor that is given to each of them by its blocks."""
+
+
+LayoutOf = Callable[[bytes], tuple[Layout, Sequence[int]]]
+"""Returns how the run cuts the model and who owns what, from what the first rank tells."""
+
+
+class _Mix(msgspec.Struct, frozen=True, array_like=True):
+    """What is mixed of a fragment: the arrays of these numbers; 0 is none."""
+
+    adopt: str
+    local: int
+    values: int
+    base: int
+    since: int
 
 
 @dataclass(slots=True)
@@ -52,15 +72,18 @@ class Sharded:
         kept = "without data=" if data is None else "with data="
         self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}", kept])
         self._places: list[list[tuple[int, Tensor]]] = []
+        self._layout: Layout
+        self._owner: Sequence[int] = ()
+        self._remote: Callable[[int], Remote]
+        self.shelf = Shelf()
+        """What this rank holds of the fragments that it owns; of the first rank, nothing."""
         self._trial: Trial | None = None
         self._gathering: list[Any] = [
             m for m in model.modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)
         ]
 
     @contextmanager
-    def call(
-        self, call: str, number: int = 0, tokens: int = 0, layout_of: Callable[[bytes], Layout] | None = None
-    ) -> Iterator[Said]:
+    def call(self, call: str, number: int = 0, tokens: int = 0, layout_of: LayoutOf | None = None) -> Iterator[Said]:
         """Make a call that all ranks make. The first does what is inside, and says what it leaves in `Said.words`; the
         others serve it and hear that, and then do what is inside. With the last one, `CLOSE`, their group ends.
 
@@ -101,20 +124,39 @@ class Sharded:
                 values[name] = flat
         return values, digests
 
-    def place(self, layout: Layout, record: bytes) -> None:
-        """Tell all ranks how the run cuts the model."""
-        self.ranks.command(Op.LAYOUT, blob=record)
-        self._place(layout)
+    def place(self, layout: Layout, owner: Sequence[int], remote: Callable[[int], Remote], words: bytes) -> None:
+        """Tell all ranks how the run cuts the model, and which of them owns which fragment.
 
-    def read(self, fragment: int, out: F32) -> None:
+        `remote` makes what stands for an array of a rank.
+        """
+        self.ranks.command(Op.LAYOUT, blob=words)
+        self._place(layout, owner)
+        self._remote = remote
+
+    def empty(self, fragment: int) -> Held:
+        """See `Arrays.empty`."""
+        owner = self._owner[fragment]
+        return self._remote(owner) if owner else memory.empty(self._layout.fragments[fragment].size)
+
+    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Held:
+        """See `Arrays.mixed`."""
+        if not self._owner[fragment]:
+            return OwnArrays(self._layout).mixed(fragment, adopt, local, values, base, since)
+        found = self._remote(self._owner[fragment])
+        sent = 0 if since is None else _number(since)
+        mix = _Mix(adopt.value, _number(local), _number(values), _number(base), sent)
+        self.ranks.command(Op.MIX, fragment, found.number, msgspec.msgpack.encode(mix))
+        return found
+
+    def read(self, fragment: int, out: Held) -> None:
         """See `Replica.read`."""
-        self.ranks.command(Op.READ, fragment)
-        self._read(fragment, out)
+        self.ranks.command(Op.READ, fragment, _number(out))
+        self._read(fragment, _number(out), None if isinstance(out, Remote) else out)
 
-    def write(self, fragment: int, values: F32) -> None:
+    def write(self, fragment: int, values: Held) -> None:
         """See `Replica.write`."""
-        self.ranks.command(Op.WRITE, fragment)
-        self._write(fragment, values)
+        self.ranks.command(Op.WRITE, fragment, _number(values))
+        self._write(fragment, _number(values), None if isinstance(values, Remote) else values)
 
     def save(self) -> tuple[object, object]:
         """See `checkpoint.Saver.save`."""
@@ -165,13 +207,13 @@ class Sharded:
 
     # --- of the others ------------------------------------------------------------------------------------------------
 
-    def _serve(self, layout_of: Callable[[bytes], Layout] | None) -> bytes:
+    def _serve(self, layout_of: LayoutOf | None) -> bytes:
         """Do what the first rank has all do, until the call is over; return what it says then.
 
         Raises what it failed with, and `InputError` where the ranks are not in step.
         """
         while True:
-            op, argument, blob = self.ranks.hear()
+            op, argument, number, blob = self.ranks.hear()
             match op:
                 case Op.END:
                     return blob
@@ -180,11 +222,13 @@ class Sharded:
                         pass
                 case Op.LAYOUT:
                     assert layout_of is not None, "a run is told to those who join"
-                    self._place(layout_of(blob))
+                    self._place(*layout_of(blob))
                 case Op.READ:
-                    self._read(argument, None)
+                    self._read(argument, number, None)
                 case Op.WRITE:
-                    self._write(argument, None)
+                    self._write(argument, number, None)
+                case Op.MIX:
+                    self._mix(argument, number, blob)
                 case Op.SAVE:
                     self._save()
                 case Op.LOAD:
@@ -210,7 +254,8 @@ class Sharded:
             )
             yield name, values
 
-    def _place(self, layout: Layout) -> None:
+    def _place(self, layout: Layout, owner: Sequence[int]) -> None:
+        self._layout, self._owner = layout, owner
         self._places = [
             [(self._shards.index[t.spec.name], t) for t in fragment.tensors] for fragment in layout.fragments
         ]
@@ -218,17 +263,32 @@ class Sharded:
     def _held(self, fragment: int) -> list[Wanted]:
         return [Wanted(i, local_of(self._shards.named[i][1]), t.rows) for i, t in self._places[fragment]]
 
-    def _read(self, fragment: int, out: F32 | None) -> None:
-        whole = [] if out is None else self._cut(fragment, out)
-        self._shards.gather(self._held(fragment), whole)
+    def _read(self, fragment: int, number: int, out: F32 | None) -> None:
+        owner = self._owner[fragment]
+        if number and owner == self.ranks.order:
+            out = memory.empty(self._layout.fragments[fragment].size)
+        self._shards.gather(self._held(fragment), [] if out is None else self._cut(fragment, out), owner)
+        if number and out is not None:
+            self.shelf.put(number, out)
 
-    def _write(self, fragment: int, values: F32 | None) -> None:
+    def _write(self, fragment: int, number: int, values: F32 | None) -> None:
+        owner = self._owner[fragment]
+        if number and owner == self.ranks.order:
+            values = self.shelf.wait_for(number)
         whole = []
         if values is not None:
             whole = self._cut(fragment, values if values.flags.writeable else values.copy())
-        self._shards.scatter(self._held(fragment), whole)
+        self._shards.scatter(self._held(fragment), whole, owner)
         for module in self._gathering:
             module.reshard()  # an evaluation may have left whole parameters behind, of the old values
+
+    def _mix(self, fragment: int, number: int, blob: bytes) -> None:
+        if self._owner[fragment] != self.ranks.order:
+            return
+        mix = msgspec.msgpack.decode(blob, type=_Mix)
+        local, values, base = (self.shelf.wait_for(n) for n in (mix.local, mix.values, mix.base))
+        since = self.shelf.wait_for(mix.since) if mix.since else None
+        self.shelf.put(number, mixed(self._layout.fragments[fragment], Adoption(mix.adopt), local, values, base, since))
 
     def _cut(self, fragment: int, flat: F32) -> list[torch.Tensor]:
         return [torch.from_numpy(flat[t.start : t.stop]).view(t.shape) for _, t in self._places[fragment]]
@@ -361,6 +421,11 @@ class Sharded:
             for key, entry in marked["state"]["state"].items()
         }
         return marked | {"state": marked["state"] | {"state": entries}}
+
+
+def _number(held: Held) -> int:
+    """Return the number of an array with its owner; 0 with the first rank."""
+    return held.number if isinstance(held, Remote) else 0
 
 
 def _shards_in(state: dict[Any, Any]) -> Iterator[tuple[str, Any]]:

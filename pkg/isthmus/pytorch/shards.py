@@ -136,55 +136,65 @@ class Shards:
         for rank, (words, said) in enumerate(every):
             _require_alike(rank, (words, said), every[0])
         self._blocks = [[said[i].block for _, said in every] for i in range(len(own))]
-        self._pieces = [pieces_of(s.name, s.shape, blocks) for s, blocks in zip(own, self._blocks, strict=True)]
+        for one, blocks in zip(own, self._blocks, strict=True):
+            pieces_of(one.name, one.shape, blocks)  # says where they are none
+        self._given: dict[tuple[int, int], tuple[Piece, ...]] = {}
         self._placed = {_placement(p): i for i, (_, p) in enumerate(self.named) if is_sharded(p)}
 
     def like(self, tensor: Any) -> int | None:
         """Return the number of a parameter that lies on the ranks as this DTensor does; None where none does."""
         return self._placed.get(_placement(tensor))
 
-    def gather(self, wanted: Sequence[Wanted], into: Sequence[torch.Tensor]) -> None:
-        """Bring whole tensors, or rows of them, together on the first rank. Called by all ranks.
+    def _pieces(self, index: int, root: int) -> tuple[Piece, ...]:
+        """Return the distinct blocks of a parameter, each with who gives it to `root`: itself, where it can."""
+        found = self._given.get((index, root))
+        if found is None:
+            name, p = self.named[index]
+            found = self._given[index, root] = pieces_of(name, tuple(p.shape), self._blocks[index], root)
+        return found
 
-        `into`: on the first rank, where they go, on the CPU, of any dtype; elsewhere nothing is written.
+    def gather(self, wanted: Sequence[Wanted], into: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Bring whole tensors, or rows of them, together on a rank. Called by all ranks.
+
+        `into`: on that rank, where they go, on the CPU, of any dtype; elsewhere nothing is written.
         """
-        if not self.ranks.leads:
+        if self.ranks.order != root:
             parts = []
             for w in wanted:
-                if self._gives(w.index, self.ranks.order):
+                if any(piece.rank == self.ranks.order for piece in self._pieces(w.index, root)):
                     _, own = w.cut(self._blocks[w.index][self.ranks.order])
                     parts.append(_bytes(w.part(own)))
             if sum(part.numel() for part in parts):
-                self.ranks.finish([self.ranks.send(0, torch.cat(parts))])
+                self.ranks.finish([self.ranks.send(root, torch.cat(parts))])
             return
         given = [(w, whole, p.rank, w.cut(p.block)) for w, whole in zip(wanted, into, strict=True)
-                 for p in self._pieces[w.index]]  # fmt: skip
+                 for p in self._pieces(w.index, root)]  # fmt: skip
         buffers = {}
-        for rank in range(1, self.ranks.size):
+        for rank in self._others(root):
             size = sum(block.size * w.held.itemsize for w, _, of, (block, _) in given if of == rank)
             if size:
                 buffers[rank] = torch.empty(size, dtype=torch.uint8)
         works = [self.ranks.receive(rank, buffer) for rank, buffer in buffers.items()]
         for w, whole, rank, (block, own) in given:
-            if rank == 0 and block.size:
+            if rank == root and block.size:
                 whole[block.slices].copy_(w.part(own).reshape(block.shape))
         self.ranks.finish(works)
         at = dict.fromkeys(buffers, 0)
         for w, whole, rank, (block, _) in given:
-            if rank and block.size:
+            if rank != root and block.size:
                 begin = at[rank]
                 at[rank] = end = begin + block.size * w.held.itemsize
                 whole[block.slices].copy_(buffers[rank][begin:end].view(w.held.dtype).view(block.shape))
 
-    def scatter(self, wanted: Sequence[Wanted], whole: Sequence[torch.Tensor]) -> None:
+    def scatter(self, wanted: Sequence[Wanted], whole: Sequence[torch.Tensor], root: int = 0) -> None:
         """Give every rank its blocks of whole tensors, or of rows of them, in place. Called by all ranks; the arguments
         as for `gather`."""
-        if not self.ranks.leads:
+        if self.ranks.order != root:
             mine = [w.part(w.cut(self._blocks[w.index][self.ranks.order])[1]) for w in wanted]
             size = sum(held.numel() * held.itemsize for held in mine)
             if size:
                 buffer = torch.empty(size, dtype=torch.uint8)
-                self.ranks.finish([self.ranks.receive(0, buffer)])
+                self.ranks.finish([self.ranks.receive(root, buffer)])
                 at = 0
                 for held in mine:
                     end = at + held.numel() * held.itemsize
@@ -194,7 +204,7 @@ class Shards:
             return
         parcels: dict[tuple[Block, ...], torch.Tensor] = {}  # replicas get the same
         works = []
-        for rank in range(1, self.ranks.size):
+        for rank in self._others(root):
             blocks = tuple(w.cut(self._blocks[w.index][rank])[0] for w in wanted)
             if not any(block.size for block in blocks):
                 continue
@@ -207,14 +217,14 @@ class Shards:
                 )
             works.append(self.ranks.send(rank, parcels[blocks]))
         for w, tensor in zip(wanted, whole, strict=True):
-            block, own = w.cut(self._blocks[w.index][0])
+            block, own = w.cut(self._blocks[w.index][root])
             if block.size:
                 held = w.part(own)
                 held.copy_(tensor[block.slices].reshape(held.shape))
         self.ranks.finish(works)
 
-    def _gives(self, index: int, rank: int) -> bool:
-        return any(piece.rank == rank for piece in self._pieces[index])
+    def _others(self, root: int) -> list[int]:
+        return [rank for rank in range(self.ranks.size) if rank != root]
 
 
 def _said(name: str, p: torch.Tensor, summed: bool) -> Said:
@@ -244,12 +254,15 @@ def _require_alike(rank: int, theirs: tuple[list[str], list[Said]], ours: tuple[
         raise InputError(f"rank {rank} has {len(theirs[1])} parameters, rank 0 has {len(ours[1])}")
 
 
-def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block]) -> tuple[Piece, ...]:
-    """Return distinct blocks, each with the first rank that holds it. Raises `InputError` where they do not tile."""
+def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block], root: int = 0) -> tuple[Piece, ...]:
+    """Return distinct blocks, each with who gives it to `root`: itself where it can, else the first rank that holds it.
+
+    Raises `InputError` where they do not tile the tensor.
+    """
     first: dict[Block, int] = {}
-    for rank, block in enumerate(blocks):
-        if block.size:
-            first.setdefault(block, rank)
+    for rank in (root, *range(len(blocks))):
+        if blocks[rank].size:
+            first.setdefault(blocks[rank], rank)
     found = tuple(Piece(rank, block) for block, rank in first.items())
     begin = np.array([p.block.offset for p in found], np.int64).reshape(len(found), len(shape))
     end = begin + np.array([p.block.shape for p in found], np.int64).reshape(len(found), len(shape))

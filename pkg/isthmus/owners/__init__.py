@@ -1,0 +1,10 @@
+"""The arrays of one learner's fragments, spread over the processes of its job, and how one of them asks the others.
+
+A learner may be a torchrun job. Its first rank decides; each rank owns some fragments: it holds their base, what is
+captured of them and their error feedback, packs and stores their updates, fetches and decodes their versions. So the
+memory, the arithmetic and the bytes of a learner are shared by its ranks, and nothing of an array passes through the
+first one that does not own it.
+
+shelf    what a rank holds, by number   wire     what is said between ranks
+served   of a rank that owns: answers   asked    of the first rank: a steward that asks
+"""
