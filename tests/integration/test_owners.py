@@ -1,0 +1,324 @@
+"""Arrays of a learner's fragments that lie with another rank: what is done with them there is what is done here."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus.codecs import codec
+from isthmus.errors import Denied, LogCorrupt, RankLost, Unavailable
+from isthmus.kernels import F32
+from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote
+from isthmus.log import Log, fold
+from isthmus.owners import asked, served, wire
+from isthmus.owners.asked import Owners, Peers, interfaces
+from isthmus.owners.shelf import Shelf
+from isthmus.records import frame
+from isthmus.records.keys import update_key
+from isthmus.records.objects import SCHEMA, UpdateHeader
+from isthmus.rules import Pace, Rules
+from isthmus.runtime import threaded
+from isthmus.store import Layer, Store
+from isthmus.store.measured import Traffic
+from isthmus.tolerance import Tolerance
+from tests_helpers import World, seed_of, serving, train, world
+
+SECRET = b"told to all ranks"
+LOSSY = Rules(fragments=2, sync_every=2)
+
+
+class Faulty(Layer):
+    """A store that fails as it is told."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.error: Exception | None = None
+
+    async def _through(self, operation: str, key: str, send: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return await send()
+
+
+class Pair:
+    """A first rank, which owns fragment 0, and another one, which owns fragment 1, on one loop."""
+
+    def __init__(self, w: World, peers: Peers) -> None:
+        self.w = w
+        self.shelf = Shelf()
+        self.peers = peers
+        self.own = OwnSteward(w.log)
+        self.there = Faulty(w.store)
+        self.moved = [0, 0]
+        self.traffic = Traffic()
+        self.owners = Owners(self.own, peers, [0, 1], Tolerance(w.runtime), self._move)
+        self.serving: asyncio.Task[None]
+
+    def _move(self, up: int, down: int) -> None:
+        self.moved[0] += up
+        self.moved[1] += down
+
+    async def serve(self) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.peers.port)
+        wire.write(writer, 0, wire.Hello(1, SECRET))
+        steward = OwnSteward(Log(self.w.run, self.there, self.w.runtime))
+        try:
+            await served.Served(steward, self.shelf, reader, writer, self.traffic).run()
+        finally:
+            writer.close()
+
+    def header(self, p: int = 1, base: int = 0) -> UpdateHeader:
+        return UpdateHeader(
+            schema=SCHEMA, run=self.w.run.digest, fragment=p, learner="a", incarnation=1, base=base,
+            codec=codec(self.w.run.rules.codec_up).name, steps=4, tokens=400, step=4, tokens_seen=400, train_s=1.0,
+        )  # fmt: skip
+
+    def draw(self, seed: int, p: int = 1) -> F32:
+        return np.random.default_rng(seed).normal(size=self.w.run.layout.fragments[p].size).astype(np.float32)
+
+    async def both(self, base: F32, values: F32, feedback: F32 | None = None) -> tuple[Parcel | None, Parcel | None]:
+        """Pack an update here and there."""
+        here = await self.own.pack(self.header(), base, values, feedback)
+        held = [None if x is None else await self.owners.home(1, x) for x in (base, values, feedback)]
+        assert held[0] is not None
+        assert held[1] is not None
+        return here, await self.owners.pack(self.header(), held[0], held[1], held[2])
+
+
+@asynccontextmanager
+async def pair(folder: Path, rules: Rules = LOSSY, rounds: int = 0) -> AsyncIterator[Pair]:
+    """Yield two ranks of a learner, at a run of which so many rounds were merged."""
+    with threaded(2, 0) as runtime:
+        async with world(folder / "run", seed_of(rules), runtime=runtime) as w, paired(w, rounds) as two:
+            yield two
+
+
+@asynccontextmanager
+async def paired(w: World, rounds: int) -> AsyncIterator[Pair]:
+    if rounds:
+        async with serving(w.syncer(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2))) as syncer:
+            there = lambda: min(keeper.head for keeper in syncer.keepers) >= rounds  # noqa: E731
+            await train(w.learner("b"), 4, enough=there)
+    peers = Peers([1], SECRET)
+    async with peers.listening("127.0.0.1"):
+        two = Pair(w, peers)
+        two.serving = asyncio.ensure_future(two.serve())
+        await peers.complete()
+        try:
+            yield two
+        finally:
+            two.serving.cancel()
+            await asyncio.gather(two.serving, return_exceptions=True)
+
+
+def run(folder: Path, body: Callable[[Pair], Awaitable[None]], **options: Any) -> None:
+    async def go() -> None:
+        async with pair(folder, **options) as two:
+            await body(two)
+
+    asyncio.run(go())
+
+
+def test_an_update_packed_there_is_the_one_packed_here(tmp_path: Path) -> None:
+    async def body(two: Pair) -> None:
+        for feedback in (None, two.draw(3)):
+            here, there = await two.both(two.draw(1), two.draw(2), feedback)
+            assert here is not None
+            assert there is not None
+            assert (there.digest, there.size) == (here.digest, here.size)
+            assert isinstance(there.body, Remote)
+            assert here.dropped is not None
+            assert there.dropped is not None
+            assert np.array_equal(await two.owners.lend(there.dropped), await two.owners.lend(here.dropped))
+        assert here is not None
+        assert there is not None
+        key = update_key(1, "a", 0, there.digest)
+        await two.owners.store(key, there)
+        assert frame.digest(await two.w.store.get(key)) == here.digest
+        # Of the first rank's own fragment nothing goes anywhere.
+        own = await two.owners.pack(two.header(0), two.draw(1, 0), two.draw(2, 0), None)
+        assert own is not None
+        assert not isinstance(own.body, Remote)
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("rules", [Rules(fragments=2, codec_up="f32"), Rules(fragments=2, error_feedback=False)])
+def test_what_drops_nothing_or_gives_it_up_leaves_nothing_there(tmp_path: Path, rules: Rules) -> None:
+    async def body(two: Pair) -> None:
+        here, there = await two.both(two.draw(1), two.draw(2))
+        assert here is not None
+        assert there is not None
+        assert (here.dropped, there.dropped) == (None, None)
+        assert there.digest == here.digest
+
+    run(tmp_path, body, rules=rules)
+
+
+def test_a_difference_that_is_not_finite_is_no_update(tmp_path: Path) -> None:
+    async def body(two: Pair) -> None:
+        assert await two.both(two.draw(1), np.full_like(two.draw(1), np.inf)) == (None, None)
+
+    run(tmp_path, body)
+
+
+def test_versions_and_sums_are_the_same_there(tmp_path: Path) -> None:
+    async def body(two: Pair) -> None:
+        for p in (0, 1):
+            here = await fold.fold(two.w.log, p, fold.Publishing(two.w.log))
+            there: fold.At[Held] = await fold.fold(two.w.log, p, two.owners)
+            assert there.version == here.version >= 3
+            assert isinstance(there.carried, Remote) == (p == 1)
+            assert np.array_equal(await two.owners.lend(there.carried), here.carried)
+            # From version 0 on, by the differences alone.
+            values = await two.owners.start(p, 0, *await first(two, p))
+            async for at in fold.onward(two.w.log, p, two.owners, fold.At(0, values, two.w.run.digest, ())):
+                there = at
+            assert np.array_equal(await two.owners.lend(there.carried), here.carried)
+        a, b = two.draw(1), two.draw(2)
+        total = two.owners.sum(1, await two.owners.home(1, a), await two.owners.home(1, b))
+        assert np.array_equal(await two.owners.lend(total), a + b)
+
+    run(tmp_path, body, rounds=3)
+
+
+async def first(two: Pair, p: int) -> tuple[str, None]:
+    ((_, key),) = [found for found in await two.w.log.snapshots(p) if found[0] == 0]
+    return key, None
+
+
+def test_what_goes_wrong_there_is_said_here_as_it_is(tmp_path: Path) -> None:
+    async def body(two: Pair) -> None:
+        values: Held = await two.owners.start(1, 0, *await first(two, 1))
+        commit = await two.w.log.commit(1, 1)
+        assert commit is not None
+        two.there.error = Unavailable("away")
+        with pytest.raises(Unavailable, match=r"rank 1: .*away"):
+            await two.owners.step(values, commit)
+        two.there.error = Denied("not you")
+        with pytest.raises(Denied, match=r"rank 1: .*not you"):
+            await two.owners.step(values, commit)
+        two.there.error = None
+        await two.w.store.put(commit.header.value_key, b"other bytes")
+        with pytest.raises(LogCorrupt, match=r"rank 1: .*has digest") as caught:
+            await two.owners.step(values, commit)
+        assert caught.value.key == commit.header.value_key
+        assert caught.value.after(1, 0).readable == (1, 0), "whole, as it would be here"
+        two.there.error = ValueError("a mistake of ours")
+        with pytest.raises(Exception, match=r"rank 1: .*a mistake of ours"):
+            await two.owners.restart(commit)
+        two.there.error = None
+        assert await two.owners.home(1, two.draw(1)), "it serves on"
+
+    run(tmp_path, body, rounds=1)
+
+
+def test_what_nobody_refers_to_any_more_is_let_go_of_there(tmp_path: Path) -> None:
+    async def body(two: Pair) -> None:
+        held = [await two.owners.home(1, two.draw(n)) for n in range(3)]
+        total = two.owners.sum(1, held[0], held[1])
+        assert len(two.shelf) >= 3
+        held.clear()  # right behind the sum: it is still made of both
+        gc.collect()
+        assert np.array_equal(await two.owners.lend(total), two.draw(0) + two.draw(1))
+        assert len(two.shelf) == 1
+        # What is on its way from the training thread may be let go of before it comes.
+        late = two.peers.of[1].remote()
+        number = late.number
+        del late
+        gc.collect()
+        await two.owners.lend(total)
+        two.shelf.put(number, two.draw(9))
+        assert len(two.shelf) == 1
+        # And what has not come yet is waited for.
+        coming = two.peers.of[1].remote()
+        lent = asyncio.ensure_future(two.owners.lend(coming))
+        await asyncio.sleep(0.05)
+        assert not lent.done()
+        del total
+        gc.collect()
+        two.shelf.put(coming.number, two.draw(4))
+        assert np.array_equal(await lent, two.draw(4))
+
+    run(tmp_path, body)
+
+
+def test_a_rank_that_is_gone_ends_whoever_waits_for_it(tmp_path: Path) -> None:
+    async def body(two: Pair) -> None:
+        watching = asyncio.ensure_future(two.peers.until_one_is_lost())
+        values = await two.owners.home(1, two.draw(1))
+        asleep = asyncio.Event()
+
+        async def never(operation: str, key: str, send: Any) -> None:
+            asleep.set()
+            await asyncio.Event().wait()
+
+        two.there._through = never  # type: ignore[method-assign]
+        here = await two.own.pack(two.header(), two.draw(1), two.draw(2), None)
+        there = await two.owners.pack(two.header(), values, await two.owners.home(1, two.draw(2)), None)
+        assert here is not None
+        assert there is not None
+        storing = asyncio.ensure_future(two.owners.store("updates/x", there))
+        await asleep.wait()
+        two.serving.cancel()
+        with pytest.raises(RankLost, match="rank 1"):
+            await storing
+        with pytest.raises(RankLost, match="rank 1"):
+            await watching
+        with pytest.raises(RankLost, match="rank 1"):
+            await two.owners.home(1, two.draw(1))
+
+    run(tmp_path, body)
+
+
+def test_bytes_moved_there_are_counted_here_once(tmp_path: Path) -> None:
+    async def body(two: Pair) -> None:
+        two.traffic.bytes_up, two.traffic.bytes_down = 7, 11
+        await two.owners.home(1, two.draw(1))
+        two.traffic.bytes_up += 5
+        await two.owners.home(1, two.draw(1))
+        assert two.moved == [12, 11]
+
+    run(tmp_path, body)
+
+
+def test_strangers_are_not_heard_and_who_never_comes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "CONNECT_S", 0.3)
+
+    async def go() -> None:
+        peers = Peers([1, 3], SECRET)
+        async with peers.listening("127.0.0.1"):
+            for hello in (wire.Hello(1, b"guessed"), wire.Hello(2, SECRET)):
+                reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+                wire.write(writer, 0, hello)
+                assert await reader.read() == b"", "it is turned away"
+                writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+            writer.write(wire._HEAD.pack(1 << 31, 0))  # no message is as long
+            assert await reader.read() == b""
+            writer.close()
+            _, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+            wire.write(writer, 0, wire.Hello(1, SECRET))
+            with pytest.raises(Unavailable, match="of the ranks of this learner 3 did not reach the first one"):
+                await peers.complete()
+            writer.close()
+
+    asyncio.run(go())
+
+
+def test_a_first_rank_that_cannot_be_reached_is_said_with_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "CONNECT_S", 1.0)
+    with pytest.raises(Unavailable, match=r"127.0.0.1:1: .*; nowhere.invalid:1: "):
+        asyncio.run(served._reach([("127.0.0.1", 1), ("nowhere.invalid", 1)]))
+
+
+def test_ranks_of_one_machine_talk_over_loopback_alone() -> None:
+    assert interfaces(True, "10.0.0.1", "a") == ("127.0.0.1", ["127.0.0.1"])
+    assert interfaces(False, "10.0.0.1", "a") == ("0.0.0.0", ["10.0.0.1", "a"])
+    assert interfaces(False, "fd00::1", "a") == ("::", ["fd00::1", "a"])
+    assert interfaces(False, None, "a") == ("0.0.0.0", ["a"])
