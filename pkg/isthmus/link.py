@@ -25,7 +25,7 @@ from isthmus.bus import default_bus
 from isthmus.errors import InputError, RunMissing, Unavailable
 from isthmus.health import Vitals
 from isthmus.layout import Layout, Spec
-from isthmus.learner import Boundary, LearnerAgent
+from isthmus.learner import Boundary, LearnerAgent, parts
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
@@ -442,15 +442,13 @@ def join(
         ranks, found = sharded.ranks, ports.log.run
         owner = ranks.owners(len(found.layout.fragments))
         secret = (ports.runtime.new_id() + ports.runtime.new_id()).encode()
-        peers = Peers(sorted(set(owner) - {0}), secret)
+        peers = Peers(range(1, ranks.size), secret)
         alone = len(set(ranks.nodes)) == 1
         host, names = interfaces(alone, os.environ.get("MASTER_ADDR"), socket.gethostname())
         async with peers.listening(host):
             told = Told(told_run(found), owner, [(name, peers.port) for name in names], secret)
             words = msgspec.msgpack.encode(told)
-            await shell.on_training_thread(
-                lambda: sharded.place(found.layout, owner, lambda rank: peers.of[rank].remote(), words)
-            )
+            await shell.on_training_thread(lambda: sharded.place(found.layout, owner, peers, words))
             await peers.complete()
             yield Spread(peers, owner)
 
@@ -465,6 +463,7 @@ def join(
                 saver = moments.TorchSaver(model, optimizer, data)
                 shell.attach(lambda layout: torch_model.TorchReplica(model, layout), saver)
             else:
+                sharded.fetch = lambda *where: shell.ask_agent(lambda log: parts.read(log, *where))
                 origin = sharded.restore(own, shell.donor)
                 shell.attach(lambda _: sharded, sharded, sharded)
         except BaseException:
@@ -486,12 +485,11 @@ def _follow(sharded: "Sharded", warmup: int, url: str) -> RankLink:
     def layout_of(words: bytes) -> tuple[Layout, Sequence[int]]:
         told = msgspec.msgpack.decode(words, type=Told)
         run.append(heard_run(told.run))
-        rank = sharded.ranks.order
-        beside = sharded.ranks.nodes.count(sharded.ranks.nodes[rank])
-        if rank in told.owner:
-            crew = max(1, cores() // beside)
-            serving = partial(serve, url, run[0], sharded.shelf, rank, told.addresses, told.secret, crew)
-            threads.append(OwnerThread(serving))
+        rank, nodes = sharded.ranks.order, sharded.ranks.nodes
+        crew = max(1, cores() // nodes.count(nodes[rank]))
+        thread = OwnerThread(partial(serve, url, run[0], sharded.shelf, rank, told.addresses, told.secret, crew))
+        threads.append(thread)
+        sharded.fetch = lambda *where: thread.ask(lambda log: parts.read(log, *where))
         return run[0].layout, told.owner
 
     try:

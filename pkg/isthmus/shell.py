@@ -13,11 +13,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import TypeVar
 
 from isthmus import kernels
-from isthmus.errors import IsthmusError, first_cause
+from isthmus.errors import IsthmusError, RankLost, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent, Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.steward import Arrays
+from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.owners.asked import Spread
 from isthmus.ports import Find, Ports, open_ports
@@ -67,6 +68,7 @@ class Shell:
         self.joined_at: list[int] = []
         """The version of each fragment at joining."""
         self.run: Run
+        self._log: Log
         self.agent: LearnerAgent
         self._urls = run_url, bus_url
         self._settings = learner, adopt, steps, pace, checkpoint_s
@@ -116,6 +118,11 @@ class Shell:
 
         self._asked.put(doing)
         return done
+
+    def ask_agent(self, work: Callable[[Log], Coroutine[None, None, Result]]) -> Result:
+        """Have the agent's thread do something with the run, once it has joined. Raises what that does."""
+        assert self._loop is not None, "joined without a loop"
+        return asyncio.run_coroutine_threadsafe(work(self._log), self._loop).result()
 
     def attach(self, replica: Callable[[Layout], Replica], saver: Saver, arrays: Arrays | None = None) -> None:
         """Bring the model to the newest values, or the local work on them, and let the agent run.
@@ -194,7 +201,7 @@ class Shell:
         started = self._loop.time()
         async with open_ports(run_url, bus_url, enter) as ports, make_spread(ports) as spread:
             atexit.register(self._at_exit)  # after the client's own, which is to run when no requests come any more
-            self.run = ports.log.run
+            self.run, self._log = ports.log.run, ports.log
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
@@ -241,13 +248,20 @@ class Shell:
 class OwnerThread:
     """The thread in which a rank that owns fragments, and does not speak for its learner, serves the one that does."""
 
-    def __init__(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """`work` serves until there is nothing more to do."""
+    def __init__(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
+        """`work` serves until there is nothing more to do; to `opened` it gives what the run is read through."""
         self._work = work
+        self._log: Future[Log] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._main, name="isthmus-owner", daemon=True)
         self._thread.start()
         atexit.register(self.stop)
+
+    def ask(self, work: Callable[[Log], Coroutine[None, None, Result]]) -> Result:
+        """Have it do something with the run, and wait for that. Raises what that does."""
+        log = self._log.result()
+        assert self._loop is not None, "it has opened the run"
+        return asyncio.run_coroutine_threadsafe(work(log), self._loop).result()
 
     def close(self) -> None:
         """Wait until it has ended by itself, as it does when the first rank has; not for long."""
@@ -268,7 +282,7 @@ class OwnerThread:
 
         async def run() -> None:
             self._loop = asyncio.get_running_loop()
-            await self._work()
+            await self._work(opened=self._log.set_result)
 
         try:
             keep_denormals()  # the pool's threads are started from this one
@@ -278,3 +292,6 @@ class OwnerThread:
         except BaseException as error:
             # The first rank finds its connection gone, and ends the learner.
             logger.exception("this rank cannot keep its fragments: %s", first_cause(error))
+        finally:
+            if not self._log.done():
+                self._log.set_exception(RankLost("its thread has ended"))

@@ -1,8 +1,10 @@
 """Run by torchrun: what the first rank reads and writes of a model, against what torch says is the whole of it."""
 
+import math
 import sys
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -13,10 +15,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from isthmus.layout import Cut, Spec, place
+from isthmus.learner.parts import Lies
 from isthmus.learner.steward import Held, Remote
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch.ranks import Op, ranks_of
-from isthmus.pytorch.sharded import Sharded
+from isthmus.pytorch.sharded import InBlocks, Lying, Sharded
 from isthmus.records import tree
 from isthmus.rules import Adoption
 
@@ -88,6 +91,23 @@ def cut(i: int, spec: Spec) -> list[Cut]:
     return [(i % 3, rows - rows // 3), ((i + 1) % 3, rows // 3)]
 
 
+class Numbered:
+    """What stands for arrays of others, by the numbers that are expected."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def remote(self, rank: int, number: int | None = None) -> Remote:
+        return Remote(rank, self.numbers.pop(0) if number is None else number)
+
+    def reserve(self, count: int) -> int:
+        return SAVED
+
+
+SAVED = 1000
+"""From this number on lies what is saved."""
+
+
 def move(sharded: Sharded, p: int, rank: int, read: int, write: int, base: int, mix: int) -> None:
     """Have a fragment read, mixed and written where it is owned, under these numbers."""
     shelf = sharded.shelf
@@ -102,6 +122,51 @@ def move(sharded: Sharded, p: int, rank: int, read: int, write: int, base: int, 
     if not rank:
         shelf.put(mix, mixed)
     sharded.write(p, held(write))
+
+
+Wholes = dict[tuple[int, str], torch.Tensor]
+
+
+def holds_what_it_is_to_write(sharded: Sharded, saved: Any, wholes: Wholes) -> None:
+    """Each rank's pieces are those blocks of what torch says is the whole, and every whole is made up of them."""
+    told, found = [], 0
+    if saved is not None:
+        for (key, what), x in wholes.items():
+            kept = saved["state"]["state"][key][what]
+            if isinstance(kept, torch.Tensor):
+                assert torch.equal(kept, x)
+                continue
+            assert (kept.spec.shape, kept.spec.size) == (tuple(x.shape), x.numel() * x.itemsize)
+            assert sum(math.prod(away.shape) for away in kept.pieces) == x.numel()
+            for away in kept.pieces:
+                number = away.held.number if isinstance(away.held, Remote) else 0
+                assert isinstance(away.held, Remote) == (away.rank > 0)
+                told.append((key, what, away.rank, number, away.offset, away.shape))
+                if not away.rank:
+                    found += is_block(away.held, x, away.offset, away.shape)
+    pieces = msgspec.msgpack.decode(sharded.ranks.exchange(msgspec.msgpack.encode(told))[0])
+    for key, what, rank, number, offset, shape in pieces:
+        if rank == dist.get_rank() > 0:
+            found += is_block(sharded.shelf.wait_for(number), wholes[key, what], offset, shape)
+    assert found == sum(piece[2] == dist.get_rank() for piece in pieces)
+
+
+def is_block(held: np.ndarray, x: torch.Tensor, offset: Any, shape: Any) -> bool:
+    block = x[tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
+    assert torch.equal(torch.from_numpy(held).view(x.dtype).view(block.shape), block)
+    return True
+
+
+def with_moments(saved: Any, wholes: Wholes, stored: bool) -> Any:
+    """Return a saved state with whole tensors where ranks have pieces, or with where they lie in the store."""
+    entries: dict[Any, Any] = {}
+    for key, entry in saved["state"]["state"].items():
+        entries[key] = {what: wholes[key, what] if isinstance(x, InBlocks) else x for what, x in entry.items()}
+        if stored:
+            for what, x in entry.items():
+                if isinstance(x, InBlocks):
+                    entries[key][what] = Lying(x.spec, (Lies(f"{key}/{what}", 0, 0, b"", (), ()),))
+    return saved | {"state": saved["state"] | {"state": entries}}
 
 
 def check(kind: str, width: int) -> None:
@@ -123,14 +188,23 @@ def check(kind: str, width: int) -> None:
         sharded.shelf.put(write[p], flat)
         sharded.shelf.put(base[p], np.ones_like(flat))
     saved: Any = None
+    wholes: Wholes = {}
+
+    def fetch(pieces: Any, itemsize: int, offset: Any, shape: Any) -> np.ndarray:
+        key, what = pieces[0].key.split("/")
+        block = wholes[int(key), what][tuple(slice(a, a + n) for a, n in zip(offset, shape, strict=True))]
+        assert block.itemsize == itemsize
+        return block.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    sharded.fetch = fetch
     owner = ranks.owners(len(layout.fragments))
     with sharded.call("JOIN", layout_of=lambda _: (layout, owner)):
         if ranks.leads:
             first = dict(zip((s.name for s in specs), sharded.values(specs), strict=True))
             assert all(np.array_equal(values, before[name].numpy()) for name, values in first.items())
             assert list(sharded.frozen()) == ["1.bias"]
-            numbers = iter([mix[p] for p, rank in enumerate(owner) if rank])
-            sharded.place(layout, owner, lambda rank: Remote(rank, next(numbers)), b"-")
+            numbers = [mix[p] for p, rank in enumerate(owner) if rank]
+            sharded.place(layout, owner, Numbered(numbers), b"-")
             for p, rank in enumerate(owner):
                 move(sharded, p, rank, read[p], write[p], base[p], mix[p])
             saved, _ = sharded.save()
@@ -155,28 +229,29 @@ def check(kind: str, width: int) -> None:
         for key, entry in entries.items()
         for what, x in entry.items()
     }
-    if saved is not None:
-        kept = saved["state"]["state"]
-        for (key, what), x in wholes.items():
-            assert torch.equal(kept[key][what], x), (kind, key, what)
-    for entry in entries.values():
-        for x in entry.values():
-            x.zero_()
-    with sharded.call("STEP", 1, 1):
-        if ranks.leads:
-            marked, parts = sharded._marked(saved)
-            told = {"state": marked, "data": None, "own": True}
-            blob = tree.packed(told, "a checkpoint", torch_model.take_tensor)
-            ranks.command(Op.LOAD, blob=blob)
-            assert sharded._load(blob, parts) == "own"
-    for key, entry in optimizer.state_dict()["state"].items():
-        for what, x in entry.items():
-            there = x.full_tensor() if hasattr(x, "full_tensor") else x
-            assert torch.equal(there, wholes[key, what]), (kind, key, what)
+    holds_what_it_is_to_write(sharded, saved, wholes)
+    for stored in (False, True):
+        for entry in entries.values():
+            for x in entry.values():
+                x.zero_()
+        with sharded.call("STEP", 1 + stored, 1):
+            if ranks.leads:
+                # From a peer's whole state by way of the first rank, and from one's own in the store.
+                marked, parts = sharded._marked(with_moments(saved, wholes, stored))
+                told = {"state": marked, "data": None, "own": True}
+                blob = tree.packed(told, "a checkpoint", torch_model.take_tensor)
+                ranks.command(Op.LOAD, blob=blob)
+                assert bool(parts) == (not stored and kind != "DDP")
+                assert sharded._load(blob, parts) == "own"
+        entries = optimizer.state_dict()["state"]
+        for key, entry in entries.items():
+            for what, x in entry.items():
+                there = x.full_tensor() if hasattr(x, "full_tensor") else x
+                assert torch.equal(there, wholes[key, what]), (kind, key, what)
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     values = [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().float() for p in trained]
     long = [x.square().mean().sqrt().item() for x in values]
-    with sharded.call("STEP", 2, 1):
+    with sharded.call("STEP", 3, 1):
         if ranks.leads:
             together = sharded.tried()
             torch.testing.assert_close([s.rms for s in together.lengths()], long, rtol=1e-5, atol=0.0)

@@ -745,8 +745,8 @@ MUTANTS = [
         ),
         row(
             "updates-are-written-over",
-            "await self._log.store.create(key, parcel.body)",
-            "await self._log.store.put(key, parcel.body)",
+            "await self.log.store.create(key, parcel.body)",
+            "await self.log.store.put(key, parcel.body)",
         ),
         row("nothing-is-fed-back", "            kernels.add(gradient, feedback, gradient)\n", "            pass\n"),
         row("updates-are-shortened", "whole=not self._run.rules.error_feedback)", "whole=False)"),
@@ -1017,10 +1017,10 @@ MUTANTS = [
         "tests/unit/test_shards.py",
         row("overlaps-are-no-matter", "if not (apart and inside and", "if not (inside and"),
         row("gaps-are-no-matter", "and sum(p.block.size for p in found) == prod(shape)):", "):"),
-        row("the-last-replica-gives", "first.setdefault(block, rank)", "first[block] = rank"),
+        row("the-last-replica-gives", "first.setdefault(blocks[rank], rank)", "first[blocks[rank]] = rank"),
         row(
             "empty-blocks-are-pieces",
-            "        if block.size:\n            first",
+            "        if blocks[rank].size:\n            first",
             "        if True:\n            first",
         ),
     ),

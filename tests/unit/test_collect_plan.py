@@ -8,7 +8,7 @@ from isthmus.errors import LogCorrupt
 from isthmus.log import fold, gc
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.keys import checkpoint_key, commit_key, snapshots_prefix, value_key, version_in
+from isthmus.records.keys import checkpoint_key, commit_key, part_key, snapshots_prefix, value_key, version_in
 from isthmus.rules import STALENESS_MAX
 from written import Written
 
@@ -93,6 +93,21 @@ def test_two_checkpoints_of_each_learner_stay() -> None:
             w.put(key, b"checkpoint")
         plan = await collected(w, 1)
         assert [e.key for e in plan.doomed["checkpoints"]] == [keys[0], keys[3]], "those of the life before"
+
+    Written().drive(body)
+
+
+def test_parts_go_with_the_checkpoint_that_they_are_of() -> None:
+    async def body(w: Written) -> None:
+        for life, step in ((1, 90), (2, 10), (2, 20)):
+            w.put(checkpoint_key("a", life, step, bytes(32)), b"checkpoint")
+        stands = [("a", 1, 90), ("a", 2, 10), ("a", 2, 20), ("a", 2, 30), ("b", 2, 20)]
+        keys = [part_key(*stand, rank, bytes(32)) for stand in stands for rank in (0, 1)]
+        for key in keys:
+            w.put(key, b"part")
+        plan = await collected(w, 1)
+        gone = {e.key for e in plan.doomed["checkpoints"]}
+        assert gone == {checkpoint_key("a", 1, 90, bytes(32)), *keys[:2], *keys[6:]}, "of which there is no checkpoint"
 
     Written().drive(body)
 

@@ -21,7 +21,7 @@ from isthmus.learner.boundary import Adopted, Asked, Boundary, Captured, Nothing
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, Downlink
 from isthmus.learner.history import History, read_history
-from isthmus.learner.steward import Arrays, OwnSteward, Steward, here
+from isthmus.learner.steward import Arrays, OwnSteward, Steward
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Uplink
@@ -155,10 +155,8 @@ class LearnerAgent:
             logger.warning("%s starts without the bus, which will be back: %s", self.name, away)
         read = [known.version for known in self.downlink.known]
         since = [version - self.pace.staleness for version in read]
-        self.history = await read_history(self._log, self._bus, self.name, since)
+        self.history = await read_history(self._log, self._bus, self.name, since, self._bring)
         if (own := self.history.checkpoint) is not None:
-            points, traffic = await moved(own.points, own.traffic, lambda p, held: self._keeps.home(p, here(held)))
-            self.history.checkpoint = replace(own, points=points, traffic=traffic)
             # A twin that still runs may have written a checkpoint that knows more of the log than we have read.
             await self.downlink.reach([t.settled_to for t in own.traffic])
         versions = [known.version for known in self.downlink.known]
@@ -167,6 +165,12 @@ class LearnerAgent:
         self.uplink.resume(self.history)
         self._voice.first_step = self.history.step
         await self.uplink.settle_past(self._log, self.history, read, versions)
+
+    async def _bring(self, found: Checkpoint) -> Checkpoint:
+        """Bring the arrays of our own checkpoint home; where that is here, all of it."""
+        points, traffic = await moved(found.points, found.traffic, self._keeps.home)
+        found = replace(found, points=points, traffic=traffic)
+        return await found.whole(self._log) if self._keeps is self.own_steward else found
 
     async def _try_voice(self) -> None:
         """Show that we may speak, by a message of nobody. Raises `Denied`.

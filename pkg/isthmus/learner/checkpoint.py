@@ -1,20 +1,24 @@
 """A learner's checkpoint: what it takes to go on after a step as if nothing had happened, as one object."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import structs
 
 from isthmus import kernels
 from isthmus.errors import RecordInvalid
 from isthmus.kernels import U8
+from isthmus.learner import parts
 from isthmus.learner.ledger import Account
-from isthmus.learner.steward import Held, here
+from isthmus.learner.parts import Away, Lies
+from isthmus.learner.steward import Held, Remote, Steward, Stored, here
+from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.records import frame, tree
-from isthmus.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Sent
+from isthmus.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Part, PartHeader, Sent
 
 
 class Stateful(Protocol):
@@ -91,15 +95,19 @@ class Checkpoint:
     header: CheckpointHeader
     points: tuple[Point, ...]
     traffic: tuple[UplinkPoint, ...]
-    _leaves: tuple[tree.Leaf, ...]
+    leaves: tuple[tree.Leaf, ...]
 
     def optimizer(self, make: Callable[[tree.Leaf], object]) -> Any:
         """Return the optimizer's state. Raises `RecordInvalid`."""
-        return tree.rebuild(self.header.optimizer, self._leaves, make)
+        return tree.rebuild(self.header.optimizer, self.leaves, make)
+
+    async def whole(self, log: Log) -> "Checkpoint":
+        """Return it with all that is in parts. Raises `Unavailable`, `ObjectMissing`, `RecordInvalid`."""
+        return replace(self, leaves=tuple([await parts.whole(log, leaf) for leaf in self.leaves]))
 
     def data(self, make: Callable[[tree.Leaf], object]) -> Any:
         """Return the data's state. Raises `RecordInvalid`."""
-        return tree.rebuild(self.header.data, self._leaves, make)
+        return tree.rebuild(self.header.data, self.leaves, make)
 
 
 Move = Callable[[int, Held], Awaitable[Held]]
@@ -128,27 +136,69 @@ async def moved(
 _NOTHING = np.empty(0, np.float32)
 
 
-def why_useless(frozen: Frozen) -> str | None:
-    """Return why nobody could go on from this, its own learner or a peer; None where it can be stored. Off the loop."""
+async def why_useless(frozen: Frozen, steward: Steward) -> str | None:
+    """Return why nobody could go on from this, its own learner or a peer; None where it can be stored."""
     if frozen.loss is not None and not np.isfinite(frozen.loss):
         return f"the loss is {frozen.loss}"
     for p, point in enumerate(frozen.points):
-        if not all(kernels.all_finite(here(x)) for x in (point.values, point.sent_values) if x is not None):
-            return f"fragment {p} holds a NaN or an infinity"
+        for held in (point.values, point.sent_values):
+            if held is not None and not await steward.is_finite(held):
+                return f"fragment {p} holds a NaN or an infinity"
     return None
 
 
-def pack(
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint of which no rank has written its part yet."""
+
+    header: CheckpointHeader
+    leaves: tuple[tree.Leaf, ...]
+
+    def parts(self) -> list[tuple[PartHeader, list[Held | U8]]]:
+        """Return what each rank is to write, where arrays lie with several, and what it holds."""
+        h = self.header
+        return [
+            (
+                PartHeader(
+                    schema=SCHEMA, run=h.run, learner=h.learner, incarnation=h.incarnation, step=h.step, rank=rank,
+                    pieces=tuple(piece for piece, _ in written),
+                ),
+                [held for _, held in written],
+            )
+            for rank, written in parts.by_rank(self.leaves).items()
+        ]  # fmt: skip
+
+    def pack(self, stored: Sequence[Part]) -> frame.Gathered:
+        """Return the checkpoint object, with the parts that were stored; its arrays stay where they lie."""
+        inside = [leaf for leaf in self.leaves if not leaf.pieces]
+        starts, size = tree.place(inside)
+        pieces: list[frame.Blob | U8] = []
+        at = 0
+        for leaf, start in zip(inside, starts, strict=True):
+            pieces += [bytes(start - at), leaf.data]
+            at = start + leaf.spec.size
+        header = structs.replace(self.header, parts=tuple(stored))
+        return frame.gathered(frame.Kind.CHECKPOINT, header, [*pieces, bytes(size - at)])
+
+
+def _leaf(array: Held | None, size: int) -> tree.Leaf:
+    if isinstance(array, Remote):
+        spec = tree.LeafSpec(maker="numpy", dtype="<f4", shape=(size,), size=4 * size)
+        return tree.Leaf(spec, tree.NOWHERE, (Away(array.rank, array, (0,), (size,)),))
+    return tree.numpy_leaf(_NOTHING if array is None else here(array))
+
+
+def draft(
     run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: Frozen,
     traffic: Sequence[UplinkPoint], take: tree.Take,
-) -> frame.Gathered:  # fmt: skip
-    """Return the checkpoint object; its arrays stay where they lie. Raises `InputError` for odd state."""
+) -> Draft:  # fmt: skip
+    """Return a checkpoint to be stored. Raises `InputError` for odd state."""
     leaves: list[tree.Leaf] = []
     fragments = []
-    for point, known in zip(frozen.points, traffic, strict=True):
+    for fragment, point, known in zip(run.layout.fragments, frozen.points, traffic, strict=True):
         arrays = [point.values, point.sent_values, known.residual, *(residual for _, residual in known.attempts)]
         arrays += [residual for _, residual in known.taken]
-        leaves += [tree.numpy_leaf(_NOTHING if array is None else here(array)) for array in arrays]
+        leaves += [_leaf(array, fragment.size) for array in arrays]
         a = known.account
         fragments.append(
             FragmentPoint(
@@ -184,18 +234,18 @@ def pack(
         arrays=tuple(leaf.spec for leaf in leaves),
         optimizer=optimizer,
         data=data,
+        in_parts=tuple(number for number, leaf in enumerate(leaves) if leaf.pieces),
     )
-    starts, size = tree.place(leaves)
-    pieces: list[frame.Blob | U8] = []
-    at = 0
-    for leaf, start in zip(leaves, starts, strict=True):
-        pieces += [bytes(start - at), leaf.data]
-        at = start + leaf.spec.size
-    return frame.gathered(frame.Kind.CHECKPOINT, header, [*pieces, bytes(size - at)])
+    return Draft(header, tuple(leaves))
 
 
-def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
-    """Return the checkpoint in these bytes, checked against the run. Slow: off the loop. Raises `RecordInvalid`."""
+def open_checkpoint(
+    blob: frame.Blob, key: str, run: Run, elsewhere: Mapping[int, tuple[Lies, ...]] | None = None
+) -> Checkpoint:
+    """Return the checkpoint in these bytes, checked against the run. Slow: off the loop. Raises `RecordInvalid`.
+
+    `elsewhere`: where those of its arrays lie that are in parts; they are not read.
+    """
     if not key.endswith(frame.digest(blob)[:8].hex()):
         raise RecordInvalid(Reason.DIGEST_MISMATCH, "the bytes are not those its key was named after")
     header, payload = frame.parse(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
@@ -203,16 +253,26 @@ def open_checkpoint(blob: frame.Blob, key: str, run: Run) -> Checkpoint:
         raise RecordInvalid(Reason.WRONG_RUN, "a checkpoint of another run")
     if len(header.fragments) != len(run.layout.fragments):
         raise RecordInvalid(Reason.WRONG_LAYOUT, f"a checkpoint of {len(header.fragments)} fragments")
-    leaves = tree.cut(header.arrays, payload)
+    elsewhere = elsewhere or {}
+    if set(elsewhere) != set(header.in_parts):
+        raise RecordInvalid(Reason.TRUNCATED, "its parts are not at hand")
+    inside = iter(tree.cut([spec for i, spec in enumerate(header.arrays) if i not in elsewhere], payload))
+    leaves = [
+        tree.Leaf(spec, tree.NOWHERE, elsewhere[i]) if i in elsewhere else next(inside)
+        for i, spec in enumerate(header.arrays)
+    ]
     points, traffic, at = [], [], 0
     for fragment, f in zip(run.layout.fragments, header.fragments, strict=True):
-        arrays = []
+        arrays: list[Held | None] = []
         count = 3 + len(f.attempts) + len(f.taken_by)
         for leaf in leaves[at : at + count]:
             sizes: dict[tuple[int, ...], int] = {(0,): 0, (fragment.size,): 4 * fragment.size}
             found = leaf.spec.maker, leaf.spec.dtype
             if found != ("numpy", "<f4") or sizes.get(leaf.spec.shape) != leaf.spec.size:
                 raise RecordInvalid(Reason.WRONG_LAYOUT, f"an array of fragment {fragment.index} is not of its size")
+            if leaf.pieces:
+                arrays.append(Stored(tuple(leaf.pieces)))
+                continue
             array = leaf.data.view(np.float32)
             if not kernels.all_finite(array):
                 raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment.index} holds a NaN or an infinity")

@@ -6,11 +6,12 @@ Read once, when a learner starts; this is the only place where its keys are list
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.bus import START, Bus
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
+from isthmus.learner import parts
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
 from isthmus.log.select import checkpoints_in
@@ -46,6 +47,9 @@ HEAD_BYTES = 64 << 10
 """Read of another's checkpoint first; more where its header is longer."""
 
 
+Bring = Callable[[Checkpoint], Awaitable[Checkpoint]]
+
+
 @dataclass(slots=True)
 class History:
     """Where to go on, and what was lost on the way here."""
@@ -78,8 +82,10 @@ class History:
         return self.tokens_lost - (self.checkpoint.header.tokens_lost if self.checkpoint else 0)
 
 
-async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -> History:
+async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], bring: Bring) -> History:
     """Return what is known of earlier lives; of its updates those on bases from `since`, per fragment, on.
+
+    `bring` gets from the store what of a checkpoint is needed, and raises as reading one does.
 
     A damaged checkpoint is named in the log and the one before it is used; a damaged update counts as not there.
     """
@@ -90,7 +96,7 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int]) -
         return history
     history.life = lives[-1]
     claim, first = [await _read_claim(log, learner, life) for life in (lives[-1], lives[0])]
-    history.checkpoint = await _newest(log, checkpoints_in(entries))
+    history.checkpoint = await _newest(log, checkpoints_in(entries), bring)
     try:
         heard = await _last_word(log, bus, learner, lives[-1])
     except Unavailable as error:
@@ -155,6 +161,7 @@ async def _look_at(
         found = await read_checkpoint(log, entry.key, entry.size)
         if found is None:
             return None
+        found = await found.whole(log)
         why = await log.runtime.offload(fits, found)
         if why is None:
             return found
@@ -188,17 +195,22 @@ async def read_checkpoint(log: Log, key: str, size: int | None = None) -> Checkp
     """Return a checkpoint, or None (named in the log) where it is damaged or gone; of a stranger's at most `size`."""
     try:
         blob = await (log.store.get(key) if size is None else log.store.get_range(key, 0, size))
-        return await log.runtime.offload(open_checkpoint, blob, key, log.run)
+        elsewhere = await parts.located(log, frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader))
+        return await log.runtime.offload(open_checkpoint, blob, key, log.run, elsewhere)
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)
         return None
 
 
-async def _newest(log: Log, entries: Sequence[Entry]) -> Checkpoint | None:
+async def _newest(log: Log, entries: Sequence[Entry], bring: Bring) -> Checkpoint | None:
     for entry in entries:
         found = await read_checkpoint(log, entry.key)
-        if found is not None:
-            return found
+        if found is None:
+            continue
+        try:
+            return await bring(found)
+        except (ObjectMissing, RecordInvalid) as error:
+            logger.warning("checkpoint %s is not used: %s", entry.key, error)
     return None
 
 

@@ -4,6 +4,7 @@ A learner of one process has one, `OwnSteward`, which works where everything lie
 each has the arrays of its fragments, and the one that decides asks the others (`isthmus.owners`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,12 +13,16 @@ import numpy as np
 from isthmus import kernels, memory
 from isthmus.codecs import codec, pack
 from isthmus.codecs.packed import keep_dropped
-from isthmus.kernels import F32
+from isthmus.errors import RecordInvalid
+from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment, Layout, Tensor
+from isthmus.learner import parts
+from isthmus.learner.parts import Lies
 from isthmus.log import Commit, Log, fold
 from isthmus.log.polar import isotropic
+from isthmus.reasons import Reason
 from isthmus.records import frame
-from isthmus.records.objects import UpdateHeader
+from isthmus.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.rules import Adoption
 
 BLEND = np.float32(0.5)
@@ -34,7 +39,14 @@ class Remote:
     """Its name there."""
 
 
-Held = F32 | Remote
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An array in a checkpoint of this learner, in the store."""
+
+    pieces: tuple[Lies, ...]
+
+
+Held = F32 | Remote | Stored
 """An array [n] float32 of a fragment, wherever it lies."""
 
 
@@ -78,12 +90,19 @@ class Steward(fold.Carry[Held], Protocol):
         """Return a + b."""
         ...
 
-    async def home(self, fragment: int, array: F32) -> Held:
-        """Return an array of a fragment where all of its arrays lie."""
+    async def home(self, fragment: int, held: Held) -> Held:
+        """Bring an array of a checkpoint to where all arrays of its fragment lie.
+
+        Raises `ObjectMissing`, `Unavailable`, and `RecordInvalid` where it is not what was stored.
+        """
         ...
 
-    async def lend(self, held: Held) -> F32:
-        """Return a copy of an array here, or what lies here."""
+    async def is_finite(self, held: Held) -> bool:
+        """Return whether there is no NaN or infinity in it."""
+        ...
+
+    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
+        """Have the rank of a part store it; it holds its pieces. Raises `Unavailable`, `Denied`."""
         ...
 
 
@@ -139,7 +158,7 @@ class OwnSteward:
     """A steward of arrays in this process."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
+        self.log = log
         self._run, self.runtime = log.run, log.runtime
         self._carry = fold.Publishing(log)
         self._up = codec(log.run.rules.codec_up)
@@ -171,7 +190,7 @@ class OwnSteward:
         """See `Steward.store`."""
         assert not isinstance(parcel.body, Remote), "packed elsewhere"
         # Never over anything: what was merged must stay what it was.
-        await self._log.store.create(key, parcel.body)
+        await self.log.store.create(key, parcel.body)
 
     def sum(self, fragment: int, a: Held, b: Held) -> F32:
         """See `Steward.sum`."""
@@ -179,13 +198,24 @@ class OwnSteward:
         kernels.add(here(a), here(b), total)
         return total
 
-    async def home(self, fragment: int, array: F32) -> F32:
+    async def home(self, fragment: int, held: Held) -> F32:
         """See `Steward.home`."""
-        return array
+        if not isinstance(held, Stored):
+            return here(held)
+        size = self._run.layout.fragments[fragment].size
+        found = (await parts.read(self.log, held.pieces, 4, (0,), (size,))).view(np.float32)
+        if not await self.is_finite(found):
+            raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment} holds a NaN or an infinity")
+        return found
 
-    async def lend(self, held: Held) -> F32:
-        """See `Steward.lend`."""
-        return here(held)
+    async def is_finite(self, held: Held) -> bool:
+        """See `Steward.is_finite`."""
+        return await self.runtime.offload(kernels.all_finite, here(held))
+
+    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
+        """See `Steward.keep`."""
+        arrays = [array for array in held if isinstance(array, np.ndarray)]
+        return await parts.write(self.log, part, arrays)
 
     def packed(
         self, header: UpdateHeader, base: F32, values: F32, feedback: F32 | None

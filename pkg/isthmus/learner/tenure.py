@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from isthmus.errors import Denied, Fenced, ObjectMissing, Unavailable
 from isthmus.learner.boundary import Freeze, ToTraining
-from isthmus.learner.checkpoint import Frozen, Saver, UplinkPoint, moved, pack, why_useless
+from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, why_useless
 from isthmus.learner.history import History
 from isthmus.learner.steward import Steward
 from isthmus.learner.uplink import Uplink
@@ -68,7 +68,7 @@ class Tenure:
         self._checkpoint_s = checkpoint_s
         self._tell = tell
         self._through = through
-        self._keys: list[str] = []
+        self._keys: dict[str, list[str]] = {}  # of checkpoints, the oldest first, with those of their parts
         self._useless = False
         self._stored_at = runtime.now()
         self._not_before = -math.inf
@@ -139,15 +139,13 @@ class Tenure:
     async def _keep(self, frozen: Frozen, traffic: Sequence[UplinkPoint], tokens_lost: int) -> None:
         began = self._runtime.now()
         try:
-            points, traffic = await moved(frozen.points, traffic, lambda p, held: self._steward.lend(held))
-            frozen = replace(frozen, points=points)
             if not await self._is_useful(frozen):
                 return
-            blob = await self._runtime.offload(
-                pack, self._run, self._name, self._uplink.incarnation, tokens_lost, self._runtime.wall(), frozen,
+            drafted = await self._runtime.offload(
+                draft, self._run, self._name, self._uplink.incarnation, tokens_lost, self._runtime.wall(), frozen,
                 traffic, self.saver.take if self.saver else lambda _: None,
             )  # fmt: skip
-            await self._store_one(frozen.step, blob)
+            await self._store_one(drafted)
         finally:
             stored_s = self._runtime.now() - began
             apart_s = max(frozen.held_s / HOLD_SHARE, stored_s / UPLINK_SHARE)
@@ -157,7 +155,7 @@ class Tenure:
 
     async def _is_useful(self, frozen: Frozen) -> bool:
         """Return whether anybody could go on from it; the first that nobody could is told, and the end of that."""
-        why = await self._runtime.offload(why_useless, frozen)
+        why = await why_useless(frozen, self._steward)
         if why is not None:
             self._metrics.checkpoints_failed.inc()
             if not self._useless:
@@ -167,22 +165,29 @@ class Tenure:
         self._useless = why is not None
         return why is None
 
-    async def _store_one(self, step: int, blob: frame.Gathered) -> None:
-        digest = await self._runtime.offload(frame.digest, blob)
-        key = checkpoint_key(self._name, self._uplink.incarnation, step, digest)
+    async def _store_one(self, drafted: Draft) -> None:
+        step = drafted.header.step
         try:
+            # What it names comes first: one that can be read is whole.
+            stored = await asyncio.gather(*(self._steward.keep(part, held) for part, held in drafted.parts()))
+            blob = await self._runtime.offload(drafted.pack, stored)
+            digest = await self._runtime.offload(frame.digest, blob)
+            key = checkpoint_key(self._name, self._uplink.incarnation, step, digest)
             await self._store.put(key, blob)
         except (Unavailable, Denied) as error:
             self._metrics.checkpoints_failed.inc()
-            logger.warning("no checkpoint of step %d (%d bytes): %s", step, len(blob), error)
+            size = sum(leaf.spec.size for leaf in drafted.leaves)
+            logger.warning("no checkpoint of step %d (%d bytes): %s", step, size, error)
             return
-        self.bytes_stored += len(blob)
+        self.bytes_stored += len(blob) + sum(part.size for part in stored)
         self._stored_at = self._runtime.now()
-        if key not in self._keys:
-            self._keys.append(key)
+        self._keys[key] = [part.key for part in stored]
         try:
             while len(self._keys) > CHECKPOINTS_KEPT:
-                await self._store.delete(self._keys[0])
-                self._keys.pop(0)
+                oldest = next(iter(self._keys))
+                needed = {part for other, of in self._keys.items() if other != oldest for part in of}
+                for gone in (oldest, *(part for part in self._keys[oldest] if part not in needed)):
+                    await self._store.delete(gone)
+                del self._keys[oldest]
         except (Unavailable, Denied) as error:
             logger.warning("old checkpoints stay for the collector: %s", error)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from isthmus.errors import LogCorrupt
 from isthmus.log import Commit, Log, fold
-from isthmus.log.select import checkpoints_in
+from isthmus.log.select import checkpoints_in, parts_in
 from isthmus.records import frame
 from isthmus.records.frame import Kind
 from isthmus.records.keys import (
@@ -79,6 +79,9 @@ async def plan(
     for entry in checkpoints_in(listed):
         by_learner.setdefault(entry.key.split("/")[1], []).append(entry)
     _doom(found, "checkpoints", (e for held in by_learner.values() for e in held[CHECKPOINTS_KEPT:]), before)
+    # A part belongs to a checkpoint of the same life and step; one that has none yet is young.
+    kept = {_stand(entry.key) for held in by_learner.values() for entry in held[:CHECKPOINTS_KEPT]}
+    _doom(found, "checkpoints", (e for e in parts_in(listed) if _stand(e.key) not in kept), before)
     # What a doctor that was cut short has left behind.
     probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
     _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
@@ -234,6 +237,12 @@ async def _between(log: Log, p: int, after: int, until: int) -> AsyncIterator[Co
         yield commit
         if commit.version == until:
             return
+
+
+def _stand(key: str) -> tuple[str, ...]:
+    """Return learner, life and step of a checkpoint, or of a part of one."""
+    _, learner, life, *_, name = key.split("/")
+    return learner, life, name.split("-")[0]
 
 
 async def _versioned(log: Log, prefix: str) -> list[Entry]:

@@ -11,6 +11,7 @@ from isthmus.store import Entry
 ShareDone = Callable[[float], None]
 """Told now and then which share is done, from 0 to 1."""
 
+_PART = re.compile(r"learners/[^/]+/[0-9]+/checkpoints/parts/[0-9]{12}-[0-9]{5}-[0-9a-f]{16}")
 _CHECKPOINT = re.compile(r"learners/[^/]+/[0-9]+/checkpoints/[0-9]{12}-[0-9a-f]{16}")
 
 
@@ -38,3 +39,8 @@ def checkpoints_in(entries: Sequence[Entry]) -> list[Entry]:
     """Return the checkpoints in a listing: those of later lives first, of one life those of later steps."""
     found = [e for e in entries if _CHECKPOINT.fullmatch(e.key)]
     return sorted(found, key=lambda e: (int(e.key.split("/")[2]), version_in(e.key)), reverse=True)
+
+
+def parts_in(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the parts of checkpoints in a listing."""
+    return [e for e in entries if _PART.fullmatch(e.key)]

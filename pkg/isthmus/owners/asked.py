@@ -1,7 +1,6 @@
 """Of the first rank: a steward whose arrays lie with the ranks that own their fragments."""
 
 import asyncio
-import itertools
 import logging
 import weakref
 from collections import deque
@@ -12,15 +11,16 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from isthmus import memory
 from isthmus.errors import RankLost, Unavailable, known_error
-from isthmus.kernels import F32
-from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, Steward, here
+from isthmus.kernels import U8
+from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, Steward, Stored, here
 from isthmus.log import Commit
 from isthmus.owners import wire
 from isthmus.owners.served import CONNECT_S, is_secret
+from isthmus.owners.shelf import Numbers
 from isthmus.records.frame import Blob
-from isthmus.records.objects import UpdateHeader
+from isthmus.records.keys import LEARNERS
+from isthmus.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.tolerance import Tolerance, kind
 
 logger = logging.getLogger(__name__)
@@ -33,18 +33,18 @@ Moved = Callable[[int, int], None]
 class Peer:
     """One rank that owns fragments, as the first rank talks to it. On the agent's loop, but for `remote`."""
 
-    def __init__(self, rank: int, numbers: "itertools.count[int]", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, rank: int, numbers: Numbers, loop: asyncio.AbstractEventLoop) -> None:
         self.rank = rank
         self._numbers = numbers
         self._loop = loop
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: dict[int, asyncio.Future[tuple[wire.Answer, bytearray]]] = {}
+        self._waiting: dict[int, asyncio.Future[wire.Answer]] = {}
         self._gone: deque[int] = deque()
         self._lost: RankLost | None = None
 
     def number(self) -> int:
         """Return a number nothing has. From any thread."""
-        return next(self._numbers)
+        return self._numbers.take()
 
     def remote(self, number: int | None = None) -> Remote:
         """Return what stands for an array there, a new one where no number is given. From any thread.
@@ -73,13 +73,13 @@ class Peer:
         self._writer = writer
         try:
             while True:
-                envelope, body = await wire.read(reader)
+                envelope, _ = await wire.read(reader)
                 waiting = self._waiting.pop(envelope.number, None)
                 match envelope.message:
                     case wire.Answer() as answer:
                         moved(answer.bytes_up, answer.bytes_down)
                         if waiting is not None and not waiting.done():
-                            waiting.set_result((answer, body))
+                            waiting.set_result(answer)
                     case wire.Failure(name, text, about):
                         if waiting is not None and not waiting.done():
                             waiting.set_exception(known_error(name, f"rank {self.rank}: {text}", about))
@@ -91,10 +91,10 @@ class Peer:
             self._waiting.clear()
             raise self._lost from None
 
-    async def ask(self, message: wire.Asked, body: Blob = b"") -> tuple[wire.Answer, bytearray]:
+    async def ask(self, message: wire.Asked, body: Blob = b"") -> wire.Answer:
         """Return what it answers. Raises what it failed with, and `RankLost`."""
         number = self.number()
-        answer: asyncio.Future[tuple[wire.Answer, bytearray]] = self._loop.create_future()
+        answer: asyncio.Future[wire.Answer] = self._loop.create_future()
         self._waiting[number] = answer
         self.post(message, body, number)
         assert self._writer is not None, "post has used it"
@@ -117,7 +117,7 @@ class Peers:
 
     def __init__(self, ranks: Sequence[int], secret: bytes) -> None:
         """`ranks`: those that are to come. To be made on the agent's loop."""
-        numbers = itertools.count(1)
+        self._numbers = numbers = Numbers()
         loop = asyncio.get_running_loop()
         self.of: Mapping[int, Peer] = {rank: Peer(rank, numbers, loop) for rank in ranks}
         self.port = 0
@@ -127,6 +127,14 @@ class Peers:
         self._all_there = asyncio.Event()
         self._listening: dict[int, asyncio.Task[None]] = {}
         self._writers: list[asyncio.StreamWriter] = []
+
+    def remote(self, rank: int, number: int | None = None) -> Remote:
+        """Return what stands for an array of a rank, see `Peer.remote`. From any thread."""
+        return self.of[rank].remote(number)
+
+    def reserve(self, count: int) -> int:
+        """Return the first of so many numbers that nothing has. From any thread."""
+        return self._numbers.take(count)
 
     @asynccontextmanager
     async def listening(self, host: str) -> AsyncIterator[None]:
@@ -157,6 +165,8 @@ class Peers:
 
     async def until_one_is_lost(self) -> None:
         """Raise `RankLost` once one of them is gone; never return."""
+        if not self._listening:
+            await asyncio.Event().wait()  # a job of one rank
         await asyncio.wait(self._listening.values(), return_when=asyncio.FIRST_EXCEPTION)
         for task in self._listening.values():
             if task.done():
@@ -270,10 +280,10 @@ class Owners:
         body, dropped = peer.number(), peer.number()
         carried = None if feedback is None else _there(feedback).number
         asked = wire.Pack(header, _there(base).number, _there(values).number, carried, body, dropped)
-        answer, _ = await peer.ask(asked)
+        answer = await peer.ask(asked)
         if not answer.digest:
             return None
-        left = peer.remote(dropped) if answer.dropped else None
+        left = peer.remote(dropped) if answer.yes else None
         return Parcel(answer.digest, answer.size, peer.remote(body), left)
 
     async def store(self, key: str, parcel: Parcel) -> None:
@@ -292,32 +302,40 @@ class Owners:
         peer.post(wire.Sum(fragment, _there(a).number, _there(b).number, into))
         return peer.remote(into)
 
-    async def home(self, fragment: int, array: F32) -> Held:
+    async def home(self, fragment: int, held: Held) -> Held:
         """See `Steward.home`."""
         if (peer := self._peer(fragment)) is None:
-            return array
+            return await self._own.home(fragment, held)
         into = peer.number()
-        await peer.ask(wire.Give(into), np.ascontiguousarray(array).view(np.uint8).data)
+        if isinstance(held, Stored):
+            await self._ask(peer, kind("read", held.pieces[0].key), wire.Bring(fragment, held.pieces, into))
+        else:
+            await peer.ask(wire.Give(into), np.ascontiguousarray(here(held)).view(np.uint8).data)
         return peer.remote(into)
 
-    async def lend(self, held: Held) -> F32:
-        """See `Steward.lend`."""
+    async def is_finite(self, held: Held) -> bool:
+        """See `Steward.is_finite`."""
         if not isinstance(held, Remote):
-            return here(held)
-        _, body = await self._peers.of[held.rank].ask(wire.Lend(held.number))
-        found = memory.empty(len(body) // 4)
-        found.view(np.uint8)[:] = body
-        return found
+            return await self._own.is_finite(held)
+        return (await self._peers.of[held.rank].ask(wire.IsFinite(held.number))).yes
+
+    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
+        """See `Steward.keep`."""
+        if (peer := self._peers.of.get(part.rank)) is None:
+            return await self._own.keep(part, held)
+        asked = wire.Keep(part, [_there(one).number for one in held])
+        answer = await self._ask(peer, kind("write", LEARNERS), asked)
+        assert answer.part is not None, "it says what it has stored"
+        return answer.part
 
     def _peer(self, fragment: int) -> Peer | None:
         return self._peers.of.get(self._owner[fragment])
 
     async def _ask(self, peer: Peer, about: str, message: wire.Asked) -> wire.Answer:
         """Ask for something that takes the store: what it refuses is ridden out as here."""
-        answer, _ = await self._tolerance.of(about, peer.ask(message))
-        return answer
+        return await self._tolerance.of(about, peer.ask(message))
 
 
-def _there(held: Held) -> Remote:
+def _there(held: Held | U8) -> Remote:
     assert isinstance(held, Remote), "all arrays of a fragment lie with its owner"
     return held

@@ -3,19 +3,19 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from isthmus.errors import IsthmusError, RankLost, Unavailable, told
-from isthmus.learner.steward import OwnSteward, Parcel
+from isthmus.learner.steward import OwnSteward, Parcel, Stored
 from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.owners import wire
 from isthmus.owners.shelf import Shelf
 from isthmus.ports import open_place
-from isthmus.records.frame import Blob
+from isthmus.records.objects import Part
 from isthmus.store.measured import Traffic
 
 logger = logging.getLogger(__name__)
@@ -25,14 +25,23 @@ CONNECT_S = 30.0
 
 
 async def serve(
-    url: str, run: Run, shelf: Shelf, rank: int, addresses: Sequence[tuple[str, int]], secret: bytes, threads: int
+    url: str,
+    run: Run,
+    shelf: Shelf,
+    rank: int,
+    addresses: Sequence[tuple[str, int]],
+    secret: bytes,
+    threads: int,
+    opened: Callable[[Log], None],
 ) -> None:
-    """Reach the first rank and serve it until it closes. `threads` share one computation here.
+    """Reach the first rank and serve it until it closes. `threads` share one computation here; `opened` is given what
+    the run is read through.
 
     Raises `Unavailable` where it cannot be reached.
     """
     async with open_place(url, crew=threads) as store:
         steward = OwnSteward(Log(run, store, store.runtime))
+        opened(steward.log)
         reader, writer = await _reach(addresses)
         try:
             wire.write(writer, 0, wire.Hello(rank, secret))
@@ -99,21 +108,20 @@ class Served:
 
     async def _answer(self, number: int, message: wire.Asked, known: dict[int, Any], body: bytearray) -> None:
         said: wire.Said
-        out: Blob = b""
         try:
             for missing in [n for n, thing in known.items() if thing is None]:
                 known[missing] = await self._steward.runtime.offload(self._shelf.wait_for, missing)
-            said, out = await self._do(message, known, body)
+            said = await self._do(message, known, body)
         except IsthmusError as error:
             said = wire.Failure(type(error).__name__, str(error), vars(error))
         except Exception as error:
             logger.exception("a question of the first rank")
             said = wire.Failure(type(error).__name__, repr(error), {})
         if not isinstance(message, wire.Sum):
-            wire.write(self._writer, number, said, out)
+            wire.write(self._writer, number, said)
             await self._writer.drain()
 
-    async def _do(self, message: wire.Asked, known: dict[int, Any], body: bytearray) -> tuple[wire.Answer, Blob]:
+    async def _do(self, message: wire.Asked, known: dict[int, Any], body: bytearray) -> wire.Answer:
         steward, shelf = self._steward, self._shelf
         match message:
             case wire.Start(fragment, version, key, commit, into):
@@ -130,7 +138,7 @@ class Served:
                     shelf.put(at, parcel)
                     if parcel.dropped is not None:
                         shelf.put(dropped, parcel.dropped)
-                    return self._done(parcel.digest, parcel.size, parcel.dropped is not None), b""
+                    return self._done(parcel.digest, parcel.size, parcel.dropped is not None)
             case wire.Store(key, _, at):
                 parcel = known[at]
                 assert isinstance(parcel, Parcel), "only what was packed is stored"
@@ -139,16 +147,20 @@ class Served:
                 shelf.put(into, steward.sum(fragment, known[a], known[b]))
             case wire.Give(into):
                 shelf.put(into, np.frombuffer(body, np.float32))
-            case wire.Lend(n):
-                return self._done(), known[n].view(np.uint8).data
+            case wire.Bring(fragment, pieces, into):
+                shelf.put(into, await steward.home(fragment, Stored(pieces)))
+            case wire.IsFinite(n):
+                return self._done(yes=await steward.is_finite(known[n]))
+            case wire.Keep(part, numbers):
+                return self._done(part=await steward.keep(part, [known[n] for n in numbers]))
             case wire.Forget():
                 raise AssertionError("is dealt with at once")
-        return self._done(), b""
+        return self._done()
 
-    def _done(self, digest: bytes = b"", size: int = 0, dropped: bool = False) -> wire.Answer:
+    def _done(self, digest: bytes = b"", size: int = 0, yes: bool = False, part: Part | None = None) -> wire.Answer:
         up, down = self._traffic.bytes_up, self._traffic.bytes_down
         before, self._told = self._told, (up, down)
-        return wire.Answer(up - before[0], down - before[1], digest, size, dropped)
+        return wire.Answer(up - before[0], down - before[1], digest, size, yes, part)
 
 
 def _arguments(message: wire.Asked) -> list[int]:
@@ -162,6 +174,8 @@ def _arguments(message: wire.Asked) -> list[int]:
             return [body]
         case wire.Sum(_, a, b):
             return [a, b]
-        case wire.Lend(number):
+        case wire.IsFinite(number):
             return [number]
+        case wire.Keep(_, numbers):
+            return numbers
     return []

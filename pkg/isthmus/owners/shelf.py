@@ -11,6 +11,20 @@ WAIT_S = 600.0
 """What was announced must be put within this long: it is on its way between ranks."""
 
 
+class Numbers:
+    """Numbers that nothing has yet, to any thread."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._taking = threading.Lock()
+
+    def take(self, count: int = 1) -> int:
+        """Return the first of so many, one after another."""
+        with self._taking:
+            first, self._next = self._next, self._next + count
+        return first
+
+
 class Shelf:
     """Things by number."""
 

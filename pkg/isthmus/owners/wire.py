@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from isthmus.errors import RankLost
+from isthmus.learner.parts import Lies
 from isthmus.log import Commit
 from isthmus.records.frame import Blob
-from isthmus.records.objects import CommitHeader, UpdateHeader
+from isthmus.records.objects import CommitHeader, Part, PartHeader, UpdateHeader
 
 _HEAD = struct.Struct("<IQ")
 MESSAGE_MAX = 64 << 20
@@ -110,15 +111,30 @@ class Sum(Message, frozen=True):
 
 
 class Give(Message, frozen=True):
-    """`Steward.home`: the body is an array's bytes."""
+    """`Steward.home` of what lies with the first rank: the body is an array's bytes."""
 
     into: int
 
 
-class Lend(Message, frozen=True):
-    """`Steward.lend`: the answer's body is an array's bytes."""
+class Bring(Message, frozen=True):
+    """`Steward.home` of what lies in the store."""
+
+    fragment: int
+    pieces: tuple[Lies, ...]
+    into: int
+
+
+class IsFinite(Message, frozen=True):
+    """`Steward.is_finite`."""
 
     number: int
+
+
+class Keep(Message, frozen=True):
+    """`Steward.keep`."""
+
+    part: PartHeader
+    numbers: list[int]
 
 
 class Forget(Message, frozen=True):
@@ -135,7 +151,9 @@ class Answer(Message, frozen=True):
     bytes_down: int
     digest: bytes = b""
     size: int = 0
-    dropped: bool = False
+    yes: bool = False
+    """Something was dropped; it is finite."""
+    part: Part | None = None
 
 
 class Failure(Message, frozen=True):
@@ -146,7 +164,7 @@ class Failure(Message, frozen=True):
     about: dict[str, Any]
 
 
-Asked = Start | Step | Restart | Pack | Store | Sum | Give | Lend | Forget
+Asked = Start | Step | Restart | Pack | Store | Sum | Give | Bring | IsFinite | Keep | Forget
 Said = Answer | Failure
 
 

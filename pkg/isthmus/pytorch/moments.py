@@ -120,13 +120,18 @@ class TorchSaver:
 # --- one's own --------------------------------------------------------------------------------------------------------
 
 
-def own_state(model: nn.Module, optimizer: torch.optim.Optimizer, own: Checkpoint) -> dict[str, Any] | str:
+def own_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    own: Checkpoint,
+    make: Callable[[Leaf], object] = torch_model.make_tensor,
+) -> dict[str, Any] | str:
     """Return the optimizer's state in a learner's own checkpoint, or why it is none of this one's."""
     try:
-        saved: dict[str, Any] = own.optimizer(torch_model.make_tensor)
+        saved: dict[str, Any] = own.optimizer(make)
     except RecordInvalid as error:
         return str(error)
-    return _why_another(model, optimizer, saved) or _why_not_finite(saved["state"]["state"], "state") or saved
+    return _why_another(model, optimizer, saved) or why_not_finite(saved["state"]["state"], "state") or saved
 
 
 def _load_own(model: nn.Module, optimizer: torch.optim.Optimizer, own: Checkpoint) -> str | None:
@@ -156,11 +161,12 @@ def _why_another(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any)
     return None
 
 
-def _why_not_finite(held: Any, path: str) -> str | None:
+def why_not_finite(held: Any, path: str) -> str | None:
+    """Return where a state holds a NaN or an infinity, or None."""
     if isinstance(held, dict):
-        return next((why for key, value in held.items() if (why := _why_not_finite(value, f"{path}[{key!r}]"))), None)
+        return next((why for key, value in held.items() if (why := why_not_finite(value, f"{path}[{key!r}]"))), None)
     if isinstance(held, list | tuple):
-        return next((why for i, item in enumerate(held) if (why := _why_not_finite(item, f"{path}[{i}]"))), None)
+        return next((why for i, item in enumerate(held) if (why := why_not_finite(item, f"{path}[{i}]"))), None)
     if not isinstance(held, torch.Tensor):
         return None
     try:

@@ -38,13 +38,13 @@ def state_of(
     *,
     wrapped: bool = True,
     state: dict[str, Any] | None = None,
-    copied: Mapping[int, torch.Tensor] | None = None,
+    copied: Mapping[int, Any] | None = None,
 ) -> dict[str, Any]:
     """Return a copy of the optimizer's state on the CPU, with its class and the names of its parameters by group.
 
     What a checkpoint cannot keep stays in it as it is, for `tree.flatten` to refuse by its place; without `wrapped`
     that goes for tensor subclasses too. `state` is the optimizer's `state_dict()`, and `copied` has, by their ids,
-    copies of some of the tensors in it.
+    copies of some of the tensors in it, or what stands for them.
     """
     state, copies = state or optimizer.state_dict(), _Copies(wrapped, copied or {})
     devices = [p.device.type for p in parameters_of(optimizer)]
@@ -82,7 +82,7 @@ def has_wrapped(tree: Any) -> bool:
 class _Copies:
     """Copies of trees with every tensor on the CPU; one that is in several places is copied once."""
 
-    def __init__(self, wrapped: bool, known: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, wrapped: bool, known: Mapping[int, Any]) -> None:
         self._wrapped = wrapped
         self._known: dict[int, Any] = dict(known)
 

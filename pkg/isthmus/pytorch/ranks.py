@@ -232,7 +232,7 @@ class Ranks:
 _KNOWN = "known_to_all_ranks"
 
 
-def known(error: InputError) -> InputError:
+def known(error: IsthmusError) -> IsthmusError:
     """Mark an error that every rank raises by itself, from the same words: the first need not tell the others."""
     setattr(error, _KNOWN, True)
     return error

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -18,25 +18,65 @@ from torch import nn
 
 from isthmus import memory
 from isthmus.digests import digest
-from isthmus.errors import InputError, RankLost
-from isthmus.kernels import F32
+from isthmus.errors import InputError, ObjectMissing, PortError, RankLost, RecordInvalid, known_error
+from isthmus.kernels import F32, U8
 from isthmus.layout import Layout, Spec, Tensor
 from isthmus.learner.checkpoint import Checkpoint, Stateful
-from isthmus.learner.steward import Held, OwnArrays, Remote, mixed
+from isthmus.learner.parts import Away, Lies
+from isthmus.learner.steward import Held, OwnArrays, Remote, here, mixed
 from isthmus.owners.shelf import Shelf
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments, optimizers
 from isthmus.pytorch.ranks import Call, Op, Ranks, known
-from isthmus.pytorch.shards import Shards, Wanted, is_sharded, local_of, remade
+from isthmus.pytorch.shards import Block, Shards, Wanted, is_sharded, local_of, remade
 from isthmus.pytorch.trial import Together, Trial
+from isthmus.reasons import Reason
 from isthmus.records import tree
-from isthmus.records.tree import Leaf
+from isthmus.records.tree import NOWHERE, Leaf, LeafSpec
 from isthmus.rules import Adoption
 
 logger = logging.getLogger(__name__)
 
 _SHARD = "isthmus: shard of parameter"
-"""Marks, in a state on its way to the ranks, a tensor that is given to each of them by its blocks."""
+"""Marks, in a state on its way to the ranks, a tensor that is given to each of them by its blocks …"""
+
+_LIES = "isthmus: in the store"
+"""… and one of which each of them reads its block."""
+
+
+@dataclass(frozen=True, slots=True)
+class InBlocks:
+    """A tensor of a checkpoint of which each rank writes its block."""
+
+    spec: LeafSpec
+    pieces: tuple[Away, ...]
+
+
+class Lying(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of a checkpoint that lies in the store, in pieces."""
+
+    spec: LeafSpec
+    pieces: tuple[Lies, ...]
+
+
+def _made(leaf: Leaf) -> object:
+    return Lying(leaf.spec, tuple(leaf.pieces)) if leaf.pieces else torch_model.make_tensor(leaf)
+
+
+class Remotes(Protocol):
+    """Makes what stands for arrays of other ranks; see `owners.asked.Peers`."""
+
+    def remote(self, rank: int, number: int | None = None) -> Remote:
+        """Return what stands for an array of a rank, by a new number where none is given."""
+        ...
+
+    def reserve(self, count: int) -> int:
+        """Return the first of so many numbers that nothing has."""
+        ...
+
+
+Fetch = Callable[[Sequence[Lies], int, tuple[int, ...], tuple[int, ...]], U8]
+"""Reads a rectangle of an array from the store: its pieces, itemsize, offset and shape; see `parts.read`."""
 
 
 LayoutOf = Callable[[bytes], tuple[Layout, Sequence[int]]]
@@ -74,7 +114,9 @@ class Sharded:
         self._places: list[list[tuple[int, Tensor]]] = []
         self._layout: Layout
         self._owner: Sequence[int] = ()
-        self._remote: Callable[[int], Remote]
+        self._remotes: Remotes
+        self.fetch: Fetch
+        """Reads what lies in the store. Training thread."""
         self.shelf = Shelf()
         """What this rank holds of the fragments that it owns; of the first rank, nothing."""
         self._trial: Trial | None = None
@@ -124,25 +166,25 @@ class Sharded:
                 values[name] = flat
         return values, digests
 
-    def place(self, layout: Layout, owner: Sequence[int], remote: Callable[[int], Remote], words: bytes) -> None:
+    def place(self, layout: Layout, owner: Sequence[int], remotes: Remotes, words: bytes) -> None:
         """Tell all ranks how the run cuts the model, and which of them owns which fragment.
 
-        `remote` makes what stands for an array of a rank.
+        `remotes` makes what stands for arrays of others.
         """
         self.ranks.command(Op.LAYOUT, blob=words)
         self._place(layout, owner)
-        self._remote = remote
+        self._remotes = remotes
 
     def empty(self, fragment: int) -> Held:
         """See `Arrays.empty`."""
         owner = self._owner[fragment]
-        return self._remote(owner) if owner else memory.empty(self._layout.fragments[fragment].size)
+        return self._remotes.remote(owner) if owner else memory.empty(self._layout.fragments[fragment].size)
 
     def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Held:
         """See `Arrays.mixed`."""
         if not self._owner[fragment]:
             return OwnArrays(self._layout).mixed(fragment, adopt, local, values, base, since)
-        found = self._remote(self._owner[fragment])
+        found = self._remotes.remote(self._owner[fragment])
         sent = 0 if since is None else _number(since)
         mix = _Mix(adopt.value, _number(local), _number(values), _number(base), sent)
         self.ranks.command(Op.MIX, fragment, found.number, msgspec.msgpack.encode(mix))
@@ -151,23 +193,25 @@ class Sharded:
     def read(self, fragment: int, out: Held) -> None:
         """See `Replica.read`."""
         self.ranks.command(Op.READ, fragment, _number(out))
-        self._read(fragment, _number(out), None if isinstance(out, Remote) else out)
+        self._read(fragment, _number(out), None if isinstance(out, Remote) else here(out))
 
     def write(self, fragment: int, values: Held) -> None:
         """See `Replica.write`."""
         self.ranks.command(Op.WRITE, fragment, _number(values))
-        self._write(fragment, _number(values), None if isinstance(values, Remote) else values)
+        self._write(fragment, _number(values), None if isinstance(values, Remote) else here(values))
 
     def save(self) -> tuple[object, object]:
         """See `checkpoint.Saver.save`."""
-        self.ranks.command(Op.SAVE)
-        found = self._save()
+        count = len(list(_shards_in(self._optimizer.state_dict()["state"])))
+        first = self._remotes.reserve(count * self.ranks.size)
+        self.ranks.command(Op.SAVE, number=first)
+        found = self._save(first)
         assert found is not None, "the first rank has what was saved"
         return found
 
     def take(self, node: object) -> Leaf | None:
         """See `checkpoint.Saver.take`."""
-        return torch_model.take_tensor(node)
+        return Leaf(node.spec, NOWHERE, node.pieces) if isinstance(node, InBlocks) else torch_model.take_tensor(node)
 
     def tried(self) -> Together:
         """Have a copy of the optimizer take a step on all ranks; see `moments.Judge`. Raises `ValueError`."""
@@ -188,7 +232,7 @@ class Sharded:
         or `fresh`. See `moments.restore`."""
         saved, places = None, None
         if own is not None:
-            found = moments.own_state(self._model, self._optimizer, own)
+            found = moments.own_state(self._model, self._optimizer, own, _made)
             if isinstance(found, str):
                 logger.warning("the optimizer in %s is not used: %s", own.key, found)
             else:
@@ -230,7 +274,7 @@ class Sharded:
                 case Op.MIX:
                     self._mix(argument, number, blob)
                 case Op.SAVE:
-                    self._save()
+                    self._save(number)
                 case Op.LOAD:
                     self._load(blob, [])
                 case Op.STEP_COPY:
@@ -293,7 +337,7 @@ class Sharded:
     def _cut(self, fragment: int, flat: F32) -> list[torch.Tensor]:
         return [torch.from_numpy(flat[t.start : t.stop]).view(t.shape) for _, t in self._places[fragment]]
 
-    def _save(self) -> tuple[object, object] | None:
+    def _save(self, first: int) -> tuple[object, object] | None:
         state = self._optimizer.state_dict()
         found = list(_shards_in(state["state"]))
         places = [f"{path} {tuple(t.shape)} {t.dtype}" for path, t in found]
@@ -306,14 +350,12 @@ class Sharded:
             if theirs != said[0][0]:
                 raise known(InputError(f"the optimizer of rank {rank} holds other state than that of rank 0"))
         copied = {}
-        for _, tensor in found:
+        for n, (_, tensor) in enumerate(found):
             held = local_of(tensor)
             index = self._shards.like(tensor)
             if index is None or type(held) is not torch.Tensor:
                 continue  # refused by its place when the checkpoint is packed
-            whole = torch.empty(tensor.shape if self.ranks.leads else 0, dtype=tensor.dtype)
-            self._shards.gather([Wanted(index, held)], [whole])
-            copied[id(tensor)] = whole
+            copied[id(tensor)] = self._kept(tensor, held, index, first + n * self.ranks.size)
         if not self.ranks.leads:
             return None
         optimizer = optimizers.state_of(
@@ -323,6 +365,24 @@ class Sharded:
         if not any(words):
             return optimizer, None
         return optimizer, {moments.BY_RANK: [np.frombuffer(each, np.uint8) for each in words]}
+
+    def _kept(self, tensor: torch.Tensor, held: torch.Tensor, index: int, first: int) -> InBlocks:
+        """Copy what this rank is to write of a tensor, and keep it; on the first rank, return who has what."""
+        pieces = []
+        for piece in self._shards.pieces(index):
+            kept: Any = None
+            if piece.rank == self.ranks.order:
+                leaf = torch_model.take_tensor(torch_model.copy_of(held))
+                assert leaf is not None, "it is a tensor"
+                kept = leaf.data
+                if not self.ranks.leads:
+                    self.shelf.put(first + piece.rank, kept)
+            elif self.ranks.leads:
+                kept = self._remotes.remote(piece.rank, first + piece.rank)
+            pieces.append(Away(piece.rank, kept, piece.block.offset, piece.block.shape))
+        size = tensor.numel() * tensor.dtype.itemsize
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return InBlocks(LeafSpec(maker="torch", dtype=dtype, shape=tuple(tensor.shape), size=size), tuple(pieces))
 
     def _data_words(self) -> bytes | str:
         assert self._data is not None, "asked only where there is data"
@@ -350,7 +410,7 @@ class Sharded:
         self._trial = None  # its memory is wanted
         given = tree.unpacked(blob, torch_model.make_tensor)
         before = self._optimizer.state_dict()
-        why = ""
+        failure = "", ""
         try:
             saved = self._unmarked(given["state"], iter(wholes))
             if saved is not None:
@@ -359,16 +419,23 @@ class Sharded:
                 self._data.load_state_dict(given["data"][self.ranks.order])
         except RankLost:
             raise
+        except (RecordInvalid, ObjectMissing, PortError) as error:
+            failure = type(error).__name__, str(error)
         except Exception as error:  # the optimizer's own, or the data's: the others wait to hear of it
-            why = repr(error)
-        for rank, words in enumerate(self.ranks.exchange(why.encode())):
-            if words and given["own"]:
-                why = f"rank {rank} cannot go on from the checkpoint of this learner: {words.decode()}"
-                raise known(InputError(why))
-            if words:  # a stranger's: whatever it is, training starts without
-                logger.warning("another learner's moments cannot be loaded on rank %d: %s", rank, words.decode())
-                self._optimizer.load_state_dict(before)
-                return "fresh"
+            failure = InputError.__name__, repr(error)
+        for rank, words in enumerate(self.ranks.exchange(msgspec.msgpack.encode(failure))):
+            kind, why = msgspec.msgpack.decode(words, type=tuple[str, str])
+            if not kind:
+                continue
+            damaged = kind in (RecordInvalid.__name__, ObjectMissing.__name__)
+            if given["own"] and not damaged:
+                why = f"rank {rank} cannot go on from the checkpoint of this learner: {why}"
+                raise known(known_error(kind, why, {}))
+            # A stranger's, or no longer what was written: training starts without.
+            whose = "the optimizer's state in the checkpoint" if given["own"] else "another learner's moments"
+            logger.warning("%s cannot be loaded on rank %d: %s", whose, rank, why)
+            self._optimizer.load_state_dict(before)
+            return "fresh"
         return "fresh" if given["state"] is None else "own" if given["own"] else "peer"
 
     # --- a state on its way to the ranks ------------------------------------------------------------------------------
@@ -381,6 +448,8 @@ class Sharded:
         wholes: list[torch.Tensor] = []
 
         def walk(node: Any, like: Any) -> Any:
+            if isinstance(node, Lying):
+                return {_LIES: msgspec.msgpack.encode(node)}
             if isinstance(node, torch.Tensor) and is_sharded(like) and node.shape == like.shape:
                 wholes.append(node)
                 return {_SHARD: str(node.dtype).removeprefix("torch.")}
@@ -404,6 +473,8 @@ class Sharded:
         parameters = optimizers.parameters_of(self._optimizer)
 
         def walk(node: Any, like: Any) -> Any:
+            if isinstance(node, dict) and _LIES in node:
+                return self._fetched(msgspec.msgpack.decode(node[_LIES], type=Lying), like)
             if isinstance(node, dict) and _SHARD in node:
                 index = self._shards.like(like)
                 assert index is not None, "a parameter lies as itself"
@@ -421,6 +492,20 @@ class Sharded:
             for key, entry in marked["state"]["state"].items()
         }
         return marked | {"state": marked["state"] | {"state": entries}}
+
+    def _fetched(self, lying: Lying, like: Any) -> Any:
+        """Return a tensor of a checkpoint as this rank holds it, from the store. Raises `RecordInvalid`."""
+        spec = lying.spec
+        dtype = torch_model.dtype_of(spec)
+        sharded = is_sharded(like) and tuple(like.shape) == spec.shape
+        index = self._shards.like(like) if sharded else None
+        block = Block((0,) * len(spec.shape), spec.shape) if index is None else self._shards.block(index)
+        data = self.fetch(lying.pieces, dtype.itemsize, block.offset, block.shape) if block.size else NOWHERE.copy()
+        own = LeafSpec(maker="torch", dtype=spec.dtype, shape=block.shape, size=data.size)
+        held = torch_model.make_tensor(Leaf(own, data))
+        if (why := moments.why_not_finite(held, "state")) is not None:
+            raise RecordInvalid(Reason.NON_FINITE, why)
+        return held if index is None else remade(like, held)
 
 
 def _number(held: Held) -> int:

@@ -153,6 +153,14 @@ class Shards:
             found = self._given[index, root] = pieces_of(name, tuple(p.shape), self._blocks[index], root)
         return found
 
+    def pieces(self, index: int) -> tuple[Piece, ...]:
+        """Return the distinct blocks of a parameter, each with the first rank that holds it."""
+        return self._pieces(index, 0)
+
+    def block(self, index: int) -> Block:
+        """Return the block of a parameter that this rank holds."""
+        return self._blocks[index][self.ranks.order]
+
     def gather(self, wanted: Sequence[Wanted], into: Sequence[torch.Tensor], root: int = 0) -> None:
         """Bring whole tensors, or rows of them, together on a rank. Called by all ranks.
 
@@ -260,7 +268,7 @@ def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block], root: 
     Raises `InputError` where they do not tile the tensor.
     """
     first: dict[Block, int] = {}
-    for rank in (root, *range(len(blocks))):
+    for rank in (root, *range(len(blocks))) if blocks else ():
         if blocks[rank].size:
             first.setdefault(blocks[rank], rank)
     found = tuple(Piece(rank, block) for block, rank in first.items())

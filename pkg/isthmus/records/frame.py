@@ -104,6 +104,7 @@ class Kind(IntEnum):
     SEGMENT = 8
     PACKED = 9
     CHECKPOINT = 10
+    PART = 11
 
 
 HEADER_MAX = {
@@ -120,6 +121,8 @@ HEADER_MAX = {
     Kind.PACKED: 4 << 10,
     # The shape of an optimizer's and a sampler's state; their arrays are the payload.
     Kind.CHECKPOINT: 16 << 20,
+    # What rectangles of which arrays are in it.
+    Kind.PART: 16 << 20,
 }
 """Bytes of header accepted per kind of record."""
 

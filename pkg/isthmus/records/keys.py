@@ -66,6 +66,11 @@ def checkpoint_key(learner: str, incarnation: int, step: int, digest: bytes) -> 
     return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/{step:012d}-{digest[:8].hex()}"
 
 
+def part_key(learner: str, incarnation: int, step: int, rank: int, digest: bytes) -> str:
+    """Key of a part of a learner's checkpoint; `digest` is that of its head, which names those of all that is in it."""
+    return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/parts/{step:012d}-{rank:05d}-{digest[:8].hex()}"
+
+
 _VERSIONED = re.compile(r".*/[0-9]{12}-[0-9a-f]{16}")
 
 

@@ -161,12 +161,53 @@ class FragmentPoint(Record, frozen=True, kw_only=True):
     """Bases whose updates carry error feedback that is not in the account while they may be merged."""
 
 
-class CheckpointHeader(Record, frozen=True, kw_only=True):
+Extent = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=16)]
+
+
+class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A rectangle of one of a checkpoint's arrays, in the payload of a part."""
+
+    array: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+    """Its number in the checkpoint's header."""
+    offset: Extent
+    """Where it begins in the array."""
+    shape: Extent
+    at: Bytes
+    """Where its bytes begin in the payload, in the order of C."""
+    size: Bytes
+    digest: Digest
+
+
+class PartHeader(Record, frozen=True, kw_only=True):
+    """What a rank of a learner wrote of a checkpoint; its payload holds the pieces, each from a multiple of 64 on."""
+
+    schema: Schema
+    run: Digest
+    learner: Name
+    incarnation: Counter
+    step: Steps
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
+    pieces: tuple[Piece, ...]
+
+
+class Part(Record, frozen=True, kw_only=True):
+    """A part as a checkpoint names it."""
+
+    key: Key
+    size: Bytes
+    """Of the whole object."""
+    head: Bytes
+    """Up to where its header goes."""
+    digest: Digest
+    """Of its head, up to there."""
+
+
+class CheckpointHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Where a learner stood after a step.
 
-    The payload holds the `arrays`. Of each fragment, float32 [n] or [0] where there is none: its parameters, those at
-    its last upload, its error feedback, the residual of each attempt, what updates on each of `taken_by` carry. Then
-    what `optimizer` and `data` refer to.
+    The payload holds the `arrays`, but for those that are in `parts`, in pieces. Of each fragment, float32 [n] or [0]
+    where there is none: its parameters, those at its last upload, its error feedback, the residual of each attempt,
+    what updates on each of `taken_by` carry. Then what `optimizer` and `data` refer to.
     """
 
     schema: Schema
@@ -182,6 +223,10 @@ class CheckpointHeader(Record, frozen=True, kw_only=True):
     arrays: tuple[LeafSpec, ...]
     optimizer: Any
     data: Any
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=1 << 16)] = ()
+    """What the ranks of a learner wrote, where it has several."""
+    in_parts: tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 32)], ...] = ()
+    """Numbers of the arrays that are there."""
 
 
 # --- what syncers write -----------------------------------------------------------------------------------------------

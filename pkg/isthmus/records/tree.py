@@ -34,14 +34,19 @@ class LeafSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Bytes."""
 
 
+NOWHERE = np.empty(0, np.uint8)
+
+
 class Leaf:
     """An array as bytes [size] uint8, and what it was."""
 
-    __slots__ = ("data", "spec")
+    __slots__ = ("data", "pieces", "spec")
 
-    def __init__(self, spec: LeafSpec, data: Bytes) -> None:
+    def __init__(self, spec: LeafSpec, data: Bytes, pieces: Sequence[Any] = ()) -> None:
+        """`pieces`: where its bytes are if not in `data`, in words of whoever made it."""
         self.spec = spec
         self.data = data
+        self.pieces = pieces
 
 
 Take = Callable[[object], Leaf | None]

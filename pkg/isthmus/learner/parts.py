@@ -1,0 +1,171 @@
+"""A checkpoint's arrays in objects of their own: each rank of a learner writes what lies with it, in pieces, and reads
+what it needs of what others wrote. Each piece has a digest of its own, and is checked as it arrives.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus import digests, memory
+from isthmus.errors import RecordInvalid
+from isthmus.kernels import U8
+from isthmus.log import Log
+from isthmus.reasons import Reason
+from isthmus.records import frame
+from isthmus.records.keys import part_key
+from isthmus.records.objects import CheckpointHeader, Part, PartHeader, Piece
+from isthmus.records.tree import Leaf
+
+Extent = tuple[int, ...]
+
+
+class Lies(msgspec.Struct, frozen=True, array_like=True):
+    """Where a rectangle of an array lies in the store."""
+
+    key: str
+    at: int
+    """From which byte of the object on."""
+    size: int
+    digest: bytes
+    offset: Extent
+    """Where the rectangle begins in the array."""
+    shape: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A rectangle of an array that a rank is to write."""
+
+    rank: int
+    held: Any
+    """Its bytes, in the order of C, as that rank knows them: an array, or what stands for one."""
+    offset: Extent
+    shape: Extent
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def by_rank(leaves: Sequence[Leaf]) -> Mapping[int, list[tuple[Piece, Any]]]:
+    """Return what each rank is to write of these arrays, and what it holds of them. (Sizes and digests are its own.)"""
+    found: defaultdict[int, list[tuple[Piece, Any]]] = defaultdict(list)
+    for number, leaf in enumerate(leaves):
+        for away in leaf.pieces:
+            assert isinstance(away, Away), "a leaf that is to be written"
+            found[away.rank].append((Piece(number, away.offset, away.shape, 0, 0, bytes(32)), away.held))
+    return found
+
+
+async def write(log: Log, header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]"]) -> Part:
+    """Store a part with these arrays as its pieces. Raises `Unavailable`, `Denied`."""
+    blob, part = await log.runtime.offload(_packed, header, arrays)
+    await log.store.put(part.key, blob)
+    return part
+
+
+def _packed(header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]"]) -> tuple[frame.Gathered, Part]:
+    pieces, lies, at = [], list[frame.Blob | np.ndarray[Any, Any]](), 0
+    for piece, array in zip(header.pieces, arrays, strict=True):
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        digest = digests.digest(flat)
+        pieces.append(msgspec.structs.replace(piece, at=at, size=flat.size, digest=digest))
+        room = -(-flat.size // frame.ALIGN) * frame.ALIGN
+        lies += [flat, bytes(room - flat.size)]
+        at += room
+    whole = frame.gathered(frame.Kind.PART, msgspec.structs.replace(header, pieces=tuple(pieces)), lies)
+    head = len(whole) - at
+    digest = digests.digest(whole.part(0, head))
+    key = part_key(header.learner, header.incarnation, header.step, header.rank, digest)
+    return whole, Part(key=key, size=len(whole), head=head, digest=digest)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+async def located(log: Log, header: CheckpointHeader) -> Mapping[int, tuple[Lies, ...]]:
+    """Return where the pieces of those of a checkpoint's arrays lie that are in parts.
+
+    Raises `ObjectMissing`, and `RecordInvalid` where a part's head is not what the checkpoint names, or where its
+    pieces do not make up the arrays.
+    """
+    found: defaultdict[int, list[Lies]] = defaultdict(list)
+    for part in header.parts:
+        head = await log.store.get_range(part.key, 0, part.head)
+        if digests.digest(head) != part.digest:
+            raise RecordInvalid(Reason.DIGEST_MISMATCH, f"{part.key} does not begin as the checkpoint says")
+        said = frame.parse_head(head, frame.Kind.PART, PartHeader)
+        if (said.run, said.learner, said.step) != (header.run, header.learner, header.step):
+            raise RecordInvalid(Reason.WRONG_RUN, f"{part.key} is of another checkpoint")
+        for piece in said.pieces:
+            if part.head + piece.at + piece.size > part.size:
+                raise RecordInvalid(Reason.TRUNCATED, f"{part.key} ends before what it holds")
+            lies = Lies(part.key, part.head + piece.at, piece.size, piece.digest, piece.offset, piece.shape)
+            found[piece.array].append(lies)
+    for number in header.in_parts:
+        _require_whole(header, number, found[number])
+    return {number: tuple(found[number]) for number in header.in_parts}
+
+
+def _require_whole(header: CheckpointHeader, number: int, pieces: Sequence[Lies]) -> None:
+    if number >= len(header.arrays):
+        raise RecordInvalid(Reason.MALFORMED, f"there is no array {number}")
+    spec = header.arrays[number]
+    inside = all(
+        len(p.offset) == len(p.shape) == len(spec.shape)
+        and all(a + n <= m for a, n, m in zip(p.offset, p.shape, spec.shape, strict=True))
+        and p.size * prod(spec.shape) == spec.size * prod(p.shape)
+        for p in pieces
+    )
+    # They come from one learner, which has seen that its blocks do not overlap.
+    if not inside or sum(p.size for p in pieces) != spec.size:
+        raise RecordInvalid(Reason.TRUNCATED, f"its parts do not make up array {number}")
+
+
+async def read(log: Log, pieces: Sequence[Lies], itemsize: int, offset: Extent, shape: Extent) -> U8:
+    """Return a rectangle of an array, as bytes [size] in the order of C, from the pieces that it lies in.
+
+    Raises `Unavailable`, `ObjectMissing`, and `RecordInvalid` where a piece is not what was written.
+    """
+    out = memory.room(prod(shape) * itemsize)
+    for lies in pieces:
+        begin = [max(a, b) for a, b in zip(lies.offset, offset, strict=True)]
+        end = [min(a + m, b + n) for a, m, b, n in zip(lies.offset, lies.shape, offset, shape, strict=True)]
+        if any(a >= b for a, b in zip(begin, end, strict=True)):
+            continue
+        blob = await log.store.get_range(lies.key, lies.at, lies.at + lies.size)
+        await log.runtime.offload(_place, blob, lies, itemsize, out, offset, shape, begin, end)
+    return out
+
+
+def _place(
+    blob: frame.Blob,
+    lies: Lies,
+    itemsize: int,
+    out: U8,
+    offset: Extent,
+    shape: Extent,
+    begin: Sequence[int],
+    end: Sequence[int],
+) -> None:
+    """Check a piece and copy what is wanted of it."""
+    if len(blob) != lies.size or digests.digest(blob) != lies.digest:
+        raise RecordInvalid(Reason.DIGEST_MISMATCH, f"{lies.key}: the bytes from {lies.at} on are not what was written")
+    source = np.frombuffer(blob, np.uint8).reshape(*lies.shape, itemsize)
+    into = out.reshape(*shape, itemsize)
+    there = tuple(slice(a - o, b - o) for a, b, o in zip(begin, end, lies.offset, strict=True))
+    here = tuple(slice(a - o, b - o) for a, b, o in zip(begin, end, offset, strict=True))
+    into[here] = source[there]
+
+
+async def whole(log: Log, leaf: Leaf) -> Leaf:
+    """Return a leaf with its bytes. Raises what `read` does."""
+    if not leaf.pieces:
+        return leaf
+    spec = leaf.spec
+    data = await read(log, leaf.pieces, spec.size // prod(spec.shape), (0,) * len(spec.shape), spec.shape)
+    return Leaf(spec, data)
