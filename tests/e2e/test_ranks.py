@@ -137,6 +137,19 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         assert goes_on(p, "plain") == [(0, 220, "own", 0)]
         p.ends(p.start("sharded", *torchrun(2), LEARNER, run, "a", "fsdp2", "260"))
         assert sorted(goes_on(p, "sharded")) == [(rank, 240, "own", 0) for rank in range(2)]
+        # Of a checkpoint each rank has written what it holds. Of one that is damaged nothing is believed: the last piece
+        # is of an optimizer's state, without which training goes on where it was.
+        newest = max(
+            (tmp_path / "run" / "learners" / "a").glob("*/checkpoints/0*"), key=lambda path: path.stat().st_mtime
+        )
+        written = sorted((newest.parent / "parts").glob(f"{newest.name[:12]}-*"))
+        assert [path.name.split("-")[1] for path in written] == ["00000", "00001"]
+        blob = bytearray(written[1].read_bytes())
+        blob[-64] ^= 1
+        written[1].write_bytes(blob)
+        p.ends(p.start("damaged", *torchrun(2), LEARNER, run, "a", "fsdp2", "280"))
+        assert sorted(goes_on(p, "damaged")) == [(rank, 260, "fresh", 20) for rank in range(2)]
+        assert "are not what was written" in p.said("damaged")
     assert judge.continuous(commits_of(run))
     assert main(["replay", run]) == 0
 

@@ -412,11 +412,12 @@ class Sharded:
         before = self._optimizer.state_dict()
         failure = "", ""
         try:
+            # Whether all ranks find their moments or not: they go on at one place.
+            if self._data is not None and given["data"] is not None:
+                self._data.load_state_dict(given["data"][self.ranks.order])
             saved = self._unmarked(given["state"], iter(wholes))
             if saved is not None:
                 optimizers.load(self._optimizer, saved, settings=given["own"])
-            if self._data is not None and given["data"] is not None:
-                self._data.load_state_dict(given["data"][self.ranks.order])
         except RankLost:
             raise
         except (RecordInvalid, ObjectMissing, PortError) as error:
