@@ -25,9 +25,10 @@ from isthmus.bus import default_bus
 from isthmus.errors import InputError, RunMissing, Unavailable
 from isthmus.health import Vitals
 from isthmus.layout import Layout, Spec
-from isthmus.learner import Boundary, LearnerAgent, parts
+from isthmus.learner import Boundary, LearnerAgent, Replica, parts
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.step_arguments import loss_of, tokens_of
+from isthmus.learner.steward import Arrays
 from isthmus.learner.summary import Summary
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, heard_run, told_run
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from isthmus.pytorch.device import Lane
     from isthmus.pytorch.sharded import Sharded
 
 logger = logging.getLogger(__name__)
@@ -386,8 +388,8 @@ def join(
         Unavailable, Denied: store or bus cannot be reached or used.
         RankLost: a rank of the job is gone.
     """
+    from isthmus.pytorch import device, moments
     from isthmus.pytorch import model as torch_model
-    from isthmus.pytorch import moments
     from isthmus.pytorch.ranks import ranks_of
     from isthmus.pytorch.sharded import Sharded
 
@@ -452,20 +454,22 @@ def join(
             await peers.complete()
             yield Spread(peers, owner)
 
+    where = device.device_of(model) if sharded is None else None
+    lane = None if where is None else device.Lane(where)
     shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
         frozen = torch_model.frozen_of(model) if sharded is None else sharded.frozen()
-        shell.start(enter, find_donor, spread)
+        shell.start(enter, find_donor, spread, None if lane is None else partial(device.steward, lane))
         try:
             own = shell.agent.history.checkpoint
             if sharded is None:
                 origin = moments.restore(model, optimizer, data, own, shell.donor)
                 saver = moments.TorchSaver(model, optimizer, data)
-                shell.attach(lambda layout: torch_model.TorchReplica(model, layout), saver)
+                shell.attach(partial(_replica, model, lane), saver)
             else:
                 sharded.fetch = lambda *where: shell.ask_agent(lambda log: parts.read(log, *where))
                 origin = sharded.restore(own, shell.donor)
-                shell.attach(lambda _: sharded, sharded, sharded)
+                shell.attach(lambda _: (sharded, sharded), sharded)
         except BaseException:
             shell.abandon()
             raise
@@ -475,6 +479,16 @@ def join(
             joined = _Joined(link.steps_done, link.tokens_seen, origin, fresh, link.incarnation)
             said.words = msgspec.msgpack.encode(joined)
     return link
+
+
+def _replica(model: "nn.Module", lane: "Lane | None", layout: Layout) -> tuple[Replica, Arrays | None]:
+    from isthmus.pytorch.device import DeviceArrays
+    from isthmus.pytorch.model import TorchReplica
+
+    if lane is None:
+        return TorchReplica(model, layout), None
+    there = DeviceArrays(model, layout, lane)
+    return there, there
 
 
 def _follow(sharded: "Sharded", warmup: int, url: str) -> RankLink:

@@ -10,12 +10,13 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from isthmus import kernels
 from isthmus.errors import IsthmusError, RankLost, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent, Replica
+from isthmus.learner.agent import MakeSteward
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.steward import Arrays
 from isthmus.log import Log
@@ -82,15 +83,18 @@ class Shell:
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread) -> None:
+    def start(
+        self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread, steward: MakeSteward | None = None
+    ) -> None:
         """Start the thread; return once the run is joined, and a donor looked for where one is needed.
 
-        `spread` gets the other ranks of this learner ready to keep their share of its arrays.
+        `spread` gets the other ranks of this learner ready to keep their share of its arrays; where there are none,
+        `steward` makes what keeps them (see `LearnerAgent`).
 
         Until then the calling thread, which trains, does what the agent asks of it (see `on_training_thread`).
         """
         self._thread = threading.Thread(
-            target=self._main, args=(enter, find_donor, spread), name="isthmus-agent", daemon=True
+            target=self._main, args=(enter, find_donor, spread, steward), name="isthmus-agent", daemon=True
         )
         self._thread.start()
         while (work := self._asked.get()) is not None:
@@ -124,10 +128,11 @@ class Shell:
         assert self._loop is not None, "joined without a loop"
         return asyncio.run_coroutine_threadsafe(work(self._log), self._loop).result()
 
-    def attach(self, replica: Callable[[Layout], Replica], saver: Saver, arrays: Arrays | None = None) -> None:
+    def attach(self, replica: Callable[[Layout], tuple[Replica, Arrays | None]], saver: Saver) -> None:
         """Bring the model to the newest values, or the local work on them, and let the agent run.
 
-        `arrays` makes those that fragments are copied into; by default arrays of this process."""
+        `replica` returns the model, and what makes arrays that fragments are copied into (None: of this process).
+        """
         loop, agent = self._loop, self.agent
         assert loop is not None, "joined without a loop"
 
@@ -135,7 +140,8 @@ class Shell:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(agent.wake)
 
-        agent.attach(replica(self.run.layout), notify, saver, arrays).news = self.news.set
+        model, arrays = replica(self.run.layout)
+        agent.attach(model, notify, saver, arrays).news = self.news.set
         self._attached.set()
 
     def abandon(self) -> None:
@@ -177,12 +183,12 @@ class Shell:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
 
-    def _main(self, enter: Find, find_donor: FindDonor, spread: MakeSpread) -> None:
+    def _main(self, *arguments: Any) -> None:
         from isthmus.pytorch.model import keep_denormals
 
         try:
             keep_denormals()  # the pool's threads are started from this one
-            asyncio.run(self._agent(enter, find_donor, spread))
+            asyncio.run(self._agent(*arguments))
         except asyncio.CancelledError:
             pass
         except BaseException as error:
@@ -194,7 +200,9 @@ class Shell:
             if self.feeder is not None:
                 self.feeder.close()
 
-    async def _agent(self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread) -> None:
+    async def _agent(
+        self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread, steward: MakeSteward | None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         run_url, bus_url = self._urls
         learner, adopt, steps, pace, checkpoint_s = self._settings
@@ -205,7 +213,7 @@ class Shell:
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
-                steward=spread.steward if spread else None,
+                steward=spread.steward if spread else steward,
             )  # fmt: skip
             # Not later: it holds the interpreter for tenths of a second, and the first update would wait for it.
             warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))

@@ -50,7 +50,7 @@ def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[fl
 
 
 class Here:
-    async def lend(self, held: Any) -> Any:
+    async def landed(self, fragment: int, held: Any) -> Any:
         return held
 
 

@@ -170,7 +170,7 @@ class LearnerAgent:
         """Bring the arrays of our own checkpoint home; where that is here, all of it."""
         points, traffic = await moved(found.points, found.traffic, self._keeps.home)
         found = replace(found, points=points, traffic=traffic)
-        return await found.whole(self._log) if self._keeps is self.own_steward else found
+        return found if self._keeps.divides else await found.whole(self._log)
 
     async def _try_voice(self) -> None:
         """Show that we may speak, by a message of nobody. Raises `Denied`.

@@ -63,6 +63,7 @@ class Downlink:
         self._settle = settle
         self._tell = tell
         self._carry = steward
+        self._staged = steward.staged
         self._stale = asyncio.Event()
 
     async def begin(self) -> None:
@@ -158,7 +159,8 @@ class Downlink:
             known.wanted = known.version  # said, but not in the log
         if behind == 1:
             self.sync_s = smooth(self.sync_s, self._runtime.now() - started)
-        self._tell(Ready(p, known.version, known.values))
+        version, values = known.version, await self._staged(p, known.values)
+        self._tell(Ready(p, version, values))
 
     async def _leap(self, p: int, until: int | None) -> None:
         """Go on from the newest snapshot; the commits on the way are read all the same, for what they settle.

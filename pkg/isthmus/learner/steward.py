@@ -46,7 +46,13 @@ class Stored:
     pieces: tuple[Lies, ...]
 
 
-Held = F32 | Remote | Stored
+class OnDevice:
+    """An array on the device that trains, as whoever keeps it there knows it."""
+
+    __slots__ = ()
+
+
+Held = F32 | Remote | Stored | OnDevice
 """An array [n] float32 of a fragment, wherever it lies."""
 
 
@@ -76,6 +82,17 @@ class Arrays(Protocol):
 
 class Steward(fold.Carry[Held], Protocol):
     """What the agent needs of them. It carries published values along the log, too."""
+
+    divides: bool
+    """Whether the arrays of this learner lie with several processes."""
+
+    async def staged(self, fragment: int, held: Held) -> Held:
+        """Return a published value from where it can be adopted without waiting."""
+        ...
+
+    async def landed(self, fragment: int, held: Held) -> Held:
+        """Return an array from where a checkpoint can be written."""
+        ...
 
     async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
         """Return the update that brings `base` to `values`, with what is fed back on top; None where that is not
@@ -157,6 +174,8 @@ def here(held: Held) -> F32:
 class OwnSteward:
     """A steward of arrays in this process."""
 
+    divides = False
+
     def __init__(self, log: Log) -> None:
         self.log = log
         self._run, self.runtime = log.run, log.runtime
@@ -197,6 +216,14 @@ class OwnSteward:
         total = memory.empty(self._run.layout.fragments[fragment].size)
         kernels.add(here(a), here(b), total)
         return total
+
+    async def staged(self, fragment: int, held: Held) -> Held:
+        """See `Steward.staged`."""
+        return held
+
+    async def landed(self, fragment: int, held: Held) -> Held:
+        """See `Steward.landed`."""
+        return held
 
     async def home(self, fragment: int, held: Held) -> F32:
         """See `Steward.home`."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from isthmus.errors import Denied, Fenced, ObjectMissing, Unavailable
 from isthmus.learner.boundary import Freeze, ToTraining
-from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, why_useless
+from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, moved, why_useless
 from isthmus.learner.history import History
 from isthmus.learner.steward import Steward
 from isthmus.learner.uplink import Uplink
@@ -139,6 +139,8 @@ class Tenure:
     async def _keep(self, frozen: Frozen, traffic: Sequence[UplinkPoint], tokens_lost: int) -> None:
         began = self._runtime.now()
         try:
+            points, traffic = await moved(frozen.points, traffic, self._steward.landed)
+            frozen = replace(frozen, points=points)
             if not await self._is_useful(frozen):
                 return
             drafted = await self._runtime.offload(

@@ -232,6 +232,8 @@ def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str,
 class Owners:
     """A steward that has each thing done where its fragment's arrays lie."""
 
+    divides = True
+
     def __init__(
         self,
         own: OwnSteward,
@@ -301,6 +303,14 @@ class Owners:
         into = peer.number()
         peer.post(wire.Sum(fragment, _there(a).number, _there(b).number, into))
         return peer.remote(into)
+
+    async def staged(self, fragment: int, held: Held) -> Held:
+        """See `Steward.staged`."""
+        return held
+
+    async def landed(self, fragment: int, held: Held) -> Held:
+        """See `Steward.landed`."""
+        return held
 
     async def home(self, fragment: int, held: Held) -> Held:
         """See `Steward.home`."""

@@ -1,0 +1,407 @@
+"""A learner whose parameters lie on a device: fragments are captured, packed and adopted there, and the training thread
+waits for none of it.
+
+What the training thread does at a boundary it queues on the stream that training uses: a copy of a fragment within the
+device, or one into the parameters. Conversions, codecs and copies between device and host are queued by the agent's
+threads on a stream of their own, and those threads wait for them. The same code runs on a CPU as the device, where
+everything queued is done at once.
+"""
+
+import threading  # noqa: TID251  (asks only which thread waits)
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from isthmus import memory
+from isthmus.codecs import codec, packed_size
+from isthmus.digests import digest
+from isthmus.kernels import F32, U8
+from isthmus.layout import Fragment, Layout, Tensor
+from isthmus.learner.steward import BLEND, Held, OnDevice, OwnSteward, Parcel, Steward, here
+from isthmus.log import Commit
+from isthmus.pytorch import device_codecs
+from isthmus.pytorch.model import named
+from isthmus.records import frame
+from isthmus.records.objects import Part, PartHeader, UpdateHeader
+from isthmus.rules import Adoption
+
+PINNED_MAX = 4
+"""Buffers of one size kept for the next copy between device and host."""
+
+CHUNK = 1 << 24
+"""Parameters packed at a time: it bounds the device's memory that packing takes, at some 0.4 GB. A multiple of what
+codecs take together: it does not change a bit."""
+
+
+class Lane:
+    """The agent's stream on a device, and waiting for what is queued there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.waits: Counter[int] = Counter()
+        """How often each thread has waited for the device, by its number."""
+        self._module: Any = getattr(torch, device.type, None) if has_lanes(device) else None
+        self._stream: Any = self._module.Stream(device=device) if self._module else None
+        self._pinned: dict[int, list[torch.Tensor]] = {}
+
+    def mark(self) -> Any:
+        """Return a mark behind what the calling thread has queued on the stream it uses."""
+        return self._module.current_stream(self.device).record_event() if self._module else None
+
+    def after(self, mark: Any) -> None:
+        """Let what the calling thread queues from now on, on the stream it uses, begin behind a mark."""
+        if self._module and mark is not None:
+            self._module.current_stream(self.device).wait_event(mark)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Queue what is inside on the agent's stream."""
+        if self._module is None:
+            with torch.no_grad():
+                yield
+            return
+        with torch.no_grad(), self._module.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Have this thread wait until all that it has queued on its stream is done."""
+        self.waits[threading.get_ident()] += 1
+        if self._module:
+            self._module.current_stream(self.device).synchronize()
+
+    def used_aside(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the memory of tensors that training made until the agent's stream is done with them."""
+        if self._module:
+            for tensor in tensors:
+                tensor.record_stream(self._stream)
+
+    def used_by_training(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the memory of tensors that the agent made until training's stream is done with them."""
+        if self._module:
+            for tensor in tensors:
+                tensor.record_stream(self._module.current_stream(self.device))
+
+    def to_host(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy a flat tensor into one on the CPU, by way of pinned memory; waits."""
+        if self._module is None:
+            out.copy_(tensor)
+            self.wait()
+            return
+        with self._staging(tensor.numel() * tensor.itemsize) as pinned:
+            through = pinned.view(tensor.dtype)
+            through.copy_(tensor, non_blocking=True)
+            self.wait()
+            out.copy_(through)
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a flat tensor on the device, by way of pinned memory; waits."""
+        if self._module is None:
+            self.wait()
+            return tensor.clone()
+        with self._staging(tensor.numel() * tensor.itemsize) as pinned:
+            through = pinned.view(tensor.dtype)
+            through.copy_(tensor)
+            found = through.to(self.device, non_blocking=True)
+            self.wait()
+        return found
+
+    @contextmanager
+    def _staging(self, size: int) -> Iterator[torch.Tensor]:
+        free = self._pinned.setdefault(size, [])
+        try:
+            pinned = free.pop()
+        except IndexError:
+            pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        yield pinned
+        if len(free) < PINNED_MAX:
+            free.append(pinned)
+
+
+def has_lanes(device: torch.device) -> bool:
+    """Return whether a device has streams and events, so that a thread need not wait for what another one queues."""
+    module = getattr(torch, device.type, None)
+    return device.type != "cpu" and all(hasattr(module, name) for name in ("Stream", "Event", "current_stream"))
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Return the device that all trained parameters of a model are on, where it has lanes; else None."""
+    devices = {p.device for p in model.parameters() if p.requires_grad}
+    found = next(iter(devices)) if len(devices) == 1 else None
+    return found if found is not None and has_lanes(found) else None
+
+
+@dataclass(slots=True)
+class Block(OnDevice):
+    """An array of a fragment on the device: of each of its tensors, flat."""
+
+    tensors: list[torch.Tensor]
+    ready: Any = None
+    """Behind this mark they are what they should be."""
+
+
+@dataclass(slots=True)
+class Staged(OnDevice):
+    """A published value here, and on the device until it is in the parameters."""
+
+    host: F32
+    block: Block | None
+
+
+class DeviceArrays:
+    """A module's parameters on a device, as the boundary reads and writes them. Training thread; nothing here waits."""
+
+    def __init__(self, model: nn.Module, layout: Layout, lane: Lane) -> None:
+        parameters = dict(named(model))
+        self._lane = lane
+        self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
+
+    def empty(self, fragment: int) -> Block:
+        """See `Arrays.empty`."""
+        return Block([])
+
+    def read(self, fragment: int, out: Block) -> None:
+        """See `Replica.read`."""
+        with torch.no_grad():
+            out.tensors = [_rows(p, rows).clone().reshape(-1) for p, rows in self._places[fragment]]
+        self._lane.used_aside(out.tensors)
+        out.ready = self._lane.mark()
+
+    def write(self, fragment: int, values: Held) -> None:
+        """See `Replica.write`."""
+        block = self._block(fragment, values)
+        self._lane.after(block.ready)
+        with torch.no_grad():
+            for (p, rows), new in zip(self._places[fragment], block.tensors, strict=True):
+                held = _rows(p, rows)
+                held.copy_(new.view(held.shape), non_blocking=True)
+        self._lane.used_by_training(block.tensors)
+        if isinstance(values, Staged):
+            values.block = None  # its place on the device is wanted
+
+    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Block:
+        """See `Arrays.mixed`."""
+        mine, new = self._block(fragment, local), self._block(fragment, values)
+        before = self._block(fragment, base if since is None else since)
+        for block in (mine, new, before):
+            self._lane.after(block.ready)
+        with torch.no_grad():
+            found = []
+            for x, v, b in zip(mine.tensors, new.tensors, before.tensors, strict=True):
+                if adopt == Adoption.BLEND:
+                    found.append(float(BLEND) * x.float() + (1.0 - float(BLEND)) * v)
+                else:
+                    # What the parameter cannot hold of a base is no local progress.
+                    found.append(v + (x.float() - (b.to(x.dtype) if since is None else b).float()))
+        return Block(found, self._lane.mark())
+
+    def _block(self, fragment: int, held: Held) -> Block:
+        if isinstance(held, Block):
+            return held
+        if isinstance(held, Staged) and held.block is not None:
+            return held.block
+        # Not staged: at joining, and for the base of what is carried on top.
+        host = held.host if isinstance(held, Staged) else here(held)
+        found, at = [], 0
+        for p, rows in self._places[fragment]:
+            size = _rows(p, rows).numel()
+            found.append(torch.from_numpy(_writable(host[at : at + size])).to(self._lane.device))
+            at += size
+        return Block(found, self._lane.mark())
+
+
+class DeviceSteward:
+    """A steward of what lies on a device and of what lies here. Everything it does runs in threads of the agent."""
+
+    def __init__(self, own: OwnSteward, lane: Lane, *, residuals_here: bool = True) -> None:
+        """`residuals_here`: error feedback is kept in this process's memory, else on the device."""
+        self._own = own
+        self._lane = lane
+        self._residuals_here = residuals_here
+        rules = own.log.run.rules
+        self._codec = device_codecs.CODECS.get(rules.codec_up)
+        self._code = codec(rules.codec_up)
+        self._fragments = own.log.run.layout.fragments
+        # What needs a decomposition or an entropy stage is packed by the CPU.
+        self._packs_there = self._codec is not None and not rules.isotropic_up
+
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> Held:
+        """See `Carry.start`."""
+        return await self._own.start(fragment, version, key, commit)
+
+    async def step(self, carried: Held, commit: Commit) -> Held:
+        """See `Carry.step`."""
+        return await self._own.step(carried, commit)
+
+    async def restart(self, commit: Commit) -> Held:
+        """See `Carry.restart`."""
+        return await self._own.restart(commit)
+
+    divides = False
+
+    async def staged(self, fragment: int, held: Held) -> Held:
+        """See `Steward.staged`."""
+        host = here(held)
+        return Staged(host, await self._own.runtime.offload(self._there, self._fragments[fragment], host))
+
+    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+        """See `Steward.pack`."""
+        fragment = self._fragments[header.fragment]
+        if not self._packs_there or not isinstance(values, Block):
+            return await self._own.pack(
+                header,
+                await self.landed(header.fragment, base),
+                await self.landed(header.fragment, values),
+                None if feedback is None else await self.landed(header.fragment, feedback),
+            )
+        blob, dropped = await self._own.runtime.offload(self._packed, header, fragment, base, values, feedback)
+        if blob is None:
+            return None
+        found = await self._own.runtime.offload(digest, blob)
+        return Parcel(found, len(blob), blob, dropped)
+
+    async def store(self, key: str, parcel: Parcel) -> None:
+        """See `Steward.store`."""
+        await self._own.store(key, parcel)
+
+    def sum(self, fragment: int, a: Held, b: Held) -> Held:
+        """See `Steward.sum`."""
+        if not isinstance(a, Block) and not isinstance(b, Block):
+            return self._own.sum(fragment, a, b)
+        parts = [x if isinstance(x, Block) else self._there(self._fragments[fragment], here(x)) for x in (a, b)]
+        with self._lane.aside():
+            for part in parts:
+                self._lane.after(part.ready)
+            total = [x + y for x, y in zip(parts[0].tensors, parts[1].tensors, strict=True)]
+            return Block(total, self._lane.mark())
+
+    async def home(self, fragment: int, held: Held) -> Held:
+        """See `Steward.home`."""
+        return await self._own.home(fragment, held)
+
+    async def is_finite(self, held: Held) -> bool:
+        """See `Steward.is_finite`."""
+        if isinstance(held, Staged):
+            return await self._own.is_finite(held.host)
+        if not isinstance(held, Block):
+            return await self._own.is_finite(held)
+        return await self._own.runtime.offload(self._is_finite, held)
+
+    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
+        """See `Steward.keep`."""
+        return await self._own.keep(part, held)
+
+    async def landed(self, fragment: int, held: Held) -> Held:
+        """See `Steward.landed`."""
+        if isinstance(held, Staged):
+            return held.host
+        if not isinstance(held, Block):
+            return held
+        return await self._own.runtime.offload(self._landed, self._fragments[fragment], held)
+
+    # --- in threads that may wait -------------------------------------------------------------------------------------
+
+    def _there(self, fragment: Fragment, host: F32) -> Block:
+        with self._lane.aside():
+            found = [
+                self._lane.to_device(torch.from_numpy(_writable(host[t.start : t.stop]))) for t in fragment.tensors
+            ]
+            return Block(found, self._lane.mark())
+
+    def _landed(self, fragment: Fragment, block: Block) -> F32:
+        out = memory.empty(fragment.size)
+        with self._lane.aside():
+            self._lane.after(block.ready)
+            for t, x in zip(fragment.tensors, block.tensors, strict=True):
+                self._lane.to_host(x.float(), torch.from_numpy(out[t.start : t.stop]))
+        return out
+
+    def _is_finite(self, block: Block) -> bool:
+        with self._lane.aside():
+            self._lane.after(block.ready)
+            found = torch.stack([torch.isfinite(x).all() for x in block.tensors]).all()
+            self._lane.wait()
+            return bool(found)
+
+    def _packed(
+        self, header: UpdateHeader, fragment: Fragment, base: Held, values: Block, feedback: Held | None
+    ) -> tuple[frame.Body | None, Held | None]:
+        """Return the update object and what its codec dropped; (None, None) where the difference is not finite."""
+        assert self._codec is not None, "asked only where there is one"
+        room = memory.room(packed_size(self._code, fragment))
+        room.fill(0)
+        left = memory.empty(fragment.size) if self._own.lossy and self._residuals_here else None
+        dropped: list[torch.Tensor] = []
+        at = 0
+        with self._lane.aside():
+            self._lane.after(values.ready)
+            for number, t in enumerate(fragment.tensors):
+                if self._own.lossy and left is None:
+                    dropped.append(torch.empty(t.size, dtype=torch.float32, device=self._lane.device))
+                codes = at + self._codec.split(t.size)
+                for begin in range(0, t.size, CHUNK):
+                    end = min(t.size, begin + CHUNK)
+                    gradient = self._gradient(t, number, begin, end, base, values.tensors[number], feedback)
+                    # Each of these waits for the device, in this thread.
+                    if not bool(torch.isfinite(gradient).all()):
+                        return None, None
+                    scales, packed, said = self._codec.encode(gradient)
+                    self._lay(scales, room, at + self._codec.split(begin))
+                    self._lay(packed, room, codes + self._codec.offset(begin))
+                    if not self._own.lossy:
+                        continue
+                    gradient -= said
+                    if left is None:
+                        dropped[-1][begin:end] = gradient
+                    else:
+                        self._lane.to_host(gradient, torch.from_numpy(left[t.start + begin : t.start + end]))
+                at += -(-self._code.size(t.size) // 4) * 4
+            mark = self._lane.mark()
+        blob = frame.written(frame.Kind.UPDATE, header, room)
+        if not self._own.lossy:
+            return blob, None
+        return blob, Block(dropped, mark) if left is None else left
+
+    def _lay(self, what: torch.Tensor, room: U8, at: int) -> None:
+        self._lane.to_host(what, torch.from_numpy(room[at : at + what.numel()]))
+
+    def _gradient(
+        self, t: Tensor, number: int, begin: int, end: int, base: Held, values: torch.Tensor, feedback: Held | None
+    ) -> torch.Tensor:
+        """Return elements [begin, end) of what is to be sent of a tensor."""
+        before = self._part(t, number, begin, end, base)
+        if values.dtype != torch.float32:
+            # What the parameter cannot hold of the base is no local progress. (Saturated, as bfloat16 is here.)
+            if values.dtype == torch.bfloat16:
+                most = torch.finfo(values.dtype).max
+                before = before.clamp(-most, most)
+            before = before.to(values.dtype).float()
+        gradient = before - values[begin:end].float()
+        return gradient if feedback is None else gradient + self._part(t, number, begin, end, feedback)
+
+    def _part(self, t: Tensor, number: int, begin: int, end: int, held: Held) -> torch.Tensor:
+        """Return elements [begin, end) of what a fragment's array has of a tensor, on the device, float32."""
+        if isinstance(held, Staged):
+            held = held.block or held.host
+        if isinstance(held, Block):
+            self._lane.after(held.ready)
+            return held.tensors[number][begin:end].float()
+        return self._lane.to_device(torch.from_numpy(_writable(here(held)[t.start + begin : t.start + end])))
+
+
+def steward(lane: Lane, own: OwnSteward, *_: object) -> Steward:
+    """See `MakeSteward`."""
+    return DeviceSteward(own, lane)
+
+
+def _rows(parameter: torch.Tensor, rows: tuple[int, int] | None) -> torch.Tensor:
+    whole = parameter.detach()
+    return whole if rows is None else whole[rows[0] : rows[1]]
+
+
+def _writable(values: F32) -> F32:
+    return values if values.flags.writeable else values.copy()
