@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from isthmus.codecs import codec, unpack
+from isthmus.codecs import codec, pack, unpack
 from isthmus.codecs.packed import keep_dropped
 from isthmus.errors import InputError
 from isthmus.kernels import F32
@@ -113,6 +113,18 @@ def test_of_a_sparse_update_the_largest_are_left_at_two_magnitudes() -> None:
         magnitudes = np.sort(np.abs(X[part]))[::-1]
         assert np.allclose(np.unique(np.abs(found[part][left])), [magnitudes[4:8].mean(), magnitudes[:4].mean()])
     assert not sparse(np.zeros_like(X), FRAGMENT, 8, chunk=54).any()
+
+
+def test_residuals_in_bfloat16_are_what_two_bytes_hold_of_them() -> None:
+    code = codec("int4")
+    data = pack(code, FRAGMENT, X)
+    exact, half = X.copy(), X.copy()
+    vars(steward)["keep_dropped"](FRAGMENT, code, data, exact)
+    with variant("residuals in bfloat16"):
+        vars(steward)["keep_dropped"](FRAGMENT, code, data, half)
+    assert exact.any()
+    assert not np.array_equal(half, exact)
+    assert np.abs(half - exact).max() <= 2.0**-8 * np.abs(exact).max()
 
 
 def test_a_learner_that_sends_sparsely_keeps_what_it_dropped() -> None:

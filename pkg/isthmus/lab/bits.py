@@ -22,14 +22,20 @@ METHODS: dict[str, dict[str, object]] = {
 def _bits(steps: int) -> list[Setting]:
     found = []
     for m in (4, 8):
+        few = base(steps, learners=m)
         for method, rules in METHODS.items():
-            few, at = base(steps, learners=m), f"M = {m}, {method}: "
+            at = f"M = {m}, {method}: "
             for name in ("f32", "int8", "int4", *RATES):
                 both = named(few, f"{at}{name} both ways", rules_codec_up=name, rules_codec_down=name, **rules)
                 found.append(both)
                 if name != "f32":
                     found.append(named(both, f"{at}{name} up", rules_codec_down="f32"))
                     found.append(named(both, f"{at}{name} down", rules_codec_up="f32"))
+        for method in ("RDA", "iso"):
+            for name in ("int4", "q1.5"):
+                half = f"M = {m}, {method}: {name} both ways, residuals in bfloat16"
+                codecs = {"rules_codec_up": name, "rules_codec_down": name}
+                found.append(named(few, half, variant="residuals in bfloat16", **codecs, **METHODS[method]))
         # SparseLoCo's rule: the mean, at its own rate, without outer momentum. int8 carries what is left of its bits.
         for kept in (64, 128, 256):
             for lr in (0.7, 1.0):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus import layout
+from isthmus import kernels, layout
 from isthmus.codecs.packed import plain
 from isthmus.errors import InputError
 from isthmus.kernels import F32
@@ -237,6 +237,19 @@ def sent_sparse(kept: int) -> AbstractContextManager[None]:
     return _in_place_of(steward, "pack", pack)
 
 
+def residuals_in_bfloat16() -> AbstractContextManager[None]:
+    """Keep what learners' codecs drop in two bytes a parameter; what those cannot hold is lost."""
+    own = vars(steward)["keep_dropped"]
+
+    def keep(fragment: Fragment, code: Any, data: Any, x: F32, *rest: Any) -> None:
+        own(fragment, code, data, x, *rest)
+        half = np.empty(x.size, np.uint16)
+        kernels.encode_bf16(x, half)
+        kernels.decode_bf16(half, x)
+
+    return _in_place_of(steward, "keep_dropped", keep)
+
+
 def rounds_of(*parts: tuple[int, int]) -> AbstractContextManager[None]:
     """Let H follow a learner's own steps: each part is (up to this step, H); the last holds on."""
 
@@ -256,6 +269,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "late filtered": late_filtered,
     "overwritten fed back": overwritten_fed_back,
     "tensors cut": tensors_cut,
+    "residuals in bfloat16": residuals_in_bfloat16,
     **{f"sparse {kept}": (lambda kept=kept: sent_sparse(kept)) for kept in (64, 128, 256)},  # type: ignore[misc]
     "H 6, 12, 24": lambda: rounds_of((150, 6), (300, 12), (600, 24)),
     "H 24, 12, 6": lambda: rounds_of((300, 24), (450, 12), (600, 6)),
