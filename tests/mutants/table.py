@@ -727,6 +727,67 @@ MUTANTS = [
         row("every-snapshot-has-a-master", "(() if state.is_published else (state.master,))", "(state.master,)"),
     ),
     *of(
+        "learner/parts.py",
+        "tests/unit/test_parts.py",
+        row(
+            "a-piece-is-not-checked",
+            "if len(blob) != lies.size or digests.digest(blob) != lies.digest:",
+            "if len(blob) != lies.size:",
+        ),
+        row(
+            "every-piece-is-fetched",
+            "if any(a >= b for a, b in zip(begin, end, strict=True)):",
+            "if len(begin) > 9:",
+        ),
+        row("heads-are-believed", "if digests.digest(head) != part.digest:", "if not head:"),
+        row(
+            "parts-may-leave-gaps",
+            "if not inside or sum(p.size for p in pieces) != spec.size:",
+            "if not inside:",
+        ),
+        row(
+            "pieces-may-lie-outside",
+            "if not inside or sum(p.size for p in pieces) != spec.size:",
+            "if sum(p.size for p in pieces) != spec.size:",
+        ),
+    ),
+    *of(
+        "log/gc.py",
+        "tests/unit/test_collect_plan.py",
+        row("parts-stay", "if _stand(e.key) not in kept)", "if not _stand(e.key))"),
+        row("all-parts-go", "if _stand(e.key) not in kept)", "if _stand(e.key))"),
+    ),
+    *of(
+        "owners/asked.py",
+        "tests/integration/test_owners.py",
+        row("strangers-are-heard", "not is_secret(hello.secret, self._secret)", "not hello.secret"),
+        row("who-is-lost-is-asked-on", "            raise self._lost\n", "            pass\n"),
+    ),
+    *of(
+        "owners/served.py",
+        "tests/integration/test_owners.py",
+        row("bytes-are-told-twice", "before, self._told = self._told, (up, down)", "before = self._told"),
+    ),
+    *of(
+        "owners/shelf.py",
+        "tests/integration/test_owners.py",
+        row("what-is-forgotten-comes-all-the-same", "if number in self._forgotten:", "if number < 0:"),
+    ),
+    *of(
+        "pytorch/device.py",
+        "tests/integration/test_device.py",
+        row("rounding-is-local-work", "before = before.to(values.dtype).float()", "before = before.float()"),
+        row("what-was-dropped-is-all-there-was", "                    gradient -= said\n", ""),
+        row("a-version-stays-on-the-device", "values.block = None  #", "values.block = values.block  #"),
+        row("not-finite-is-sent", "if not bool(torch.isfinite(gradient).all()):", "if gradient is None:"),
+    ),
+    *of(
+        "pytorch/device_codecs.py",
+        "tests/unit/test_device_codecs.py",
+        row("halves-are-swapped", "(low | (high << 4))", "(high | (low << 4))"),
+        row("small-scales-stay", "scales.float() < _SMALLEST", "scales.float() < 0.0"),
+    ),
+    *of(
         "learner/steward.py",
         "tests/unit/test_boundary_uploads.py tests/unit/test_boundary.py",
         row(

@@ -112,7 +112,7 @@ def test_pieces_that_do_not_make_up_an_array_are_refused() -> None:
         gap = await stored(w, leaf(WHOLE, BLOCKS[:2]))
         with pytest.raises(RecordInvalid, match="do not make up array 0"):
             await parts.located(w.log, gap)
-        beyond = await stored(w, leaf(np.zeros((8, 5), np.uint16), [((0, 0), (7, 5)), ((7, 0), (1, 5))]))
+        beyond = await stored(w, leaf(np.zeros((8, 5), np.uint16), [((0, 0), (6, 5)), ((7, 0), (1, 5))]))
         shape = msgspec.structs.replace(beyond.arrays[0], shape=(7, 5), size=WHOLE.nbytes)
         with pytest.raises(RecordInvalid, match="do not make up array 0"):
             await parts.located(w.log, msgspec.structs.replace(beyond, arrays=(shape,)))
