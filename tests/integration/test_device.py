@@ -122,6 +122,33 @@ def test_what_is_not_finite_is_no_update(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+def test_where_the_device_has_no_room_the_cpu_does_it(tmp_path: Path) -> None:
+    class Full(Lane):
+        def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("no room")
+
+    async def go() -> None:
+        model = net(torch.bfloat16)
+        async with world(tmp_path / "run", seed_of(model, Rules(fragments=2))) as w:
+            own, lane = OwnSteward(w.log), Full(CPU)
+            there, arrays = DeviceSteward(own, lane), DeviceArrays(model, w.run.layout, lane)
+            captured, base = arrays.empty(0), draw(w, 0, 1)
+            arrays.read(0, captured)
+            wanted = await own.pack(header(w, 0), base, whole(captured), draw(w, 0, 2))
+            found = await there.pack(header(w, 0), base, captured, draw(w, 0, 2))
+            assert wanted is not None
+            assert found is not None
+            assert found.digest == wanted.digest
+            staged = await there.staged(0, base)
+            assert isinstance(staged, Staged)
+            assert staged.block is None
+            arrays.write(0, staged)
+            arrays.read(0, captured)
+            assert np.array_equal(whole(captured), torch.from_numpy(base).bfloat16().float().numpy())
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("adopt", [Adoption.BLEND, Adoption.CARRY])
 def test_what_is_adopted_is_what_would_be_on_the_cpu(tmp_path: Path, dtype: torch.dtype, adopt: Adoption) -> None:

@@ -5,7 +5,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -40,6 +40,7 @@ class Peer:
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int, asyncio.Future[wire.Answer]] = {}
         self._gone: deque[int] = deque()
+        self._telling = False
         self._lost: RankLost | None = None
 
     def number(self) -> int:
@@ -58,10 +59,13 @@ class Peer:
     def _forget(self, number: int) -> None:
         # In any thread, in the middle of anything.
         self._gone.append(number)
-        if len(self._gone) == 1 and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._say_forgotten)
+        if not self._telling:
+            self._telling = True
+            with suppress(RuntimeError):  # the loop has ended, and the other rank with it
+                self._loop.call_soon_threadsafe(self._say_forgotten)
 
     def _say_forgotten(self) -> None:
+        self._telling = False  # before it is looked at: what comes from now on is told the next time
         numbers = []
         while self._gone:
             numbers.append(self._gone.popleft())

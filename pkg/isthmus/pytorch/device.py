@@ -7,6 +7,7 @@ threads on a stream of their own, and those threads wait for them. The same code
 everything queued is done at once.
 """
 
+import logging
 import threading  # noqa: TID251  (asks only which thread waits)
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ from isthmus.pytorch.model import named
 from isthmus.records import frame
 from isthmus.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.rules import Adoption
+
+logger = logging.getLogger(__name__)
 
 PINNED_MAX = 4
 """Buffers of one size kept for the next copy between device and host."""
@@ -246,23 +249,34 @@ class DeviceSteward:
     async def staged(self, fragment: int, held: Held) -> Held:
         """See `Steward.staged`."""
         host = here(held)
-        return Staged(host, await self._own.runtime.offload(self._there, self._fragments[fragment], host))
+        try:
+            return Staged(host, await self._own.runtime.offload(self._there, self._fragments[fragment], host))
+        except torch.OutOfMemoryError as error:
+            logger.warning("fragment %d is adopted by way of the host, which training waits for: %s", fragment, error)
+            return Staged(host, None)
 
     async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
         """See `Steward.pack`."""
         fragment = self._fragments[header.fragment]
         if not self._packs_there or not isinstance(values, Block):
-            return await self._own.pack(
-                header,
-                await self.landed(header.fragment, base),
-                await self.landed(header.fragment, values),
-                None if feedback is None else await self.landed(header.fragment, feedback),
-            )
-        blob, dropped = await self._own.runtime.offload(self._packed, header, fragment, base, values, feedback)
+            return await self._pack_here(header, base, values, feedback)
+        try:
+            blob, dropped = await self._own.runtime.offload(self._packed, header, fragment, base, values, feedback)
+        except torch.OutOfMemoryError as error:
+            logger.warning("fragment %d is packed by the CPU: %s", header.fragment, error)
+            return await self._pack_here(header, base, values, feedback)
         if blob is None:
             return None
         found = await self._own.runtime.offload(digest, blob)
         return Parcel(found, len(blob), blob, dropped)
+
+    async def _pack_here(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+        return await self._own.pack(
+            header,
+            await self.landed(header.fragment, base),
+            await self.landed(header.fragment, values),
+            None if feedback is None else await self.landed(header.fragment, feedback),
+        )
 
     async def store(self, key: str, parcel: Parcel) -> None:
         """See `Steward.store`."""
