@@ -3,10 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,51 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         assert "are not what was written" in p.said("damaged")
     assert judge.continuous(commits_of(run))
     assert main(["replay", run]) == 0
+
+
+@pytest.fixture
+def machines() -> Iterator[list[str]]:
+    """Two network namespaces with a wire between them, at 10.99.0.1 and 10.99.0.2: neither reaches the other's loopback."""
+    names = [f"isthmus-{os.getpid()}-{n}" for n in (1, 2)]
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+        for n, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.99.0.{n}/24", "dev", "wire")
+            for link in ("lo", "wire"):
+                ip("-n", name, "link", "set", link, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces want root and ip")
+@pytest.mark.timeout(600)
+def test_ranks_on_two_machines_are_one_learner(tmp_path: Path, machines: list[str]) -> None:
+    run = str(tmp_path / "run")
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--wait")
+        ranks = [
+            p.start(
+                f"node{n}", "ip", "netns", "exec", name, "env", "GLOO_SOCKET_IFNAME=wire", sys.executable, "-m",
+                "torch.distributed.run", "--nnodes=2", f"--node-rank={n}", "--nproc-per-node=1",
+                "--master-addr=10.99.0.1", "--master-port=29411", LEARNER, run, "a", "fsdp2", "60",
+            )
+            for n, name in enumerate(machines)
+        ]  # fmt: skip
+        for rank in ranks:
+            p.ends(rank)
+        assert "a is done" in p.said("node0")
+    parts = {path.name.split("-")[1] for path in (tmp_path / "run" / "learners").glob("a/*/checkpoints/parts/*")}
+    assert parts == {"00000", "00001"}, "either has written what it holds"
+    assert judge.continuous(commits_of(run))
+    assert {c.header.fragment for c in commits_of(run)} == {0, 1, 2}, "fragments of both"
 
 
 Entries = dict[str, torch.Tensor]

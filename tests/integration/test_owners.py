@@ -26,7 +26,7 @@ from isthmus.runtime import threaded
 from isthmus.store import Layer, Store
 from isthmus.store.measured import Traffic
 from isthmus.tolerance import Tolerance
-from tests_helpers import World, seed_of, serving, train, world
+from tests_helpers import World, seed_of, serving, train, until, world
 
 SECRET = b"told to all ranks"
 LOSSY = Rules(fragments=2, sync_every=2)
@@ -251,6 +251,18 @@ def test_what_nobody_refers_to_any_more_is_let_go_of_there(tmp_path: Path) -> No
         gc.collect()
         two.shelf.put(coming.number, two.draw(4))
         assert await asked_for
+
+    run(tmp_path, body)
+
+
+def test_what_many_threads_let_go_of_at_once_is_all_let_go_of(tmp_path: Path) -> None:
+    async def body(two: Pair) -> None:
+        held: list[list[Remote]] = [[] for _ in range(8)]
+        for n in range(1600):
+            held[n % 8].append(two.peers.remote(1))
+            two.shelf.put(held[n % 8][-1].number, two.draw(0))
+        await asyncio.gather(*(asyncio.to_thread(some.clear) for some in held))
+        await until(lambda: len(two.shelf) == 0, "all are let go of")
 
     run(tmp_path, body)
 
