@@ -14,7 +14,8 @@ from botocore.exceptions import EndpointConnectionError
 from isthmus.errors import ObjectMissing, Unavailable
 from isthmus.records.frame import Gathered
 from isthmus.runtime import single_threaded
-from isthmus.store import s3
+from isthmus.store import bucket, s3
+from isthmus.store.bucket import BucketStore
 from isthmus.store.s3 import S3Store, open_s3
 from isthmus_services.servers import Server
 
@@ -101,6 +102,54 @@ async def test_a_part_that_fails_is_sent_again_alone(opened: Callable[[], Any]) 
         client.fails["get_object", b] = 1
         assert bytes(await store.get("k")) == LARGE
         assert (client.asked["get_object", a], client.asked["get_object", b]) == (1, 2)
+
+
+async def test_a_range_that_is_cut_is_read_again_alone(
+    use: Callable[[Server], None], seaweedfs: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(seaweedfs)
+    monkeypatch.setattr(bucket, "RANGE_BYTES", PART)
+    monkeypatch.setattr(bucket, "PART_PAUSE_S", 0.001)
+    name = f"b{uuid.uuid4().hex[:10]}"
+    asked: Counter[int] = Counter()
+    cuts: Counter[int] = Counter()
+
+    class Cut:
+        """An answer whose body ends early."""
+
+        def __init__(self, answer: Any) -> None:
+            self.meta = answer.meta
+            self._chunks = answer.stream(1 << 20)
+
+        def stream(self, _: int) -> AsyncIterator[Any]:
+            async def chunks() -> AsyncIterator[Any]:
+                async for chunk in self._chunks:
+                    yield chunk
+                    raise OSError("connection reset")
+
+            return chunks()
+
+    class Flaky(BucketStore):
+        async def _ask(self, key: str, options: Any) -> Any:
+            at = options["range"][0]
+            asked[at] += 1
+            answer = await super()._ask(key, options)
+            if cuts[at]:
+                cuts[at] -= 1
+                return Cut(answer)
+            return answer
+
+    async with open_s3(name, "", f"s3://{name}", single_threaded()) as maker:
+        await maker.create_bucket()
+    monkeypatch.setattr(bucket, "BucketStore", Flaky)
+    async with bucket.open_s3(name, "p/", f"s3://{name}/p", single_threaded()) as store:
+        await store.put("k", LARGE)
+        cuts.update({0: 1, 2 * PART: bucket.PART_TRIES})
+        assert bytes(await store.get("k")) == LARGE
+        assert asked == {0: 2, PART: 1, 2 * PART: 1 + bucket.PART_TRIES, 3 * PART: 1}
+        cuts[PART] = 1 + bucket.PART_TRIES
+        with pytest.raises(Unavailable, match="connection reset"):
+            await store.get("k")
 
 
 async def test_an_upload_that_was_cut_goes_on_with_what_is_missing(opened: Callable[[], Any]) -> None:

@@ -1,4 +1,5 @@
-"""A store in a bucket, over obstore: S3 and what speaks its protocol, and Google's own. No retries here, as elsewhere.
+"""A store in a bucket, over obstore: S3 and what speaks its protocol, and Google's own. No retries here, as elsewhere,
+but for parts and ranges of large objects.
 
 Requests run on threads of the library's own, without the interpreter: a small one takes a quarter of the processor's
 time that aiobotocore takes for it (`isthmus bench store`), and none of them stops the loop.
@@ -41,7 +42,11 @@ WRITE_LEAST = 64 << 10
 
 _CHUNK_BYTES = 1 << 20
 _NO_LIMIT = timedelta(days=1)
-_PART_TRIES = 3  # on top of the first: parts are written again whatever became of the earlier try
+PART_TRIES = 3
+"""On top of the first, for a part that is written and for a range of a large object: each by itself."""
+
+PART_PAUSE_S = 0.5
+_FINAL = (PreconditionError, FileNotFoundError, PermissionDeniedError, UnauthenticatedError)
 _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
@@ -167,16 +172,26 @@ class BucketStore:
                 return data
             # Every range of one and the same object.
             same = {"if_match": first.meta["e_tag"]} if first.meta["e_tag"] else {}
-            gate = asyncio.Semaphore(RANGES_AT_ONCE - 1)
+            gate = asyncio.Semaphore(RANGES_AT_ONCE)
 
-            async def one(at: int) -> None:
-                part = data[at : at + RANGE_BYTES]
+            async def one(at: int, answer: Any = None) -> None:
+                """Read a range, again where it is cut: what has come of the others need not come twice."""
+                part = data[at : at + RANGE_BYTES] if at else data[:size]
                 async with gate:
-                    answer = await self._ask(key, {"range": (start + at, start + at + len(part)), **same})
-                    await self._drain(key, answer, part)
+                    for left in range(PART_TRIES, -1, -1):
+                        try:
+                            if answer is None:
+                                answer = await self._ask(key, {"range": (start + at, start + at + len(part)), **same})
+                            await self._drain(key, answer, part)
+                            return
+                        except (BaseError, OSError, TimeoutError, Unavailable) as error:
+                            if not left or isinstance(error, _FINAL):
+                                raise
+                            answer = None
+                            await asyncio.sleep(PART_PAUSE_S)
 
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._drain(key, first, data[:size]))
+                tasks.create_task(one(0, first))
                 for at in range(size, len(data), RANGE_BYTES):
                     tasks.create_task(one(at))
         except BaseExceptionGroup as group:
@@ -294,5 +309,5 @@ async def open_google(bucket: str, prefix: str, url: str, runtime: Runtime) -> A
 def _clients(client: Callable[..., Any]) -> Clients:
     # What a client waits for an answer, it waits for the body to be sent as well: for writes it is counted here.
     return Clients(
-        read=client(0, read_timeout=READ_TIMEOUT), write=client(0), parts=client(_PART_TRIES, read_timeout=_NO_LIMIT)
+        read=client(0, read_timeout=READ_TIMEOUT), write=client(0), parts=client(PART_TRIES, read_timeout=_NO_LIMIT)
     )
