@@ -3,7 +3,7 @@
 import pytest
 
 from isthmus.errors import RunMissing, Unavailable
-from isthmus.link import START_S, Create, reach_or_create
+from isthmus.link.joining import START_S, Create, reach_or_create
 from isthmus.log.creation import Seed
 from isthmus.log.run import Run, read_run
 from isthmus.rules import Rules

@@ -1,0 +1,215 @@
+"""Joining a run: it is found or created, the model brought to its newest version, the agent's thread started."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from isthmus.bus import default_bus
+from isthmus.errors import InputError, RunMissing, Unavailable
+from isthmus.layout import Layout, Spec
+from isthmus.learner import LearnerAgent, Replica, parts
+from isthmus.learner.checkpoint import Checkpoint, Stateful
+from isthmus.learner.steward import Arrays
+from isthmus.link.link import Link
+from isthmus.link.ranks import Joined, follow, spread
+from isthmus.log.creation import Seed, create_run
+from isthmus.log.run import Run
+from isthmus.ports import known_run
+from isthmus.rules import CHECKPOINT_S, Adoption, Pace, Rules
+from isthmus.shell import Shell
+from isthmus.sinks import Sink
+from isthmus.store import EdgeStore, require_create_only
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from isthmus.pytorch.device import Lane
+
+
+START_S = 60.0
+"""Reaching the run may take this long before joining gives up; each request fails much sooner. Writing version 0 of a
+missing run is not reaching it: that takes as long as it takes."""
+
+WARMUP_STEPS = 100
+
+
+Create = Rules | Callable[[Sequence[Spec]], Rules]
+"""The rules of a run that is to be created, or what chooses them by the model's tensors."""
+
+
+def join(
+    run: str,
+    model: "nn.Module",
+    optimizer: "torch.optim.Optimizer",
+    *,
+    bus: str | None = None,
+    learner: str,
+    create: Create | None = None,
+    vectors: Sequence[str] = (),
+    pace: Pace | None = None,
+    adopt: str = Adoption.OVERWRITE.value,
+    steps: int = 0,
+    data: Stateful | None = None,
+    checkpoint_s: float = CHECKPOINT_S,
+    warmup_steps: int = WARMUP_STEPS,
+    sink: Sink | None = None,
+) -> Link:
+    """Join a run and bring the model to its newest global version.
+
+    Discarded: the parameters that `model` has now, where the run has newer ones; later, with `overwrite`, the steps
+    between a fragment's upload and the version that answers it (`isthmus status --ledger` counts their tokens); and
+    what was trained after the newest checkpoint when the process is killed.
+
+    Restored, under a name that was here before: parameters with local work, the optimizer's state, the step count and
+    the place in `data`, from its newest checkpoint; then newer versions are adopted as they would have been. A new name
+    in a run in flight takes the moments of a learner that is doing well, or warms up (`Link.rate`).
+
+    Who waits: this call, for the store and at first for the bus, up to a minute. Training never does, unless the run's
+    pace has a `lead`. The others wait for this learner's updates for the grace of a round, a step or so, and for its
+    next word for as long as `Pace.silence_s`.
+
+    Args:
+        run: where the run lives: `s3://bucket/prefix` or a folder.
+        model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
+            float16). Frozen parameters must hold the run's values; buffers stay local. What `torch.compile` and
+            `DataParallel` have wrapped is unwrapped. Where FSDP2 or tensor parallelism shard it over the ranks of a
+            job, or `DistributedDataParallel` replicates it, all of them are one learner: each calls this alike.
+        optimizer: the inner optimizer; its state is kept when a fragment is adopted.
+        bus: `redis://host:port`; by default the embedded bus beside a run in a folder.
+        learner: this learner's name, unique in the run; the same name goes on where it stopped.
+        create: with rules, or what makes rules from the model's tensors, a missing run is created from this model; of
+            several creators one wins, the others adopt its run and its initial values. `Rules.suited` chooses what
+            suits the model, `functools.partial(Rules.suited, sync_every=24)` all but what you name; `Rules(…)` is
+            taken as it is, and must then be what a run that is there was created with.
+        vectors: where this creates the run: patterns of names of tensors that `merge="iso"` leaves to RDA, such as
+            `*.router.weight`. An output layer that is not tied to an embedding is one without being named.
+        pace: overrides the run's pace here.
+        adopt: `overwrite` (default), `blend` or `carry`: what happens to local work when a version arrives.
+        steps: how many steps this learner will train, for display; 0 where it is not known.
+        data: a sampler or loader whose `state_dict` goes into checkpoints and comes back with them. It is read right
+            after a step: it must then stand behind that step's batch. Without one, start at batch `steps_done`.
+        checkpoint_s: seconds between two checkpoints (optimizer, local work, counters, data position) in the store. A
+            restart under the same name goes on at the newest one. The training thread is held only for the copy.
+        sink: where training metrics go, such as `isthmus.sinks.TensorBoard(folder)`.
+        warmup_steps: length of the warm-up of `Link.rate`, for a start with fresh moments into a run in flight.
+
+    Raises:
+        RunMissing: no run there and `create` is not given.
+        LayoutMismatch: the model is not the run's; the message names the first difference.
+        InputError: a bad name, URL or setting; a model that is sharded in a way that is not known;
+            ranks of a job that do not join alike.
+        Unavailable, Denied: store or bus cannot be reached or used.
+        RankLost: a rank of the job is gone.
+    """
+    from isthmus.pytorch import device, moments
+    from isthmus.pytorch import model as torch_model
+    from isthmus.pytorch.ranks import ranks_of
+    from isthmus.pytorch.sharded import Sharded
+
+    if create is not None and not (isinstance(create, Rules) or callable(create)):
+        raise InputError(
+            f"create={create!r}: say what rules a missing run is created with, create=isthmus.Rules.suited"
+        )
+    if not checkpoint_s > 0 or warmup_steps < 0:
+        raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
+    bus = bus or default_bus(run)
+    if bus is None:
+        raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
+    ranks = ranks_of(model)
+    model = torch_model.unwrapped(model)
+    torch_model.check_optimizer(model, optimizer)
+    specs = torch_model.specs_of(model, vectors)
+    sharded = None
+    if ranks is not None:
+        sharded = Sharded(model, optimizer, data, ranks, [f"as {learner}", f"the run {run}"])
+        if not ranks.leads:
+            return follow(sharded, warmup_steps, run)
+
+    def seed(rules: Create) -> Seed:
+        chosen = rules if isinstance(rules, Rules) else rules(specs)
+        if not isinstance(chosen, Rules):
+            raise InputError(f"create={rules!r} returned a {type(chosen).__name__}: it must return isthmus.Rules")
+        values = torch_model.values_of(model) if sharded is None else sharded.values(specs)
+        return Seed(specs, values, frozen, chosen.check(), pace or Pace())
+
+    async def enter(store: EdgeStore) -> Run:
+        found = await reach_or_create(store, create, lambda rules: shell.on_training_thread(lambda: seed(rules)))
+        found.require(specs, frozen)
+        return found
+
+    async def find_donor(agent: LearnerAgent) -> Checkpoint | None:
+        # Gone with this call: it may be as large as the model.
+        if sharded is None:
+            judge = moments.Judge(model, optimizer)
+            return await agent.donor(judge.fits, judge.glance)
+        judge = moments.Judge(model, optimizer, sharded.tried)  # all ranks step: from the training thread
+        return await agent.donor(
+            lambda found: shell.ask_training_thread(lambda: judge.fits(found)),
+            lambda header: shell.ask_training_thread(lambda: judge.glance(header)),
+        )
+
+    where = device.device_of(model) if sharded is None else None
+    lane = None if where is None else device.Lane(where)
+    shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
+    with nullcontext() if sharded is None else sharded.call("JOIN") as said:
+        frozen = torch_model.frozen_of(model) if sharded is None else sharded.frozen()
+        shell.start(
+            enter, find_donor, partial(spread, sharded, shell), None if lane is None else partial(device.steward, lane)
+        )
+        try:
+            own = shell.agent.history.checkpoint
+            if sharded is None:
+                origin = moments.restore(model, optimizer, data, own, shell.donor)
+                saver = moments.TorchSaver(model, optimizer, data)
+                shell.attach(partial(_replica, model, lane), saver)
+            else:
+                sharded.fetch = lambda *where: shell.ask_agent(lambda log: parts.read(log, *where))
+                origin = sharded.restore(own, shell.donor)
+                shell.attach(lambda _: (sharded, sharded), sharded)
+        except BaseException:
+            shell.abandon()
+            raise
+        link = Link(shell, origin, warmup_steps, sharded)
+        if said is not None:
+            fresh = origin == "fresh" and any(shell.joined_at)
+            joined = Joined(link.steps_done, link.tokens_seen, origin, fresh, link.incarnation)
+            said.words = msgspec.msgpack.encode(joined)
+    return link
+
+
+def _replica(model: "nn.Module", lane: "Lane | None", layout: Layout) -> tuple[Replica, Arrays | None]:
+    from isthmus.pytorch.device import DeviceArrays
+    from isthmus.pytorch.model import TorchReplica
+
+    if lane is None:
+        return TorchReplica(model, layout), None
+    there = DeviceArrays(model, layout, lane)
+    return there, there
+
+
+async def reach_or_create(store: EdgeStore, create: Create | None, seed: Callable[[Create], Awaitable[Seed]]) -> Run:
+    """Return the run at this store; with rules, or what chooses them, a missing one is created from the seed they make.
+
+    Raises `Unavailable` where reading the run, or the check before creating one, takes longer than `START_S`; and what
+    `known_run`, `require_create_only` and `create_run` raise.
+    """
+    try:
+        async with asyncio.timeout(START_S):
+            try:
+                found = await known_run(store)
+            except RunMissing as missing:
+                if create is None or missing.near:  # never create one around another
+                    raise
+                await require_create_only(store.at_start, store.runtime)
+            else:
+                if isinstance(create, Rules):
+                    found.require_rules(create.check())
+                return found
+    except TimeoutError:
+        raise Unavailable(f"{store.url}: not reached within {START_S:g} s") from None
+    return await create_run(store, store.runtime, await seed(create))

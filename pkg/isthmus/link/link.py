@@ -1,0 +1,192 @@
+"""A learner's hold on a run: `step` after each optimizer step, `close` at the end."""
+
+import logging
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
+
+from isthmus.errors import InputError
+from isthmus.health import Vitals
+from isthmus.learner import Boundary
+from isthmus.learner.step_arguments import loss_of, tokens_of
+from isthmus.learner.summary import Summary
+from isthmus.log.run import Run
+from isthmus.metrics import LearnerMetrics
+from isthmus.shell import Shell
+
+if TYPE_CHECKING:
+    from isthmus.pytorch.sharded import Sharded
+
+
+logger = logging.getLogger(__name__)
+
+NEWS_S = 1.0
+"""A learner that waits for a version looks up this often, whether there is news or not."""
+
+
+class Link:
+    """A learner's hold on a run. Made by `join`; used from the training thread only.
+
+    `step` is the only place where the model changes under the loop: there fragments are copied out, at the cost of a
+    copy each every H steps, and newer versions are copied in, two at a time at most. Whatever store and bus do, `step`
+    returns; it raises only what training on could not mend. Everything else happens in a thread of its own, which
+    compresses, sends, fetches and repeats while the loop computes.
+
+    When the process dies, nothing that was merged is lost, and nobody else notices beyond a round's grace. Leave with
+    `close`, or use it as a context manager: an exception then leaves the run as something that is not done.
+    """
+
+    def __init__(self, shell: Shell, moments: str, warmup: int, sharded: "Sharded | None" = None) -> None:
+        self._shell = shell
+        self._sharded = sharded
+        self._closed = False
+        self._said_nonfinite = False
+        self._warmup = warmup
+        self._first_step = shell.agent.history.step
+        self.moments = moments
+        """Where the inner optimizer's state came from: `own` checkpoint, `peer` (another learner's), or `fresh`."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process speaks for the learner; of a job of several ranks the first does. `metrics`, `vitals`,
+        `versions` and `summary` are its own."""
+        return True
+
+    @property
+    def run(self) -> Run:
+        """The run: layout, rules, pace."""
+        return self._shell.run
+
+    @property
+    def metrics(self) -> LearnerMetrics:
+        """What this learner counts; `metrics.registry` is a Prometheus registry."""
+        return self._shell.agent.metrics
+
+    @property
+    def vitals(self) -> Vitals:
+        """Whether the agent behind this link is well; may be asked from any thread."""
+        return self._shell.agent.vitals
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps this learner's name has behind it, over all restarts: where the training loop goes on."""
+        return self._boundary.step
+
+    @property
+    def rate(self) -> float:
+        """Multiply the learning rate with this: it rises to 1 over the warm-up after a start with fresh moments into a
+        run in flight, where the first steps of an Adam without a past are too long. Otherwise 1."""
+        fresh_into_flight = self.moments == "fresh" and any(self._shell.joined_at)
+        return rate_of(fresh_into_flight, self.steps_done - self._first_step, self._warmup)
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of those steps."""
+        return self._boundary.tokens_seen
+
+    @property
+    def versions(self) -> list[int]:
+        """The global version each fragment of the model is based on."""
+        return [slot.base for slot in self._boundary.slots]
+
+    @property
+    def incarnation(self) -> int:
+        """How often this name has joined the run, this time included."""
+        return self._shell.agent.incarnation
+
+    @property
+    def summary(self) -> Summary:
+        """What the stay came to: steps, versions, where the work went; `str` of it is one line. Whole after `close`."""
+        return self._shell.agent.summary()
+
+    @property
+    def _boundary(self) -> Boundary:
+        boundary = self._shell.agent.boundary
+        assert boundary is not None, "a link exists only once it has joined"
+        return boundary
+
+    def step(self, tokens: SupportsInt, *, loss: SupportsFloat | None = None) -> None:
+        """Report one optimizer step over this many tokens; call it right after `optimizer.step()`.
+
+        Copies a few fragments out of the model and into it, and now and then what a checkpoint holds. A store or bus
+        that is away does not hold it up. `loss` is shown by `status`; while it is not finite no checkpoint is written,
+        for none could be gone on from. Both may be numbers of Python or NumPy, or tensors of one element; a tensor on
+        a GPU is waited for.
+
+        Raises `InputError` for a token count that is no whole number of at least one and for a loss that is no number,
+        and whatever ended the agent for good: `Denied` (credentials were revoked) or `Fenced` (this name was started
+        again elsewhere), for example.
+        """
+        tokens, loss = tokens_of(tokens), loss_of(loss)
+        if self._closed:
+            raise InputError("the link is closed: join again under the same name to go on")
+        with self._all_ranks("STEP", self.steps_done + 1, tokens):
+            self._shell.check()
+            with self.metrics.hold_seconds.time():
+                self._boundary.after_step(tokens, loss)
+            while self._boundary.overdue():  # only where the run's pace has a lead
+                self._shell.news.wait(NEWS_S)
+                self._shell.news.clear()
+                self._shell.check()
+                self._boundary.wait_on()
+        self.metrics.steps.inc()
+        self.metrics.tokens.inc(tokens)
+        if loss is not None and math.isfinite(loss):
+            self.metrics.loss.set(loss)
+            self._said_nonfinite = False
+        elif loss is not None:
+            self.metrics.losses_nonfinite.inc()
+            if not self._said_nonfinite:
+                self._said_nonfinite = True
+                logger.warning(
+                    "%s: the loss of step %d is %s: training goes on; differences that are not finite are not sent, "
+                    "and no checkpoint is written until it is a number again",
+                    self._shell.agent.name, self.steps_done, loss,
+                )  # fmt: skip
+        if self._shell.feeder is not None:
+            values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
+            self._shell.feeder.note(self.steps_done, values)
+
+    def let_go(self) -> None:
+        """Wait for no version any more; only a run whose pace has a `lead` ever waits.
+
+        For signal handlers: a loop that stands at its boundary goes on within a second and can then be ended.
+        """
+        self._boundary.let_go()
+
+    def close(self, *, done: bool = True) -> None:
+        """Announce what is under way, write a last checkpoint and leave the run; then sum up on the log.
+
+        `done` says that this learner has trained all its steps. Call it between two steps, as `step`. A learner of
+        whose work nothing was merged yet stays for up to five seconds to hear of it, and leaves with a warning if it
+        does not.
+        """
+        self._leave(done, keep=True)
+
+    def _leave(self, done: bool, keep: bool) -> None:
+        if not self._closed:
+            self._closed = True
+            # Ranks of which one fails are not at one step: no checkpoint can be taken of them.
+            with self._all_ranks("CLOSE", self.steps_done) if keep else nullcontext():
+                self._shell.close(done, keep)
+            found = self.summary
+            logger.log(logging.WARNING if found.never_merged or found.diverged else logging.INFO, "%s", found)
+
+    def __enter__(self) -> "Link":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._leave(done=kind is None, keep=kind is None or self._sharded is None)
+
+    def _all_ranks(self, call: str, number: int, tokens: int = 0) -> AbstractContextManager[object]:
+        """Meet the other ranks of this learner, if it has any; when all is done here, let them go on."""
+        return nullcontext() if self._sharded is None else self._sharded.call(call, number, tokens)
+
+
+def rate_of(fresh_into_flight: bool, steps: int, warmup: int) -> float:
+    """Return the factor on the learning rate so many steps after a start; see `Link.rate`."""
+    if not fresh_into_flight:
+        return 1.0
+    from isthmus.pytorch.moments import warmth
+
+    return warmth(steps, warmup)

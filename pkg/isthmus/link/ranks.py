@@ -1,0 +1,166 @@
+"""The ranks of a learner that do not speak for it: how they join, and what they hold of the run."""
+
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
+
+import msgspec
+
+from isthmus.errors import InputError
+from isthmus.health import Vitals
+from isthmus.layout import Layout
+from isthmus.learner import parts
+from isthmus.learner.step_arguments import loss_of, tokens_of
+from isthmus.learner.summary import Summary
+from isthmus.link.link import Link, rate_of
+from isthmus.log.run import Run, heard_run, told_run
+from isthmus.metrics import LearnerMetrics
+from isthmus.owners.asked import Peers, Spread, Told, interfaces
+from isthmus.owners.served import serve
+from isthmus.ports import Ports
+from isthmus.runtime import cores
+from isthmus.shell import OwnerThread, Shell
+
+if TYPE_CHECKING:
+    from isthmus.pytorch.sharded import Sharded
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """What the first rank says to the others when it has joined."""
+
+    step: int
+    tokens_seen: int
+    moments: str
+    fresh_into_flight: bool
+    incarnation: int
+
+
+class RankLink(Link):
+    """What a `Link` is to the ranks of a learner that do not speak for it: they do with it as they are told."""
+
+    def __init__(
+        self, sharded: "Sharded", run: Run, joined: Joined, warmup: int, threads: Sequence[OwnerThread]
+    ) -> None:
+        self._sharded = sharded
+        self._threads = threads
+        self._run = run
+        self._joined = joined
+        self._step, self._tokens_seen = joined.step, joined.tokens_seen
+        self._closed = False
+        self._warmup = warmup
+        self.moments = joined.moments
+
+    @property
+    def speaks(self) -> bool:  # noqa: D102
+        return False
+
+    @property
+    def run(self) -> Run:  # noqa: D102
+        return self._run
+
+    @property
+    def steps_done(self) -> int:  # noqa: D102
+        return self._step
+
+    @property
+    def tokens_seen(self) -> int:  # noqa: D102
+        return self._tokens_seen
+
+    @property
+    def incarnation(self) -> int:  # noqa: D102
+        return self._joined.incarnation
+
+    @property
+    def rate(self) -> float:  # noqa: D102
+        return rate_of(self._joined.fresh_into_flight, self._step - self._joined.step, self._warmup)
+
+    @property
+    def metrics(self) -> LearnerMetrics:  # noqa: D102
+        raise self._elsewhere("metrics")
+
+    @property
+    def vitals(self) -> Vitals:  # noqa: D102
+        raise self._elsewhere("vitals")
+
+    @property
+    def versions(self) -> list[int]:  # noqa: D102
+        raise self._elsewhere("versions")
+
+    @property
+    def summary(self) -> Summary:  # noqa: D102
+        raise self._elsewhere("summary")
+
+    def _elsewhere(self, what: str) -> InputError:
+        return InputError(f"link.{what} is with the rank that speaks for the learner: ask where link.speaks is true")
+
+    def step(self, tokens: SupportsInt, *, loss: SupportsFloat | None = None) -> None:  # noqa: D102
+        tokens, _ = tokens_of(tokens), loss_of(loss)
+        if self._closed:
+            raise InputError("the link is closed: join again under the same name to go on")
+        with self._all_ranks("STEP", self._step + 1, tokens):
+            self._step += 1
+            self._tokens_seen += tokens
+
+    def let_go(self) -> None:
+        """Wait as long as the rank that speaks does."""
+
+    def _leave(self, done: bool, keep: bool) -> None:
+        if not self._closed:
+            self._closed = True
+            try:
+                if keep:
+                    with self._all_ranks("CLOSE", self._step):
+                        pass
+                    for thread in self._threads:
+                        thread.close()
+            finally:
+                for thread in self._threads:
+                    thread.stop()
+
+
+@asynccontextmanager
+async def spread(sharded: "Sharded | None", shell: Shell, ports: Ports) -> AsyncIterator[Spread | None]:
+    """Have all ranks of a learner come to the first one, to keep their share of its arrays (see `Shell.start`)."""
+    if sharded is None:
+        yield None
+        return
+    ranks, found = sharded.ranks, ports.log.run
+    owner = ranks.owners(len(found.layout.fragments))
+    secret = (ports.runtime.new_id() + ports.runtime.new_id()).encode()
+    peers = Peers(range(1, ranks.size), secret)
+    alone = len(set(ranks.nodes)) == 1
+    host, names = interfaces(alone, os.environ.get("MASTER_ADDR"), socket.gethostname())
+    async with peers.listening(host):
+        told = Told(told_run(found), owner, [(name, peers.port) for name in names], secret)
+        words = msgspec.msgpack.encode(told)
+        await shell.on_training_thread(lambda: sharded.place(found.layout, owner, peers, words))
+        await peers.complete()
+        yield Spread(peers, owner)
+
+
+def follow(sharded: "Sharded", warmup: int, url: str) -> RankLink:
+    """Join as a rank that does not speak."""
+    run: list[Run] = []
+    threads: list[OwnerThread] = []
+
+    def layout_of(words: bytes) -> tuple[Layout, Sequence[int]]:
+        told = msgspec.msgpack.decode(words, type=Told)
+        run.append(heard_run(told.run))
+        rank, nodes = sharded.ranks.order, sharded.ranks.nodes
+        crew = max(1, cores() // nodes.count(nodes[rank]))
+        thread = OwnerThread(partial(serve, url, run[0], sharded.shelf, rank, told.addresses, told.secret, crew))
+        threads.append(thread)
+        sharded.fetch = lambda *where: thread.ask(lambda log: parts.read(log, *where))
+        return run[0].layout, told.owner
+
+    try:
+        with sharded.call("JOIN", layout_of=layout_of) as said:
+            pass
+    except BaseException:
+        for thread in threads:
+            thread.stop()
+        raise
+    return RankLink(sharded, run[0], msgspec.msgpack.decode(said.words, type=Joined), warmup, threads)
