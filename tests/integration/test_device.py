@@ -62,6 +62,7 @@ def test_an_update_packed_on_the_device_is_the_one_packed_here(
     tmp_path: Path, rules: Rules, dtype: torch.dtype, residuals_here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "CHUNK", 256)  # several of a tensor, the last one not whole
+    monkeypatch.setattr(device, "STAGED_BYTES", 240)
 
     async def go() -> None:
         model = net(dtype)

@@ -33,8 +33,8 @@ from isthmus.rules import Adoption
 
 logger = logging.getLogger(__name__)
 
-PINNED_MAX = 4
-"""Buffers of one size kept for the next copy between device and host."""
+STAGED_BYTES, PINNED_MAX = 64 << 20, 4
+"""Bytes that are on their way between device and host in one piece, and how many such pieces are kept pinned."""
 
 CHUNK = 1 << 24
 """Parameters packed at a time: it bounds the device's memory that packing takes, at some 0.4 GB. A multiple of what
@@ -50,7 +50,7 @@ class Lane:
         """How often each thread has waited for the device, by its number."""
         self._module: Any = getattr(torch, device.type, None) if has_lanes(device) else None
         self._stream: Any = self._module.Stream(device=device) if self._module else None
-        self._pinned: dict[int, list[torch.Tensor]] = {}
+        self._pinned: list[torch.Tensor] = []
 
     def mark(self) -> Any:
         """Return a mark behind what the calling thread has queued on the stream it uses."""
@@ -91,38 +91,34 @@ class Lane:
 
     def to_host(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         """Copy a flat tensor into one on the CPU, by way of pinned memory; waits."""
-        if self._module is None:
-            out.copy_(tensor)
-            self.wait()
-            return
-        with self._staging(tensor.numel() * tensor.itemsize) as pinned:
-            through = pinned.view(tensor.dtype)
-            through.copy_(tensor, non_blocking=True)
-            self.wait()
-            out.copy_(through)
+        with self._staging(tensor) as (through, step):
+            for begin in range(0, tensor.numel(), step):
+                piece = tensor[begin : begin + step]
+                through[: piece.numel()].copy_(piece, non_blocking=True)
+                self.wait()
+                out[begin : begin + step].copy_(through[: piece.numel()])
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a flat tensor on the device, by way of pinned memory; waits."""
-        if self._module is None:
-            self.wait()
-            return tensor.clone()
-        with self._staging(tensor.numel() * tensor.itemsize) as pinned:
-            through = pinned.view(tensor.dtype)
-            through.copy_(tensor)
-            found = through.to(self.device, non_blocking=True)
-            self.wait()
+        found = torch.empty_like(tensor, device=self.device)
+        with self._staging(tensor) as (through, step):
+            for begin in range(0, tensor.numel(), step):
+                piece = tensor[begin : begin + step]
+                through[: piece.numel()].copy_(piece)
+                found[begin : begin + step].copy_(through[: piece.numel()], non_blocking=True)
+                self.wait()
         return found
 
     @contextmanager
-    def _staging(self, size: int) -> Iterator[torch.Tensor]:
-        free = self._pinned.setdefault(size, [])
+    def _staging(self, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield pinned memory as a flat tensor of the same dtype, and how many elements it has."""
         try:
-            pinned = free.pop()
+            pinned = self._pinned.pop()
         except IndexError:
-            pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        yield pinned
-        if len(free) < PINNED_MAX:
-            free.append(pinned)
+            pinned = torch.empty(STAGED_BYTES, dtype=torch.uint8, pin_memory=self._module is not None)
+        yield pinned.view(tensor.dtype), STAGED_BYTES // tensor.itemsize
+        if len(self._pinned) < PINNED_MAX:
+            self._pinned.append(pinned)
 
 
 def has_lanes(device: torch.device) -> bool:
