@@ -140,6 +140,7 @@ class Shell:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(agent.wake)
 
+        self.donor = None  # it may be as large as the model
         model, arrays = replica(self.run.layout)
         agent.attach(model, notify, saver, arrays).news = self.news.set
         self._attached.set()

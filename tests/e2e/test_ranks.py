@@ -17,6 +17,8 @@ import torch
 import isthmus
 from e2e.rank_learner import net
 from e2e.test_processes import HANGS_S, QUIET, ROOT, Processes, commits_of, processes, wait_for
+from isthmus.records import frame
+from isthmus.records.objects import CheckpointHeader
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
 
@@ -143,7 +145,8 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         newest = max(
             (tmp_path / "run" / "learners" / "a").glob("*/checkpoints/0*"), key=lambda path: path.stat().st_mtime
         )
-        written = sorted((newest.parent / "parts").glob(f"{newest.name[:12]}-*"))
+        header, _ = frame.parse(newest.read_bytes(), frame.Kind.CHECKPOINT, CheckpointHeader)
+        written = sorted(newest.parent / "parts" / part.key.rsplit("/", 1)[1] for part in header.parts)
         assert [path.name.split("-")[1] for path in written] == ["00000", "00001"]
         blob = bytearray(written[1].read_bytes())
         blob[-64] ^= 1

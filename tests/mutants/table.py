@@ -778,7 +778,11 @@ MUTANTS = [
         "tests/integration/test_device.py",
         row("rounding-is-local-work", "before = before.to(values.dtype).float()", "before = before.float()"),
         row("what-was-dropped-is-all-there-was", "                    gradient -= said\n", ""),
-        row("a-version-stays-on-the-device", "values.block = None  #", "values.block = values.block  #"),
+        row(
+            "a-version-stays-on-the-device",
+            "self._lane.used_by_training(block.tensors)\n        if isinstance(values, Staged):\n            values.block = None",
+            "self._lane.used_by_training(block.tensors)\n        if False:\n            pass",
+        ),
         row("not-finite-is-sent", "if not bool(torch.isfinite(gradient).all()):", "if gradient is None:"),
     ),
     *of(

@@ -19,6 +19,7 @@ from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.records import frame, tree
 from isthmus.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Part, PartHeader, Sent
+from isthmus.runtime import Runtime
 
 
 class Stateful(Protocol):
@@ -136,15 +137,31 @@ async def moved(
 _NOTHING = np.empty(0, np.float32)
 
 
-async def why_useless(frozen: Frozen, steward: Steward) -> str | None:
+async def why_useless(frozen: Frozen, steward: Steward, runtime: Runtime) -> str | None:
     """Return why nobody could go on from this, its own learner or a peer; None where it can be stored."""
+    why: str | None = await runtime.offload(_why_useless_here, frozen)
+    if why is not None:
+        return why
+    for p, point in enumerate(frozen.points):
+        for held in (point.values, point.sent_values):
+            if isinstance(held, Remote) and not await steward.is_finite(held):
+                return _not_finite(p)
+    return None
+
+
+def _why_useless_here(frozen: Frozen) -> str | None:
+    """The same of what lies in this process."""
     if frozen.loss is not None and not np.isfinite(frozen.loss):
         return f"the loss is {frozen.loss}"
     for p, point in enumerate(frozen.points):
         for held in (point.values, point.sent_values):
-            if held is not None and not await steward.is_finite(held):
-                return f"fragment {p} holds a NaN or an infinity"
+            if isinstance(held, np.ndarray) and not kernels.all_finite(held):
+                return _not_finite(p)
     return None
+
+
+def _not_finite(p: int) -> str:
+    return f"fragment {p} holds a NaN or an infinity"
 
 
 @dataclass(frozen=True, slots=True)

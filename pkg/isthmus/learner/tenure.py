@@ -157,7 +157,7 @@ class Tenure:
 
     async def _is_useful(self, frozen: Frozen) -> bool:
         """Return whether anybody could go on from it; the first that nobody could is told, and the end of that."""
-        why = await why_useless(frozen, self._steward)
+        why = await why_useless(frozen, self._steward, self._runtime)
         if why is not None:
             self._metrics.checkpoints_failed.inc()
             if not self._useless:

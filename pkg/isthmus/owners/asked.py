@@ -182,7 +182,7 @@ class Peers:
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
-                envelope, _ = await wire.read(reader)
+                envelope, _ = await wire.read(reader, wire.HELLO_MAX, 0)
         except (RankLost, TimeoutError, ValueError):
             writer.close()
             return

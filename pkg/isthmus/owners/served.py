@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ async def serve(
             wire.write(writer, 0, wire.Hello(rank, secret))
             await Served(steward, shelf, reader, writer, store.traffic).run()
         finally:
+            shelf.close()
             writer.close()
 
 
@@ -102,6 +104,14 @@ class Served:
                 assert not isinstance(message, wire.Hello | wire.Answer | wire.Failure), "only questions come this way"
                 # Now: they may be forgotten by the next message.
                 known = {number: self._shelf.find(number) for number in _arguments(message)}
+                if isinstance(message, wire.Sum):
+                    # At once: what it makes may be asked for, and forgotten, by those that follow. Of answers and of
+                    # sums before it are its arguments made, so they are here.
+                    a, b = known[message.a], known[message.b]
+                    assert a is not None, "made before"
+                    assert b is not None, "made before"
+                    self._shelf.put(message.into, self._steward.sum(message.fragment, a, b))
+                    continue
                 task = tasks.create_task(self._answer(envelope.number, message, known, body))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
@@ -117,7 +127,7 @@ class Served:
         except Exception as error:
             logger.exception("a question of the first rank")
             said = wire.Failure(type(error).__name__, repr(error), {})
-        if not isinstance(message, wire.Sum):
+        with suppress(OSError):  # the first rank has gone: whoever reads finds out
             wire.write(self._writer, number, said)
             await self._writer.drain()
 
@@ -143,8 +153,6 @@ class Served:
                 parcel = known[at]
                 assert isinstance(parcel, Parcel), "only what was packed is stored"
                 await steward.store(key, parcel)
-            case wire.Sum(fragment, a, b, into):
-                shelf.put(into, steward.sum(fragment, known[a], known[b]))
             case wire.Give(into):
                 shelf.put(into, np.frombuffer(body, np.float32))
             case wire.Bring(fragment, pieces, into):
@@ -153,7 +161,7 @@ class Served:
                 return self._done(yes=await steward.is_finite(known[n]))
             case wire.Keep(part, numbers):
                 return self._done(part=await steward.keep(part, [known[n] for n in numbers]))
-            case wire.Forget():
+            case wire.Forget() | wire.Sum():
                 raise AssertionError("is dealt with at once")
         return self._done()
 

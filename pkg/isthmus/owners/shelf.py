@@ -31,6 +31,7 @@ class Shelf:
     def __init__(self) -> None:
         self._things: dict[int, Any] = {}
         self._forgotten: set[int] = set()
+        self._closed = False
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -52,9 +53,17 @@ class Shelf:
     def wait_for(self, number: int) -> Any:
         """Return what is kept under a number, or will be in a moment. Raises `RankLost` where it never comes."""
         with self._changed:
-            if not self._changed.wait_for(lambda: number in self._things, WAIT_S):
+            if not self._changed.wait_for(lambda: number in self._things or self._closed, WAIT_S):
                 raise RankLost(f"array {number} did not come in {WAIT_S:g} s")
+            if number not in self._things:
+                raise RankLost(f"array {number} will not come any more")
             return self._things[number]
+
+    def close(self) -> None:
+        """Let nobody wait any more: nothing will come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Let go of these: nobody will ask for them again."""

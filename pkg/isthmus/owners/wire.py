@@ -183,11 +183,17 @@ def write(writer: asyncio.StreamWriter, number: int, message: Hello | Asked | Sa
         writer.write(body)
 
 
-async def read(reader: asyncio.StreamReader) -> tuple[Envelope, bytearray]:
-    """Return the next message and its body. Raises `RankLost` at the end of the stream."""
+HELLO_MAX = 4 << 10
+"""Bytes that are read of somebody who has not said the secret yet."""
+
+
+async def read(
+    reader: asyncio.StreamReader, message_max: int = MESSAGE_MAX, body_max: int = BODY_MAX
+) -> tuple[Envelope, bytearray]:
+    """Return the next message and its body. Raises `RankLost` at the end of the stream, and beyond the limits."""
     try:
         size, more = _HEAD.unpack(await reader.readexactly(_HEAD.size))
-        if size > MESSAGE_MAX or more > BODY_MAX:
+        if size > message_max or more > body_max:
             raise RankLost(f"a message of {size} and {more} bytes between ranks")
         envelope = msgspec.msgpack.decode(await reader.readexactly(size), type=Envelope)
         body = bytearray(more)

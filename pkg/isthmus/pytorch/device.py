@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -166,12 +167,24 @@ class DeviceArrays:
     def read(self, fragment: int, out: Block) -> None:
         """See `Replica.read`."""
         with torch.no_grad():
-            out.tensors = [_rows(p, rows).clone().reshape(-1) for p, rows in self._places[fragment]]
+            held = [_rows(p, rows) for p, rows in self._places[fragment]]
+            try:
+                out.tensors = [x.clone().reshape(-1) for x in held]
+            except torch.OutOfMemoryError:
+                # By way of the host then, which is waited for.
+                out.tensors = [x.to("cpu", copy=True).reshape(-1) for x in held]
+                return
         self._lane.used_aside(out.tensors)
         out.ready = self._lane.mark()
 
     def write(self, fragment: int, values: Held) -> None:
         """See `Replica.write`."""
+        if isinstance(values, Staged) and values.block is None:
+            self._write_here(fragment, values.host)
+            return
+        if isinstance(values, np.ndarray):
+            self._write_here(fragment, values)
+            return
         block = self._block(fragment, values)
         self._lane.after(block.ready)
         with torch.no_grad():
@@ -182,12 +195,22 @@ class DeviceArrays:
         if isinstance(values, Staged):
             values.block = None  # its place on the device is wanted
 
+    def _write_here(self, fragment: int, values: F32) -> None:
+        """Set parameters from the host's memory, tensor by tensor, which is waited for."""
+        at = 0
+        with torch.no_grad():
+            for p, rows in self._places[fragment]:
+                held = _rows(p, rows)
+                held.copy_(torch.from_numpy(_writable(values[at : at + held.numel()])).view(held.shape))
+                at += held.numel()
+
     def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Block:
         """See `Arrays.mixed`."""
         mine, new = self._block(fragment, local), self._block(fragment, values)
-        before = self._block(fragment, base if since is None else since)
+        before = new if adopt == Adoption.BLEND else self._block(fragment, base if since is None else since)
         for block in (mine, new, before):
             self._lane.after(block.ready)
+            self._lane.used_by_training(block.tensors)
         with torch.no_grad():
             found = []
             for x, v, b in zip(mine.tensors, new.tensors, before.tensors, strict=True):
@@ -196,6 +219,8 @@ class DeviceArrays:
                 else:
                     # What the parameter cannot hold of a base is no local progress.
                     found.append(v + (x.float() - (b.to(x.dtype) if since is None else b).float()))
+        if isinstance(values, Staged):
+            values.block = None  # its place on the device is wanted
         return Block(found, self._lane.mark())
 
     def _block(self, fragment: int, held: Held) -> Block:
@@ -254,7 +279,7 @@ class DeviceSteward:
     async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
         """See `Steward.pack`."""
         fragment = self._fragments[header.fragment]
-        if not self._packs_there or not isinstance(values, Block):
+        if not self._packs_there or not isinstance(values, Block) or values.tensors[0].device != self._lane.device:
             return await self._pack_here(header, base, values, feedback)
         try:
             blob, dropped = await self._own.runtime.offload(self._packed, header, fragment, base, values, feedback)
@@ -327,7 +352,7 @@ class DeviceSteward:
         with self._lane.aside():
             self._lane.after(block.ready)
             for t, x in zip(fragment.tensors, block.tensors, strict=True):
-                self._lane.to_host(x.float(), torch.from_numpy(out[t.start : t.stop]))
+                self._lane.to_host(x, torch.from_numpy(out[t.start : t.stop]))
         return out
 
     def _is_finite(self, block: Block) -> bool:

@@ -81,6 +81,7 @@ class Ranks:
         self.size = 1 if alone else dist.get_world_size()
         self._group: Any = None
         self._opening: tuple[int, int, int] | None = None
+        self._held: object = None
         self.nodes: list[bytes] = []
         """The machine of each rank, by whatever tells machines apart."""
         if self.size > 1:
@@ -123,6 +124,11 @@ class Ranks:
         They meet with the first command: that is one collective for a call in which nothing is done.
         """
         self._opening = (call, number, tokens)
+
+    def opened(self, held: object) -> None:
+        """Keep something until all ranks have made the call that was just begun: what was commanded in the one before
+        is done then."""
+        self._held = held
 
     def command(self, op: Op, argument: int = 0, number: int = 0, blob: bytes = b"") -> None:
         """Have all ranks do something with two numbers and some bytes. Of the first rank.
@@ -174,12 +180,14 @@ class Ranks:
 
     def _agree(self, head: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
         opening, self._opening = self._opening, None
+        held, self._held = self._held, None
         assert opening is not None, "ranks agree once for each call"
         if self.size == 1:
             return head
         rows = [torch.zeros(7, dtype=torch.int64) for _ in range(self.size)]
         with _together():
             dist.all_gather(rows, torch.tensor((*opening, *head), dtype=torch.int64), group=self._group)
+        del held
         said = [tuple(row.tolist()) for row in rows]
         for order, theirs in enumerate(said):
             if theirs[:3] != said[0][:3]:

@@ -115,6 +115,8 @@ class Sharded:
         self._layout: Layout
         self._owner: Sequence[int] = ()
         self._remotes: Remotes
+        self._commanded: list[Held | None] = []
+        """What other ranks were told to read, write or mix: they may not have come to it yet."""
         self.fetch: Fetch
         """Reads what lies in the store. Training thread."""
         self.shelf = Shelf()
@@ -133,6 +135,9 @@ class Sharded:
         """
         said = Said()
         self.ranks.meet(Call[call], number, tokens)
+        if self.ranks.leads and self._commanded:
+            self.ranks.opened(self._commanded)
+            self._commanded = []
         if not self.ranks.leads:
             said.words = self._serve(layout_of)
             yield said
@@ -187,16 +192,19 @@ class Sharded:
         found = self._remotes.remote(self._owner[fragment])
         sent = 0 if since is None else _number(since)
         mix = _Mix(adopt.value, _number(local), _number(values), _number(base), sent)
+        self._commanded += [found, local, values, base, since]
         self.ranks.command(Op.MIX, fragment, found.number, msgspec.msgpack.encode(mix))
         return found
 
     def read(self, fragment: int, out: Held) -> None:
         """See `Replica.read`."""
+        self._commanded.append(out)
         self.ranks.command(Op.READ, fragment, _number(out))
         self._read(fragment, _number(out), None if isinstance(out, Remote) else here(out))
 
     def write(self, fragment: int, values: Held) -> None:
         """See `Replica.write`."""
+        self._commanded.append(values)
         self.ranks.command(Op.WRITE, fragment, _number(values))
         self._write(fragment, _number(values), None if isinstance(values, Remote) else here(values))
 
