@@ -143,6 +143,7 @@ class Shell:
         self.donor = None  # it may be as large as the model
         model, arrays = replica(self.run.layout)
         agent.attach(model, notify, saver, arrays).news = self.news.set
+        agent.history.let_go()
         self._attached.set()
 
     def abandon(self) -> None:

@@ -222,9 +222,6 @@ class LearnerAgent:
             arrays=arrays,
         )
         self._voice.boundary = self.boundary
-        if (own := self.history.checkpoint) is not None:
-            # What it says of itself is all that is asked for from now on; its arrays are many bytes.
-            self.history.checkpoint = replace(own, points=(), traffic=(), leaves=())
         return self.boundary
 
     def wake(self) -> None:

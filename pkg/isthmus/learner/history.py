@@ -7,7 +7,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from isthmus.bus import START, Bus
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
@@ -75,6 +75,11 @@ class History:
     def tokens_seen(self) -> int:
         """The tokens of those steps."""
         return self.checkpoint.header.tokens_seen if self.checkpoint else 0
+
+    def let_go(self) -> None:
+        """Keep of the checkpoint only what it says of itself, once it was gone on from: its arrays are many bytes."""
+        if self.checkpoint is not None:
+            self.checkpoint = replace(self.checkpoint, points=(), traffic=(), leaves=())
 
     @property
     def lost_since(self) -> int:
