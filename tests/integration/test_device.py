@@ -168,7 +168,9 @@ def test_what_is_adopted_is_what_would_be_on_the_cpu(tmp_path: Path, dtype: torc
                     sent = None if since is None else mine
                     now = arrays.mixed(p, adopt, local, staged, base, since)
                     assert np.array_equal(whole(now), mixed(fragment, adopt, mine, version, base, sent))
-                found = np.empty(fragment.size, np.float32)
+                assert isinstance(staged, Staged)
+                assert staged.block is None, "what was mixed has taken its place"
+                found, staged = np.empty(fragment.size, np.float32), await there.staged(p, version)
                 for value in (staged, base):
                     arrays.write(p, value)
                     replica.read(p, found)
