@@ -398,7 +398,7 @@ MUTANTS = [
         "tests/unit/test_rounding.py tests/unit/test_codecs.py",
         row(
             "tensors-are-packed-without-padding",
-            "        at += _aligned(size)\n",
+            "        at += aligned(size)\n",
             "        at += size\n",
         ),
         row("pieces-are-aligned-to-two-bytes", "_ALIGN = 4", "_ALIGN = 2"),
@@ -777,7 +777,7 @@ MUTANTS = [
         "pytorch/device.py",
         "tests/integration/test_device.py",
         row("rounding-is-local-work", "before = before.to(values.dtype).float()", "before = before.float()"),
-        row("what-was-dropped-is-all-there-was", "                    gradient -= said\n", ""),
+        row("what-was-dropped-is-all-there-was", "                        gradient -= said\n", ""),
         row(
             "a-version-stays-on-the-device",
             "self._lane.used_by_training(block.tensors)\n        if isinstance(values, Staged):\n            values.block = None",

@@ -16,7 +16,19 @@ from isthmus.layout import Fragment
 from isthmus.rules import rate_of, require_codec
 from isthmus.runtime import ALONE, Crew
 
-__all__ = ["CODECS", "BadCode", "Codec", "codec", "cut", "pack", "packed_bounds", "packed_size", "unpack", "warm"]
+__all__ = [
+    "CODECS",
+    "BadCode",
+    "Codec",
+    "aligned",
+    "codec",
+    "cut",
+    "pack",
+    "packed_bounds",
+    "packed_size",
+    "unpack",
+    "warm",
+]
 
 CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), BFloat16(), Int8(), Int4())}
 """Those of one size, by name; any rate between half a bit and four is a name, too (`isthmus.codecs.rate`)."""
@@ -41,7 +53,8 @@ def warm(*names: str) -> None:
         code.decode_part(out[:size], x.size, 0, np.empty_like(x))
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """Return the bytes that a tensor's piece of this size takes in a packed fragment."""
     return -(-size // _ALIGN) * _ALIGN
 
 
@@ -50,13 +63,13 @@ def packed_size(code: Codec, fragment: Fragment) -> int:
 
     About that, unless the codec is `exact`.
     """
-    return sum(_aligned(code.size(t.size)) for t in fragment.tensors)
+    return sum(aligned(code.size(t.size)) for t in fragment.tensors)
 
 
 def packed_bounds(code: Codec, fragment: Fragment) -> tuple[int, int]:
     """Return the fewest and the most bytes that a packed fragment can have."""
     of = [code.bounds(t.size) for t in fragment.tensors]
-    return sum(_aligned(least) for least, _ in of), sum(_aligned(most) for _, most in of)
+    return sum(aligned(least) for least, _ in of), sum(aligned(most) for _, most in of)
 
 
 def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
@@ -70,7 +83,7 @@ def cut(code: Codec, fragment: Fragment, data: U8) -> tuple[U8, ...]:
     for t in fragment.tensors:
         size = code.measure(data[at:], t.size)
         found.append(data[at : at + size])
-        at += _aligned(size)
+        at += aligned(size)
     if at != data.size:
         raise BadCode(f"{data.size} bytes where {code.name} packs what they say into {at}")
     return tuple(found)
@@ -89,7 +102,7 @@ def pack(code: Codec, fragment: Fragment, x: F32, crew: Crew = ALONE, *, whole: 
         out = np.zeros(packed_bounds(code, fragment)[1], np.uint8)
     at = 0
     for t in fragment.tensors:
-        at += _aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], crew, whole=whole))
+        at += aligned(code.encode(x[t.start : t.stop], out[at : at + code.bounds(t.size)[1]], crew, whole=whole))
     return out[:at]
 
 

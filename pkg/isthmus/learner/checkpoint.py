@@ -103,8 +103,13 @@ class Checkpoint:
         return tree.rebuild(self.header.optimizer, self.leaves, make)
 
     async def whole(self, log: Log) -> "Checkpoint":
-        """Return it with all that is in parts. Raises `Unavailable`, `ObjectMissing`, `RecordInvalid`."""
-        return replace(self, leaves=tuple([await parts.whole(log, leaf) for leaf in self.leaves]))
+        """Return it with all of the optimizer's and the data's state that is in parts; fragments are brought elsewhere.
+
+        Raises `Unavailable`, `ObjectMissing`, `RecordInvalid`.
+        """
+        first = sum(map(_arrays_of, self.header.fragments))
+        state = [await parts.whole(log, leaf) for leaf in self.leaves[first:]]
+        return replace(self, leaves=(*self.leaves[:first], *state))
 
     def data(self, make: Callable[[tree.Leaf], object]) -> Any:
         """Return the data's state. Raises `RecordInvalid`."""
@@ -187,15 +192,13 @@ class Draft:
 
     def pack(self, stored: Sequence[Part]) -> frame.Gathered:
         """Return the checkpoint object, with the parts that were stored; its arrays stay where they lie."""
-        inside = [leaf for leaf in self.leaves if not leaf.pieces]
-        starts, size = tree.place(inside)
-        pieces: list[frame.Blob | U8] = []
-        at = 0
-        for leaf, start in zip(inside, starts, strict=True):
-            pieces += [bytes(start - at), leaf.data]
-            at = start + leaf.spec.size
-        header = structs.replace(self.header, parts=tuple(stored))
-        return frame.gathered(frame.Kind.CHECKPOINT, header, [*pieces, bytes(size - at)])
+        _, payload = tree.laid([leaf for leaf in self.leaves if not leaf.pieces])
+        return frame.gathered(frame.Kind.CHECKPOINT, structs.replace(self.header, parts=tuple(stored)), payload)
+
+
+def _arrays_of(f: FragmentPoint) -> int:
+    """Return how many of a checkpoint's arrays are of a fragment; see `CheckpointHeader`."""
+    return 3 + len(f.attempts) + len(f.taken_by)
 
 
 def _leaf(array: Held | None, size: int) -> tree.Leaf:
@@ -281,7 +284,7 @@ def open_checkpoint(
     points, traffic, at = [], [], 0
     for fragment, f in zip(run.layout.fragments, header.fragments, strict=True):
         arrays: list[Held | None] = []
-        count = 3 + len(f.attempts) + len(f.taken_by)
+        count = _arrays_of(f)
         for leaf in leaves[at : at + count]:
             sizes: dict[tuple[int, ...], int] = {(0,): 0, (fragment.size,): 4 * fragment.size}
             found = leaf.spec.maker, leaf.spec.dtype

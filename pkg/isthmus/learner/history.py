@@ -161,7 +161,10 @@ async def _look_at(
     glance: Callable[[CheckpointHeader], str | None],
 ) -> Checkpoint | None:
     header = await read_head(log, entry.key)
+    size = entry.size + sum(part.size for part in header.parts)
     why = await log.runtime.offload(glance, header)
+    if why is None and size > _largest(log):
+        why = f"with its parts it has {size} bytes"
     if why is None:
         found = await read_checkpoint(log, entry.key, entry.size)
         if found is None:
@@ -179,9 +182,12 @@ async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Ent
     newest: dict[str, Entry] = {}
     for entry in checkpoints_in(await log.store.list(LEARNERS)):
         newest.setdefault(entry.key.split("/")[1], entry)
-    largest = DONOR_BYTES * log.run.layout.size + DONOR_EXTRA
-    fit = [e for name, e in newest.items() if name != learner and name in among and e.size <= largest]
+    fit = [e for name, e in newest.items() if name != learner and name in among and e.size <= _largest(log)]
     return sorted(fit, key=lambda e: e.modified, reverse=True)[:DONORS_MAX]
+
+
+def _largest(log: Log) -> int:
+    return DONOR_BYTES * log.run.layout.size + DONOR_EXTRA
 
 
 async def read_head(log: Log, key: str) -> CheckpointHeader:

@@ -2,6 +2,7 @@
 what it needs of what others wrote. Each piece has a digest of its own, and is checked as it arrives.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.keys import part_key
 from isthmus.records.objects import CheckpointHeader, Part, PartHeader, Piece
-from isthmus.records.tree import Leaf
+from isthmus.records.tree import Leaf, laid, numpy_leaf
 
 Extent = tuple[int, ...]
 
@@ -69,16 +70,14 @@ async def write(log: Log, header: PartHeader, arrays: Sequence["np.ndarray[Any, 
 
 
 def _packed(header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]"]) -> tuple[frame.Gathered, Part]:
-    pieces, lies, at = [], list[frame.Blob | np.ndarray[Any, Any]](), 0
-    for piece, array in zip(header.pieces, arrays, strict=True):
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        digest = digests.digest(flat)
-        pieces.append(msgspec.structs.replace(piece, at=at, size=flat.size, digest=digest))
-        room = -(-flat.size // frame.ALIGN) * frame.ALIGN
-        lies += [flat, bytes(room - flat.size)]
-        at += room
-    whole = frame.gathered(frame.Kind.PART, msgspec.structs.replace(header, pieces=tuple(pieces)), lies)
-    head = len(whole) - at
+    leaves = [numpy_leaf(array) for array in arrays]
+    starts, payload = laid(leaves)
+    pieces = tuple(
+        msgspec.structs.replace(piece, at=at, size=leaf.spec.size, digest=digests.digest(leaf.data))
+        for piece, leaf, at in zip(header.pieces, leaves, starts, strict=True)
+    )
+    whole = frame.gathered(frame.Kind.PART, msgspec.structs.replace(header, pieces=pieces), payload)
+    head = len(whole) - sum(map(len, payload))
     digest = digests.digest(whole.part(0, head))
     key = part_key(header.learner, header.incarnation, header.step, header.rank, digest)
     return whole, Part(key=key, size=len(whole), head=head, digest=digest)
@@ -94,8 +93,8 @@ async def located(log: Log, header: CheckpointHeader) -> Mapping[int, tuple[Lies
     pieces do not make up the arrays.
     """
     found: defaultdict[int, list[Lies]] = defaultdict(list)
-    for part in header.parts:
-        head = await log.store.get_range(part.key, 0, part.head)
+    heads = await asyncio.gather(*(log.store.get_range(part.key, 0, part.head) for part in header.parts))
+    for part, head in zip(header.parts, heads, strict=True):
         if digests.digest(head) != part.digest:
             raise RecordInvalid(Reason.DIGEST_MISMATCH, f"{part.key} does not begin as the checkpoint says")
         said = frame.parse_head(head, frame.Kind.PART, PartHeader)

@@ -258,8 +258,7 @@ class Owners:
         if (peer := self._peer(fragment)) is None:
             return await self._own.start(fragment, version, key, commit)
         into = peer.number()
-        of = None if commit is None else wire.commit_told(commit)
-        await self._ask(peer, kind("read", key), wire.Start(fragment, version, key, of, into))
+        await self._ask(peer, kind("read", key), wire.Start(fragment, version, key, commit, into))
         return peer.remote(into)
 
     async def step(self, carried: Held, commit: Commit) -> Held:
@@ -268,7 +267,7 @@ class Owners:
             return await self._own.step(carried, commit)
         peer = self._peers.of[carried.rank]
         into, about = peer.number(), kind("read", commit.header.value_key)
-        await self._ask(peer, about, wire.Step(carried.number, wire.commit_told(commit), into))
+        await self._ask(peer, about, wire.Step(carried.number, commit, into))
         return peer.remote(into)
 
     async def restart(self, commit: Commit) -> Held:
@@ -276,7 +275,7 @@ class Owners:
         if (peer := self._peer(commit.header.fragment)) is None:
             return await self._own.restart(commit)
         into, about = peer.number(), kind("read", commit.header.value_key)
-        await self._ask(peer, about, wire.Restart(wire.commit_told(commit), into))
+        await self._ask(peer, about, wire.Restart(commit, into))
         return peer.remote(into)
 
     async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
@@ -298,7 +297,7 @@ class Owners:
             await self._own.store(key, parcel)
             return
         peer = self._peers.of[parcel.body.rank]
-        await self._ask(peer, kind("create", key), wire.Store(key, parcel.digest, parcel.body.number))
+        await self._ask(peer, kind("create", key), wire.Store(key, parcel.body.number))
 
     def sum(self, fragment: int, a: Held, b: Held) -> Held:
         """See `Steward.sum`."""

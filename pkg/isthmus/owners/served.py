@@ -135,12 +135,11 @@ class Served:
         steward, shelf = self._steward, self._shelf
         match message:
             case wire.Start(fragment, version, key, commit, into):
-                of = None if commit is None else wire.commit_heard(commit)
-                shelf.put(into, await steward.start(fragment, version, key, of))
+                shelf.put(into, await steward.start(fragment, version, key, commit))
             case wire.Step(carried, commit, into):
-                shelf.put(into, await steward.step(known[carried], wire.commit_heard(commit)))
+                shelf.put(into, await steward.step(known[carried], commit))
             case wire.Restart(commit, into):
-                shelf.put(into, await steward.restart(wire.commit_heard(commit)))
+                shelf.put(into, await steward.restart(commit))
             case wire.Pack(header, base, values, feedback, at, dropped):
                 carried_back = None if feedback is None else known[feedback]
                 parcel = await steward.pack(header, known[base], known[values], carried_back)
@@ -149,7 +148,7 @@ class Served:
                     if parcel.dropped is not None:
                         shelf.put(dropped, parcel.dropped)
                     return self._done(parcel.digest, parcel.size, parcel.dropped is not None)
-            case wire.Store(key, _, at):
+            case wire.Store(key, at):
                 parcel = known[at]
                 assert isinstance(parcel, Parcel), "only what was packed is stored"
                 await steward.store(key, parcel)
@@ -178,7 +177,7 @@ def _arguments(message: wire.Asked) -> list[int]:
             return [carried]
         case wire.Pack(_, base, values, feedback):
             return [base, values, *([] if feedback is None else [feedback])]
-        case wire.Store(_, _, body):
+        case wire.Store(_, body):
             return [body]
         case wire.Sum(_, a, b):
             return [a, b]

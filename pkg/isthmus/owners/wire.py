@@ -19,7 +19,7 @@ from isthmus.errors import RankLost
 from isthmus.learner.parts import Lies
 from isthmus.log import Commit
 from isthmus.records.frame import Blob
-from isthmus.records.objects import CommitHeader, Part, PartHeader, UpdateHeader
+from isthmus.records.objects import Part, PartHeader, UpdateHeader
 
 _HEAD = struct.Struct("<IQ")
 MESSAGE_MAX = 64 << 20
@@ -39,31 +39,13 @@ class Hello(Message, frozen=True):
     secret: bytes
 
 
-class CommitTold(msgspec.Struct, frozen=True):
-    """A commit as it was read."""
-
-    header: CommitHeader
-    digest: bytes
-    packed: bool
-
-
-def commit_told(commit: Commit) -> CommitTold:
-    """Return a commit as it is told."""
-    return CommitTold(commit.header, commit.digest, commit.packed)
-
-
-def commit_heard(told: CommitTold) -> Commit:
-    """Undo `commit_told`."""
-    return Commit(told.header, told.digest, told.packed)
-
-
 class Start(Message, frozen=True):
     """`Carry.start`."""
 
     fragment: int
     version: int
     key: str
-    commit: CommitTold | None
+    commit: Commit | None
     into: int
 
 
@@ -71,14 +53,14 @@ class Step(Message, frozen=True):
     """`Carry.step`."""
 
     carried: int
-    commit: CommitTold
+    commit: Commit
     into: int
 
 
 class Restart(Message, frozen=True):
     """`Carry.restart`."""
 
-    commit: CommitTold
+    commit: Commit
     into: int
 
 
@@ -97,7 +79,6 @@ class Store(Message, frozen=True):
     """`Steward.store`."""
 
     key: str
-    digest: bytes
     body: int
 
 

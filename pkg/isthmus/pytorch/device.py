@@ -20,14 +20,14 @@ import torch
 from torch import nn
 
 from isthmus import memory
-from isthmus.codecs import codec, packed_size
+from isthmus.codecs import aligned, codec, packed_size
 from isthmus.digests import digest
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment, Layout, Tensor
 from isthmus.learner.steward import BLEND, Held, OnDevice, OwnSteward, Parcel, Steward, here
 from isthmus.log import Commit
 from isthmus.pytorch import device_codecs
-from isthmus.pytorch.model import named
+from isthmus.pytorch.model import TorchReplica, named, rows_of, writable
 from isthmus.records import frame
 from isthmus.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.rules import Adoption
@@ -158,6 +158,7 @@ class DeviceArrays:
     def __init__(self, model: nn.Module, layout: Layout, lane: Lane) -> None:
         parameters = dict(named(model))
         self._lane = lane
+        self._from_host = TorchReplica(model, layout)
         self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
 
     def empty(self, fragment: int) -> Block:
@@ -167,7 +168,7 @@ class DeviceArrays:
     def read(self, fragment: int, out: Block) -> None:
         """See `Replica.read`."""
         with torch.no_grad():
-            held = [_rows(p, rows) for p, rows in self._places[fragment]]
+            held = [rows_of(p, rows) for p, rows in self._places[fragment]]
             try:
                 out.tensors = [x.clone().reshape(-1) for x in held]
             except torch.OutOfMemoryError:
@@ -180,29 +181,19 @@ class DeviceArrays:
     def write(self, fragment: int, values: Held) -> None:
         """See `Replica.write`."""
         if isinstance(values, Staged) and values.block is None:
-            self._write_here(fragment, values.host)
-            return
+            values = values.host
         if isinstance(values, np.ndarray):
-            self._write_here(fragment, values)
+            self._from_host.write(fragment, values)  # which is waited for
             return
         block = self._block(fragment, values)
         self._lane.after(block.ready)
         with torch.no_grad():
             for (p, rows), new in zip(self._places[fragment], block.tensors, strict=True):
-                held = _rows(p, rows)
+                held = rows_of(p, rows)
                 held.copy_(new.view(held.shape), non_blocking=True)
         self._lane.used_by_training(block.tensors)
         if isinstance(values, Staged):
             values.block = None  # its place on the device is wanted
-
-    def _write_here(self, fragment: int, values: F32) -> None:
-        """Set parameters from the host's memory, tensor by tensor, which is waited for."""
-        at = 0
-        with torch.no_grad():
-            for p, rows in self._places[fragment]:
-                held = _rows(p, rows)
-                held.copy_(torch.from_numpy(_writable(values[at : at + held.numel()])).view(held.shape))
-                at += held.numel()
 
     def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Block:
         """See `Arrays.mixed`."""
@@ -232,8 +223,8 @@ class DeviceArrays:
         host = held.host if isinstance(held, Staged) else here(held)
         found, at = [], 0
         for p, rows in self._places[fragment]:
-            size = _rows(p, rows).numel()
-            found.append(torch.from_numpy(_writable(host[at : at + size])).to(self._lane.device))
+            size = rows_of(p, rows).numel()
+            found.append(torch.from_numpy(writable(host[at : at + size])).to(self._lane.device))
             at += size
         return Block(found, self._lane.mark())
 
@@ -241,11 +232,11 @@ class DeviceArrays:
 class DeviceSteward:
     """A steward of what lies on a device and of what lies here. Everything it does runs in threads of the agent."""
 
-    def __init__(self, own: OwnSteward, lane: Lane, *, residuals_here: bool = True) -> None:
-        """`residuals_here`: error feedback is kept in this process's memory, else on the device."""
+    divides = False
+
+    def __init__(self, own: OwnSteward, lane: Lane) -> None:
         self._own = own
         self._lane = lane
-        self._residuals_here = residuals_here
         rules = own.log.run.rules
         self._codec = device_codecs.CODECS.get(rules.codec_up)
         self._code = codec(rules.codec_up)
@@ -264,8 +255,6 @@ class DeviceSteward:
     async def restart(self, commit: Commit) -> Held:
         """See `Carry.restart`."""
         return await self._own.restart(commit)
-
-    divides = False
 
     async def staged(self, fragment: int, held: Held) -> Held:
         """See `Steward.staged`."""
@@ -305,14 +294,7 @@ class DeviceSteward:
 
     def sum(self, fragment: int, a: Held, b: Held) -> Held:
         """See `Steward.sum`."""
-        if not isinstance(a, Block) and not isinstance(b, Block):
-            return self._own.sum(fragment, a, b)
-        parts = [x if isinstance(x, Block) else self._there(self._fragments[fragment], here(x)) for x in (a, b)]
-        with self._lane.aside():
-            for part in parts:
-                self._lane.after(part.ready)
-            total = [x + y for x, y in zip(parts[0].tensors, parts[1].tensors, strict=True)]
-            return Block(total, self._lane.mark())
+        return self._own.sum(fragment, a, b)
 
     async def home(self, fragment: int, held: Held) -> Held:
         """See `Steward.home`."""
@@ -342,9 +324,7 @@ class DeviceSteward:
 
     def _there(self, fragment: Fragment, host: F32) -> Block:
         with self._lane.aside():
-            found = [
-                self._lane.to_device(torch.from_numpy(_writable(host[t.start : t.stop]))) for t in fragment.tensors
-            ]
+            found = [self._lane.to_device(torch.from_numpy(writable(host[t.start : t.stop]))) for t in fragment.tensors]
             return Block(found, self._lane.mark())
 
     def _landed(self, fragment: Fragment, block: Block) -> F32:
@@ -364,19 +344,16 @@ class DeviceSteward:
 
     def _packed(
         self, header: UpdateHeader, fragment: Fragment, base: Held, values: Block, feedback: Held | None
-    ) -> tuple[frame.Body | None, Held | None]:
+    ) -> tuple[frame.Body | None, F32 | None]:
         """Return the update object and what its codec dropped; (None, None) where the difference is not finite."""
         assert self._codec is not None, "asked only where there is one"
         room = memory.room(packed_size(self._code, fragment))
         room.fill(0)
-        left = memory.empty(fragment.size) if self._own.lossy and self._residuals_here else None
-        dropped: list[torch.Tensor] = []
+        left = memory.empty(fragment.size) if self._own.lossy else None
         at = 0
         with self._lane.aside():
             self._lane.after(values.ready)
             for number, t in enumerate(fragment.tensors):
-                if self._own.lossy and left is None:
-                    dropped.append(torch.empty(t.size, dtype=torch.float32, device=self._lane.device))
                 codes = at + self._codec.split(t.size)
                 for begin in range(0, t.size, CHUNK):
                     end = min(t.size, begin + CHUNK)
@@ -387,19 +364,11 @@ class DeviceSteward:
                     scales, packed, said = self._codec.encode(gradient)
                     self._lay(scales, room, at + self._codec.split(begin))
                     self._lay(packed, room, codes + self._codec.offset(begin))
-                    if not self._own.lossy:
-                        continue
-                    gradient -= said
-                    if left is None:
-                        dropped[-1][begin:end] = gradient
-                    else:
+                    if left is not None:
+                        gradient -= said
                         self._lane.to_host(gradient, torch.from_numpy(left[t.start + begin : t.start + end]))
-                at += -(-self._code.size(t.size) // 4) * 4
-            mark = self._lane.mark()
-        blob = frame.written(frame.Kind.UPDATE, header, room)
-        if not self._own.lossy:
-            return blob, None
-        return blob, Block(dropped, mark) if left is None else left
+                at += aligned(self._code.size(t.size))
+        return frame.written(frame.Kind.UPDATE, header, room), left
 
     def _lay(self, what: torch.Tensor, room: U8, at: int) -> None:
         self._lane.to_host(what, torch.from_numpy(room[at : at + what.numel()]))
@@ -425,18 +394,9 @@ class DeviceSteward:
         if isinstance(held, Block):
             self._lane.after(held.ready)
             return held.tensors[number][begin:end].float()
-        return self._lane.to_device(torch.from_numpy(_writable(here(held)[t.start + begin : t.start + end])))
+        return self._lane.to_device(torch.from_numpy(writable(here(held)[t.start + begin : t.start + end])))
 
 
 def steward(lane: Lane, own: OwnSteward, *_: object) -> Steward:
     """See `MakeSteward`."""
     return DeviceSteward(own, lane)
-
-
-def _rows(parameter: torch.Tensor, rows: tuple[int, int] | None) -> torch.Tensor:
-    whole = parameter.detach()
-    return whole if rows is None else whole[rows[0] : rows[1]]
-
-
-def _writable(values: F32) -> F32:
-    return values if values.flags.writeable else values.copy()

@@ -131,17 +131,17 @@ class TorchReplica:
     def read(self, fragment: int, out: F32) -> None:
         """See `Replica.read`."""
         for parameter, rows, at in self._places[fragment]:
-            held = _rows(parameter, rows)
+            held = rows_of(parameter, rows)
             torch.from_numpy(out[at]).view(held.shape).copy_(held)
 
     def write(self, fragment: int, values: F32) -> None:
         """See `Replica.write`."""
         for parameter, rows, at in self._places[fragment]:
-            held = _rows(parameter, rows)
-            held.copy_(torch.from_numpy(_writable(values[at])).view(held.shape))
+            held = rows_of(parameter, rows)
+            held.copy_(torch.from_numpy(writable(values[at])).view(held.shape))
 
 
-def _rows(parameter: nn.Parameter, rows: tuple[int, int] | None) -> torch.Tensor:
+def rows_of(parameter: nn.Parameter, rows: tuple[int, int] | None) -> torch.Tensor:
     """Return a view of a parameter, or of some rows of it."""
     whole = parameter.detach()
     return whole if rows is None else whole[rows[0] : rows[1]]
@@ -239,13 +239,13 @@ def load_named(model: nn.Module, specs: Sequence[Spec], values: Sequence[F32]) -
                 f"tensor {name!r} has shape {spec.shape} in the file, {tuple(parameters[name].shape)} in the model"
             )
         with torch.no_grad():
-            parameters[name].copy_(torch.from_numpy(_writable(flat)).view(spec.shape))
+            parameters[name].copy_(torch.from_numpy(writable(flat)).view(spec.shape))
 
 
 def _flat(parameter: torch.Tensor) -> F32:
     return np.ascontiguousarray(parameter.detach().to("cpu", torch.float32).reshape(-1).numpy()).copy()
 
 
-def _writable(values: F32) -> F32:
+def writable(values: F32) -> F32:
     """torch warns of read-only memory even where it only reads."""
     return values if values.flags.writeable else values.copy()

@@ -169,6 +169,17 @@ def place(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
     return starts, at
 
 
+def laid(leaves: Sequence[Leaf]) -> tuple[list[int], "list[bytes | Bytes]"]:
+    """Return where each leaf starts in a payload, and that payload: the leaves where they lie, with zeros between."""
+    starts, size = place(leaves)
+    pieces: list[bytes | Bytes] = []
+    at = 0
+    for leaf, start in zip(leaves, starts, strict=True):
+        pieces += [bytes(start - at), leaf.data]
+        at = start + leaf.spec.size
+    return starts, [*pieces, bytes(size - at)]
+
+
 def cut(specs: Sequence[LeafSpec], payload: memoryview) -> list[Leaf]:
     """Return the leaves in a payload. Raises `RecordInvalid` where it is not of their size."""
     leaves, at = [], 0
