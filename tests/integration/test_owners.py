@@ -68,7 +68,7 @@ class Pair:
         wire.write(writer, 0, wire.Hello(1, SECRET))
         steward = OwnSteward(Log(self.w.run, self.there, self.w.runtime))
         try:
-            await served.Served(steward, self.shelf, reader, writer, self.traffic).run()
+            await served.Served(steward, self.w.runtime, self.shelf, reader, writer, self.traffic).run()
         finally:
             writer.close()
 

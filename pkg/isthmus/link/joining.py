@@ -124,9 +124,11 @@ def join(
     model = torch_model.unwrapped(model)
     torch_model.check_optimizer(model, optimizer)
     specs = torch_model.specs_of(model, vectors)
+    where = device.device_of(model)
+    lane = None if where is None else device.Lane(where)
     sharded = None
     if ranks is not None:
-        sharded = Sharded(model, optimizer, data, ranks, [f"as {learner}", f"the run {run}"])
+        sharded = Sharded(model, optimizer, data, ranks, [f"as {learner}", f"the run {run}"], lane)
         if not ranks.leads:
             return follow(sharded, warmup_steps, run)
 
@@ -153,14 +155,11 @@ def join(
             lambda header: shell.ask_training_thread(lambda: judge.glance(header)),
         )
 
-    where = device.device_of(model) if sharded is None else None
-    lane = None if where is None else device.Lane(where)
+    steward = None if lane is None else partial(device.steward, lane)
     shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
         frozen = torch_model.frozen_of(model) if sharded is None else sharded.frozen()
-        shell.start(
-            enter, find_donor, partial(spread, sharded, shell), None if lane is None else partial(device.steward, lane)
-        )
+        shell.start(enter, find_donor, partial(spread, sharded, shell), steward)
         try:
             own = shell.agent.history.checkpoint
             if sharded is None:

@@ -19,7 +19,7 @@ from isthmus.link.link import Link, rate_of
 from isthmus.log.run import Run, heard_run, told_run
 from isthmus.metrics import LearnerMetrics
 from isthmus.owners.asked import Peers, Spread, Told, interfaces
-from isthmus.owners.served import serve
+from isthmus.owners.served import Keeper, own_keeper, serve
 from isthmus.ports import Ports
 from isthmus.runtime import cores
 from isthmus.shell import OwnerThread, Shell
@@ -138,7 +138,14 @@ async def spread(sharded: "Sharded | None", shell: Shell, ports: Ports) -> Async
         words = msgspec.msgpack.encode(told)
         await shell.on_training_thread(lambda: sharded.place(found.layout, owner, peers, words))
         await peers.complete()
-        yield Spread(peers, owner)
+        yield Spread(peers, owner, _keeper(sharded), sharded.lane is not None)
+
+
+def _keeper(sharded: "Sharded") -> Keeper:
+    """Return what makes the steward of what this rank owns."""
+    from isthmus.pytorch import device
+
+    return own_keeper if sharded.lane is None else partial(device.steward, sharded.lane)
 
 
 def follow(sharded: "Sharded", warmup: int, url: str) -> RankLink:
@@ -151,7 +158,8 @@ def follow(sharded: "Sharded", warmup: int, url: str) -> RankLink:
         run.append(heard_run(told.run))
         rank, nodes = sharded.ranks.order, sharded.ranks.nodes
         crew = max(1, cores() // nodes.count(nodes[rank]))
-        thread = OwnerThread(partial(serve, url, run[0], sharded.shelf, rank, told.addresses, told.secret, crew))
+        serving = partial(serve, url, run[0], sharded.shelf, _keeper(sharded), rank, told.addresses, told.secret, crew)
+        thread = OwnerThread(serving)
         threads.append(thread)
         sharded.fetch = lambda *where: thread.ask(lambda log: parts.read(log, *where))
         return run[0].layout, told.owner

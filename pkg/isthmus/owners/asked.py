@@ -16,7 +16,7 @@ from isthmus.kernels import U8
 from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, Steward, Stored, here
 from isthmus.log import Commit
 from isthmus.owners import wire
-from isthmus.owners.served import CONNECT_S, is_secret
+from isthmus.owners.served import CONNECT_S, Keeper, is_secret
 from isthmus.owners.shelf import Numbers
 from isthmus.records.frame import Blob
 from isthmus.records.keys import LEARNERS
@@ -217,10 +217,14 @@ class Spread:
 
     peers: Peers
     owner: Sequence[int]
+    keeper: Keeper
+    """Makes the steward of what the first rank owns itself."""
+    on_devices: bool
+    """Whether ranks keep arrays on the devices that train."""
 
     def steward(self, own: OwnSteward, tolerance: Tolerance, moved: Moved) -> Steward:
         """See `MakeSteward`."""
-        return Owners(own, self.peers, self.owner, tolerance, moved)
+        return Owners(self.keeper(own), self.peers, self.owner, tolerance, moved, on_devices=self.on_devices)
 
 
 def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str, list[str]]:
@@ -240,18 +244,22 @@ class Owners:
 
     def __init__(
         self,
-        own: OwnSteward,
+        own: Steward,
         peers: Peers,
         owner: Sequence[int],
         tolerance: Tolerance,
         moved: Moved,
+        *,
+        on_devices: bool = False,
     ) -> None:
-        """`owner`: the rank of each fragment. `moved` is told what other ranks move."""
+        """`own`: of what the first rank owns. `owner`: the rank of each fragment. `moved` is told what other ranks
+        move. `on_devices`: arrays are staged and landed where they are owned."""
         peers.moved = moved
         self._own = own
         self._peers = peers
         self._owner = owner
         self._tolerance = tolerance
+        self._on_devices = on_devices
 
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> Held:
         """See `Carry.start`."""
@@ -309,11 +317,23 @@ class Owners:
 
     async def staged(self, fragment: int, held: Held) -> Held:
         """See `Steward.staged`."""
-        return held
+        if not isinstance(held, Remote):
+            return await self._own.staged(fragment, held)
+        return await self._elsewhere(wire.Stage, fragment, held)
 
     async def landed(self, fragment: int, held: Held) -> Held:
         """See `Steward.landed`."""
-        return held
+        if not isinstance(held, Remote):
+            return await self._own.landed(fragment, held)
+        return await self._elsewhere(wire.Land, fragment, held)
+
+    async def _elsewhere(self, move: type[wire.Stage | wire.Land], fragment: int, held: Remote) -> Remote:
+        if not self._on_devices:
+            return held
+        peer = self._peers.of[held.rank]
+        into = peer.number()
+        await peer.ask(move(fragment, held.number, into))
+        return peer.remote(into)
 
     async def home(self, fragment: int, held: Held) -> Held:
         """See `Steward.home`."""

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from isthmus.errors import IsthmusError, RankLost, Unavailable, told
-from isthmus.learner.steward import OwnSteward, Parcel, Stored
+from isthmus.learner.steward import OwnSteward, Parcel, Steward, Stored
 from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.owners import wire
 from isthmus.owners.shelf import Shelf
 from isthmus.ports import open_place
 from isthmus.records.objects import Part
+from isthmus.runtime import Runtime
 from isthmus.store.measured import Traffic
 
 logger = logging.getLogger(__name__)
@@ -25,10 +26,20 @@ CONNECT_S = 30.0
 """The first rank is to be reached within this long."""
 
 
+Keeper = Callable[[OwnSteward], Steward]
+"""Makes the steward of what a rank owns, around one that works in the host's memory."""
+
+
+def own_keeper(own: OwnSteward) -> Steward:
+    """Keep all of it in the host's memory."""
+    return own
+
+
 async def serve(
     url: str,
     run: Run,
     shelf: Shelf,
+    keeper: Keeper,
     rank: int,
     addresses: Sequence[tuple[str, int]],
     secret: bytes,
@@ -41,12 +52,12 @@ async def serve(
     Raises `Unavailable` where it cannot be reached.
     """
     async with open_place(url, crew=threads) as store:
-        steward = OwnSteward(Log(run, store, store.runtime))
-        opened(steward.log)
+        own = OwnSteward(Log(run, store, store.runtime))
+        opened(own.log)
         reader, writer = await _reach(addresses)
         try:
             wire.write(writer, 0, wire.Hello(rank, secret))
-            await Served(steward, shelf, reader, writer, store.traffic).run()
+            await Served(keeper(own), store.runtime, shelf, reader, writer, store.traffic).run()
         finally:
             shelf.close()
             writer.close()
@@ -73,13 +84,15 @@ class Served:
 
     def __init__(
         self,
-        steward: OwnSteward,
+        steward: Steward,
+        runtime: Runtime,
         shelf: Shelf,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         traffic: Traffic,
     ) -> None:
         self._steward = steward
+        self._runtime = runtime
         self._shelf = shelf
         self._reader, self._writer = reader, writer
         self._traffic = traffic
@@ -120,7 +133,7 @@ class Served:
         said: wire.Said
         try:
             for missing in [n for n, thing in known.items() if thing is None]:
-                known[missing] = await self._steward.runtime.offload(self._shelf.wait_for, missing)
+                known[missing] = await self._runtime.offload(self._shelf.wait_for, missing)
             said = await self._do(message, known, body)
         except IsthmusError as error:
             said = wire.Failure(type(error).__name__, str(error), vars(error))
@@ -156,6 +169,10 @@ class Served:
                 shelf.put(into, np.frombuffer(body, np.float32))
             case wire.Bring(fragment, pieces, into):
                 shelf.put(into, await steward.home(fragment, Stored(pieces)))
+            case wire.Stage(fragment, n, into):
+                shelf.put(into, await steward.staged(fragment, known[n]))
+            case wire.Land(fragment, n, into):
+                shelf.put(into, await steward.landed(fragment, known[n]))
             case wire.IsFinite(n):
                 return self._done(yes=await steward.is_finite(known[n]))
             case wire.Keep(part, numbers):
@@ -181,7 +198,7 @@ def _arguments(message: wire.Asked) -> list[int]:
             return [body]
         case wire.Sum(_, a, b):
             return [a, b]
-        case wire.IsFinite(number):
+        case wire.IsFinite(number) | wire.Stage(_, number) | wire.Land(_, number):
             return [number]
         case wire.Keep(_, numbers):
             return numbers

@@ -105,6 +105,22 @@ class Bring(Message, frozen=True):
     into: int
 
 
+class Stage(Message, frozen=True):
+    """`Steward.staged`."""
+
+    fragment: int
+    number: int
+    into: int
+
+
+class Land(Message, frozen=True):
+    """`Steward.landed`."""
+
+    fragment: int
+    number: int
+    into: int
+
+
 class IsFinite(Message, frozen=True):
     """`Steward.is_finite`."""
 
@@ -145,7 +161,7 @@ class Failure(Message, frozen=True):
     about: dict[str, Any]
 
 
-Asked = Start | Step | Restart | Pack | Store | Sum | Give | Bring | IsFinite | Keep | Forget
+Asked = Start | Step | Restart | Pack | Store | Sum | Give | Bring | Stage | Land | IsFinite | Keep | Forget
 Said = Answer | Failure
 
 

@@ -152,18 +152,69 @@ class Staged(OnDevice):
     block: Block | None
 
 
-class DeviceArrays:
-    """A module's parameters on a device, as the boundary reads and writes them. Training thread; nothing here waits."""
+class Blocks:
+    """Arrays of fragments on a device. Training thread; nothing here waits for what lies there."""
 
-    def __init__(self, model: nn.Module, layout: Layout, lane: Lane) -> None:
-        parameters = dict(named(model))
+    def __init__(self, layout: Layout, lane: Lane) -> None:
+        self._layout = layout
         self._lane = lane
-        self._from_host = TorchReplica(model, layout)
-        self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
 
     def empty(self, fragment: int) -> Block:
         """See `Arrays.empty`."""
         return Block([])
+
+    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Block:
+        """See `Arrays.mixed`."""
+        mine, new = self.of(fragment, local), self.of(fragment, values)
+        before = new if adopt == Adoption.BLEND else self.of(fragment, base if since is None else since)
+        for block in (mine, new, before):
+            self._lane.after(block.ready)
+            self._lane.used_by_training(block.tensors)
+        with torch.no_grad():
+            found = []
+            for x, v, b in zip(mine.tensors, new.tensors, before.tensors, strict=True):
+                if adopt == Adoption.BLEND:
+                    found.append(float(BLEND) * x.float() + (1.0 - float(BLEND)) * v)
+                else:
+                    # What the parameter cannot hold of a base is no local progress.
+                    found.append(v + (x.float() - (b.to(x.dtype) if since is None else b).float()))
+        used_up(values)
+        return Block(found, self._lane.mark())
+
+    def of(self, fragment: int, held: Held) -> Block:
+        """Return an array on the device. What is not there is brought, which is waited for: at joining, the base of
+        what is carried on top, and what had no room."""
+        held = at_hand(held)
+        if isinstance(held, Block):
+            if held.tensors[0].device == self._lane.device:
+                return held
+            return Block([x.to(self._lane.device) for x in held.tensors], self._lane.mark())
+        host = here(held)
+        cut = [host[t.start : t.stop] for t in self._layout.fragments[fragment].tensors]
+        return Block([torch.from_numpy(writable(x)).to(self._lane.device) for x in cut], self._lane.mark())
+
+
+def at_hand(held: Held) -> Held:
+    """Return a published value as it lies on the device, where it does, else as it lies here."""
+    if not isinstance(held, Staged):
+        return held
+    return held.host if held.block is None else held.block
+
+
+def used_up(held: Held) -> None:
+    """Give back the place of a published value on the device: it is in the parameters."""
+    if isinstance(held, Staged):
+        held.block = None
+
+
+class DeviceArrays(Blocks):
+    """A module's parameters on a device, as the boundary reads and writes them. Training thread; nothing here waits."""
+
+    def __init__(self, model: nn.Module, layout: Layout, lane: Lane) -> None:
+        super().__init__(layout, lane)
+        parameters = dict(named(model))
+        self._from_host = TorchReplica(model, layout)
+        self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
 
     def read(self, fragment: int, out: Block) -> None:
         """See `Replica.read`."""
@@ -180,53 +231,18 @@ class DeviceArrays:
 
     def write(self, fragment: int, values: Held) -> None:
         """See `Replica.write`."""
-        if isinstance(values, Staged) and values.block is None:
-            values = values.host
-        if isinstance(values, np.ndarray):
-            self._from_host.write(fragment, values)  # which is waited for
+        block = at_hand(values)
+        if isinstance(block, np.ndarray):
+            self._from_host.write(fragment, block)  # which is waited for
             return
-        block = self._block(fragment, values)
+        block = self.of(fragment, block)
         self._lane.after(block.ready)
         with torch.no_grad():
             for (p, rows), new in zip(self._places[fragment], block.tensors, strict=True):
                 held = rows_of(p, rows)
                 held.copy_(new.view(held.shape), non_blocking=True)
         self._lane.used_by_training(block.tensors)
-        if isinstance(values, Staged):
-            values.block = None  # its place on the device is wanted
-
-    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Block:
-        """See `Arrays.mixed`."""
-        mine, new = self._block(fragment, local), self._block(fragment, values)
-        before = new if adopt == Adoption.BLEND else self._block(fragment, base if since is None else since)
-        for block in (mine, new, before):
-            self._lane.after(block.ready)
-            self._lane.used_by_training(block.tensors)
-        with torch.no_grad():
-            found = []
-            for x, v, b in zip(mine.tensors, new.tensors, before.tensors, strict=True):
-                if adopt == Adoption.BLEND:
-                    found.append(float(BLEND) * x.float() + (1.0 - float(BLEND)) * v)
-                else:
-                    # What the parameter cannot hold of a base is no local progress.
-                    found.append(v + (x.float() - (b.to(x.dtype) if since is None else b).float()))
-        if isinstance(values, Staged):
-            values.block = None  # its place on the device is wanted
-        return Block(found, self._lane.mark())
-
-    def _block(self, fragment: int, held: Held) -> Block:
-        if isinstance(held, Block):
-            return held
-        if isinstance(held, Staged) and held.block is not None:
-            return held.block
-        # Not staged: at joining, and for the base of what is carried on top.
-        host = held.host if isinstance(held, Staged) else here(held)
-        found, at = [], 0
-        for p, rows in self._places[fragment]:
-            size = rows_of(p, rows).numel()
-            found.append(torch.from_numpy(writable(host[at : at + size])).to(self._lane.device))
-            at += size
-        return Block(found, self._lane.mark())
+        used_up(values)
 
 
 class DeviceSteward:
@@ -389,8 +405,7 @@ class DeviceSteward:
 
     def _part(self, t: Tensor, number: int, begin: int, end: int, held: Held) -> torch.Tensor:
         """Return elements [begin, end) of what a fragment's array has of a tensor, on the device, float32."""
-        if isinstance(held, Staged):
-            held = held.block or held.host
+        held = at_hand(held)
         if isinstance(held, Block):
             self._lane.after(held.ready)
             return held.tensors[number][begin:end].float()

@@ -2,7 +2,8 @@
 
 A learner may be a torchrun job. Every rank of it makes the same calls (`join`, `step`, `close`) at the same places, and
 at each of them the first rank says what is done: which fragment is read, which is written, that a checkpoint is taken.
-All words between ranks go over a process group of their own, between CPUs, from the training thread.
+All words between ranks go over a process group of their own, between CPUs, from the training thread; blocks of a model
+that lies on devices go over another one, between those.
 """
 
 import os
@@ -80,6 +81,7 @@ class Ranks:
         self.order = 0 if alone else dist.get_rank()
         self.size = 1 if alone else dist.get_world_size()
         self._group: Any = None
+        self._on_device: Any = None
         self._opening: tuple[int, int, int] | None = None
         self._held: object = None
         self.nodes: list[bytes] = []
@@ -105,16 +107,26 @@ class Ranks:
         turn = [rank for *_, rank in sorted(places)]
         return [turn[p % self.size] for p in range(fragments)]
 
+    def meet_on(self, device: torch.device) -> None:
+        """Make a way between devices of this kind, too. Called by all ranks."""
+        if self.size > 1:
+            with _together():
+                self._on_device = dist.new_group(backend=dist.Backend.default_device_backend_map[device.type])
+                # Some of them may have nothing to move; the first that is moved is moved by all.
+                dist.all_reduce(torch.zeros(1, device=device), group=self._on_device)
+
     def close(self) -> None:
-        """Give the process group back. Called by every rank after its last word.
+        """Give the process groups back. Called by every rank after its last word.
 
         Its threads end with it. One that lets go of a tensor while the interpreter ends would take the process with it
         (`terminate called without an active exception`), whatever had been done.
         """
-        group, self._group = self._group, None
-        if group is not None:
-            with suppress(ValueError, AssertionError):  # the job has destroyed all of them
-                dist.destroy_process_group(group)
+        groups = self._on_device, self._group
+        self._on_device = self._group = None
+        for group in groups:
+            if group is not None:
+                with suppress(ValueError, AssertionError):  # the job has destroyed all of them
+                    dist.destroy_process_group(group)
 
     # --- a call -------------------------------------------------------------------------------------------------------
 
@@ -215,15 +227,28 @@ class Ranks:
             dist.all_gather(blobs, mine, group=self._group)
         return [blob[: int(size)].numpy().tobytes() for blob, size in zip(blobs, sizes, strict=True)]
 
-    def send(self, to: int, words: torch.Tensor) -> Any:
-        """Begin to send bytes [n] uint8 on the CPU to a rank; return what `finish` waits for."""
-        with _together():
-            return dist.isend(words, to, group=self._group)
+    def heard(self, of: int, yes: bool) -> bool:
+        """Return what a rank says. Called by all of them."""
+        said = torch.tensor([yes], dtype=torch.uint8)
+        if self.size > 1:
+            with _together():
+                dist.broadcast(said, of, group=self._group)
+        return bool(said[0])
 
-    def receive(self, of: int, into: torch.Tensor) -> Any:
-        """Begin to receive bytes [n] uint8 on the CPU from a rank; return what `finish` waits for."""
+    def move(self, out: Sequence[tuple[int, torch.Tensor]], into: Sequence[tuple[int, torch.Tensor]]) -> Sequence[Any]:
+        """Begin to send bytes [n] uint8 to ranks, and to receive them from ranks; return what `finish` waits for.
+
+        All of them lie on the CPU, or all on a device. Of a device the stream in use is what waits, not this thread.
+        """
+        if not (out or into):
+            return []
+        device = (*out, *into)[0][1].device
+        group = self._group if self._on_device is None or device.type == "cpu" else self._on_device
+        moves = [dist.P2POp(dist.isend, words, to, group) for to, words in out]
+        moves += [dist.P2POp(dist.irecv, room, of, group) for of, room in into]
         with _together():
-            return dist.irecv(into, of, group=self._group)
+            works: Sequence[Any] = dist.batch_isend_irecv(moves)
+        return works
 
     def finish(self, works: Sequence[Any]) -> None:
         """Wait until what was begun is through."""

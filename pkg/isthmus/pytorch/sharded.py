@@ -16,17 +16,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus import memory
 from isthmus.digests import digest
 from isthmus.errors import InputError, ObjectMissing, PortError, RankLost, RecordInvalid, known_error
 from isthmus.kernels import F32, U8
-from isthmus.layout import Layout, Spec, Tensor
+from isthmus.layout import Layout, Spec
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.parts import Away, Lies
-from isthmus.learner.steward import Held, OwnArrays, Remote, here, mixed
+from isthmus.learner.steward import Held, Remote
 from isthmus.owners.shelf import Shelf
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments, optimizers
+from isthmus.pytorch.device import Lane
+from isthmus.pytorch.gathered import Fragments, Mix
 from isthmus.pytorch.ranks import Call, Op, Ranks, known
 from isthmus.pytorch.shards import Block, Shards, Wanted, is_sharded, local_of, remade
 from isthmus.pytorch.trial import Together, Trial
@@ -83,16 +84,6 @@ LayoutOf = Callable[[bytes], tuple[Layout, Sequence[int]]]
 """Returns how the run cuts the model and who owns what, from what the first rank tells."""
 
 
-class _Mix(msgspec.Struct, frozen=True, array_like=True):
-    """What is mixed of a fragment: the arrays of these numbers; 0 is none."""
-
-    adopt: str
-    local: int
-    values: int
-    base: int
-    since: int
-
-
 @dataclass(slots=True)
 class Said:
     """What the first rank says to the others when a call is over."""
@@ -104,16 +95,25 @@ class Sharded:
     """A model and its optimizer on the ranks of one learner."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Stateful | None, ranks: Ranks, alike: list[str]
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Stateful | None,
+        ranks: Ranks,
+        alike: list[str],
+        lane: Lane | None = None,
     ) -> None:
-        """Meet the other ranks (see `Shards`)."""
+        """Meet the other ranks (see `Shards`). `lane`: the agent's, on the device where this rank's part of the model
+        lies."""
         self.ranks = ranks
         self._model, self._optimizer, self._data = model, optimizer, data
         kept = "without data=" if data is None else "with data="
-        self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}", kept])
-        self._places: list[list[tuple[int, Tensor]]] = []
-        self._layout: Layout
-        self._owner: Sequence[int] = ()
+        where = "a model on the CPU" if lane is None else f"a model on {lane.device.type}"
+        self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}", kept, where])
+        self.lane = lane
+        if lane is not None:
+            ranks.meet_on(lane.device)
+        self._fragments: Fragments
         self._remotes: Remotes
         self._commanded: list[Held | None] = []
         """What other ranks were told to read, write or mix: they may not have come to it yet."""
@@ -177,21 +177,22 @@ class Sharded:
         `remotes` makes what stands for arrays of others.
         """
         self.ranks.command(Op.LAYOUT, blob=words)
-        self._place(layout, owner)
         self._remotes = remotes
+        self._place(layout, owner)
 
     def empty(self, fragment: int) -> Held:
         """See `Arrays.empty`."""
-        owner = self._owner[fragment]
-        return self._remotes.remote(owner) if owner else memory.empty(self._layout.fragments[fragment].size)
+        owner = self._fragments.owner[fragment]
+        return self._remotes.remote(owner) if owner else self._fragments.arrays.empty(fragment)
 
     def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Held:
         """See `Arrays.mixed`."""
-        if not self._owner[fragment]:
-            return OwnArrays(self._layout).mixed(fragment, adopt, local, values, base, since)
-        found = self._remotes.remote(self._owner[fragment])
+        owner = self._fragments.owner[fragment]
+        if not owner:
+            return self._fragments.arrays.mixed(fragment, adopt, local, values, base, since)
+        found = self._remotes.remote(owner)
         sent = 0 if since is None else _number(since)
-        mix = _Mix(adopt.value, _number(local), _number(values), _number(base), sent)
+        mix = Mix(adopt.value, _number(local), _number(values), _number(base), sent)
         self._commanded += [found, local, values, base, since]
         self.ranks.command(Op.MIX, fragment, found.number, msgspec.msgpack.encode(mix))
         return found
@@ -200,13 +201,13 @@ class Sharded:
         """See `Replica.read`."""
         self._commanded.append(out)
         self.ranks.command(Op.READ, fragment, _number(out))
-        self._read(fragment, _number(out), None if isinstance(out, Remote) else here(out))
+        self._fragments.read(fragment, _number(out), None if isinstance(out, Remote) else out)
 
     def write(self, fragment: int, values: Held) -> None:
         """See `Replica.write`."""
         self._commanded.append(values)
         self.ranks.command(Op.WRITE, fragment, _number(values))
-        self._write(fragment, _number(values), None if isinstance(values, Remote) else here(values))
+        self._write(fragment, _number(values), None if isinstance(values, Remote) else values)
 
     def save(self) -> tuple[object, object]:
         """See `checkpoint.Saver.save`."""
@@ -276,11 +277,11 @@ class Sharded:
                     assert layout_of is not None, "a run is told to those who join"
                     self._place(*layout_of(blob))
                 case Op.READ:
-                    self._read(argument, number, None)
+                    self._fragments.read(argument, number, None)
                 case Op.WRITE:
                     self._write(argument, number, None)
                 case Op.MIX:
-                    self._mix(argument, number, blob)
+                    self._fragments.mix(argument, number, blob)
                 case Op.SAVE:
                     self._save(number)
                 case Op.LOAD:
@@ -307,43 +308,12 @@ class Sharded:
             yield name, values
 
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
-        self._layout, self._owner = layout, owner
-        self._places = [
-            [(self._shards.index[t.spec.name], t) for t in fragment.tensors] for fragment in layout.fragments
-        ]
+        self._fragments = Fragments(self._shards, layout, owner, self.shelf, self.lane)
 
-    def _held(self, fragment: int) -> list[Wanted]:
-        return [Wanted(i, local_of(self._shards.named[i][1]), t.rows) for i, t in self._places[fragment]]
-
-    def _read(self, fragment: int, number: int, out: F32 | None) -> None:
-        owner = self._owner[fragment]
-        if number and owner == self.ranks.order:
-            out = memory.empty(self._layout.fragments[fragment].size)
-        self._shards.gather(self._held(fragment), [] if out is None else self._cut(fragment, out), owner)
-        if number and out is not None:
-            self.shelf.put(number, out)
-
-    def _write(self, fragment: int, number: int, values: F32 | None) -> None:
-        owner = self._owner[fragment]
-        if number and owner == self.ranks.order:
-            values = self.shelf.wait_for(number)
-        whole = []
-        if values is not None:
-            whole = self._cut(fragment, values if values.flags.writeable else values.copy())
-        self._shards.scatter(self._held(fragment), whole, owner)
+    def _write(self, fragment: int, number: int, values: Held | None) -> None:
+        self._fragments.write(fragment, number, values)
         for module in self._gathering:
             module.reshard()  # an evaluation may have left whole parameters behind, of the old values
-
-    def _mix(self, fragment: int, number: int, blob: bytes) -> None:
-        if self._owner[fragment] != self.ranks.order:
-            return
-        mix = msgspec.msgpack.decode(blob, type=_Mix)
-        local, values, base = (self.shelf.wait_for(n) for n in (mix.local, mix.values, mix.base))
-        since = self.shelf.wait_for(mix.since) if mix.since else None
-        self.shelf.put(number, mixed(self._layout.fragments[fragment], Adoption(mix.adopt), local, values, base, since))
-
-    def _cut(self, fragment: int, flat: F32) -> list[torch.Tensor]:
-        return [torch.from_numpy(flat[t.start : t.stop]).view(t.shape) for _, t in self._places[fragment]]
 
     def _save(self, first: int) -> tuple[object, object] | None:
         state = self._optimizer.state_dict()

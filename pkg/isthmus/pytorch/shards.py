@@ -19,6 +19,8 @@ from isthmus.errors import InputError
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch.ranks import Ranks
 
+CPU = torch.device("cpu")
+
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
     """A rectangle of a tensor: it begins at `offset` and is of `shape`."""
@@ -161,19 +163,22 @@ class Shards:
         """Return the block of a parameter that this rank holds."""
         return self._blocks[index][self.ranks.order]
 
-    def gather(self, wanted: Sequence[Wanted], into: Sequence[torch.Tensor], root: int = 0) -> None:
+    def gather(
+        self, wanted: Sequence[Wanted], into: Sequence[torch.Tensor], root: int = 0, through: torch.device = CPU
+    ) -> None:
         """Bring whole tensors, or rows of them, together on a rank. Called by all ranks.
 
-        `into`: on that rank, where they go, on the CPU, of any dtype; elsewhere nothing is written.
+        `into`: on that rank, where they go, of any dtype; elsewhere nothing is written. `through`: where blocks are
+        when they are moved. Where that is a device, nothing here waits for it.
         """
         if self.ranks.order != root:
             parts = []
             for w in wanted:
                 if any(piece.rank == self.ranks.order for piece in self._pieces(w.index, root)):
                     _, own = w.cut(self._blocks[w.index][self.ranks.order])
-                    parts.append(_bytes(w.part(own)))
+                    parts.append(_bytes(w.part(own), through))
             if sum(part.numel() for part in parts):
-                self.ranks.finish([self.ranks.send(root, torch.cat(parts))])
+                self.ranks.finish(self.ranks.move([(root, torch.cat(parts))], []))
             return
         given = [(w, whole, p.rank, w.cut(p.block)) for w, whole in zip(wanted, into, strict=True)
                  for p in self._pieces(w.index, root)]  # fmt: skip
@@ -181,8 +186,8 @@ class Shards:
         for rank in self._others(root):
             size = sum(block.size * w.held.itemsize for w, _, of, (block, _) in given if of == rank)
             if size:
-                buffers[rank] = torch.empty(size, dtype=torch.uint8)
-        works = [self.ranks.receive(rank, buffer) for rank, buffer in buffers.items()]
+                buffers[rank] = torch.empty(size, dtype=torch.uint8, device=through)
+        works = self.ranks.move([], [*buffers.items()])
         for w, whole, rank, (block, own) in given:
             if rank == root and block.size:
                 whole[block.slices].copy_(w.part(own).reshape(block.shape))
@@ -194,15 +199,17 @@ class Shards:
                 at[rank] = end = begin + block.size * w.held.itemsize
                 whole[block.slices].copy_(buffers[rank][begin:end].view(w.held.dtype).view(block.shape))
 
-    def scatter(self, wanted: Sequence[Wanted], whole: Sequence[torch.Tensor], root: int = 0) -> None:
+    def scatter(
+        self, wanted: Sequence[Wanted], whole: Sequence[torch.Tensor], root: int = 0, through: torch.device = CPU
+    ) -> None:
         """Give every rank its blocks of whole tensors, or of rows of them, in place. Called by all ranks; the arguments
         as for `gather`."""
         if self.ranks.order != root:
             mine = [w.part(w.cut(self._blocks[w.index][self.ranks.order])[1]) for w in wanted]
             size = sum(held.numel() * held.itemsize for held in mine)
             if size:
-                buffer = torch.empty(size, dtype=torch.uint8)
-                self.ranks.finish([self.ranks.receive(root, buffer)])
+                buffer = torch.empty(size, dtype=torch.uint8, device=through)
+                self.ranks.finish(self.ranks.move([], [(root, buffer)]))
                 at = 0
                 for held in mine:
                     end = at + held.numel() * held.itemsize
@@ -211,7 +218,7 @@ class Shards:
                     at = end
             return
         parcels: dict[tuple[Block, ...], torch.Tensor] = {}  # replicas get the same
-        works = []
+        sent = []
         for rank in self._others(root):
             blocks = tuple(w.cut(self._blocks[w.index][rank])[0] for w in wanted)
             if not any(block.size for block in blocks):
@@ -219,11 +226,12 @@ class Shards:
             if blocks not in parcels:
                 parcels[blocks] = torch.cat(
                     [
-                        _bytes(tensor[block.slices].to(w.held.dtype))
+                        _bytes(tensor[block.slices].to(w.held.dtype), through)
                         for w, tensor, block in zip(wanted, whole, blocks, strict=True)
                     ]
                 )
-            works.append(self.ranks.send(rank, parcels[blocks]))
+            sent.append((rank, parcels[blocks]))
+        works = self.ranks.move(sent, [])
         for w, tensor in zip(wanted, whole, strict=True):
             block, own = w.cut(self._blocks[w.index][root])
             if block.size:
@@ -289,5 +297,5 @@ def _placement(tensor: Any) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+def _bytes(tensor: torch.Tensor, where: torch.device = CPU) -> torch.Tensor:
+    return tensor.detach().to(where).contiguous().reshape(-1).view(torch.uint8)
