@@ -1,11 +1,13 @@
 """A learner of one process, or of a torchrun job: RUN NAME KIND STEPS, and how it trains by the options after them.
 
 With --told gradients come from the learner's name and the step, not from data, and its steps keep pace with those of
-the learners named: whatever is merged then does not depend on the clock.
+the learners named: whatever is merged then does not depend on the clock. A KIND that ends in -there has the CPU as the
+device that keeps fragments.
 """
 
 import argparse
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import isthmus
+from isthmus.pytorch import device
 
 
 class Places:
@@ -80,7 +83,18 @@ def main() -> None:
     a = parser.parse_args()
     if a.kind != "plain":
         dist.init_process_group("gloo")
-    model = placed(a.kind)
+    kind, _, there = a.kind.partition("-")
+    lanes: list[device.Lane] = []
+    if there:
+
+        class Seen(device.Lane):
+            def __init__(self, where: torch.device) -> None:
+                super().__init__(where)
+                lanes.append(self)
+
+        device.Lane = Seen  # type: ignore[misc]
+        device.device_of = lambda model: torch.device("cpu")
+    model = placed(kind)
     pace = isthmus.Pace()
     if a.told:
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
@@ -119,6 +133,11 @@ def main() -> None:
             link.step(9)
             if a.told and link.speaks:
                 (folder / f"{a.name}.{link.steps_done}").touch()
+    for lane in lanes:
+        own = lane.waits[threading.get_ident()]
+        print(
+            f"{a.name}/{rank} waited for its device {lane.waits.total()} times, {own} of them in training", flush=True
+        )
     if link.speaks:
         print(f"{a.name} is done: {link.summary}", flush=True)
     if dist.is_initialized():

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from isthmus.layout import Cut, Spec, place
 from isthmus.learner.parts import Lies
 from isthmus.learner.steward import Held, Remote
+from isthmus.pytorch import device
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch.ranks import Op, ranks_of
 from isthmus.pytorch.sharded import InBlocks, Lying, Sharded
@@ -169,7 +170,12 @@ def with_moments(saved: Any, wholes: Wholes, stored: bool) -> Any:
     return saved | {"state": saved["state"] | {"state": entries}}
 
 
-def check(kind: str, width: int) -> None:
+def flat_of(held: Any) -> np.ndarray:
+    """Return an array as it lies on the shelf, from a device too."""
+    return torch.cat([x.float() for x in held.tensors]).numpy() if isinstance(held, device.Block) else held
+
+
+def check(kind: str, width: int, lane: device.Lane | None) -> None:
     dist.barrier()
     model = placed(kind, net(width))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -177,7 +183,7 @@ def check(kind: str, width: int) -> None:
     bare = torch_model.unwrapped(model)
     ranks = ranks_of(model)
     assert ranks is not None
-    sharded = Sharded(bare, optimizer, None, ranks, ["as a"])
+    sharded = Sharded(bare, optimizer, None, ranks, ["as a"], lane)
     specs = torch_model.specs_of(bare)
     layout = place(specs, [cut(i, spec) for i, spec in enumerate(specs)])
     before = whole(model)
@@ -185,7 +191,11 @@ def check(kind: str, width: int) -> None:
     given = [draw.integers(-8, 8, f.size).astype(np.float32) for f in layout.fragments]
     read, write, base, mix = ([at + f.index for f in layout.fragments] for at in (100, 200, 300, 400))
     for p, flat in enumerate(given):
-        sharded.shelf.put(write[p], flat)
+        staged = None
+        if lane is not None:
+            there = [torch.from_numpy(flat[t.start : t.stop].copy()) for t in layout.fragments[p].tensors]
+            staged = device.Staged(flat, device.Block(there))
+        sharded.shelf.put(write[p], flat if staged is None else staged)
         sharded.shelf.put(base[p], np.ones_like(flat))
     saved: Any = None
     wholes: Wholes = {}
@@ -209,15 +219,21 @@ def check(kind: str, width: int) -> None:
                 move(sharded, p, rank, read[p], write[p], base[p], mix[p])
             saved, _ = sharded.save()
     after = whole(model)
+    assert lane is None or not lane.waits, "no training thread waits for the device"
     for f, rank in zip(layout.fragments, owner, strict=True):
         if rank != dist.get_rank():
             assert sharded.shelf.find(read[f.index]) is None, "it lies with its owner alone"
             continue
         for t in f.tensors:
             part = before[t.spec.name].numpy()[t.origin : t.origin + t.size]
-            assert np.array_equal(sharded.shelf.wait_for(read[f.index])[t.start : t.stop], part), (kind, t.name)
-        mixed = given[f.index] + (sharded.shelf.wait_for(read[f.index]) - 1)
-        assert np.array_equal(sharded.shelf.wait_for(mix[f.index]), mixed), kind
+            assert np.array_equal(flat_of(sharded.shelf.wait_for(read[f.index]))[t.start : t.stop], part), (
+                kind,
+                t.name,
+            )
+        mixed = given[f.index] + (flat_of(sharded.shelf.wait_for(read[f.index])) - 1)
+        assert np.array_equal(flat_of(sharded.shelf.wait_for(mix[f.index])), mixed), kind
+        for what in (read, mix):
+            assert isinstance(sharded.shelf.wait_for(what[f.index]), device.Block) == (lane is not None)
     for f, flat in zip(layout.fragments, given, strict=True):
         for t in f.tensors:
             part = after[t.spec.name].numpy()[t.origin : t.origin + t.size]
@@ -258,7 +274,7 @@ def check(kind: str, width: int) -> None:
             assert all(s.rms > 0.0 for s in together.moved), kind
     train(model, optimizer)
     if dist.get_rank() == 0:
-        print(f"{kind}, width {width}: as torch says", flush=True)
+        print(f"{kind}, width {width}, {'on a device' if lane else 'on CPUs'}: as torch says", flush=True)
 
 
 if __name__ == "__main__":
@@ -267,6 +283,8 @@ if __name__ == "__main__":
         for width in HIDDEN.values():
             if kind == "FSDP2 and tensor parallelism" and width % 2:
                 continue  # torch cannot cut tensors unevenly twice
-            check(kind, width)
+            check(kind, width, None)
+            # The CPU as the device: the same code, with all that is queued done at once.
+            check(kind, width, device.Lane(torch.device("cpu")))
     dist.destroy_process_group()
     sys.exit(0)

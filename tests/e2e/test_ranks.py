@@ -52,7 +52,7 @@ def job(ranks: int, script: str, *arguments: str) -> str:
 @pytest.mark.timeout(600)
 def test_what_is_read_and_written_is_the_whole_of_every_placement() -> None:
     found = job(4, "rank_placements.py").splitlines()
-    assert len(found) == 11, found
+    assert len(found) == 22, found
     assert all(line.endswith("as torch says") for line in found), found
 
 
@@ -106,6 +106,18 @@ def test_learners_of_one_and_of_several_ranks_make_the_same_model_bit_for_bit(tm
     assert len(alone) == 3
     assert mixed == alone
     assert trained(tmp_path / "half", {"a": ("plain", 1), "b": ("fsdp2", 2)}) == alone
+
+
+@pytest.mark.timeout(900)
+def test_ranks_that_keep_their_fragments_on_devices_make_the_same_model_bit_for_bit(tmp_path: Path) -> None:
+    alone = trained(tmp_path / "alone", {"a": ("plain", 1), "b": ("plain", 1)})
+    assert trained(tmp_path / "there", {"a": ("ddp-there", 2), "b": ("fsdp2-there", 2)}) == alone
+    said = {name: (tmp_path / "there" / f"{name}.log").read_text() for name in "ab"}
+    for name, words in said.items():
+        waits = re.findall(rf"{name}/\d waited for its device (\d+) times, (\d+) of them in training", words)
+        assert len(waits) == 2, words
+        assert all(int(all_of) > 0 for all_of, _ in waits), "owners pack and stage there"
+        assert {training for _, training in waits} == {"0"}
 
 
 def goes_on(p: Processes, name: str) -> list[tuple[int, int, str, int]]:
