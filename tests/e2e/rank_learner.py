@@ -92,7 +92,7 @@ def main() -> None:
                 super().__init__(where)
                 lanes.append(self)
 
-        device.Lane = Seen  # type: ignore[misc]
+        device.Lane = Seen  # type: ignore[misc,assignment]
         device.device_of = lambda model: torch.device("cpu")
     model = placed(kind)
     pace = isthmus.Pace()

@@ -466,7 +466,7 @@ MUTANTS = [
         "records/frame.py",
         "tests/unit/test_frame_limits.py tests/unit/test_records.py",
         row("headers-are-not-checked", "if zlib.crc32(raw) != PREFIX.unpack_from(view)[5]:", "if False:"),
-        row("padding-may-hold-anything", "if any(view[PREFIX.size + header_size : start]):", "if False:"),
+        row("padding-may-hold-anything", "if any(view[PREFIX.size + header_size + 32 * pieces : start]):", "if False:"),
         row(
             "too-long-is-too-short",
             "reason = Reason.TRUNCATED if len(blob) < start + payload_size",
@@ -480,15 +480,50 @@ MUTANTS = [
         row("no-header-is-too-long", "if header_size > HEADER_MAX[kind]:", "if False:"),
         row(
             "an-empty-line-before-the-payload",
-            "return -(-(PREFIX.size + header_size) // ALIGN) * ALIGN",
-            "return ((PREFIX.size + header_size) // ALIGN + 1) * ALIGN",
+            "return -(-(PREFIX.size + size) // ALIGN) * ALIGN",
+            "return ((PREFIX.size + size) // ALIGN + 1) * ALIGN",
         ),
         row(
             "signatures-are-ignored",
-            "or author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:",
-            "or author != UNSIGNED_AUTHOR:",
+            "if author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:",
+            "if author != UNSIGNED_AUTHOR:",
         ),
         row("half-a-head-is-read", "if len(blob) < PREFIX.size + header_size:", "if len(blob) < header_size:"),
+    ),
+    *of(
+        "records/frame.py",
+        "tests/unit/test_pieces.py",
+        row(
+            "the-last-piece-is-forgotten",
+            "return -(-payload_size // piece) if piece else 0",
+            "return payload_size // piece if piece else 0",
+        ),
+        row(
+            "pieces-of-any-kind",
+            "if piece and (kind not in PIECED or piece < PIECE_LEAST):",
+            "if piece and piece < PIECE_LEAST:",
+        ),
+        row(
+            "pieces-of-any-size",
+            "if piece and (kind not in PIECED or piece < PIECE_LEAST):",
+            "if piece and kind not in PIECED:",
+        ),
+    ),
+    *of(
+        "store/checked.py",
+        "tests/unit/test_pieces.py",
+        row(
+            "pieces-are-believed",
+            "if len(blob) != len(place) or digests.digest(blob) != digest:",
+            "if len(blob) != len(place):",
+        ),
+        row("a-long-head-is-cut", "if table is not None and table.start > len(head) == HEAD_BYTES:", "if False:"),
+        row(
+            "more-than-is-allowed-is-read",
+            "if at_most is not None and table.start + table.size > at_most:",
+            "if False:",
+        ),
+        row("all-of-it-is-read", "if first is None or piece[0] < table.start + first]", "]"),
     ),
     *of(
         "records/keys.py",
@@ -662,7 +697,7 @@ MUTANTS = [
             "if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):",
             "if update.header.tokens != pointer.tokens:",
         ),
-        row("a-larger-object-is-not-noticed", "pointer.key, 0, pointer.size + 1)", "pointer.key, 0, pointer.size)"),
+        row("a-larger-object-is-not-noticed", "at_most=pointer.size + 1", "at_most=pointer.size"),
         row("a-refused-update-ends-the-syncer", "return None, Reason.UNREADABLE\n", "raise\n"),
         row("a-refused-syncer-blames-its-learners", "if not await self._is_refused():", "if True:"),
     ),
@@ -780,8 +815,8 @@ MUTANTS = [
         row("what-was-dropped-is-all-there-was", "                        gradient -= said\n", ""),
         row(
             "a-version-stays-on-the-device",
-            "self._lane.used_by_training(block.tensors)\n        if isinstance(values, Staged):\n            values.block = None",
-            "self._lane.used_by_training(block.tensors)\n        if False:\n            pass",
+            "    if isinstance(held, Staged):\n        held.block = None",
+            "    return",
         ),
         row("not-finite-is-sent", "if not bool(torch.isfinite(gradient).all()):", "if gradient is None:"),
     ),

@@ -48,7 +48,7 @@ def with_header(raw: bytes, payload: bytes = b"") -> bytes:
         len(raw),
         len(payload),
         zlib.crc32(raw),
-        bytes(4),
+        0,
         bytes(32),
         bytes(64),
     )

@@ -1,12 +1,15 @@
 """Creating a run: whatever may be wrong with it is said before anything is written."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from isthmus.errors import InputError, RunMissing
-from isthmus.layout import Spec, TensorClass
+from isthmus.kernels import F32
+from isthmus.layout import Spec, Tensor, TensorClass
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, read_run
 from isthmus.records import frame
@@ -91,5 +94,30 @@ async def test_a_tensor_that_no_run_can_name_is_refused_before_anything_is_writt
 
 async def test_values_that_are_not_finite_are_refused_before_anything_is_written() -> None:
     seed = seed_of()
+    assert not callable(seed.values)
     seed.values[-1][3] = np.nan
     assert "'layer6'" in await refused(seed)
+
+
+@pytest.mark.parametrize("rules", [Rules(fragments=4), Rules(fragments=40)])
+async def test_a_model_that_is_brought_piece_by_piece_makes_the_same_run(rules: Rules) -> None:
+    specs = [Spec("wide", (600, 300), "float32", TensorClass.DENSE), Spec("fine", (4,), "float32", TensorClass.DENSE)]
+    whole = seed_of(rules, specs=specs)
+    assert not callable(whole.values)
+    named = dict(zip((s.name for s in specs), whole.values, strict=True))
+    asked: Counter[str] = Counter()
+
+    async def take(piece: Tensor) -> F32:
+        asked[piece.name] += 1
+        return named[piece.spec.name][piece.origin : piece.origin + piece.size]
+
+    _, wanted = await created(whole)
+    store, found = await created(replace(whole, values=take))
+    assert found.header.snapshots == wanted.header.snapshots
+    assert set(asked.values()) == {2}, "looked at before anything is written, and then written"
+    assert len(asked) == sum(len(f.tensors) for f in found.layout.fragments)
+    named["wide"][-1] = np.nan
+    with pytest.raises(InputError, match="'wide'"):
+        await create_run(empty := Memory(), single_threaded(0), replace(whole, values=take))
+    assert empty.objects.blobs == {}
+    assert store.objects.blobs

@@ -28,7 +28,7 @@ from isthmus.records.keys import (
 )
 from isthmus.records.messages import Announce, Heartbeat, Progress, decode, learner_stream
 from isthmus.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
-from isthmus.store import Entry
+from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ async def _look_at(
     if why is None and size > _largest(log):
         why = f"with its parts it has {size} bytes"
     if why is None:
-        found = await read_checkpoint(log, entry.key, entry.size)
+        found = await read_checkpoint(log, entry.key, entry.size, stranger=True)
         if found is None:
             return None
         found = await found.whole(log)
@@ -202,10 +202,11 @@ async def read_head(log: Log, key: str) -> CheckpointHeader:
     return header
 
 
-async def read_checkpoint(log: Log, key: str, size: int | None = None) -> Checkpoint | None:
-    """Return a checkpoint, or None (named in the log) where it is damaged or gone; of a stranger's at most `size`."""
+async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False) -> Checkpoint | None:
+    """Return a checkpoint of so many bytes (of a stranger's no more are read), or None (named in the log) where it is
+    damaged or gone."""
     try:
-        blob = await (log.store.get(key) if size is None else log.store.get_range(key, 0, size))
+        blob = await checked.read(log.store, log.runtime, key, size, at_most=size if stranger else None)
         elsewhere = await parts.located(log, frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader))
         return await log.runtime.offload(open_checkpoint, blob, key, log.run, elsewhere)
     except (ObjectMissing, RecordInvalid) as error:
@@ -215,7 +216,7 @@ async def read_checkpoint(log: Log, key: str, size: int | None = None) -> Checkp
 
 async def _newest(log: Log, entries: Sequence[Entry], bring: Bring) -> Checkpoint | None:
     for entry in entries:
-        found = await read_checkpoint(log, entry.key)
+        found = await read_checkpoint(log, entry.key, entry.size)
         if found is None:
             continue
         try:
@@ -258,9 +259,11 @@ async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[li
                 if base >= since[fragment] and (known is None or header.tokens > known.header.tokens):
                     # Saying it again takes the digest of the whole.
                     try:
-                        blob = await log.store.get(entry.key)
+                        blob = await checked.read(log.store, log.runtime, entry.key, entry.size)
                     except ObjectMissing:
                         continue  # collected in this moment: settled
+                    except RecordInvalid:
+                        blob = bytearray()
                     digest = frame.digest(blob)
                     if entry.key != update_key(fragment, learner, base, digest):
                         logger.warning("update %s is damaged and counts as not there", entry.key)

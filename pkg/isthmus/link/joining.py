@@ -10,7 +10,8 @@ import msgspec
 
 from isthmus.bus import default_bus
 from isthmus.errors import InputError, RunMissing, Unavailable
-from isthmus.layout import Layout, Spec
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Spec, Tensor
 from isthmus.learner import LearnerAgent, Replica, parts
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.steward import Arrays
@@ -132,11 +133,15 @@ def join(
         if not ranks.leads:
             return follow(sharded, warmup_steps, run)
 
+    async def gathered(piece: Tensor) -> F32:
+        assert sharded is not None, "else all of it is here"
+        return await shell.on_training_thread(lambda: sharded.values(piece))
+
     def seed(rules: Create) -> Seed:
         chosen = rules if isinstance(rules, Rules) else rules(specs)
         if not isinstance(chosen, Rules):
             raise InputError(f"create={rules!r} returned a {type(chosen).__name__}: it must return isthmus.Rules")
-        values = torch_model.values_of(model) if sharded is None else sharded.values(specs)
+        values = torch_model.values_of(model) if sharded is None else gathered
         return Seed(specs, values, frozen, chosen.check(), pace or Pace())
 
     async def enter(store: EdgeStore) -> Run:

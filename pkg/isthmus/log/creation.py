@@ -1,16 +1,16 @@
 """How a run comes to be: version 0 of every fragment, and the run object last, once."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgpack
 import msgspec
 import numpy as np
 
-from isthmus import kernels
+from isthmus import kernels, memory
 from isthmus.errors import InputError, RecordInvalid, RunExists, RunMissing
 from isthmus.kernels import F32
-from isthmus.layout import Layout, Spec, first_difference, partition
+from isthmus.layout import Layout, Spec, Tensor, first_difference, partition
 from isthmus.log import merge
 from isthmus.log.run import Run, described, parsed, read_run
 from isthmus.records import frame
@@ -20,14 +20,18 @@ from isthmus.rules import MergeRule, Pace, Rules
 from isthmus.runtime import Runtime
 from isthmus.store import Store
 
+Take = Callable[[Tensor], Awaitable[F32]]
+"""Returns the flat initial values of a tensor's piece, float32. It is asked for each twice, and none is kept: a model
+need not fit into this process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seed:
     """What a run is created from."""
 
     specs: Sequence[Spec]
-    values: Sequence[F32]
-    """Flat initial values of each tensor, float32, in the order of `specs`."""
+    values: "Sequence[F32] | Take"
+    """Flat initial values of each tensor, float32, in the order of `specs`; or what brings those of a piece."""
     frozen: dict[str, bytes]
     rules: Rules
     pace: Pace
@@ -54,15 +58,17 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
         parsed(_run_object(seed, layout, [bytes(32)] * len(layout.fragments), created_at))
     except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
         raise InputError(f"the run cannot be described: {error}") from None
-    named = dict(zip((s.name for s in seed.specs), seed.values, strict=True))
+    take = seed.values if callable(seed.values) else _from(seed.specs, seed.values)
     for fragment in layout.fragments:
         for t in fragment.tensors:
-            if not kernels.all_finite(_flat([named[t.spec.name]])):
+            if not kernels.all_finite(await take(t)):
                 raise InputError(f"the initial values of {t.spec.name!r} (fragment {fragment.index}) are not finite")
     # Snapshots carry the digest of the run, and the run names the snapshots: version 0 is stored under no run.
     digests = []
     for fragment in layout.fragments:
-        flat = _flat([named[t.spec.name][t.origin : t.origin + t.size] for t in fragment.tensors])
+        flat = memory.empty(fragment.size)
+        for t in fragment.tensors:
+            flat[t.start : t.stop] = await take(t)
         blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
         digests.append(await runtime.offload(frame.digest, blob))
         await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
@@ -99,5 +105,10 @@ def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at
     return out.blob
 
 
-def _flat(values: Sequence[F32]) -> F32:
-    return np.concatenate(values).astype(np.float32, copy=False)
+def _from(specs: Sequence[Spec], values: Sequence[F32]) -> Take:
+    named = dict(zip((s.name for s in specs), values, strict=True))
+
+    async def take(t: Tensor) -> F32:
+        return np.ascontiguousarray(named[t.spec.name][t.origin : t.origin + t.size], np.float32)
+
+    return take

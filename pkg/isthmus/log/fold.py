@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from isthmus import memory
-from isthmus.codecs import BadCode, Codec, as_bytes, codec, unpack
+from isthmus.codecs import BadCode, Codec, as_bytes, codec, packed_size, unpack
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
@@ -28,6 +28,8 @@ from isthmus.records import frame
 from isthmus.records.frame import Blob
 from isthmus.records.keys import commit_key, snapshot_key, snapshots_prefix
 from isthmus.records.objects import CommitHeader, Input, Outer, SnapshotHeader, ValueHeader
+from isthmus.rules import CodecName
+from isthmus.store import checked
 
 INPUTS_AT_ONCE = 4
 """Inputs of one commit in memory at once while folding."""
@@ -177,9 +179,10 @@ class Merging:
 
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> State:
         """See `Carry.start`."""
-        blob = await self.log.store.get(key)
-        self._moved(0)
+        size = 4 * self.log.run.layout.fragments[fragment].size
         try:
+            blob = await checked.read(self.log.store, self.log.runtime, key, 2 * size)
+            self._moved(0)
             header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a snapshot: {error}") from None
@@ -301,7 +304,7 @@ async def combine(
 async def read_input(log: Log, fragment: Fragment, given: Input) -> Update:
     """Return an update that a commit merged. Raises `LogCorrupt` where it is missing or is not what was merged."""
     try:
-        blob = await log.store.get(given.key)
+        blob = await checked.read(log.store, log.runtime, given.key, given.bytes)
         return await log.runtime.offload(
             open_update, blob, given.digest, log.run, fragment, given.learner, given.base, log.runtime.crew
         )
@@ -333,14 +336,14 @@ class Publishing:
         """See `Carry.start`."""
         size = 4 * self.log.run.layout.fragments[fragment].size
         # The published value comes first, behind a header of a known limit: one read by range gets both.
-        reach = frame.largest(frame.Kind.SNAPSHOT, 0) + size
-        blob = await self.log.store.get_range(key, 0, reach)
+        reach = frame.largest(frame.Kind.SNAPSHOT, 3 * size) - 2 * size
         try:
+            blob = await checked.read(self.log.store, self.log.runtime, key, reach, first=size)
             header = frame.parse_head(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a snapshot: {error}") from None
         _check_snapshot(self.log, key, header, fragment, version)
-        start = frame.payload_offset(frame.header_size(blob))
+        start = frame.payload_start(blob)
         if len(blob) < start + size:
             raise LogCorrupt(key, f"holds {len(blob) - start} bytes of published value, its fragment has {size}")
         values = np.frombuffer(memoryview(blob)[start : start + size], np.dtype("<f4")).copy()
@@ -360,9 +363,12 @@ class Publishing:
         h = commit.header
         fragment = self.log.run.layout.fragments[h.fragment]
         try:
-            blob = await self.log.store.get(h.value_key)
+            about = packed_size(codec(CodecName.F32 if h.healed else h.codec_down), fragment)
+            blob = await checked.read(self.log.store, self.log.runtime, h.value_key, about)
         except ObjectMissing:
             raise LogCorrupt(h.value_key, f"is missing, and version {h.version} published it") from None
+        except RecordInvalid as error:
+            raise LogCorrupt(h.value_key, f"is not what version {h.version} published: {error}") from None
         return await self.log.runtime.offload(_apply, blob, carried, fragment, h)
 
     async def restart(self, commit: Commit) -> F32:

@@ -49,7 +49,7 @@ class Op(IntEnum):
     FAIL = 1
     """It ends with this error."""
     VALUES = 2
-    """Every parameter, one after another, is gathered."""
+    """A parameter, or rows of it, is gathered with the first rank."""
     LAYOUT = 3
     """This is the run, and these ranks own its fragments."""
     READ = 4

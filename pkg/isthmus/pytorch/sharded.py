@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +20,7 @@ from torch import nn
 from isthmus.digests import digest
 from isthmus.errors import InputError, ObjectMissing, PortError, RankLost, RecordInvalid, known_error
 from isthmus.kernels import F32, U8
-from isthmus.layout import Layout, Spec
+from isthmus.layout import Layout, Tensor
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.parts import Away, Lies
 from isthmus.learner.steward import Held, Remote
@@ -29,7 +30,7 @@ from isthmus.pytorch import moments, optimizers
 from isthmus.pytorch.device import Lane
 from isthmus.pytorch.gathered import Fragments, Mix
 from isthmus.pytorch.ranks import Call, Op, Ranks, known
-from isthmus.pytorch.shards import Block, Shards, Wanted, is_sharded, local_of, remade
+from isthmus.pytorch.shards import Block, Rows, Shards, Wanted, is_sharded, local_of, remade
 from isthmus.pytorch.trial import Together, Trial
 from isthmus.reasons import Reason
 from isthmus.records import tree
@@ -150,26 +151,20 @@ class Sharded:
 
     # --- of the first rank --------------------------------------------------------------------------------------------
 
-    def values(self, specs: list[Spec]) -> list[F32]:
-        """Return the trainable parameters' values as flat float32 arrays, in the order of `specs`; see `values_of`."""
-        found, _ = self._ask_values()
-        return [found[spec.name] for spec in specs]
+    def values(self, piece: Tensor) -> F32:
+        """Return the values of a trainable parameter's piece, flat, as float32."""
+        return self._ask_values(self._shards.index[piece.spec.name], piece.rows)
 
     def frozen(self) -> dict[str, bytes]:
         """Return the digest of each frozen parameter's values; see `frozen_of`."""
-        if all(p.requires_grad for _, p in self._shards.named):
-            return {}
-        return self._ask_values(frozen=True)[1]
+        asked = [(i, name) for i, (name, p) in enumerate(self._shards.named) if not p.requires_grad]
+        return {name: digest(self._ask_values(i, None)) for i, name in asked}
 
-    def _ask_values(self, frozen: bool = False) -> tuple[dict[str, F32], dict[str, bytes]]:
-        self.ranks.command(Op.VALUES, int(frozen))
-        values, digests = {}, {}
-        for name, flat in self._values(frozen):
-            if frozen:
-                digests[name] = digest(flat)
-            else:
-                values[name] = flat
-        return values, digests
+    def _ask_values(self, index: int, rows: Rows) -> F32:
+        self.ranks.command(Op.VALUES, index, blob=msgspec.msgpack.encode(rows))
+        found = self._values(index, rows)
+        assert found is not None, "the first rank has what was gathered"
+        return found
 
     def place(self, layout: Layout, owner: Sequence[int], remotes: Remotes, words: bytes) -> None:
         """Tell all ranks how the run cuts the model, and which of them owns which fragment.
@@ -271,8 +266,7 @@ class Sharded:
                 case Op.END:
                     return blob
                 case Op.VALUES:
-                    for _ in self._values(bool(argument)):
-                        pass
+                    self._values(argument, msgspec.msgpack.decode(blob, type=Rows))
                 case Op.LAYOUT:
                     assert layout_of is not None, "a run is told to those who join"
                     self._place(*layout_of(blob))
@@ -295,17 +289,14 @@ class Sharded:
 
     # --- of all -------------------------------------------------------------------------------------------------------
 
-    def _values(self, frozen: bool) -> Iterator[tuple[str, F32]]:
-        asked = [(i, name, p) for i, (name, p) in enumerate(self._shards.named) if p.requires_grad != frozen]
-        # What is frozen is looked at and let go.
-        room = torch_model.Room(sum(p.numel() for _, _, p in asked) if self.ranks.leads and not frozen else 0)
-        for i, name, p in asked:
-            size = p.numel() if self.ranks.leads else 0
-            values = np.empty(size, np.float32) if frozen else room.take(size)
-            self._shards.gather(
-                [Wanted(i, local_of(p))], [torch.from_numpy(values).view(p.shape)] if self.ranks.leads else []
-            )
-            yield name, values
+    def _values(self, index: int, rows: Rows) -> F32 | None:
+        """Bring a parameter, or rows of it, to the first rank."""
+        p = self._shards.named[index][1]
+        shape = tuple(p.shape) if rows is None else (rows[1] - rows[0], *p.shape[1:])
+        values = np.empty(prod(shape) if self.ranks.leads else 0, np.float32)
+        into = [torch.from_numpy(values).view(shape)] if self.ranks.leads else []
+        self._shards.gather([Wanted(index, local_of(p), rows)], into)
+        return values if self.ranks.leads else None
 
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
         self._fragments = Fragments(self._shards, layout, owner, self.shelf, self.lane)

@@ -7,14 +7,16 @@
         12      4   bytes of the header
         16      8   bytes of the payload
         24      4   CRC-32 of the header
-        28      4   zero
+        28      4   bytes of a piece of the payload; zero where pieces have no digests of their own
         32     32   author: an Ed25519 public key; zeros while unsigned
         64     64   signature of everything but itself; zeros while unsigned
-       128      …   header (msgpack map), zeros up to a multiple of 64, payload to the end
+       128      …   header (msgpack map), the digests of the pieces (BLAKE3, 32 bytes each), zeros up to a multiple of
+                    64, payload to the end
 
 All numbers are little endian. The digest of an object is the BLAKE3 of all its bytes, so it also covers what is
-reserved for the signature. Bytes come from strangers: sizes are checked before anything is allocated or decoded, and
-every field of a header has a type and a range.
+reserved for the signature. It is what anybody believes; the digests of pieces tell a reader which piece of a large
+object to ask for again, before the rest is there (`isthmus.store.checked`). Bytes come from strangers: sizes are
+checked before anything is allocated or decoded, and every field of a header has a type and a range.
 """
 
 import struct
@@ -84,9 +86,15 @@ def _flat(piece: "Blob | np.ndarray[Any, Any]") -> Blob:
 MAGIC = b"\x89ISTHMUS"
 FRAME_VERSION = 2
 """Version 1 had SHA-256 where this has BLAKE3."""
-PREFIX = struct.Struct("<8sHHIQI4s32s64s")
+PREFIX = struct.Struct("<8sHHIQII32s64s")
 ALIGN = 64
 UNSIGNED_AUTHOR, UNSIGNED_SIGNATURE = bytes(32), bytes(64)
+
+PIECE_BYTES = 16 << 20
+"""Larger payloads are written with a digest for each piece of so many bytes: as many as one request brings."""
+
+PIECE_LEAST = 4 << 10
+"""Smaller pieces than these are nobody's: their digests would weigh too much."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -106,6 +114,9 @@ class Kind(IntEnum):
     CHECKPOINT = 10
     PART = 11
 
+
+PIECED = frozenset({Kind.UPDATE, Kind.VALUE, Kind.SNAPSHOT, Kind.CHECKPOINT})
+"""Kinds whose payloads may have digests of pieces. (Parts of a checkpoint say them of their arrays.)"""
 
 HEADER_MAX = {
     # Of each of up to 4,096 fragments the digest of version 0, 34 bytes packed: 136 KiB, and some for the rest.
@@ -147,18 +158,22 @@ def fill(place: memoryview, data: "np.ndarray[Any, Any]") -> None:
 def gathered(kind: Kind, header: msgspec.Struct, pieces: "Sequence[Blob | np.ndarray[Any, Any]]") -> Gathered:
     """Return an object whose payload stays where it lies. Raises `ValueError` for a header over its limit."""
     whole = Gathered(pieces)
-    return Gathered([_head(kind, header, len(whole)), *whole.views()])
+    return Gathered([_head(kind, header, len(whole), whole), *whole.views()])
 
 
 def draft(kind: Kind, header: msgspec.Struct, payload_size: int = 0) -> Draft:
-    """Return a zeroed object with its prefix and header written. Raises `ValueError` for a header over its limit."""
+    """Return a zeroed object with its prefix and header written. Raises `ValueError` for a header over its limit.
+
+    For objects of one piece: what is to be filled in has no digests yet.
+    """
+    assert kind not in PIECED or payload_size <= PIECE_BYTES, "gather it, or write it"
     out = _headed(kind, header, payload_size)
     np.frombuffer(out.payload, np.uint8)[:] = 0
     return out
 
 
-def _headed(kind: Kind, header: msgspec.Struct, payload_size: int) -> Draft:
-    head = _head(kind, header, payload_size)
+def _headed(kind: Kind, header: msgspec.Struct, payload_size: int, payload: Gathered | None = None) -> Draft:
+    head = _head(kind, header, payload_size, payload)
     blob = blank(len(head) + payload_size)
     blob[: len(head)] = head
     return Draft(blob, blob[len(head) :])
@@ -166,16 +181,22 @@ def _headed(kind: Kind, header: msgspec.Struct, payload_size: int) -> Draft:
 
 def written(kind: Kind, header: msgspec.Struct, payload: "np.ndarray[Any, Any]") -> Body:
     """Return an object with a copy of this payload. Raises `ValueError` for a header over its limit."""
-    out = _headed(kind, header, payload.nbytes)
+    out = _headed(kind, header, payload.nbytes, Gathered([payload]))
     fill(out.payload, payload)
     return out.blob
 
 
-def _head(kind: Kind, header: msgspec.Struct, payload_size: int) -> bytearray:
+def _head(kind: Kind, header: msgspec.Struct, payload_size: int, payload: Gathered | None) -> bytearray:
     packed = msgpack.packb(msgspec.to_builtins(header, builtin_types=(bytes,)), use_bin_type=True)
     if len(packed) > HEADER_MAX[kind]:
         raise ValueError(f"a {kind.name.lower()} header of {len(packed)} bytes is over its limit of {HEADER_MAX[kind]}")
-    start = payload_offset(len(packed))
+    table = b""
+    if payload is not None and kind in PIECED and payload_size > PIECE_BYTES:
+        table = b"".join(
+            digests.digest(payload.part(at, min(at + PIECE_BYTES, payload_size)))
+            for at in range(0, payload_size, PIECE_BYTES)
+        )
+    start = payload_offset(len(packed) + len(table))
     blob = bytearray(start)
     PREFIX.pack_into(
         blob,
@@ -186,40 +207,80 @@ def _head(kind: Kind, header: msgspec.Struct, payload_size: int) -> bytearray:
         len(packed),
         payload_size,
         zlib.crc32(packed),
-        bytes(4),
+        PIECE_BYTES if table else 0,
         UNSIGNED_AUTHOR,
         UNSIGNED_SIGNATURE,
     )
     blob[PREFIX.size : PREFIX.size + len(packed)] = packed
+    blob[PREFIX.size + len(packed) : PREFIX.size + len(packed) + len(table)] = table
     return blob
 
 
-def payload_offset(header_size: int) -> int:
-    """Return where the payload starts behind a header of this many bytes."""
-    return -(-(PREFIX.size + header_size) // ALIGN) * ALIGN
+def payload_offset(size: int) -> int:
+    """Return where the payload starts behind a header, and digests of pieces, of this many bytes."""
+    return -(-(PREFIX.size + size) // ALIGN) * ALIGN
 
 
 def largest(kind: Kind, payload_size: int) -> int:
-    """Return the most bytes a record of this kind can have with this payload."""
-    return payload_offset(HEADER_MAX[kind]) + payload_size
+    """Return the most bytes a record of this kind can have with this payload, as anybody of this release writes it."""
+    pieces = _pieces(payload_size, PIECE_BYTES) if payload_size > PIECE_BYTES else 0
+    return payload_offset(HEADER_MAX[kind] + 32 * pieces) + payload_size
+
+
+def _pieces(payload_size: int, piece: int) -> int:
+    return -(-payload_size // piece) if piece else 0
+
+
+class Table(NamedTuple):
+    """Where the pieces of an object's payload lie, and their digests."""
+
+    start: int
+    """Of the payload."""
+    size: int
+    """Of the payload, bytes."""
+    piece: int
+    digests: tuple[bytes, ...]
+
+    def pieces(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield from where to where each of them lies in the object, and its digest."""
+        for n, digest in enumerate(self.digests):
+            begin = n * self.piece
+            yield self.start + begin, self.start + min(begin + self.piece, self.size), digest
+
+
+def table_of(blob: Blob) -> Table | None:
+    """Return what the beginning of an object says of its pieces; None where it says nothing, or is no object's.
+
+    The digests are those that are at hand. Nothing is believed of it: what it leads to has a digest of its own.
+    """
+    if len(blob) < PREFIX.size:
+        return None
+    magic, version, kind, header_size, payload_size, _, piece, *_ = PREFIX.unpack_from(blob)
+    known = magic == MAGIC and version == FRAME_VERSION and kind in PIECED
+    if not known or header_size > HEADER_MAX[Kind(kind)] or piece < PIECE_LEAST:
+        return None
+    first, count = PREFIX.size + header_size, _pieces(payload_size, piece)
+    at_hand = bytes(blob[first : first + 32 * count])
+    found = tuple(at_hand[at : at + 32] for at in range(0, len(at_hand) - 31, 32))
+    return Table(payload_offset(header_size + 32 * count), payload_size, piece, found)
 
 
 def parse(blob: Blob, kind: Kind, schema: type[T]) -> tuple[T, memoryview]:
     """Return the validated header and a view of the payload. Raises `RecordInvalid` with a named reason."""
-    header_size, payload_size = _prefix(blob, kind)
-    start = payload_offset(header_size)
+    header_size, payload_size, pieces = _prefix(blob, kind)
+    start = payload_offset(header_size + 32 * pieces)
     if len(blob) != start + payload_size:
         reason = Reason.TRUNCATED if len(blob) < start + payload_size else Reason.OVERSIZED
         raise RecordInvalid(reason, f"{len(blob)} bytes where the prefix says {start + payload_size}")
     view = memoryview(blob)
-    if any(view[PREFIX.size + header_size : start]):
+    if any(view[PREFIX.size + header_size + 32 * pieces : start]):
         raise RecordInvalid(Reason.MALFORMED, "padding is not zero")
     return _header(view, header_size, schema), view[start:]
 
 
 def parse_head(blob: Blob, kind: Kind, schema: type[T]) -> T:
     """Return the validated header of an object of which only the beginning is at hand."""
-    header_size, _ = _prefix(blob, kind)
+    header_size, *_ = _prefix(blob, kind)
     if len(blob) < PREFIX.size + header_size:
         raise RecordInvalid(Reason.TRUNCATED, f"{len(blob)} bytes do not hold a header of {header_size}")
     return _header(memoryview(blob), header_size, schema)
@@ -242,7 +303,10 @@ def header_size(blob: Blob) -> int:
 
 def payload_start(blob: Blob) -> int:
     """Return where these bytes say that their payload starts, 0 where they say nothing; nothing is checked."""
-    return payload_offset(header_size(blob)) if len(blob) >= PREFIX.size and bytes(blob[:8]) == MAGIC else 0
+    if len(blob) < PREFIX.size or bytes(blob[:8]) != MAGIC:
+        return 0
+    size, payload_size, _, piece = PREFIX.unpack_from(blob)[3:7]
+    return payload_offset(size + 32 * _pieces(payload_size, piece))
 
 
 def digest(blob: Data) -> bytes:
@@ -250,10 +314,11 @@ def digest(blob: Data) -> bytes:
     return digests.digest_of(blob.views()) if isinstance(blob, Gathered) else digests.digest(blob)
 
 
-def _prefix(blob: Blob, kind: Kind) -> tuple[int, int]:
+def _prefix(blob: Blob, kind: Kind) -> tuple[int, int, int]:
+    """Return the bytes of the header and of the payload, and how many pieces of that have digests."""
     if len(blob) < PREFIX.size:
         raise RecordInvalid(Reason.TRUNCATED, f"{len(blob)} bytes do not hold a prefix of {PREFIX.size}")
-    magic, version, found, header_size, payload_size, _, zeros, author, signature = PREFIX.unpack_from(blob)
+    magic, version, found, header_size, payload_size, _, piece, author, signature = PREFIX.unpack_from(blob)
     if magic != MAGIC:
         raise RecordInvalid(Reason.MALFORMED, "no Isthmus object: wrong magic")
     if version != FRAME_VERSION:
@@ -262,9 +327,11 @@ def _prefix(blob: Blob, kind: Kind) -> tuple[int, int]:
         raise RecordInvalid(Reason.MALFORMED, f"record of kind {found} where {kind.name.lower()} ({kind}) was expected")
     if header_size > HEADER_MAX[kind]:
         raise RecordInvalid(Reason.OVERSIZED, f"header of {header_size} bytes, limit {HEADER_MAX[kind]}")
-    if zeros != bytes(4) or author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:
+    if author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:
         raise RecordInvalid(Reason.MALFORMED, "reserved bytes are not zero: this release verifies no signatures")
-    return header_size, payload_size
+    if piece and (kind not in PIECED or piece < PIECE_LEAST):
+        raise RecordInvalid(Reason.MALFORMED, f"pieces of {piece} bytes in a {kind.name.lower()}")
+    return header_size, payload_size, _pieces(payload_size, piece)
 
 
 def _header(view: memoryview, size: int, schema: type[T]) -> T:

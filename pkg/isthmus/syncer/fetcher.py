@@ -11,7 +11,7 @@ from isthmus.reasons import Reason
 from isthmus.records.keys import RUN_KEY
 from isthmus.rounds.events import Pointer
 from isthmus.runtime import Runtime
-from isthmus.store import Store
+from isthmus.store import Store, checked
 from isthmus.syncer.fairness import FairSlots
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,9 @@ class Fetcher:
         try:
             async with asyncio.timeout(FETCH_S + pointer.size / FETCH_BYTES_S):
                 # One byte more than announced, so that a larger object is noticed and never read whole.
-                blob = await self._store.get_range(pointer.key, 0, pointer.size + 1)
+                blob = await checked.read(
+                    self._store, self._runtime, pointer.key, pointer.size, at_most=pointer.size + 1
+                )
             self._slots.judge(pointer.learner, slow=False)
             if len(blob) != pointer.size:
                 return None, Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED

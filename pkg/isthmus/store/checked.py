@@ -1,0 +1,85 @@
+"""Large objects, read a piece at a time: each is checked as it arrives, and one that is not what was written is asked
+for again alone.
+
+What an object says of its pieces is a help, not a proof: whoever uses it checks the digest of the whole.
+"""
+
+import asyncio
+
+import numpy as np
+
+from isthmus import digests
+from isthmus.errors import RecordInvalid, first_cause
+from isthmus.reasons import Reason
+from isthmus.records import frame
+from isthmus.records.frame import Blob, Body
+from isthmus.runtime import Runtime
+from isthmus.store.base import Store
+
+PIECES_AT_ONCE = 8
+TRIES = 3
+"""How often a piece is asked for that arrives as something else."""
+
+HEAD_BYTES = 64 << 10
+"""Bytes that are asked for first; a longer head is asked for again."""
+
+
+async def read(
+    store: Store, runtime: Runtime, key: str, about: int, *, at_most: int | None = None, first: int | None = None
+) -> Body:
+    """Return an object of about so many bytes, as `Store.get` does.
+
+    `at_most`: of a longer one only so many bytes are read. `first`: only so many bytes of the payload are wanted, which
+    are among the first `about` bytes of the object.
+
+    Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` where a piece is not what the object says.
+    """
+    head: Body = bytearray()
+    table = None
+    if about > frame.PIECE_BYTES:
+        head, table = await _head(store, key)
+    if table is None:
+        limit = about if first is not None else at_most
+        return await (store.get(key) if limit is None else store.get_range(key, 0, limit))
+    wanted = [piece for piece in table.pieces() if first is None or piece[0] < table.start + first]
+    end = wanted[-1][1] if wanted else table.start
+    if at_most is not None and table.start + table.size > at_most:
+        return await store.get_range(key, 0, at_most)
+    out = frame.blank(end)
+    frame.fill(out[: table.start], np.frombuffer(head, np.uint8)[: table.start])
+    gate = asyncio.Semaphore(PIECES_AT_ONCE)
+
+    async def one(begin: int, stop: int, digest: bytes) -> None:
+        async with gate:
+            for _ in range(TRIES):
+                blob = await store.get_range(key, begin, stop)
+                if await runtime.offload(_placed, blob, digest, out[begin:stop]):
+                    return
+        raise RecordInvalid(Reason.DIGEST_MISMATCH, f"{key}: bytes {begin} to {stop} are not what was written")
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for piece in wanted:
+                tasks.create_task(one(*piece))
+    except BaseExceptionGroup as group:
+        raise first_cause(group) from None
+    return out
+
+
+async def _head(store: Store, key: str) -> tuple[Body, frame.Table | None]:
+    """Return the beginning of an object, up to its payload, and what that says of pieces, if it says all of them."""
+    head = await store.get_range(key, 0, HEAD_BYTES)
+    table = frame.table_of(head)
+    if table is not None and table.start > len(head) == HEAD_BYTES:
+        head = await store.get_range(key, 0, table.start)
+        table = frame.table_of(head)
+    whole = table is not None and table.start <= len(head) and len([*table.pieces()]) * table.piece >= table.size
+    return head, table if whole else None
+
+
+def _placed(blob: Blob, digest: bytes, place: memoryview) -> bool:
+    """Put a piece where it belongs, if it is what was written."""
+    if len(blob) != len(place) or digests.digest(blob) != digest:
+        return False
+    frame.fill(place, np.frombuffer(blob, np.uint8))
+    return True
