@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,23 @@ import pytest
 
 from isthmus.errors import Denied, Fenced, ObjectMissing
 from isthmus.kernels import F32
-from isthmus.learner.steward import here
+from isthmus.learner.steward import left
 from isthmus.log.select import checkpoints_in
 from isthmus.records.keys import claim_key
 from isthmus.rules import Pace
-from tests_helpers import NumpyReplica, World, balanced, check_log, newest_commit, seed_of, serving, train, until, world
+from tests_helpers import (
+    SPECS,
+    NumpyReplica,
+    World,
+    balanced,
+    check_log,
+    newest_commit,
+    seed_of,
+    serving,
+    train,
+    until,
+    world,
+)
 
 
 class Counting:
@@ -152,8 +165,10 @@ async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder: Pat
         balanced(two.agent)
 
 
-async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Path) -> None:
-    async with world(folder) as w, serving(w.syncer()) as syncer:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Path, dtype: str) -> None:
+    seed = seed_of(specs=[replace(spec, dtype=dtype) for spec in SPECS])
+    async with world(folder, seed) as w, serving(w.syncer()) as syncer:
         one = await Life(w, "l0").start()
         while min(k.head for k in syncer.keepers) < 2:
             await one.steps(5)
@@ -168,7 +183,8 @@ async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Pat
             if key:
                 assert key in {i.key for c in [c async for c in w.log.commits(p, 0)] for i in c.header.inputs}
                 assert residual is not None
-                assert here(residual).any()
+                assert left(residual).any()
+                assert left(residual).dtype == (np.float32 if dtype == "float32" else np.uint16)
         await two.kill()
 
 

@@ -10,10 +10,10 @@ from msgspec import structs
 from isthmus import kernels
 from isthmus.errors import RecordInvalid
 from isthmus.kernels import U8
-from isthmus.learner import parts
+from isthmus.learner import parts, residuals
 from isthmus.learner.ledger import Account
 from isthmus.learner.parts import Away, Lies
-from isthmus.learner.steward import Held, Remote, Steward, Stored, here
+from isthmus.learner.steward import Held, Remote, Steward, Stored, here, left
 from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
@@ -141,6 +141,9 @@ async def moved(
 
 _NOTHING = np.empty(0, np.float32)
 
+FIRST_RESIDUAL = 2
+"""From this one on a fragment's arrays in a checkpoint are residuals; see `CheckpointHeader`."""
+
 
 async def why_useless(frozen: Frozen, steward: Steward, runtime: Runtime) -> str | None:
     """Return why nobody could go on from this, its own learner or a peer; None where it can be stored."""
@@ -160,7 +163,7 @@ def _why_useless_here(frozen: Frozen) -> str | None:
         return f"the loss is {frozen.loss}"
     for p, point in enumerate(frozen.points):
         for held in (point.values, point.sent_values):
-            if isinstance(held, np.ndarray) and not kernels.all_finite(held):
+            if isinstance(held, np.ndarray) and not kernels.all_finite(here(held)):
                 return _not_finite(p)
     return None
 
@@ -201,11 +204,13 @@ def _arrays_of(f: FragmentPoint) -> int:
     return 3 + len(f.attempts) + len(f.taken_by)
 
 
-def _leaf(array: Held | None, size: int) -> tree.Leaf:
+def _leaf(array: Held | None, size: int, half: bool) -> tree.Leaf:
+    """Return an array of a fragment of this size as a leaf. `half`: it is a residual, in two bytes a parameter."""
     if isinstance(array, Remote):
-        spec = tree.LeafSpec(maker="numpy", dtype="<f4", shape=(size,), size=4 * size)
+        dtype, width = ("<u2", 2) if half else ("<f4", 4)
+        spec = tree.LeafSpec(maker="numpy", dtype=dtype, shape=(size,), size=width * size)
         return tree.Leaf(spec, tree.NOWHERE, (Away(array.rank, array, (0,), (size,)),))
-    return tree.numpy_leaf(_NOTHING if array is None else here(array))
+    return tree.numpy_leaf(_NOTHING if array is None else left(array))
 
 
 def draft(
@@ -218,7 +223,8 @@ def draft(
     for fragment, point, known in zip(run.layout.fragments, frozen.points, traffic, strict=True):
         arrays = [point.values, point.sent_values, known.residual, *(residual for _, residual in known.attempts)]
         arrays += [residual for _, residual in known.taken]
-        leaves += [_leaf(array, fragment.size) for array in arrays]
+        halves = residuals.are_halves(fragment)
+        leaves += [_leaf(array, fragment.size, halves and n >= FIRST_RESIDUAL) for n, array in enumerate(arrays)]
         a = known.account
         fragments.append(
             FragmentPoint(
@@ -285,16 +291,18 @@ def open_checkpoint(
     for fragment, f in zip(run.layout.fragments, header.fragments, strict=True):
         arrays: list[Held | None] = []
         count = _arrays_of(f)
-        for leaf in leaves[at : at + count]:
-            sizes: dict[tuple[int, ...], int] = {(0,): 0, (fragment.size,): 4 * fragment.size}
-            found = leaf.spec.maker, leaf.spec.dtype
-            if found != ("numpy", "<f4") or sizes.get(leaf.spec.shape) != leaf.spec.size:
+        for n, leaf in enumerate(leaves[at : at + count]):
+            # A residual of a learner that had wider parameters, or an earlier release, may be float32.
+            widths = {"<f4": 4, "<u2": 2} if n >= FIRST_RESIDUAL else {"<f4": 4}
+            width = widths.get(leaf.spec.dtype) if leaf.spec.maker == "numpy" else None
+            sizes: dict[tuple[int, ...], int] = {(0,): 0, (fragment.size,): (width or 0) * fragment.size}
+            if width is None or sizes.get(leaf.spec.shape) != leaf.spec.size:
                 raise RecordInvalid(Reason.WRONG_LAYOUT, f"an array of fragment {fragment.index} is not of its size")
             if leaf.pieces:
                 arrays.append(Stored(tuple(leaf.pieces)))
                 continue
-            array = leaf.data.view(np.float32)
-            if not kernels.all_finite(array):
+            array: residuals.Residual = leaf.data.view(np.float32) if width == 4 else leaf.data.view(np.uint16)
+            if not kernels.all_finite(residuals.whole(array)):
                 raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment.index} holds a NaN or an infinity")
             arrays.append(array if array.size else None)
         at += count

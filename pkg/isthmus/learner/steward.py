@@ -6,7 +6,7 @@ each has the arrays of its fragments, and the one that decides asks the others (
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from isthmus import kernels, memory
 from isthmus.codecs import codec, pack
 from isthmus.codecs.packed import keep_dropped
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import F32, U8
+from isthmus.kernels import F32, U8, U16
 from isthmus.layout import Fragment, Layout, Tensor
-from isthmus.learner import parts
+from isthmus.learner import parts, residuals
 from isthmus.learner.parts import Lies
+from isthmus.learner.residuals import Residual
 from isthmus.log import Commit, Log, fold
 from isthmus.log.polar import isotropic
 from isthmus.reasons import Reason
@@ -52,8 +53,8 @@ class OnDevice:
     __slots__ = ()
 
 
-Held = F32 | Remote | Stored | OnDevice
-"""An array [n] float32 of a fragment, wherever it lies."""
+Held = F32 | U16 | Remote | Stored | OnDevice
+"""An array [n] of a fragment, wherever it lies: float32, but for residuals, which may be bfloat16 (`residuals`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Steward(fold.Carry[Held], Protocol):
         ...
 
     def sum(self, fragment: int, a: Held, b: Held) -> Held:
-        """Return a + b."""
+        """Return a + b, of two residuals."""
         ...
 
     async def home(self, fragment: int, held: Held) -> Held:
@@ -168,6 +169,13 @@ class OwnArrays:
 def here(held: Held) -> F32:
     """Return an array that lies in this process."""
     assert isinstance(held, np.ndarray), f"{held} lies elsewhere"
+    assert held.dtype == np.float32, "a residual"
+    return cast(F32, held)
+
+
+def left(held: Held) -> Residual:
+    """Return a residual that lies in this process."""
+    assert isinstance(held, np.ndarray), f"{held} lies elsewhere"
     return held
 
 
@@ -198,12 +206,21 @@ class OwnSteward:
 
     async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
         """See `Steward.pack`."""
-        carried = None if feedback is None else here(feedback)
-        blob, dropped = await self.runtime.offload(self.packed, header, here(base), here(values), carried)
+        carried = None if feedback is None else left(feedback)
+        blob, dropped = await self.runtime.offload(self._packed, header, here(base), here(values), carried)
         if blob is None:
             return None
         digest = await self.runtime.offload(frame.digest, blob)
-        return Parcel(digest, len(blob), blob, dropped if self.lossy else None)
+        return Parcel(digest, len(blob), blob, dropped)
+
+    def _packed(
+        self, header: UpdateHeader, base: F32, values: F32, feedback: Residual | None
+    ) -> tuple[frame.Body | None, Residual | None]:
+        """Return the update object, and what its codec dropped as it is kept, if it is."""
+        blob, dropped = self.packed(header, base, values, None if feedback is None else residuals.whole(feedback))
+        if blob is None or not self.lossy:
+            return blob, None
+        return blob, residuals.kept(self._run.layout.fragments[header.fragment], dropped)
 
     async def store(self, key: str, parcel: Parcel) -> None:
         """See `Steward.store`."""
@@ -211,11 +228,12 @@ class OwnSteward:
         # Never over anything: what was merged must stay what it was.
         await self.log.store.create(key, parcel.body)
 
-    def sum(self, fragment: int, a: Held, b: Held) -> F32:
+    def sum(self, fragment: int, a: Held, b: Held) -> Residual:
         """See `Steward.sum`."""
-        total = memory.empty(self._run.layout.fragments[fragment].size)
-        kernels.add(here(a), here(b), total)
-        return total
+        part = self._run.layout.fragments[fragment]
+        total = memory.empty(part.size)
+        kernels.add(residuals.whole(left(a)), residuals.whole(left(b)), total)
+        return residuals.kept(part, total)
 
     async def staged(self, fragment: int, held: Held) -> Held:
         """See `Steward.staged`."""
@@ -225,19 +243,21 @@ class OwnSteward:
         """See `Steward.landed`."""
         return held
 
-    async def home(self, fragment: int, held: Held) -> F32:
+    async def home(self, fragment: int, held: Held) -> Residual:
         """See `Steward.home`."""
         if not isinstance(held, Stored):
-            return here(held)
+            return left(held)
         size = self._run.layout.fragments[fragment].size
-        found = (await parts.read(self.log, held.pieces, 4, (0,), (size,))).view(np.float32)
+        width = sum(piece.size for piece in held.pieces) // size
+        data = await parts.read(self.log, held.pieces, width, (0,), (size,))
+        found: Residual = data.view(np.uint16) if width == 2 else data.view(np.float32)
         if not await self.is_finite(found):
             raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment} holds a NaN or an infinity")
         return found
 
     async def is_finite(self, held: Held) -> bool:
         """See `Steward.is_finite`."""
-        return await self.runtime.offload(kernels.all_finite, here(held))
+        return await self.runtime.offload(lambda: kernels.all_finite(residuals.whole(left(held))))
 
     async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
         """See `Steward.keep`."""

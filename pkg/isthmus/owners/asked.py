@@ -13,7 +13,7 @@ import numpy as np
 
 from isthmus.errors import RankLost, Unavailable, known_error
 from isthmus.kernels import U8
-from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, Steward, Stored, here
+from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, Steward, Stored, left
 from isthmus.log import Commit
 from isthmus.owners import wire
 from isthmus.owners.served import CONNECT_S, Keeper, is_secret
@@ -343,7 +343,8 @@ class Owners:
         if isinstance(held, Stored):
             await self._ask(peer, kind("read", held.pieces[0].key), wire.Bring(fragment, held.pieces, into))
         else:
-            await peer.ask(wire.Give(into), np.ascontiguousarray(here(held)).view(np.uint8).data)
+            given = np.ascontiguousarray(left(held))
+            await peer.ask(wire.Give(into, given.dtype == np.uint16), given.view(np.uint8).data)
         return peer.remote(into)
 
     async def is_finite(self, held: Held) -> bool:

@@ -165,8 +165,8 @@ class Served:
                 parcel = known[at]
                 assert isinstance(parcel, Parcel), "only what was packed is stored"
                 await steward.store(key, parcel)
-            case wire.Give(into):
-                shelf.put(into, np.frombuffer(body, np.float32))
+            case wire.Give(into, half):
+                shelf.put(into, np.frombuffer(body, np.uint16 if half else np.float32))
             case wire.Bring(fragment, pieces, into):
                 shelf.put(into, await steward.home(fragment, Stored(pieces)))
             case wire.Stage(fragment, n, into):

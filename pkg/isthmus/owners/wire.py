@@ -95,6 +95,8 @@ class Give(Message, frozen=True):
     """`Steward.home` of what lies with the first rank: the body is an array's bytes."""
 
     into: int
+    half: bool
+    """It is a residual of two bytes a parameter."""
 
 
 class Bring(Message, frozen=True):

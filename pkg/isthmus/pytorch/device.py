@@ -24,7 +24,8 @@ from isthmus.codecs import aligned, codec, packed_size
 from isthmus.digests import digest
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment, Layout, Tensor
-from isthmus.learner.steward import BLEND, Held, OnDevice, OwnSteward, Parcel, Steward, here
+from isthmus.learner import residuals
+from isthmus.learner.steward import BLEND, Held, OnDevice, OwnSteward, Parcel, Steward, here, left
 from isthmus.log import Commit
 from isthmus.pytorch import device_codecs
 from isthmus.pytorch.model import TorchReplica, named, rows_of, writable
@@ -233,7 +234,7 @@ class DeviceArrays(Blocks):
         """See `Replica.write`."""
         block = at_hand(values)
         if isinstance(block, np.ndarray):
-            self._from_host.write(fragment, block)  # which is waited for
+            self._from_host.write(fragment, here(block))  # which is waited for
             return
         block = self.of(fragment, block)
         self._lane.after(block.ready)
@@ -360,12 +361,13 @@ class DeviceSteward:
 
     def _packed(
         self, header: UpdateHeader, fragment: Fragment, base: Held, values: Block, feedback: Held | None
-    ) -> tuple[frame.Body | None, F32 | None]:
-        """Return the update object and what its codec dropped; (None, None) where the difference is not finite."""
+    ) -> tuple[frame.Body | None, residuals.Residual | None]:
+        """Return the update object and what its codec dropped, as it is kept; (None, None) where the difference is not
+        finite."""
         assert self._codec is not None, "asked only where there is one"
         room = memory.room(packed_size(self._code, fragment))
         room.fill(0)
-        left = memory.empty(fragment.size) if self._own.lossy else None
+        dropped = memory.empty(fragment.size) if self._own.lossy else None
         at = 0
         with self._lane.aside():
             self._lane.after(values.ready)
@@ -380,11 +382,12 @@ class DeviceSteward:
                     scales, packed, said = self._codec.encode(gradient)
                     self._lay(scales, room, at + self._codec.split(begin))
                     self._lay(packed, room, codes + self._codec.offset(begin))
-                    if left is not None:
+                    if dropped is not None:
                         gradient -= said
-                        self._lane.to_host(gradient, torch.from_numpy(left[t.start + begin : t.start + end]))
+                        self._lane.to_host(gradient, torch.from_numpy(dropped[t.start + begin : t.start + end]))
                 at += aligned(self._code.size(t.size))
-        return frame.written(frame.Kind.UPDATE, header, room), left
+        kept = None if dropped is None else residuals.kept(fragment, dropped)
+        return frame.written(frame.Kind.UPDATE, header, room), kept
 
     def _lay(self, what: torch.Tensor, room: U8, at: int) -> None:
         self._lane.to_host(what, torch.from_numpy(room[at : at + what.numel()]))
@@ -404,12 +407,16 @@ class DeviceSteward:
         return gradient if feedback is None else gradient + self._part(t, number, begin, end, feedback)
 
     def _part(self, t: Tensor, number: int, begin: int, end: int, held: Held) -> torch.Tensor:
-        """Return elements [begin, end) of what a fragment's array has of a tensor, on the device, float32."""
+        """Return elements [begin, end) of what a fragment's array, or residual, has of a tensor, on the device,
+        float32."""
         held = at_hand(held)
         if isinstance(held, Block):
             self._lane.after(held.ready)
             return held.tensors[number][begin:end].float()
-        return self._lane.to_device(torch.from_numpy(writable(here(held)[t.start + begin : t.start + end])))
+        part = slice(t.start + begin, t.start + end)
+        if (halves := left(held)).dtype == np.uint16:
+            return self._lane.to_device(torch.from_numpy(halves[part].view(np.int16))).view(torch.bfloat16).float()
+        return self._lane.to_device(torch.from_numpy(writable(here(held)[part])))
 
 
 def steward(lane: Lane, own: OwnSteward, *_: object) -> Steward:

@@ -207,7 +207,8 @@ class CheckpointHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     The payload holds the `arrays`, but for those that are in `parts`, in pieces. Of each fragment, float32 [n] or [0]
     where there is none: its parameters, those at its last upload, its error feedback, the residual of each attempt,
-    what updates on each of `taken_by` carry. Then what `optimizer` and `data` refer to.
+    what updates on each of `taken_by` carry; of a fragment whose parameters have two bytes, all but the first two are
+    bfloat16 (`<u2`). Then what `optimizer` and `data` refer to.
     """
 
     schema: Schema

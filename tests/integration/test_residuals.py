@@ -1,0 +1,81 @@
+"""What codecs drop is kept as precisely as the parameters are, through checkpoints and restarts, by any rank."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.codecs import codec, pack, unpack
+from isthmus.kernels import F32
+from isthmus.layout import partition
+from isthmus.learner import residuals
+from isthmus.learner.steward import OwnSteward, left
+from isthmus.log.creation import Seed
+from isthmus.records.objects import SCHEMA, UpdateHeader
+from isthmus.rules import Rules
+from tests_helpers import SPECS, seed_of, world
+
+HALVES = [replace(s, dtype="bfloat16") for s in SPECS]
+RULES = Rules(fragments=2, sync_every=2)
+
+
+def seed(dtype: str = "bfloat16") -> Seed:
+    return seed_of(RULES, specs=[replace(s, dtype=dtype) for s in SPECS])
+
+
+@given(
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=40),
+    st.sampled_from(["float16", "bfloat16"]),
+)
+def test_what_is_kept_is_the_nearest_that_two_bytes_hold(values: list[float], dtype: str) -> None:
+    x = np.array(values, np.float32)
+    fragment = partition([replace(SPECS[1], dtype=dtype, shape=(x.size,))], 1).fragments[0]
+    kept = residuals.kept(fragment, x)
+    assert kept.nbytes == 2 * x.size
+    again = residuals.whole(kept)
+    assert (np.abs(again - x) <= np.abs(x) / 256 + np.finfo(np.float32).tiny).all()
+    assert np.array_equal(residuals.kept(fragment, again), kept)
+
+
+def test_four_bytes_are_kept_where_any_parameter_has_them() -> None:
+    mixed = [HALVES[1], SPECS[2]]
+    fragment = partition(mixed, 1).fragments[0]
+    x = np.ones(fragment.size, np.float32)
+    assert not residuals.are_halves(fragment)
+    assert residuals.kept(fragment, x) is x
+    assert residuals.whole(x) is x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_an_update_carries_what_was_kept(tmp_path: Path, dtype: str) -> None:
+    async with world(tmp_path / "run", seed(dtype)) as w:
+        own, fragment = OwnSteward(w.log), w.run.layout.fragments[0]
+        header = UpdateHeader(
+            schema=SCHEMA, run=w.run.digest, fragment=0, learner="a", incarnation=1, base=0,
+            codec=w.run.rules.codec_up, steps=4, tokens=400, step=4, tokens_seen=400, train_s=1.0,
+        )  # fmt: skip
+        draw = np.random.default_rng(0)
+        # Exact in bfloat16: what is not held of a base is no progress.
+        base, values = (draw.integers(-64, 64, fragment.size).astype(np.float32) for _ in range(2))
+        first = await own.pack(header, base, values, None)
+        assert first is not None
+        assert first.dropped is not None
+        code, sent = codec(w.run.rules.codec_up), np.empty(fragment.size, np.float32)
+
+        def left_of(gradient: F32) -> F32:
+            unpack(code, fragment, pack(code, fragment, gradient), sent)
+            return residuals.whole(residuals.kept(fragment, gradient - sent))
+
+        once = left_of(base - values)
+        assert np.array_equal(residuals.whole(left(first.dropped)), once)
+        again = await own.pack(header, base, values, first.dropped)
+        assert again is not None
+        assert again.dropped is not None
+        assert np.array_equal(residuals.whole(left(again.dropped)), left_of((base - values) + once))
+        total = own.sum(0, first.dropped, again.dropped)
+        assert total.dtype == (np.float32 if dtype == "float32" else np.uint16)
+        both = once + residuals.whole(left(again.dropped))
+        assert np.array_equal(residuals.whole(total), residuals.whole(residuals.kept(fragment, both)))
