@@ -461,6 +461,11 @@ MUTANTS = [
         "tests/unit/test_rounding.py tests/unit/test_codecs.py",
         row("scales-of-one-byte", "return 2 * blocks(n) + n", "return blocks(n) + n"),
     ),
+    *of(
+        "learner/residuals.py",
+        "tests/integration/test_residuals.py",
+        row("halves-where-any-parameter-has-four-bytes", "return all(t.spec.dtype", "return any(t.spec.dtype"),
+    ),
     # --- records ------------------------------------------------------------------------------------------------------
     *of(
         "records/frame.py",

@@ -7,7 +7,7 @@ import math
 import sys
 
 from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import OBJECT_MAX, SYNCER_CORES, Prices, checkpoint_bytes
+from isthmus.forecast.outcome import CHECKPOINT_BYTES, FEEDBACK_BYTES, OBJECT_MAX, SYNCER_CORES, Prices
 from isthmus.forecast.planner import Fixed, plan
 from isthmus.forecast.speeds import classes
 from isthmus.rules import KEPT_VERSIONS
@@ -46,7 +46,7 @@ def main() -> int:
                 f"{s['cores'] / syncers:.2g}", f"{s['down_gbit_s'] / syncers:.2g}", f"{s['memory_gib'] / syncers:.3g}",
                 f"{s['takeover_gb'] / syncers:.3g}", f"{s['takeover_s'] / syncers:.3g}", f"{updates + values:,.3g}",
                 f"{day['stored_gb']:,.4g}", f"{8e3 * f.down_gb_day / 86400:.3g}", f"{f.memory_gib:.3g}",
-                f"{checkpoint_bytes(params, found.rules) / 1e9:.3g}", f"{COMMIT_BYTES * learners / 1024:.2g}",
+                f"{params * (CHECKPOINT_BYTES + FEEDBACK_BYTES * found.rules.error_feedback) / 1e9:.3g}", f"{COMMIT_BYTES * learners / 1024:.2g}",
             )  # fmt: skip
             print("| " + " | ".join(map(str, row)) + " |")
     print(f"\nKept: {KEPT_VERSIONS} versions of each fragment, and two checkpoints a learner.")

@@ -453,3 +453,15 @@ def test_what_cannot_be_is_one_clear_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_model_in_two_bytes_takes_less_of_a_learner() -> None:
+    def taken(dtype: str) -> float:
+        specs = [Spec(f"layer{i}", (4096, 4096), dtype, TensorClass.DENSE) for i in range(8)]
+        size = sum(s.size for s in specs)
+        found = planned(float(size), Island(name="a", count=2), specs=specs, fixed=Fixed(merge="rda"))
+        assert found.rules.error_feedback
+        return found.forecasts[0].memory_gib * 2**30 / size
+
+    assert taken("float32") == pytest.approx(30.0)
+    assert taken("bfloat16") == taken("float16") == pytest.approx(26.0)

@@ -17,6 +17,7 @@ from isthmus.forecast import learning, traffic
 from isthmus.forecast.island import Island
 from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.speeds import Speeds
+from isthmus.layout import Spec
 from isthmus.log.merge import state_bytes
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MergeRule, Pace, Rules
 from isthmus.store.base import requests_to_read, requests_to_write
@@ -42,7 +43,18 @@ LEARNER_BYTES = 10.0 + CHECKPOINT_BYTES
 ones (docs/scale.md), and while a checkpoint is taken copies of values and moments."""
 
 FEEDBACK_BYTES = 8.0
-"""More of both where a learner feeds back what codecs dropped: that, and what of it is under way."""
+"""More of both where a learner feeds back what codecs dropped, that and what of it is under way, and has parameters of
+four bytes …"""
+
+FEEDBACK_BYTES_OF_HALVES = 4.0
+"""… and where they have two."""
+
+
+def feedback_bytes(specs: Sequence[Spec] | None) -> float:
+    """Return what a model with these tensors takes for that, per parameter; where none are known, as of four bytes."""
+    halves = specs is not None and all(s.dtype != "float32" for s in specs)
+    return FEEDBACK_BYTES_OF_HALVES if halves else FEEDBACK_BYTES
+
 
 SYNCER_CORES = 4.0
 """Of one syncer; where merging takes more, several share the fragments."""
@@ -144,6 +156,8 @@ class Outcome:
     """Share of a link that fragments take, of the learner that has least left …"""
     busiest: Island
     """… which is this one."""
+    checkpoint: float
+    """Bytes of a learner's checkpoint."""
 
     @property
     def fits(self) -> bool:
@@ -164,11 +178,14 @@ def outcome(
     rules: Rules,
     took: Speeds,
     matrices: Matrices,
+    feedback: float = FEEDBACK_BYTES,
 ) -> Outcome:
-    """Return what these rules come to. `took`: how fast a syncer does its arithmetic under them."""
+    """Return what these rules come to. `took`: how fast a syncer does its arithmetic under them. `feedback`: see
+    `feedback_bytes`."""
     learners = sum(island.count for island in islands)
     costs = _costs(_small(rules), min(learners, 8))
-    whole = checkpoint_bytes(params, rules)
+    fed = feedback if rules.error_feedback else 0.0
+    whole = params * (CHECKPOINT_BYTES + fed)
     slowest = min(island.up_gbit_s for island in islands)
     checkpoint_s = float(math.ceil(max(CHECKPOINT_S, whole * 8.0 / (CHECKPOINT_SHARE * slowest * 1e9))))
     wire = _wire(params, rules, costs.learner, packing_s(params, matrices, rules, took))
@@ -177,10 +194,10 @@ def outcome(
         arithmetic_s += isotropic_s(matrices, rules, took)
     # What a store refuses is not sent.
     saved_s = checkpoint_s if whole <= OBJECT_MAX else math.inf
-    forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s) for island in islands]
+    forecasts = [_forecast(params, island, islands, rules, wire, arithmetic_s, saved_s, fed) for island in islands]
     rounds_day = rules.fragments * DAY_S / _period(islands, rules)
     syncer = _syncer(params, rules, Pace(), learners, wire, costs.syncer, arithmetic_s, rounds_day)
-    day = _day(params, rules, forecasts, costs.syncer, rounds_day, prices, store_region, wire)
+    day = _day(params, rules, forecasts, costs.syncer, rounds_day, prices, store_region, wire, whole)
     day["gpu_usd"] = 24.0 * prices.gpu_hour * sum(i.gpus * i.count for i in islands)
     day["syncer_usd"] = 24.0 * prices.core_hour * max(1.0, syncer["cores"])
     day["usd"] += day["gpu_usd"] + day["syncer_usd"]
@@ -193,6 +210,7 @@ def outcome(
         wire=wire,
         forecasts=forecasts,
         syncer=syncer,
+        checkpoint=whole,
         day=day,
         worth=worth,
         checkpoint_s=checkpoint_s,
@@ -201,11 +219,6 @@ def outcome(
         load=load,
         busiest=busiest,
     )
-
-
-def checkpoint_bytes(params: float, rules: Rules) -> float:
-    """Return about how large a checkpoint is."""
-    return params * (CHECKPOINT_BYTES + (FEEDBACK_BYTES if rules.error_feedback else 0.0))
 
 
 def isotropic_s(matrices: Matrices, rules: Rules, took: Speeds, block: int | None = None) -> float:
@@ -278,10 +291,11 @@ def _forecast(
     wire: Wire,
     arithmetic_s: float,
     checkpoint_s: float,
+    fed: float,
 ) -> Forecast:
     up_load, down_load = _loads(island, islands, rules, wire)
     fits = max(up_load, down_load) <= HEADROOM
-    whole = checkpoint_bytes(params, rules)
+    whole = params * (CHECKPOINT_BYTES + fed)
     saving = whole / checkpoint_s
     sent_s = _sent_s(island, wire)
     # Its announcement, a way there and back as all on the bus; then everybody's answers; then commit and value.
@@ -321,7 +335,7 @@ def _forecast(
             + (DAY_S / checkpoint_s * requests_to_write(whole) if name == "put" else 0.0)
             for name in traffic.OPERATIONS
         },
-        memory_gib=params * (LEARNER_BYTES + (FEEDBACK_BYTES if rules.error_feedback else 0.0)) / GIB,
+        memory_gib=params * (LEARNER_BYTES + fed) / GIB,
         fits=fits,
     )
 
@@ -370,6 +384,7 @@ def _day(
     prices: Prices,
     store_region: str,
     wire: Wire,
+    checkpoint: float,
 ) -> dict[str, float]:
     """Return bytes, requests and dollars of one day."""
     totals = {name: count * rounds_day for name, count in syncer.requests.items()}
@@ -386,7 +401,7 @@ def _day(
         if f.island.region != store_region:
             egress += f.down_gb_day * f.island.count
     stored = rules.fragments * KEPT_VERSIONS * (learners * wire.up + wire.down)
-    stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * checkpoint_bytes(params, rules)
+    stored += params * state_bytes(rules) * KEPT_VERSIONS / between + 2.0 * learners * checkpoint
     reads = totals.get("get", 0.0)
     writes = sum(totals.values()) - reads
     found = {

@@ -23,7 +23,7 @@ from isthmus.forecast.outcome import (
     Forecast,
     Outcome,
     Prices,
-    checkpoint_bytes,
+    feedback_bytes,
     isotropic_s,
     outcome,
     packing_s,
@@ -130,7 +130,7 @@ def plan(
     most = None if specs is None else len(partition(specs, FRAGMENTS_MAX).fragments)
     there = matrices.typical(params) if specs is None else matrices.of(specs)
     found = [
-        outcome(params, islands, prices, store_region, rules, speeds(rules), there)
+        outcome(params, islands, prices, store_region, rules, speeds(rules), there, feedback_bytes(specs))
         for rules in _candidates(params, fixed, most, there, speeds, step_s)
     ]
     best = max(found, key=lambda t: (1.0, t.per_usd, t.rules.sync_every) if t.fits else (0.0, -t.load, 0.0))
@@ -147,7 +147,7 @@ def plan(
                 f"{cores:.2g} of its cores",
             )
         )
-    whole = checkpoint_bytes(params, best.rules)
+    whole = best.checkpoint
     reasons.append(
         Choice(
             name="checkpoint",
@@ -349,7 +349,7 @@ def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], 
             f"isotropic merges hold a round up for {merge_s:.1f} s, {merge_s / fastest:.1f} steps of the fastest "
             "learner: cut matrices (--iso-block 512), raise sync_every, or merge by rda"
         )
-    if (whole := checkpoint_bytes(params, rules)) > OBJECT_MAX:
+    if (whole := best.checkpoint) > OBJECT_MAX:
         found.append(
             f"a checkpoint has about {whole / 1e12:.0f} TB: stores take objects of up to "
             f"{OBJECT_MAX / 1e12:.0f} TB, and learners then go on without checkpoints"
