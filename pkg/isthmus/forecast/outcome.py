@@ -46,7 +46,7 @@ FEEDBACK_BYTES = 8.0
 """More of both where a learner feeds back what codecs dropped, that and what of it is under way, and has parameters of
 four bytes …"""
 
-FEEDBACK_BYTES_OF_HALVES = 4.0
+FEEDBACK_BYTES_OF_HALVES = 5.0
 """… and where they have two."""
 
 
