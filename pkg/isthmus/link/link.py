@@ -147,6 +147,16 @@ class Link:
             values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
             self._shell.feeder.note(self.steps_done, values)
 
+    def of_all_ranks(self, count: int) -> int:
+        """Return the sum of what every rank of this learner has counted, as `step` wants tokens. Called by all of them.
+
+        In a learner of one process, the count itself.
+        """
+        if self._sharded is None or self._sharded.ranks.size == 1:
+            return count
+        said = self._sharded.ranks.exchange(count.to_bytes(8, "little", signed=True))
+        return sum(int.from_bytes(words, "little", signed=True) for words in said)
+
     def let_go(self) -> None:
         """Wait for no version any more; only a run whose pace has a `lead` ever waits.
 

@@ -1,0 +1,121 @@
+"""An optimizer step of a loop that is somebody else's: whether there was one, over how many tokens, and its report."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from isthmus.errors import InputError
+from isthmus.link import Link
+
+logger = logging.getLogger(__name__)
+
+MAIN_INPUTS = ("input_ids", "input_values", "input_features", "pixel_values", "inputs_embeds")
+"""Arguments of a model's forward whose elements are counted as tokens, the first that is there."""
+
+Count = Callable[[tuple[Any, ...], dict[str, Any]], int]
+"""Returns the tokens in what a model's forward is given: its positional arguments, and those by name."""
+
+
+def raw(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer that takes the steps, out of what a framework has wrapped it in. Raises `InputError`."""
+    found = optimizer
+    while not (isinstance(found, torch.optim.Optimizer) and hasattr(found, "_optimizer_step_post_hooks")):
+        found = getattr(found, "optimizer", None)
+        if found is None:
+            raise InputError(f"a {type(optimizer).__qualname__} wraps no torch.optim.Optimizer")
+    return found
+
+
+def require_own_weights(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+    """Raise `InputError` for optimizers whose steps cannot be told, or whose weights are not the model's.
+
+    A fused optimizer under a GradScaler looks at overflow by itself: it is called for a step that changes nothing.
+    Those that keep master weights of their own would overwrite an adopted version with the next step.
+    """
+    name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    if scaler is not None and any(group.get("fused") for group in optimizer.param_groups):
+        raise InputError(
+            f"{name} is fused and a GradScaler scales its gradients: a step that it skips cannot be told from one that "
+            "it takes; make it with fused=False (in TrainingArguments: optim='adamw_torch'), or train in bf16"
+        )
+    for kept in ("master_params", "_fp32_params", "fp32_from_fp16_groups", "single_partition_of_fp32_groups"):
+        if getattr(optimizer, kept, None):
+            raise InputError(
+                f"{name} keeps master weights of its own ({kept}): a new global version would be undone by its next "
+                "step; use an optimizer that steps the model's parameters, such as torch.optim.AdamW"
+            )
+
+
+class Tokens:
+    """Counts what a model reads while it trains."""
+
+    def __init__(self, model: nn.Module, count: Count | None = None) -> None:
+        """`count` says how many tokens a forward reads; without it the elements of the model's main input count."""
+        self._names = [n for n in (getattr(model, "main_input_name", None), *MAIN_INPUTS) if isinstance(n, str)]
+        self._places = [*inspect.signature(model.forward).parameters]
+        self._count = count or self._elements
+        self._seen = 0
+        self._hook = model.register_forward_pre_hook(self._read, with_kwargs=True)
+
+    def taken(self) -> int:
+        """Return the tokens since this was asked last, at least one."""
+        found, self._seen = self._seen, 0
+        return max(found, 1)
+
+    def close(self) -> None:
+        """Count no more."""
+        self._hook.remove()
+
+    def _read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training:
+            self._seen += self._count(args, kwargs)
+
+    def _elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        given = dict(zip(self._places, args, strict=False)) | kwargs
+        for name in self._names:
+            if isinstance(found := given.get(name), torch.Tensor):
+                return found.shape[0] * (found.shape[1] if found.dim() > 1 else 1)
+        first = next((x for x in given.values() if isinstance(x, torch.Tensor)), None)
+        return 0 if first is None else first.numel()
+
+
+class StepHook:
+    """Reports the steps of an optimizer to a link: those that were taken, not those that were asked for.
+
+    A GradScaler that finds an overflow, or a wrapper that still accumulates, calls no step of the raw optimizer.
+    """
+
+    def __init__(
+        self, link: Link, model: nn.Module, optimizer: Any, *, count: Count | None = None, now: bool = True
+    ) -> None:
+        """`now`: report a step where it is taken; otherwise `report` does, once the loop has dealt with it."""
+        self.link = link
+        self.tokens = Tokens(model, count)
+        self._taken = 0
+        self._hook = raw(optimizer).register_step_post_hook(self._note)
+        self._now = now
+
+    def report(self, loss: float | None = None) -> bool:
+        """Report the step that was taken since this was asked last; return whether there was one."""
+        if not self._taken:
+            return False
+        if self._taken > 1:
+            raise InputError(f"{self._taken} optimizer steps were taken between two reports: report after each")
+        self._taken = 0
+        self.link.step(self.link.of_all_ranks(self.tokens.taken()), loss=loss)
+        return True
+
+    def close(self, *, done: bool = True) -> None:
+        """Leave the run, and the model and its optimizer as they were."""
+        self.tokens.close()
+        self._hook.remove()
+        self.link.close(done=done)
+
+    def _note(self, *_: Any) -> None:
+        self._taken += 1
+        if self._now:
+            self.report()

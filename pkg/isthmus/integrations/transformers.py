@@ -1,0 +1,191 @@
+"""`transformers.Trainer` as a learner: `trainer = IsthmusCallback(RUN, learner="eu-1", …).into(Trainer(…))`."""
+
+import logging
+import warnings
+from math import ceil
+from typing import Any
+
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from isthmus.errors import InputError
+from isthmus.integrations.hook import Count, StepHook, raw, require_own_weights
+from isthmus.link import Link, join
+
+logger = logging.getLogger(__name__)
+
+
+class Kept:
+    """What a Trainer goes on with besides model and optimizer: how many steps it asked for, and its schedule."""
+
+    def __init__(self, state: TrainerState, scheduler: Any) -> None:
+        self._state, self._scheduler = state, scheduler
+        self.came_back = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        scheduler = self._scheduler.state_dict()
+        # Functions that make the schedule are made again by the arguments.
+        scheduler.pop("lr_lambdas", None)
+        return {"global_step": int(self._state.global_step), "scheduler": scheduler}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on there."""
+        self.came_back = True
+        self._state.global_step = int(state_dict["global_step"])
+        here = self._scheduler.state_dict()
+        self._scheduler.load_state_dict({**here, **state_dict["scheduler"]})
+
+
+class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
+    """Makes a Trainer's training a learner of a run, for one call of `train` after another.
+
+    It joins when training begins, after the Trainer has wrapped the model and made its optimizer; every optimizer step
+    that was taken is reported; when training ends it leaves. A restart under the same name goes on at the learner's own
+    checkpoint: weights with local work, moments, schedule, `global_step`, and the place in the data (the batches before
+    it are drawn and passed over). Give no `resume_from_checkpoint` then. The Trainer's own checkpoints are of this
+    learner's replica; the global model is what `isthmus export RUN` writes.
+    """
+
+    def __init__(self, run: str, *, learner: str, count: Count | None = None, **joining: Any) -> None:
+        """`run`, `learner` and the rest as for `isthmus.join`, but for `steps` and `data`, which the Trainer knows.
+
+        `count` says how many tokens a forward reads; without it, elements of the model's main input.
+        """
+        for taken in ("steps", "data"):
+            if taken in joining:
+                raise InputError(f"{taken}= is the Trainer's to say: leave it out")
+        self._run, self._learner, self._count, self._joining = run, learner, count, joining
+        self._trainer: Any = None
+        self._hook: StepHook | None = None
+        self._before: list[float] = []
+        self._ahead: _Ahead | None = None
+
+    def into(self, trainer: Trainer) -> Trainer:
+        """Put this first among a Trainer's callbacks, so that its loggers see what a run says; return the Trainer."""
+        self._trainer = trainer
+        trainer.callback_handler.callbacks.insert(0, self)
+        return trainer
+
+    @property
+    def link(self) -> Link:
+        """The learner's hold on the run, while it trains. Raises `InputError` before."""
+        if self._hook is None:
+            raise InputError("there is no link before training has begun, nor after it has ended")
+        return self._hook.link
+
+    # --- what a Trainer calls -----------------------------------------------------------------------------------------
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Join."""
+        if self._trainer is None and args.world_size > 1:
+            raise InputError(
+                f"{args.world_size} processes train together: say IsthmusCallback(…).into(trainer), through which the "
+                "wrapped model is seen"
+            )
+        model = given["model"] if self._trainer is None else self._trainer.model_wrapped
+        optimizer, scheduler, loader = raw(given["optimizer"]), given["lr_scheduler"], given["train_dataloader"]
+        require_own_weights(optimizer, getattr(given["optimizer"], "scaler", None))
+        self._ahead = None
+        resumed = state.global_step
+        kept = Kept(state, scheduler)
+        joining: dict[str, Any] = {"steps": max(state.max_steps, 0)} | self._joining
+        link = join(self._run, model, optimizer, learner=self._learner, data=kept, **joining)
+        done = link.steps_done
+        if resumed and done and state.global_step != resumed:
+            link.close(done=False)
+            raise InputError(
+                f"resume_from_checkpoint brought the Trainer to step {resumed}, and {self._learner} has its own "
+                f"checkpoint of step {state.global_step or done} in {self._run}: go on without resume_from_checkpoint"
+            )
+        if done and not kept.came_back:
+            # Of a checkpoint of another number of ranks: the schedule is a matter of steps alone.
+            state.global_step = done
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # no optimizer step was taken between these
+                for _ in range(done):
+                    scheduler.step()
+        if state.global_step != resumed:
+            self._ahead = _Ahead(loader, state.global_step, args.gradient_accumulation_steps, state.max_steps)
+        self._hook = StepHook(link, given["model"], optimizer, count=self._count, now=False)
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Go on in the data where the learner was."""
+        if self._ahead is not None:
+            self._ahead.begin_epoch()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Warm up where moments are fresh in a run in flight; see `Link.rate`."""
+        groups = raw(given["optimizer"]).param_groups
+        self._before = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * self.link.rate
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Give the schedule its learning rates back."""
+        for group, rate in zip(raw(given["optimizer"]).param_groups, self._before, strict=True):
+            group["lr"] = rate
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """Report the step, if it was taken: schedule and counters are behind it by now."""
+        assert self._hook is not None, "training has begun"
+        self._hook.report()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **given: Any,
+    ) -> None:
+        """Say with the Trainer's own figures how the run goes."""
+        if logs is None or self._hook is None or not self.link.speaks:
+            return
+        link = self.link
+        logs["isthmus/steps"], logs["isthmus/tokens"] = link.steps_done, link.tokens_seen
+        logs["isthmus/version"] = min(link.versions)
+        ledger = link.summary.ledger
+        if ledger.processed:
+            logs["isthmus/merged"] = round(ledger.merged / ledger.processed, 4)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """Leave the run."""
+        if self._hook is not None:
+            hook, self._hook = self._hook, None
+            hook.close(done=state.global_step >= state.max_steps)
+
+
+class _Ahead:
+    """Has a Trainer's loader begin where so many of its optimizer steps ended, though the Trainer begins at its first
+    epoch."""
+
+    def __init__(self, loader: Any, step: int, accumulation: int, most: int) -> None:
+        try:
+            of_an_epoch = max(1, ceil(len(loader) / accumulation))
+        except TypeError:
+            of_an_epoch = max(1, most)  # a stream has no end
+        self._first, steps = divmod(step, of_an_epoch)
+        self._skipped = steps * accumulation
+        self._epoch = self._first - 1
+        self._loader = loader
+        self._own = getattr(loader, "set_epoch", None)
+        if self._own is None or not hasattr(loader, "skip_batches"):
+            logger.warning("a %s cannot be told where to begin: the data starts anew", type(loader).__name__)
+            self._own = None
+        else:
+            # The Trainer calls it with its own number of the epoch, and the loader with the last one that was set.
+            loader.set_epoch = lambda _: self._own(self._epoch)
+
+    def begin_epoch(self) -> None:
+        """Go on to the next epoch; of the first one only what is left of it is read."""
+        if self._own is not None:
+            self._epoch += 1
+            self._loader.skip_batches = self._skipped if self._epoch == self._first else 0

@@ -1,0 +1,232 @@
+"""Loops that are somebody else's: real Trainers in a run, killed and started again; hooks that count what was done."""
+
+import json
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import isthmus
+from e2e.test_processes import ROOT, commits_of, processes, wait_for
+from e2e.test_ranks import torchrun
+from isthmus.errors import InputError
+from isthmus.integrations.hook import StepHook, Tokens, raw, require_own_weights
+from isthmus_services.cli import main
+from isthmus_services.demo import judge
+
+TRAINER = str(Path(__file__).parent / "trainer_learner.py")
+
+
+def notes(path: Path, rank: int = 0) -> list[tuple[str, int, list[int], float]]:
+    return [tuple(json.loads(line)) for line in path.with_suffix(f".{rank}").read_text().splitlines()]
+
+
+@pytest.mark.timeout(600)
+def test_trainers_share_a_run_and_go_on_after_kill_9(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    steps = 400
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--wait")
+        start = (sys.executable, TRAINER, run, "a", str(steps), str(tmp_path / "a"))
+        first = p.start("a1", *start)
+        wait_for((tmp_path / "run" / "run").exists, "the first one creates the run")
+        ranks = p.start("b", *torchrun(2), TRAINER, run, "b", "120", str(tmp_path / "b"))
+        wait_for(lambda: list((tmp_path / "run" / "learners" / "a").glob("*/checkpoints/*"))[1:], "a has checkpoints")
+        wait_for(lambda: len(notes(tmp_path / "a")) > 60, "a has trained")
+        os.kill(first.pid, signal.SIGKILL)
+        p.ends(p.start("a2", *start))
+        p.ends(ranks)
+        said = p.said("a2")
+        assert f"a has trained {steps} steps" in said
+        assert "isthmus/version" in said
+        assert "b has trained 120 steps" in p.said("b")
+    found = notes(tmp_path / "a")
+    lives = {life: {step: (lines, rate) for of, step, lines, rate in found if of == life} for life, *_ in found}
+    before, after = lives.values()
+    begun = min(after)
+    assert 0 < begun <= max(before) + 1, "it went on where its checkpoint was"
+    assert sorted(after) == list(range(begun, steps)), "and took each step that was left, once"
+    for step in before.keys() & after.keys():
+        assert after[step] == before[step], "the same lines, at the same rate"
+    # Of each epoch every line once, over both lives.
+    read = [line for step in range(steps) for line in (after if step >= begun else before)[step][0]]
+    for epoch in range(0, len(read), 64):
+        assert sorted(read[epoch : epoch + 64]) == list(range(64))
+    assert [n for *_, lines, _ in notes(tmp_path / "b", 0) for n in lines] != [
+        n for *_, lines, _ in notes(tmp_path / "b", 1) for n in lines
+    ], "ranks read lines of their own"
+    commits = commits_of(run)
+    assert judge.continuous(commits)
+    assert {i.learner for c in commits for i in c.header.inputs} == {"a", "b"}
+    tokens = {i.learner: i.tokens / i.steps for c in commits for i in c.header.inputs}
+    assert tokens == {"a": 2 * 4 * 12, "b": 2 * 2 * 4 * 12}, "of all micro-batches, and of all ranks"
+    assert main(["replay", run]) == 0
+    losses = [float(x.split("'loss': '")[1].split("'")[0]) for x in said.splitlines() if "'loss': '" in x]
+    assert losses[-1] < 2.0 < math.log(80)
+
+
+@pytest.mark.timeout(300)
+def test_the_example_trains_beside_a_loop_of_accelerate(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--wait")
+        trainer = p.start(
+            "t", sys.executable, str(ROOT / "examples" / "trainer.py"), run, "--learner", "t", "--steps", "60"
+        )
+        loop = p.start(
+            "l", sys.executable, str(ROOT / "examples" / "accelerate_loop.py"), run, "--learner", "l", "--steps", "60"
+        )
+        for process in (trainer, loop):
+            p.ends(process)
+    commits = commits_of(run)
+    assert judge.continuous(commits)
+    assert {i.learner for c in commits for i in c.header.inputs} == {"t", "l"}
+    assert main(["replay", run]) == 0
+
+
+class Counted:
+    """A link that counts what is reported."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.closed: bool | None = None
+
+    def step(self, tokens: int, *, loss: float | None = None) -> None:
+        self.steps.append(tokens)
+
+    def of_all_ranks(self, count: int) -> int:
+        return count
+
+    def close(self, *, done: bool = True) -> None:
+        self.closed = done
+
+
+class Reads(nn.Module):
+    """A model that takes tokens by name or by place."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 3)
+
+    def forward(self, mask: torch.Tensor | None = None, input_ids: torch.Tensor | None = None) -> torch.Tensor:
+        assert input_ids is not None
+        return self.table(input_ids).sum()  # type: ignore[no-any-return]
+
+
+IDS = torch.arange(8).view(2, 4)
+
+
+def hooked(optimizer: Any, model: nn.Module, **options: Any) -> tuple[Counted, StepHook]:
+    link = Counted()
+    return link, StepHook(link, model, optimizer, **options)  # type: ignore[arg-type]
+
+
+def test_steps_that_a_scaler_skips_are_no_steps() -> None:
+    model = Reads()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    link, hook = hooked(optimizer, model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+    for turn in range(6):
+        loss = model(input_ids=IDS)
+        scaler.scale(loss * (torch.inf if turn in (1, 4) else 1.0)).backward()
+        before = model.table.weight.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert torch.equal(before, model.table.weight) == (turn in (1, 4))
+    assert link.steps == [8, 16, 8, 16], "and what was read for them counts with the next that is taken"
+    hook.close(done=False)
+    assert link.closed is False
+    model(input_ids=IDS).backward()
+    optimizer.step()
+    assert len(link.steps) == 4, "nothing is left behind"
+
+
+def test_a_fused_optimizer_under_a_scaler_is_refused_by_name() -> None:
+    fused = torch.optim.AdamW(Reads().parameters(), fused=True)
+    require_own_weights(fused, None)
+    with pytest.raises(
+        InputError, match=r"torch.optim.adamw.AdamW is fused and a GradScaler scales its gradients.*fused=False"
+    ):
+        require_own_weights(fused, torch.amp.GradScaler("cpu"))
+    require_own_weights(torch.optim.AdamW(Reads().parameters()), torch.amp.GradScaler("cpu"))
+
+
+def test_an_optimizer_with_weights_of_its_own_is_refused_by_name() -> None:
+    class Mastered(torch.optim.SGD):
+        master_params = ("kept",)
+
+    with pytest.raises(InputError, match=r"Mastered keeps master weights of its own \(master_params\)"):
+        require_own_weights(Mastered(Reads().parameters()), None)
+
+
+def test_tokens_are_those_that_are_read_in_training() -> None:
+    model = Reads()
+    tokens = Tokens(model)
+    model(None, IDS)
+    model(input_ids=IDS)
+    model.eval()
+    model(input_ids=IDS)
+    model.train()
+    assert tokens.taken() == 16
+    assert tokens.taken() == 1, "a step over nothing is one token: weights are of at least one"
+    tokens.close()
+    model(input_ids=IDS)
+    assert tokens.taken() == 1
+    counted = Tokens(model, lambda args, kwargs: 5)
+    model(input_ids=IDS)
+    assert counted.taken() == 5
+    plain = nn.Linear(3, 2)
+    elements = Tokens(plain)
+    plain(torch.ones(4, 3))
+    assert elements.taken() == 12
+
+
+def test_reports_may_wait_for_the_loop() -> None:
+    model = Reads()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    link, hook = hooked(optimizer, model, now=False)
+    assert not hook.report()
+    model(input_ids=IDS).backward()
+    optimizer.step()
+    assert link.steps == []
+    assert hook.report()
+    assert link.steps == [8]
+    optimizer.step()
+    optimizer.step()
+    with pytest.raises(InputError, match="2 optimizer steps were taken between two reports"):
+        hook.report()
+
+
+def test_what_wraps_no_optimizer_is_refused() -> None:
+    with pytest.raises(InputError, match=r"a object wraps no torch\.optim\.Optimizer"):
+        raw(object())
+
+
+@pytest.mark.timeout(120)
+def test_accelerate_counts_steps_not_micro_batches_and_compiled_models_are_the_same(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    from isthmus.integrations.accelerate import join
+
+    run = str(tmp_path / "run")
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    plain = Reads()
+    model, optimizer = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters(), lr=0.1))
+    model = torch.compile(model, backend="eager")
+    with join(accelerator, run, model, optimizer, learner="a", create=isthmus.Rules(fragments=1)) as learner:
+        for _ in range(8):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(input_ids=IDS))  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+        assert (learner.link.steps_done, learner.link.tokens_seen) == (4, 64)
+    assert [spec.name for spec in learner.link.run.layout.specs] == ["table.weight"]
