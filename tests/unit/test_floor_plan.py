@@ -31,7 +31,7 @@ FLOORS = (
     "pytorch simulate",
     "forecast shell",  # what a run would come to · the thread of a learner's agent
     "link",  # the front door
-    "demo",
+    "demo integrations",  # · the loops of others
     "lab",
 )
 """Of `isthmus`: modules and packages, the ground first."""
@@ -49,6 +49,7 @@ SERVICES = (
 """Of `isthmus_services`, which stands on all of `isthmus`."""
 
 AT_HOME = {
+    "accelerate": {"integrations"},
     "aiobotocore": {"store"},
     "blake3": {"digests"},
     "botocore": {"store"},
@@ -58,7 +59,8 @@ AT_HOME = {
     "obstore": {"store"},
     "redis": {"bus"},
     "sqlite3": {"bus"},
-    "torch": {"demo", "doctor", "lab", "link", "pytorch", "sinks"},
+    "torch": {"demo", "doctor", "integrations", "lab", "link", "pytorch", "sinks"},
+    "transformers": {"integrations"},
 }
 """Libraries that only these rooms may import: a syncer runs without torch, and a port hides what is behind it."""
 
