@@ -71,26 +71,84 @@ async def published(log: Log, versions: Sequence[int], progress: ShareDone = lam
     return list(await asyncio.gather(*(one(p, version) for p, version in enumerate(versions))))
 
 
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
 def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) -> None:
     """Write a model file, whole or not at all: the run's tensors under their names, in their shapes and dtypes.
 
     Raises `InputError` where it cannot be written, as in a folder that is not there.
     """
-    arrays: dict[str, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
+    scratch = path.with_name(f".{path.name}.new")
+    try:
+        _serialize(scratch, run, _arrays(run, values, None), run.layout.specs, versions, None)
+        scratch.replace(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path} cannot be written: {error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
+def write_parts(
+    folder: Path, run: Run, values: Sequence[F32], versions: Sequence[int], *, dtype: str | None, largest: int
+) -> None:
+    """Write a model into an empty folder, in files of at most `largest` bytes, but for a tensor that alone is more, as
+    `from_pretrained` reads them: one `model.safetensors`, or several and an index. `dtype`: of all tensors; None: their
+    own. Raises `OSError`, `InputError`."""
+    arrays = _arrays(run, values, dtype)
+    parts: list[list[Spec]] = [[]]
+    for spec in run.layout.specs:
+        if parts[-1] and sum(arrays[s.name].nbytes for s in (*parts[-1], spec)) > largest:
+            parts.append([])
+        parts[-1].append(spec)
+    names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
+    if len(parts) == 1:
+        names = ["model.safetensors"]
+    try:
+        for name, specs in zip(names, parts, strict=True):
+            _serialize(folder / name, run, arrays, specs, versions, dtype)
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{folder} cannot be written to: {error}") from None
+    if len(parts) > 1:
+        total = sum(array.nbytes for array in arrays.values())
+        where = {spec.name: name for name, specs in zip(names, parts, strict=True) for spec in specs}
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _arrays(run: Run, values: Sequence[F32], dtype: str | None) -> dict[str, Bytes]:
+    """Return the bytes of every tensor, in its own dtype or another."""
+    arrays: dict[str, Bytes] = {}
     for fragment, flat in zip(run.layout.fragments, values, strict=True):
         for t in fragment.tensors:
-            stored = _stored(flat[t.start : t.stop], t.spec.dtype)
+            stored = _stored(flat[t.start : t.stop], dtype or t.spec.dtype)
             if t.rows is None:
                 arrays[t.spec.name] = stored
                 continue
             width = stored.size // t.size  # bytes of an element
             whole = arrays.setdefault(t.spec.name, np.empty(t.spec.size * width, np.uint8))
             whole[t.origin * width : t.origin * width + stored.size] = stored
-    specs = {
+    return arrays
+
+
+def _serialize(
+    path: Path,
+    run: Run,
+    arrays: Mapping[str, Bytes],
+    specs: Sequence[Spec],
+    versions: Sequence[int],
+    dtype: str | None,
+) -> None:
+    """Write some of a model's tensors as a safetensors file."""
+    tensors = {
         s.name: safetensors.TensorSpec(
-            dtype=s.dtype, shape=list(s.shape), data_ptr=arrays[s.name].ctypes.data, data_len=arrays[s.name].nbytes
+            dtype=dtype or s.dtype,
+            shape=list(s.shape),
+            data_ptr=arrays[s.name].ctypes.data,
+            data_len=arrays[s.name].nbytes,
         )
-        for s in run.layout.specs
+        for s in specs
     }
     metadata = {
         "format": "pt",
@@ -99,18 +157,10 @@ def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) 
         _MODEL: run.header.model,
         _SEED: str(run.header.seed),
         # The format sorts tensors; a layout goes by the order in the model.
-        _ORDER: json.dumps([s.name for s in run.layout.specs]),
-        _EMBEDDINGS: json.dumps([s.name for s in run.layout.specs if s.role == TensorClass.EMBEDDING]),
+        _ORDER: json.dumps([s.name for s in specs]),
+        _EMBEDDINGS: json.dumps([s.name for s in specs if s.role == TensorClass.EMBEDDING]),
     }
-    scratch = path.with_name(f".{path.name}.new")
-    try:
-        safetensors.serialize_file(specs, str(scratch), metadata)
-        scratch.replace(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} cannot be written: {error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            scratch.unlink(missing_ok=True)
+    safetensors.serialize_file(tensors, str(path), metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +210,7 @@ def read(path: Path) -> ModelFile:
     return ModelFile(tuple(specs), tuple(values), metadata.get(_MODEL, ""), seed)
 
 
-def _stored(values: F32, dtype: str) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _stored(values: F32, dtype: str) -> Bytes:
     if dtype == "bfloat16":
         half = np.empty(values.size, np.uint16)
         kernels.encode_bf16(values, half)
@@ -169,7 +219,7 @@ def _stored(values: F32, dtype: str) -> np.ndarray[tuple[int], np.dtype[np.uint8
     return narrow.view(np.uint8)
 
 
-def _widened(data: np.ndarray[tuple[int], np.dtype[np.uint8]], dtype: str) -> F32:
+def _widened(data: Bytes, dtype: str) -> F32:
     if dtype == "bfloat16":
         out = np.empty(data.size // 2, np.float32)
         kernels.decode_bf16(data.view(np.uint16), out)

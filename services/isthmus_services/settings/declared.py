@@ -184,6 +184,25 @@ class Export(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Follow(InRun):
+    """Settings of `isthmus follow`."""
+
+    into: Annotated[str | None, Setting("write each cut into this folder", metavar="DIR", flag_only=True)] = None
+    exec: Annotated[
+        str | None,
+        Setting("run this after each; ISTHMUS_CUT and ISTHMUS_CUT_DIR say which", metavar="CMD", flag_only=True),
+    ] = None
+    every: Annotated[int, Setting("cuts whose version is a multiple of N", metavar="N", ge=1, flag_only=True)] = 1
+    at_most_every: Annotated[float, Setting("seconds between two cuts, at least", metavar="S", ge=0)] = 0.0
+    dtype: Annotated[str | None, Setting("of all tensors (their own)", choices=("float32", "bfloat16", "float16"))] = (
+        None
+    )
+    largest: Annotated[float, Setting("GB a file has at most", metavar="GB", gt=0)] = 5.0
+    keep: Annotated[int, Setting("cuts that stay in DIR", metavar="N", ge=1, flag_only=True)] = 2
+    cuts: Annotated[int | None, Setting("end after so many (never)", metavar="N", ge=1, flag_only=True)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gc(InRun, Reported):
     """Settings of `isthmus gc`."""
 
@@ -491,6 +510,7 @@ ALL = tuple(
         ("", Explain, "the story of one update or one commit"),
         ("", Export, "write the global model as a safetensors file"),
         ("", Heal, "start a fragment again whose log cannot be folded any more (a dry run by default)"),
+        ("", Follow, "bring every new version of the global model into a folder, or to a command"),
         ("", Gc, "delete what the log has passed by, pack old commits; a dry run by default"),
         ("simulate", Training, "learners with real gradients: loss under delays, failures and mixed speeds"),
         ("simulate", Goodput, "chips that fail: data parallel, elastic, and M decoupled learners"),

@@ -1,0 +1,231 @@
+"""Following a run: cuts that are what the log folds to, whoever dies meanwhile."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from e2e.test_processes import EXAMPLE, commits_of, processes, wait_for
+from isthmus.errors import Unavailable
+from isthmus.kernels import F32
+from isthmus.log import fold
+from isthmus.readers import follow
+from isthmus.rules import Pace, Rules
+from isthmus.store import AT_START, Layer, Store
+from isthmus_services.cli import main
+from tests_helpers import World, seed_of, serving, train, until, world
+
+QUICK = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3)
+
+
+def exported(run: str, version: int, out: Path) -> dict[str, torch.Tensor]:
+    assert main(["export", run, "--version", str(version), "-o", str(out), "--force"]) == 0
+    return load_file(out)
+
+
+def in_folder(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        part = load_file(file)
+        assert not found.keys() & part.keys()
+        found |= part
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        where = json.loads(index.read_text())["weight_map"]
+        assert where.keys() == found.keys()
+        assert all(name in load_file(folder / file) for name, file in where.items())
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_cuts_are_what_the_log_folds_to_through_kills(tmp_path: Path) -> None:
+    run, into = str(tmp_path / "run"), tmp_path / "cuts"
+    listed = tmp_path / "listed"
+    noting = f"{sys.executable} -c {shlex.quote(NOTE)} {listed}"
+    with processes(tmp_path) as p:
+        syncer = p.isthmus("s", "syncer", run, "--wait")
+        start = (sys.executable, str(EXAMPLE), run, "--steps", "500", "--step-seconds", "0.02", "--learner")
+        learners = [p.start(name, *start, name) for name in ("a", "b")]
+        wait_for((tmp_path / "run" / "run").exists, "a run is there")
+        follower = p.isthmus("f", "follow", run, "--into", str(into), "--every", "2", "--keep", "99", "--exec", noting)
+        wait_for(lambda: len(list(into.glob("cut-*"))) > 2, "it follows")
+        os.kill(syncer.pid, signal.SIGKILL)
+        p.isthmus("s2", "syncer", run)
+        os.kill(follower.pid, signal.SIGKILL)
+        again = follow.newest_in(into)
+        p.isthmus("f2", "follow", run, "--into", str(into), "--every", "2", "--keep", "99", "--exec", noting)
+        for learner in learners:
+            p.ends(learner)
+        newest = {
+            f: max(c.version for c in commits_of(run) if c.header.fragment == f)
+            for f in {c.header.fragment for c in commits_of(run)}
+        }
+        last = min(newest.values()) // 2 * 2
+        wait_for(lambda: follow.newest_in(into) == last, "it has followed to the end")
+    found = sorted(int(path.name[4:]) for path in into.glob("cut-*"))
+    assert len(found) > 4
+    assert all(version % 2 == 0 for version in found)
+    assert [v for v in found if v > again], "the second one went on after the first"
+    for version in found:
+        wanted = exported(run, version, tmp_path / "export.safetensors")
+        cut = in_folder(into / f"cut-{version:06d}")
+        assert cut.keys() == wanted.keys()
+        assert all(torch.equal(cut[name], wanted[name]) for name in wanted), version
+    assert (into / "newest").resolve() == into / f"cut-{found[-1]:06d}"
+    said = [line.split() for line in listed.read_text().splitlines()]
+    assert [int(version) for version, _ in said] == sorted({int(version) for version, _ in said})
+    assert all(folder == str(into / f"cut-{int(version):06d}") for version, folder in said)
+
+
+NOTE = "import os, sys; open(sys.argv[1], 'a').write(os.environ['ISTHMUS_CUT'] + ' ' + os.environ['ISTHMUS_CUT_DIR'] + '\\n')"
+
+
+class Counting(Layer):
+    """Counts what is read, and is away when it is told to be."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.read: Counter[str] = Counter()
+        self.away = False
+
+    async def _through(self, operation: str, key: str, send: Any) -> Any:
+        if self.away:
+            raise Unavailable("away")
+        self.read[key.split("/", maxsplit=1)[0]] += operation == "get"
+        return await send()
+
+
+async def trained(w: World, rounds: int) -> None:
+    """Have so many rounds of every fragment merged."""
+    async with serving(w.syncer(pace=QUICK)) as syncer:
+        enough = lambda: min(k.head for k in syncer.keepers) >= rounds  # noqa: E731
+        await train(w.learner("a"), 4, enough=enough)
+
+
+async def folded(w: World, version: int) -> list[F32]:
+    carry = fold.Publishing(w.log)
+    return [(await fold.fold(w.log, f.index, carry, until=version)).carried for f in w.run.layout.fragments]
+
+
+async def test_no_more_is_fetched_than_has_changed(tmp_path: Path) -> None:
+    seen: list[Counting] = []
+    async with world(tmp_path / "run", seed_of(Rules(fragments=3, sync_every=2))) as w:
+        await trained(w, 4)
+        through = w.through(lambda store: seen.append(Counting(store)) or seen[-1])  # type: ignore[func-returns-value]
+        follower = follow.Follower(through.log)
+        head = await follower.head(1)
+        assert head >= 4
+        first = await follower.cut(2)
+        for version, cut in ((2, first), (4, await follower.cut(4))):
+            assert all(np.array_equal(a, b) for a, b in zip(cut.values, await folded(w, version), strict=True))
+        before = seen[0].read.copy()
+        await follower.cut(4)
+        assert seen[0].read["values"] == before["values"], "it has them"
+        await trained(w, head + 2)
+        more = await follower.head(head + 1)
+        assert more > head
+        before = seen[0].read.copy()
+        cut = await follower.cut(head + 1)
+        assert seen[0].read["values"] - before["values"] == 3 * (head + 1 - 4), "what was published since, once each"
+        assert seen[0].read["snapshots"] == before["snapshots"]
+        assert all(np.array_equal(a, b) for a, b in zip(cut.values, await folded(w, head + 1), strict=True))
+
+
+async def test_what_was_collected_meanwhile_is_followed_from_a_snapshot(tmp_path: Path) -> None:
+    async with world(tmp_path / "run", seed_of(Rules(fragments=2, sync_every=2))) as w:
+        await trained(w, 2)
+        follower = follow.Follower(w.log)
+        await follower.head(1)
+        await follower.cut(1)
+        await trained(w, 12)
+        await asyncio.to_thread(main, ["gc", str(tmp_path / "run"), "--keep", "1", "--min-age", "0", "--apply"])
+        head = await follower.head(100)
+        cut = await follower.cut(head)
+        assert all(np.array_equal(a, b) for a, b in zip(cut.values, await folded(w, head), strict=True))
+
+
+async def test_an_outage_is_waited_for_and_versions_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(follow, "LOOK_S", 0.02)
+    seen: list[Counting] = []
+    async with world(tmp_path / "run", seed_of(Rules(fragments=2, sync_every=2))) as w:
+        away = lambda store: seen.append(Counting(store)) or seen[-1]  # type: ignore[func-returns-value]  # noqa: E731
+        through = w.through(away, AT_START)
+        cuts = follow.cuts(through.log, w.runtime, every=3)
+        assert (await anext(cuts)).version == 0
+        await trained(w, 7)
+        head = min(c.version for c in [await w.log.newest(p) for p in range(2)] if c)
+        seen[0].away = True
+        found = asyncio.ensure_future(anext(cuts))
+        await until(lambda: "the run cannot be followed for now: away" in caplog.text, "it says so")
+        assert not found.done()
+        seen[0].away = False
+        assert (await found).version == head // 3 * 3 >= 6
+        assert "the run is followed again" in caplog.text
+        await cuts.aclose()  # type: ignore[attr-defined]
+
+
+def test_a_folder_holds_whole_cuts_in_files_as_large_as_asked(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with world(tmp_path / "run", seed_of(Rules(fragments=3))) as w:
+            values = await folded(w, 0)
+            into = tmp_path / "cuts"
+            (into / ".cut-000004.new").mkdir(parents=True)
+            (into / ".cut-000004.new" / "half").write_text("of one that was killed")
+            for version in (1, 2, 3, 4):
+                path = follow.store(follow.Cut(w.run, version, values), into, dtype="bfloat16", largest=1500, keep=2)
+            assert sorted(p.name for p in into.iterdir()) == ["cut-000003", "cut-000004", "newest"]
+            assert follow.newest_in(into) == 4
+            files = sorted(p.name for p in path.glob("*.safetensors"))
+            assert len(files) > 1
+            assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+            tensors = in_folder(path)
+            assert {x.dtype for x in tensors.values()} == {torch.bfloat16}
+            for fragment, flat in zip(w.run.layout.fragments, values, strict=True):
+                for t in fragment.tensors:
+                    wanted = torch.from_numpy(flat[t.start : t.stop].copy()).bfloat16().reshape(-1)
+                    assert torch.equal(tensors[t.spec.name].reshape(-1)[t.origin : t.origin + t.size], wanted)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [((), "--into DIR, --exec CMD, or both"), (("--exec", ""), "--exec names no command")],
+)
+def test_what_cannot_be_done_is_said(
+    tmp_path: Path, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["follow", str(tmp_path), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_is_loaded_from_a_cut_as_from_pretrained_does(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import isthmus
+
+    config = GPT2Config(vocab_size=40, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(config)
+    run, into = str(tmp_path / "run"), tmp_path / "cuts"
+    isthmus.join(
+        run, model, torch.optim.SGD(model.parameters(), lr=0.1), learner="a", create=Rules(fragments=2)
+    ).close()
+    assert main(["follow", run, "--into", str(into), "--largest", "6e-6", "--cuts", "1"]) == 0
+    config.save_pretrained(into / "newest")
+    assert (into / "newest" / "model.safetensors.index.json").exists()
+    again = GPT2LMHeadModel.from_pretrained(into / "newest")
+    for (name, mine), (_, theirs) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
