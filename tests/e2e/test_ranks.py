@@ -106,11 +106,7 @@ def test_learners_of_one_and_of_several_ranks_make_the_same_model_bit_for_bit(tm
     assert len(alone) == 3
     assert mixed == alone
     assert trained(tmp_path / "half", {"a": ("plain", 1), "b": ("fsdp2", 2)}) == alone
-
-
-@pytest.mark.timeout(900)
-def test_ranks_that_keep_their_fragments_on_devices_make_the_same_model_bit_for_bit(tmp_path: Path) -> None:
-    alone = trained(tmp_path / "alone", {"a": ("plain", 1), "b": ("plain", 1)})
+    # The CPU as the device that keeps fragments.
     assert trained(tmp_path / "there", {"a": ("ddp-there", 2), "b": ("fsdp2-there", 2)}) == alone
     said = {name: (tmp_path / "there" / f"{name}.log").read_text() for name in "ab"}
     for name, words in said.items():
@@ -134,7 +130,8 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
         first = p.start(
             "job", *torchrun(2, "--max-restarts=3"), LEARNER, run, "a", "fsdp2", "200", "--pids", str(tmp_path)
         )
-        wait_for(lambda: list((tmp_path / "run" / "learners" / "a").rglob("*"))[3:], "a checkpoint is there")
+        # What it names comes before it: parts alone are nothing to go on from.
+        wait_for(lambda: [*(tmp_path / "run" / "learners" / "a").glob("*/checkpoints/0*")], "a checkpoint is there")
         wait_for((tmp_path / "1.1").exists, "the second rank has joined")
         os.kill(int((tmp_path / "1.1").read_text()), signal.SIGKILL)
         p.ends(first)
