@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from isthmus.layout import Cut, Spec, place
 from isthmus.learner.parts import Lies
 from isthmus.learner.steward import Held, Remote
-from isthmus.pytorch import device
+from isthmus.pytorch import device, gathered
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch.ranks import Op, ranks_of
 from isthmus.pytorch.sharded import InBlocks, Lying, Sharded
@@ -175,8 +175,10 @@ def flat_of(held: Any) -> np.ndarray:
     return torch.cat([x.float() for x in held.tensors]).numpy() if isinstance(held, device.Block) else held
 
 
-def check(kind: str, width: int, lane: device.Lane | None) -> None:
+def check(kind: str, width: int, lane: device.Lane | None, full: int | None = None) -> None:
+    """`full`: the device of this rank has no room."""
     dist.barrier()
+    gathered.Fragments._has_room = lambda *_: dist.get_rank() != full  # type: ignore[method-assign]
     model = placed(kind, net(width))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
     train(model, optimizer)
@@ -287,5 +289,7 @@ if __name__ == "__main__":
             check(kind, width, None)
             # The CPU as the device: the same code, with all that is queued done at once.
             check(kind, width, device.Lane(torch.device("cpu")))
+            if kind in ("FSDP2", "HSDP"):
+                check(kind, width, device.Lane(torch.device("cpu")), full=1)
     dist.destroy_process_group()
     sys.exit(0)

@@ -42,6 +42,10 @@ def test_trainers_share_a_run_and_go_on_after_kill_9(tmp_path: Path) -> None:
         os.kill(first.pid, signal.SIGKILL)
         p.ends(p.start("a2", *start))
         p.ends(ranks)
+        taken = len(notes(tmp_path / "a"))
+        p.ends(p.start("a3", *start))
+        assert len(notes(tmp_path / "a")) == taken, "who has taken all its steps takes no more"
+        assert f"a has trained {steps} steps" in p.said("a3")
         said = p.said("a2")
         assert f"a has trained {steps} steps" in said
         assert "isthmus/version" in said
@@ -69,6 +73,21 @@ def test_trainers_share_a_run_and_go_on_after_kill_9(tmp_path: Path) -> None:
     assert main(["replay", run]) == 0
     losses = [float(x.split("'loss': '")[1].split("'")[0]) for x in said.splitlines() if "'loss': '" in x]
     assert losses[-1] < 2.0 < math.log(80)
+    assert math.log(80) > losses[0] > losses[-1], "the first is a mean of the steps since the restart"
+
+
+def test_what_would_be_sent_by_mistake_is_refused() -> None:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from isthmus.integrations.transformers import IsthmusCallback
+
+    arguments = TrainingArguments(
+        "out", load_best_model_at_end=True, eval_strategy="steps", report_to="none", use_cpu=True
+    )
+    with pytest.raises(InputError, match="load_best_model_at_end puts earlier weights into the model"):
+        IsthmusCallback("run", learner="a").on_train_begin(arguments, TrainerState(), TrainerControl())
+    with pytest.raises(InputError, match="steps= is the Trainer's to say"):
+        IsthmusCallback("run", learner="a", steps=3)
 
 
 @pytest.mark.timeout(300)

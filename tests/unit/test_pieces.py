@@ -30,6 +30,7 @@ HEADER = ValueHeader(schema=SCHEMA, run=bytes(32), fragment=3, version=8, codec=
 def small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frame, "PIECE_BYTES", PIECE)
+        patch.setattr(frame, "PIECE_LEAST", PIECE)
         yield
 
 
@@ -59,8 +60,8 @@ class Way(Layer):
         return self.spoil(self.times[start], start, await super().get_range(key, start, stop))
 
 
-def read(way: Way, about: int, at_most: int | None = None, first: int | None = None) -> bytes:
-    return bytes(asyncio.run(checked.read(way, single_threaded(0), "x", about, at_most=at_most, first=first)))
+def read(way: Way, at_most: int, first: int | None = None, cut: bool = False) -> bytes:
+    return bytes(asyncio.run(checked.read(way, single_threaded(0), "x", at_most, first=first, cut=cut)))
 
 
 @given(st.integers(0, 5 * PIECE))
@@ -128,15 +129,29 @@ def test_no_more_is_read_than_is_allowed_or_wanted(tmp_path: Path) -> None:
     blob = value(6 * PIECE)
     start = frame.payload_start(blob)
     way = Way(tmp_path, blob)
-    assert read(way, 2 * PIECE, at_most=2 * PIECE) == blob[: 2 * PIECE]
-    assert max(stop for _, stop in way.asked[1:]) == 2 * PIECE
+    assert read(way, 2 * PIECE, cut=True) == blob[: 2 * PIECE]
+    assert way.asked[1:] == [(0, 2 * PIECE)]
     way = Way(tmp_path, blob)
-    assert read(way, len(blob), at_most=len(blob)) == blob
+    assert read(way, len(blob) - 1, cut=True) == blob[:-1]
     way = Way(tmp_path, blob)
-    assert read(way, len(blob), first=PIECE + 1) == blob[: start + 2 * PIECE]
+    assert read(way, len(blob), cut=True) == blob
+    assert len(way.asked) == 7
+    way = Way(tmp_path, blob)
+    assert read(way, len(blob), first=start + PIECE + 1) == blob[: start + 2 * PIECE]
     assert max(stop for _, stop in way.asked[1:]) == start + 2 * PIECE
     way = Way(tmp_path, value(PIECE))
-    assert read(way, 300, first=40) == value(PIECE)[:300]
+    assert read(way, 3000, first=300) == value(PIECE)[:300]
+
+
+def test_what_an_object_says_of_itself_makes_nobody_read_or_hold_more(tmp_path: Path) -> None:
+    """Bytes from strangers: pieces without end, of any size, or of a payload that cannot be."""
+    for size, piece in ((2**50, PIECE), (1900 * (2**30), 2**30), (2**63, 2**30), (5 * PIECE, 2**32 - 1)):
+        head = frame.PREFIX.pack(
+            frame.MAGIC, frame.FRAME_VERSION, Kind.UPDATE, 10, size, 0, piece, bytes(32), bytes(64)
+        )
+        way = Way(tmp_path, head.ljust(80_000, b"\1"))
+        assert len(read(way, 20 * PIECE, cut=True)) == 80_000
+        assert way.asked == [(0, checked.HEAD_BYTES), (0, 20 * PIECE)]
 
 
 def test_a_head_that_is_long_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +162,9 @@ def test_a_head_that_is_long_is_asked_for_again(tmp_path: Path, monkeypatch: pyt
     assert way.asked[:2] == [(0, 256), (0, frame.payload_start(blob))]
 
 
-@pytest.mark.parametrize(("kind", "piece"), [(Kind.VALUE, 1), (Kind.VALUE, 4095), (Kind.CLAIM, 4096)])
+@pytest.mark.parametrize(
+    ("kind", "piece"), [(Kind.VALUE, 1), (Kind.VALUE, 4095), (Kind.VALUE, 2**30 + 1), (Kind.CLAIM, 4096)]
+)
 def test_pieces_that_nobody_writes_are_turned_away(kind: Kind, piece: int) -> None:
     header: ValueHeader | ClaimHeader = HEADER
     if kind == Kind.CLAIM:

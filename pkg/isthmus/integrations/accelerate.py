@@ -5,7 +5,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from isthmus.errors import InputError
-from isthmus.integrations.hook import Count, StepHook, raw, require_own_weights
+from isthmus.integrations.hook import Count, StepHook, raw, require_own_weights, require_whole_batches
 from isthmus.link import Link
 from isthmus.link import join as _join
 
@@ -60,6 +60,7 @@ def join(
     if kind == "FSDP" and getattr(accelerator.state.fsdp_plugin, "fsdp_version", 1) != 2:
         raise InputError("accelerate shards with FSDP1, its default: set fsdp_version: 2 (or FSDP_VERSION=2)")
     plain = raw(optimizer)
+    require_whole_batches(model)
     require_own_weights(plain, getattr(optimizer, "scaler", None))
     link = _join(run, model, plain, learner=learner, **joining)
     return Learner(StepHook(link, model, plain, count=count))

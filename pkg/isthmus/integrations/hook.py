@@ -50,6 +50,18 @@ def require_own_weights(optimizer: torch.optim.Optimizer, scaler: Any) -> None:
             )
 
 
+def require_whole_batches(model: nn.Module) -> None:
+    """Raise `InputError` where ranks of one job read the same batch: its tokens would count once for each of them."""
+    for name, p in model.named_parameters():
+        mesh = getattr(p, "device_mesh", None)
+        sizes = {} if mesh is None else dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
+        if any(sizes.get(dimension, 1) > 1 for dimension in ("tp", "cp")):
+            raise InputError(
+                f"parameter {name} lies on a mesh with tensor or context parallelism, where ranks read one batch "
+                "together: call isthmus.join and link.step(tokens) yourself, with each token once"
+            )
+
+
 class Tokens:
     """Counts what a model reads while it trains."""
 

@@ -1,6 +1,7 @@
 """`transformers.Trainer` as a learner: `trainer = IsthmusCallback(RUN, learner="eu-1", …).into(Trainer(…))`."""
 
 import logging
+import sys
 import warnings
 from math import ceil
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from isthmus.errors import InputError
-from isthmus.integrations.hook import Count, StepHook, raw, require_own_weights
+from isthmus.integrations.hook import Count, StepHook, raw, require_own_weights, require_whole_batches
 from isthmus.link import Link, join
 
 logger = logging.getLogger(__name__)
@@ -79,11 +80,20 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Join."""
+        if self._hook is not None:  # training began before, and failed
+            hook, self._hook = self._hook, None
+            hook.close(done=False)
+        if args.load_best_model_at_end:
+            raise InputError(
+                "load_best_model_at_end puts earlier weights into the model, which would be sent as this learner's "
+                "work: leave it out; every version of the global model can be exported (isthmus export --version)"
+            )
         if self._trainer is None and args.world_size > 1:
             raise InputError(
                 f"{args.world_size} processes train together: say IsthmusCallback(…).into(trainer), through which the "
                 "wrapped model is seen"
             )
+        require_whole_batches(given["model"])
         model = given["model"] if self._trainer is None else self._trainer.model_wrapped
         optimizer, scheduler, loader = raw(given["optimizer"]), given["lr_scheduler"], given["train_dataloader"]
         require_own_weights(optimizer, getattr(given["optimizer"], "scaler", None))
@@ -108,6 +118,9 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
                     scheduler.step()
         if state.global_step != resumed:
             self._ahead = _Ahead(loader, state.global_step, args.gradient_accumulation_steps, state.max_steps)
+            if self._trainer is not None:
+                # Means are of the steps since; it has noted where it began already.
+                self._trainer._initial_global_step = self._trainer._globalstep_last_logged = state.global_step
         self._hook = StepHook(link, given["model"], optimizer, count=self._count, now=False)
 
     def on_epoch_begin(
@@ -152,9 +165,8 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         link = self.link
         logs["isthmus/steps"], logs["isthmus/tokens"] = link.steps_done, link.tokens_seen
         logs["isthmus/version"] = min(link.versions)
-        ledger = link.summary.ledger
-        if ledger.processed:
-            logs["isthmus/merged"] = round(ledger.merged / ledger.processed, 4)
+        if "ledger/merged" in link.figures:
+            logs["isthmus/merged"] = round(link.figures["ledger/merged"], 4)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Leave the run."""
@@ -173,7 +185,8 @@ class _Ahead:
         except TypeError:
             of_an_epoch = max(1, most)  # a stream has no end
         self._first, steps = divmod(step, of_an_epoch)
-        self._skipped = steps * accumulation
+        # Who has taken all its steps reads nothing more: the Trainer stops then.
+        self._skipped = steps * accumulation if step < most or most <= 0 else sys.maxsize
         self._epoch = self._first - 1
         self._loader = loader
         self._own = getattr(loader, "set_epoch", None)

@@ -299,11 +299,13 @@ def open_checkpoint(
             if width is None or sizes.get(leaf.spec.shape) != leaf.spec.size:
                 raise RecordInvalid(Reason.WRONG_LAYOUT, f"an array of fragment {fragment.index} is not of its size")
             if leaf.pieces:
-                arrays.append(Stored(tuple(leaf.pieces)))
+                arrays.append(Stored(tuple(leaf.pieces), n >= FIRST_RESIDUAL))
                 continue
             array: residuals.Residual = leaf.data.view(np.float32) if width == 4 else leaf.data.view(np.uint16)
             if not kernels.all_finite(residuals.whole(array)):
                 raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment.index} holds a NaN or an infinity")
+            if n >= FIRST_RESIDUAL:
+                array = residuals.kept(fragment, residuals.whole(array))
             arrays.append(array if array.size else None)
         at += count
         values, sent_values, residual, *more = arrays if len(arrays) == count else [None] * 3

@@ -206,7 +206,7 @@ async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False)
     """Return a checkpoint of so many bytes (of a stranger's no more are read), or None (named in the log) where it is
     damaged or gone."""
     try:
-        blob = await checked.read(log.store, log.runtime, key, size, at_most=size if stranger else None)
+        blob = await checked.read(log.store, log.runtime, key, size, cut=stranger)
         elsewhere = await parts.located(log, frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader))
         return await log.runtime.offload(open_checkpoint, blob, key, log.run, elsewhere)
     except (ObjectMissing, RecordInvalid) as error:

@@ -93,6 +93,9 @@ async def located(log: Log, header: CheckpointHeader) -> Mapping[int, tuple[Lies
     pieces do not make up the arrays.
     """
     found: defaultdict[int, list[Lies]] = defaultdict(list)
+    for part in header.parts:
+        if part.head > min(part.size, frame.largest(frame.Kind.PART, 0)):
+            raise RecordInvalid(Reason.OVERSIZED, f"{part.key} is said to begin with {part.head} bytes of header")
     heads = await asyncio.gather(*(log.store.get_range(part.key, 0, part.head) for part in header.parts))
     for part, head in zip(header.parts, heads, strict=True):
         if digests.digest(head) != part.digest:

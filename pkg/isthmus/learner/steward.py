@@ -45,6 +45,8 @@ class Stored:
     """An array in a checkpoint of this learner, in the store."""
 
     pieces: tuple[Lies, ...]
+    residual: bool = False
+    """It comes home as precise as residuals of its fragment are kept."""
 
 
 class OnDevice:
@@ -251,6 +253,8 @@ class OwnSteward:
         width = sum(piece.size for piece in held.pieces) // size
         data = await parts.read(self.log, held.pieces, width, (0,), (size,))
         found: Residual = data.view(np.uint16) if width == 2 else data.view(np.float32)
+        if held.residual:
+            found = residuals.kept(self._run.layout.fragments[fragment], residuals.whole(found))
         if not await self.is_finite(found):
             raise RecordInvalid(Reason.NON_FINITE, f"fragment {fragment} holds a NaN or an infinity")
         return found

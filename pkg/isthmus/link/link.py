@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
@@ -98,6 +99,12 @@ class Link:
     def summary(self) -> Summary:
         """What the stay came to: steps, versions, where the work went; `str` of it is one line. Whole after `close`."""
         return self._shell.agent.summary()
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What the last heartbeat said, as sinks get it; empty before the first. At any time, unlike `summary`."""
+        said = self._shell.agent.scalars()
+        return {} if said is None else said[1]
 
     @property
     def _boundary(self) -> Boundary:

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
@@ -88,6 +88,10 @@ class RankLink(Link):
     @property
     def versions(self) -> list[int]:  # noqa: D102
         raise self._elsewhere("versions")
+
+    @property
+    def figures(self) -> Mapping[str, float]:  # noqa: D102
+        raise self._elsewhere("figures")
 
     @property
     def summary(self) -> Summary:  # noqa: D102

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from isthmus import memory
-from isthmus.codecs import BadCode, Codec, as_bytes, codec, packed_size, unpack
+from isthmus.codecs import BadCode, Codec, as_bytes, codec, packed_bounds, unpack
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
@@ -181,7 +181,8 @@ class Merging:
         """See `Carry.start`."""
         size = 4 * self.log.run.layout.fragments[fragment].size
         try:
-            blob = await checked.read(self.log.store, self.log.runtime, key, 2 * size)
+            largest = frame.largest(frame.Kind.SNAPSHOT, 3 * size)
+            blob = await checked.read(self.log.store, self.log.runtime, key, largest)
             self._moved(0)
             header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
         except RecordInvalid as error:
@@ -336,9 +337,9 @@ class Publishing:
         """See `Carry.start`."""
         size = 4 * self.log.run.layout.fragments[fragment].size
         # The published value comes first, behind a header of a known limit: one read by range gets both.
-        reach = frame.largest(frame.Kind.SNAPSHOT, 3 * size) - 2 * size
+        largest = frame.largest(frame.Kind.SNAPSHOT, 3 * size)
         try:
-            blob = await checked.read(self.log.store, self.log.runtime, key, reach, first=size)
+            blob = await checked.read(self.log.store, self.log.runtime, key, largest, first=largest - 2 * size)
             header = frame.parse_head(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a snapshot: {error}") from None
@@ -363,8 +364,9 @@ class Publishing:
         h = commit.header
         fragment = self.log.run.layout.fragments[h.fragment]
         try:
-            about = packed_size(codec(CodecName.F32 if h.healed else h.codec_down), fragment)
-            blob = await checked.read(self.log.store, self.log.runtime, h.value_key, about)
+            packed = packed_bounds(codec(CodecName.F32 if h.healed else h.codec_down), fragment)[1]
+            largest = frame.largest(frame.Kind.VALUE, packed)
+            blob = await checked.read(self.log.store, self.log.runtime, h.value_key, largest)
         except ObjectMissing:
             raise LogCorrupt(h.value_key, f"is missing, and version {h.version} published it") from None
         except RecordInvalid as error:

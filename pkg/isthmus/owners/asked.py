@@ -341,7 +341,9 @@ class Owners:
             return await self._own.home(fragment, held)
         into = peer.number()
         if isinstance(held, Stored):
-            await self._ask(peer, kind("read", held.pieces[0].key), wire.Bring(fragment, held.pieces, into))
+            await self._ask(
+                peer, kind("read", held.pieces[0].key), wire.Bring(fragment, held.pieces, held.residual, into)
+            )
         else:
             given = np.ascontiguousarray(left(held))
             await peer.ask(wire.Give(into, given.dtype == np.uint16), given.view(np.uint8).data)

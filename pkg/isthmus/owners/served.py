@@ -167,8 +167,8 @@ class Served:
                 await steward.store(key, parcel)
             case wire.Give(into, half):
                 shelf.put(into, np.frombuffer(body, np.uint16 if half else np.float32))
-            case wire.Bring(fragment, pieces, into):
-                shelf.put(into, await steward.home(fragment, Stored(pieces)))
+            case wire.Bring(fragment, pieces, residual, into):
+                shelf.put(into, await steward.home(fragment, Stored(pieces, residual)))
             case wire.Stage(fragment, n, into):
                 shelf.put(into, await steward.staged(fragment, known[n]))
             case wire.Land(fragment, n, into):

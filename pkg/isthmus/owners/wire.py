@@ -104,6 +104,7 @@ class Bring(Message, frozen=True):
 
     fragment: int
     pieces: tuple[Lies, ...]
+    residual: bool
     into: int
 
 

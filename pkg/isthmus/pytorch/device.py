@@ -199,7 +199,8 @@ def at_hand(held: Held) -> Held:
     """Return a published value as it lies on the device, where it does, else as it lies here."""
     if not isinstance(held, Staged):
         return held
-    return held.host if held.block is None else held.block
+    block = held.block  # once: another thread may give it back
+    return held.host if block is None else block
 
 
 def used_up(held: Held) -> None:

@@ -14,7 +14,7 @@ from isthmus.layout import Layout, Tensor
 from isthmus.learner.steward import Arrays, Held, OwnArrays, here
 from isthmus.owners.shelf import Shelf
 from isthmus.pytorch import model as torch_model
-from isthmus.pytorch.device import Block, Blocks, Lane, at_hand, used_up
+from isthmus.pytorch.device import Block, Blocks, Lane, Staged, at_hand, used_up
 from isthmus.pytorch.ranks import Ranks
 from isthmus.pytorch.shards import CPU, Shards, Wanted, local_of
 from isthmus.rules import Adoption
@@ -64,15 +64,17 @@ class Fragments:
             values = self._wait_for(number)
         lies = None if values is None else at_hand(values)
         block = lies if isinstance(lies, Block) else None
-        if self._lane is not None and self._ranks.heard(owner, block is not None):
+        there = owner != self._ranks.order or block is not None
+        if self._lane is not None and self._ranks.all_say(there and self._has_room(fragment, owner)):
             if block is not None:
                 self._lane.after(block.ready)
-            there = [] if block is None else self._shaped(fragment, block.tensors)
-            self._shards.scatter(self._held(fragment), there, owner, self._lane.device)
+            whole = [] if block is None else self._shaped(fragment, block.tensors)
+            self._shards.scatter(self._held(fragment), whole, owner, self._lane.device)
             if block is not None:
                 self._lane.used_by_training(block.tensors)
         else:
-            whole = [] if lies is None else self._cut(fragment, torch_model.writable(here(lies)))
+            flat = self._on_host(fragment, values) if values is not None else None
+            whole = [] if flat is None else self._cut(fragment, torch_model.writable(flat))
             self._shards.scatter(self._held(fragment), whole, owner)
         if values is not None:
             used_up(values)
@@ -94,8 +96,9 @@ class Fragments:
         """Read a fragment into a block: on the device, or on the host where the owner's device has no room for it."""
         assert self._lane is not None, "asked only where there is one"
         room = None if out is None else self._room(fragment, self._lane.device)
-        through = self._lane.device if self._ranks.heard(owner, room is not None) else CPU
-        if out is not None and room is None:
+        fits = (out is None or room is not None) and self._has_room(fragment, owner)
+        through = self._lane.device if self._ranks.all_say(fits) else CPU
+        if out is not None and through.type != self._lane.device.type:
             room = self._room(fragment, CPU)
             assert room is not None, "the host has room, or ends"
         self._shards.gather(self._held(fragment), room or [], owner, through)
@@ -105,6 +108,29 @@ class Fragments:
         if through != CPU:
             self._lane.used_aside(out.tensors)
             out.ready = self._lane.mark()
+
+    def _has_room(self, fragment: int, owner: int) -> bool:
+        """Return whether this rank's device has room for what it sends or receives of a fragment; it is free again, and
+        kept by the allocator, when this returns."""
+        assert self._lane is not None, "asked only where there is one"
+        held = self._held(fragment)
+        if owner == self._ranks.order:  # all that is not its own
+            size = sum(t.size * w.held.itemsize for w, t in zip(held, self._tensors(fragment), strict=True))
+        else:
+            size = sum(w.held.numel() * w.held.itemsize for w in held)
+        try:
+            torch.empty(size, dtype=torch.uint8, device=self._lane.device)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def _on_host(self, fragment: int, values: Held) -> F32:
+        """Return an array in the host's memory; what lies on the device alone is waited for."""
+        if isinstance(values, Staged):
+            return values.host
+        if isinstance(values, Block):
+            return torch.cat([x.float().cpu() for x in values.tensors]).numpy()
+        return here(values)
 
     def _room(self, fragment: int, where: torch.device) -> list[torch.Tensor] | None:
         """Return tensors for a fragment, as its parameters are; None where a device has no room for them."""

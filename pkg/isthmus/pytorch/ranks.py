@@ -8,7 +8,7 @@ that lies on devices go over another one, between those.
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
@@ -82,6 +82,7 @@ class Ranks:
         self.size = 1 if alone else dist.get_world_size()
         self._group: Any = None
         self._on_device: Any = None
+        self._wait_for_device: Callable[[], None] | None = None
         self._opening: tuple[int, int, int] | None = None
         self._held: object = None
         self.nodes: list[bytes] = []
@@ -107,13 +108,20 @@ class Ranks:
         turn = [rank for *_, rank in sorted(places)]
         return [turn[p % self.size] for p in range(fragments)]
 
-    def meet_on(self, device: torch.device) -> None:
-        """Make a way between devices of this kind, too. Called by all ranks."""
+    def meet_on(self, device: torch.device) -> bool:
+        """Make a way between devices of this kind, too; return False where ranks share one. Called by all ranks."""
+        module: Any = getattr(torch, device.type, None)
+        known = getattr(module.get_device_properties(device), "uuid", None) if device.type == "cuda" else None
+        names = self.exchange(f"{self.order if known is None else known}".encode())
+        if len(set(names)) < self.size:
+            return False
         if self.size > 1:
             with _together():
                 self._on_device = dist.new_group(backend=dist.Backend.default_device_backend_map[device.type])
                 # Some of them may have nothing to move; the first that is moved is moved by all.
                 dist.all_reduce(torch.zeros(1, device=device), group=self._on_device)
+            self._wait_for_device = getattr(module, "synchronize", None)
+        return True
 
     def close(self) -> None:
         """Give the process groups back. Called by every rank after its last word.
@@ -121,6 +129,8 @@ class Ranks:
         Its threads end with it. One that lets go of a tensor while the interpreter ends would take the process with it
         (`terminate called without an active exception`), whatever had been done.
         """
+        if self._wait_for_device is not None:
+            self._wait_for_device()  # what is queued between devices would be aborted
         groups = self._on_device, self._group
         self._on_device = self._group = None
         for group in groups:
@@ -227,12 +237,12 @@ class Ranks:
             dist.all_gather(blobs, mine, group=self._group)
         return [blob[: int(size)].numpy().tobytes() for blob, size in zip(blobs, sizes, strict=True)]
 
-    def heard(self, of: int, yes: bool) -> bool:
-        """Return what a rank says. Called by all of them."""
+    def all_say(self, yes: bool) -> bool:
+        """Return whether all ranks say yes. Called by all of them."""
         said = torch.tensor([yes], dtype=torch.uint8)
         if self.size > 1:
             with _together():
-                dist.broadcast(said, of, group=self._group)
+                dist.all_reduce(said, dist.ReduceOp.MIN, group=self._group)
         return bool(said[0])
 
     def move(self, out: Sequence[tuple[int, torch.Tensor]], into: Sequence[tuple[int, torch.Tensor]]) -> Sequence[Any]:

@@ -111,9 +111,8 @@ class Sharded:
         kept = "without data=" if data is None else "with data="
         where = "a model on the CPU" if lane is None else f"a model on {lane.device.type}"
         self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}", kept, where])
-        self.lane = lane
-        if lane is not None:
-            ranks.meet_on(lane.device)
+        self.lane = lane if lane is not None and ranks.meet_on(lane.device) else None
+        """The agent's, on the device where this rank's part of the model lies, if fragments are kept there."""
         self._fragments: Fragments
         self._remotes: Remotes
         self._commanded: list[Held | None] = []

@@ -197,7 +197,7 @@ class Shards:
             if rank != root and block.size:
                 begin = at[rank]
                 at[rank] = end = begin + block.size * w.held.itemsize
-                whole[block.slices].copy_(buffers[rank][begin:end].view(w.held.dtype).view(block.shape))
+                whole[block.slices].copy_(_as(buffers[rank][begin:end], w.held.dtype).view(block.shape))
 
     def scatter(
         self, wanted: Sequence[Wanted], whole: Sequence[torch.Tensor], root: int = 0, through: torch.device = CPU
@@ -214,7 +214,7 @@ class Shards:
                 for held in mine:
                     end = at + held.numel() * held.itemsize
                     if held.numel():
-                        held.copy_(buffer[at:end].view(held.dtype).view(held.shape))
+                        held.copy_(_as(buffer[at:end], held.dtype).view(held.shape))
                     at = end
             return
         parcels: dict[tuple[Block, ...], torch.Tensor] = {}  # replicas get the same
@@ -295,6 +295,13 @@ def pieces_of(name: str, shape: tuple[int, ...], blocks: Sequence[Block], root: 
 
 def _placement(tensor: Any) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements)
+
+
+def _as(words: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return bytes [n] uint8 as a dtype; they are moved where one of another size lies before them."""
+    if words.storage_offset() % dtype.itemsize:
+        words = words.clone()
+    return words.view(dtype)
 
 
 def _bytes(tensor: torch.Tensor, where: torch.device = CPU) -> torch.Tensor:

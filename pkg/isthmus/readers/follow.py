@@ -50,7 +50,7 @@ class Follower:
         """The newest version of each fragment that was seen."""
 
     async def head(self, wanted: int) -> int:
-        """Return the newest version that every fragment has, looking no further than to whether they have `wanted`.
+        """Return the newest version that every fragment has; where not all have `wanted`, one before that.
 
         Raises `Unavailable`, `Denied`, `LogCorrupt`.
         """
@@ -58,11 +58,13 @@ class Follower:
 
         async def look(p: int) -> None:
             async with gate:
-                if self._seen[p] < wanted:
-                    newest = await self._log.newest(p, self._seen[p])
-                    self._seen[p] = newest.version if newest else 0
+                newest = await self._log.newest(p, self._seen[p])
+                self._seen[p] = newest.version if newest else 0
 
-        await asyncio.gather(*(look(p) for p in range(len(self._at))))
+        behind = [p for p, seen in enumerate(self._seen) if seen < wanted]
+        await asyncio.gather(*map(look, behind))
+        if min(self._seen) >= wanted:  # then the others are looked at, too: they may be further by now
+            await asyncio.gather(*(look(p) for p in range(len(self._at)) if p not in behind))
         return min(self._seen)
 
     async def cut(self, version: int) -> Cut:
@@ -127,8 +129,16 @@ async def cuts(
 
 
 def newest_in(folder: Path) -> int:
-    """Return the version of the newest cut in a folder, -1 where there is none."""
-    return max((int(path.name[4:]) for path in folder.glob("cut-*") if path.name[4:].isdigit()), default=-1)
+    """Return the version of the newest cut that a folder points to, -1 where it points to none."""
+    try:
+        return int(os.readlink(folder / NEWEST).removeprefix("cut-"))
+    except (OSError, ValueError):
+        return -1
+
+
+def _cuts_in(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("cut-*") if path.name[4:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[4:]))
 
 
 def store(cut: Cut, folder: Path, *, dtype: str | None, largest: int, keep: int) -> Path:
@@ -151,8 +161,7 @@ def store(cut: Cut, folder: Path, *, dtype: str | None, largest: int, keep: int)
         link.unlink(missing_ok=True)
         link.symlink_to(path.name)
         os.replace(link, folder / NEWEST)
-        old = sorted(p for p in folder.glob("cut-*") if p.name[4:].isdigit())[:-keep]
-        for gone in old:
+        for gone in _cuts_in(folder)[:-keep]:
             shutil.rmtree(gone)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error}") from None

@@ -93,8 +93,8 @@ UNSIGNED_AUTHOR, UNSIGNED_SIGNATURE = bytes(32), bytes(64)
 PIECE_BYTES = 16 << 20
 """Larger payloads are written with a digest for each piece of so many bytes: as many as one request brings."""
 
-PIECE_LEAST = 4 << 10
-"""Smaller pieces than these are nobody's: their digests would weigh too much."""
+PIECE_LEAST, PIECE_MOST = 1 << 20, 1 << 30
+"""Smaller and larger pieces than these are nobody's: their digests would weigh too much, or be of no use."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -257,7 +257,7 @@ def table_of(blob: Blob) -> Table | None:
         return None
     magic, version, kind, header_size, payload_size, _, piece, *_ = PREFIX.unpack_from(blob)
     known = magic == MAGIC and version == FRAME_VERSION and kind in PIECED
-    if not known or header_size > HEADER_MAX[Kind(kind)] or piece < PIECE_LEAST:
+    if not known or header_size > HEADER_MAX[Kind(kind)] or not PIECE_LEAST <= piece <= PIECE_MOST:
         return None
     first, count = PREFIX.size + header_size, _pieces(payload_size, piece)
     at_hand = bytes(blob[first : first + 32 * count])
@@ -329,7 +329,7 @@ def _prefix(blob: Blob, kind: Kind) -> tuple[int, int, int]:
         raise RecordInvalid(Reason.OVERSIZED, f"header of {header_size} bytes, limit {HEADER_MAX[kind]}")
     if author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:
         raise RecordInvalid(Reason.MALFORMED, "reserved bytes are not zero: this release verifies no signatures")
-    if piece and (kind not in PIECED or piece < PIECE_LEAST):
+    if piece and (kind not in PIECED or not PIECE_LEAST <= piece <= PIECE_MOST):
         raise RecordInvalid(Reason.MALFORMED, f"pieces of {piece} bytes in a {kind.name.lower()}")
     return header_size, payload_size, _pieces(payload_size, piece)
 

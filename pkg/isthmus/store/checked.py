@@ -25,26 +25,24 @@ HEAD_BYTES = 64 << 10
 
 
 async def read(
-    store: Store, runtime: Runtime, key: str, about: int, *, at_most: int | None = None, first: int | None = None
+    store: Store, runtime: Runtime, key: str, at_most: int, *, first: int | None = None, cut: bool = False
 ) -> Body:
-    """Return an object of about so many bytes, as `Store.get` does.
+    """Return an object, as `Store.get` does. `at_most`: no object of this kind has more bytes.
 
-    `at_most`: of a longer one only so many bytes are read. `first`: only so many bytes of the payload are wanted, which
-    are among the first `about` bytes of the object.
+    `first`: only so many of its bytes are wanted, from the beginning on; it may be a few more.
+    `cut`: of one that is longer all the same, which a stranger may have stored, no more than that is read.
 
     Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` where a piece is not what the object says.
     """
     head: Body = bytearray()
     table = None
-    if about > frame.PIECE_BYTES:
-        head, table = await _head(store, key)
+    if at_most > frame.PIECE_BYTES:
+        head, table = await _head(store, key, at_most)
     if table is None:
-        limit = about if first is not None else at_most
+        limit = at_most if first is None and cut else first
         return await (store.get(key) if limit is None else store.get_range(key, 0, limit))
-    wanted = [piece for piece in table.pieces() if first is None or piece[0] < table.start + first]
+    wanted = [piece for piece in table.pieces() if first is None or piece[0] < first]
     end = wanted[-1][1] if wanted else table.start
-    if at_most is not None and table.start + table.size > at_most:
-        return await store.get_range(key, 0, at_most)
     out = frame.blank(end)
     frame.fill(out[: table.start], np.frombuffer(head, np.uint8)[: table.start])
     gate = asyncio.Semaphore(PIECES_AT_ONCE)
@@ -66,10 +64,13 @@ async def read(
     return out
 
 
-async def _head(store: Store, key: str) -> tuple[Body, frame.Table | None]:
-    """Return the beginning of an object, up to its payload, and what that says of pieces, if it says all of them."""
+async def _head(store: Store, key: str, at_most: int) -> tuple[Body, frame.Table | None]:
+    """Return the beginning of an object, up to its payload, and what that says of pieces, if it says all of them and is
+    of no larger an object."""
     head = await store.get_range(key, 0, HEAD_BYTES)
     table = frame.table_of(head)
+    if table is not None and table.start + table.size > at_most:
+        table = None
     if table is not None and table.start > len(head) == HEAD_BYTES:
         head = await store.get_range(key, 0, table.start)
         table = frame.table_of(head)

@@ -39,9 +39,7 @@ class Fetcher:
         try:
             async with asyncio.timeout(FETCH_S + pointer.size / FETCH_BYTES_S):
                 # One byte more than announced, so that a larger object is noticed and never read whole.
-                blob = await checked.read(
-                    self._store, self._runtime, pointer.key, pointer.size, at_most=pointer.size + 1
-                )
+                blob = await checked.read(self._store, self._runtime, pointer.key, pointer.size + 1, cut=True)
             self._slots.judge(pointer.learner, slow=False)
             if len(blob) != pointer.size:
                 return None, Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
