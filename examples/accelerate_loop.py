@@ -7,8 +7,7 @@ import argparse
 
 import torch
 from accelerate import Accelerator
-from trainer import Counting
-from transformers import GPT2Config, GPT2LMHeadModel
+from trainer import Counting, make_model
 
 import isthmus
 from isthmus.integrations.accelerate import join
@@ -22,9 +21,8 @@ def main() -> None:
     parser.add_argument("--bus")
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
-    torch.manual_seed(0)
     accelerator = Accelerator(gradient_accumulation_steps=2)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_positions=24, n_embd=48, n_layer=2, n_head=4))
+    model = make_model()
     data = torch.utils.data.DataLoader(Counting(sum(arguments.learner.encode())), batch_size=8, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)

@@ -30,6 +30,12 @@ class Counting(torch.utils.data.Dataset):
         return {"input_ids": line, "labels": line}
 
 
+def make_model() -> GPT2LMHeadModel:
+    """Return a small GPT-2, with the same weights for everybody."""
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=61, n_positions=24, n_embd=48, n_layer=2, n_head=4))
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
@@ -38,14 +44,12 @@ def main() -> None:
     parser.add_argument("--bus")
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_positions=24, n_embd=48, n_layer=2, n_head=4))
     settings = TrainingArguments(
         output_dir=tempfile.mkdtemp(), max_steps=arguments.steps, per_device_train_batch_size=16, learning_rate=3e-3,
         logging_steps=25, save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     data = Counting(sum(arguments.learner.encode()))
-    trainer = Trainer(model=model, args=settings, train_dataset=data)
+    trainer = Trainer(model=make_model(), args=settings, train_dataset=data)
     callback = IsthmusCallback(
         arguments.run, bus=arguments.bus, learner=arguments.learner, create=isthmus.Rules.suited, checkpoint_s=2.0
     )

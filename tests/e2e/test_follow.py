@@ -229,3 +229,31 @@ def test_a_model_is_loaded_from_a_cut_as_from_pretrained_does(tmp_path: Path) ->
     again = GPT2LMHeadModel.from_pretrained(into / "newest")
     for (name, mine), (_, theirs) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(mine, theirs), name
+
+
+async def test_the_newest_is_looked_for_of_every_fragment(tmp_path: Path) -> None:
+    """One that was seen further than the others is not taken for where it was then."""
+    async with world(tmp_path / "run", seed_of(Rules(fragments=3, sync_every=2))) as w:
+        await trained(w, 6)
+        newest = min([c.version for c in [await w.log.newest(p) for p in range(3)] if c])
+        follower = follow.Follower(w.log)
+        follower._seen = [3, 2, 2]
+        assert await follower.head(3) == newest > 3
+
+
+def test_a_cut_that_nothing_points_to_was_not_finished(tmp_path: Path) -> None:
+    (tmp_path / "cut-000002").mkdir()
+    assert follow.newest_in(tmp_path) == -1
+    (tmp_path / "newest").symlink_to("cut-000001")
+    assert follow.newest_in(tmp_path) == 1
+
+
+def test_cuts_go_by_their_numbers(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with world(tmp_path / "run") as w:
+            values = await folded(w, 0)
+            for version in (999_999, 1_000_000):
+                follow.store(follow.Cut(w.run, version, values), tmp_path / "c", dtype=None, largest=1 << 30, keep=1)
+            assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["cut-1000000", "newest"]
+
+    asyncio.run(go())

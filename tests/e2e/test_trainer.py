@@ -16,7 +16,8 @@ import isthmus
 from e2e.test_processes import ROOT, commits_of, processes, wait_for
 from e2e.test_ranks import torchrun
 from isthmus.errors import InputError
-from isthmus.integrations.hook import StepHook, Tokens, raw, require_own_weights
+from isthmus.integrations.hook import StepHook, Tokens, raw, require_own_weights, require_whole_batches
+from isthmus.pytorch.shards import _as
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
 
@@ -249,3 +250,28 @@ def test_accelerate_counts_steps_not_micro_batches_and_compiled_models_are_the_s
                 optimizer.zero_grad()
         assert (learner.link.steps_done, learner.link.tokens_seen) == (4, 64)
     assert [spec.name for spec in learner.link.run.layout.specs] == ["table.weight"]
+
+
+def test_ranks_that_read_one_batch_together_are_refused() -> None:
+    class Mesh:
+        mesh_dim_names = ("dp", "tp")
+
+        def __init__(self, *shape: int) -> None:
+            self.shape = shape
+
+    model = Reads()
+    weight: Any = model.table.weight
+    for shape in ((4, 1), (1, 1)):
+        weight.device_mesh = Mesh(*shape)
+        require_whole_batches(model)
+    weight.device_mesh = Mesh(2, 2)
+    with pytest.raises(InputError, match=r"table\.weight lies on a mesh with tensor or context parallelism"):
+        require_whole_batches(model)
+
+
+def test_blocks_of_any_dtype_lie_behind_each_other() -> None:
+    """Three numbers of two bytes, and behind them two of four."""
+    half, single = torch.tensor([1.0, 2.0, 3.0]).bfloat16(), torch.tensor([4.0, 5.0])
+    words = torch.cat([x.view(torch.uint8) for x in (half, single)])
+    assert torch.equal(_as(words[:6], torch.bfloat16), half)
+    assert torch.equal(_as(words[6:], torch.float32), single)

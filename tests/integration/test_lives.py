@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.errors import Denied, Fenced, ObjectMissing
 from isthmus.kernels import F32
+from isthmus.learner import residuals
 from isthmus.learner.steward import left
 from isthmus.log.select import checkpoints_in
 from isthmus.records.keys import claim_key
@@ -185,6 +186,26 @@ async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Pat
                 assert residual is not None
                 assert left(residual).any()
                 assert left(residual).dtype == (np.float32 if dtype == "float32" else np.uint16)
+        await two.kill()
+
+
+async def test_residuals_of_an_earlier_release_are_kept_as_precisely_as_those_of_this_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = seed_of(specs=[replace(spec, dtype="bfloat16") for spec in SPECS])
+    async with world(folder, seed) as w, serving(w.syncer()) as syncer:
+        with monkeypatch.context() as before:
+            before.setattr(residuals, "are_halves", lambda fragment: False)
+            one = await Life(w, "l0").start()
+            while min(k.head for k in syncer.keepers) < 2:
+                await one.steps(5)
+            kept = [r for r in one.agent.uplink.residuals if r is not None]
+            assert {left(r).dtype for r in kept} == {np.dtype(np.float32)}
+            await one.end()
+        two = await Life(w, "l0").start()
+        found = [r for r in two.agent.uplink.residuals if r is not None]
+        assert found
+        assert {left(r).dtype for r in found} == {np.dtype(np.uint16)}
         await two.kill()
 
 

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.codecs import codec, pack, unpack
+from isthmus.errors import RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import partition
-from isthmus.learner import residuals
-from isthmus.learner.steward import OwnSteward, left
+from isthmus.learner import parts, residuals
+from isthmus.learner.steward import OwnSteward, Stored, left
 from isthmus.log.creation import Seed
-from isthmus.records.objects import SCHEMA, UpdateHeader
+from isthmus.records import frame
+from isthmus.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader, Piece, UpdateHeader
 from isthmus.rules import Rules
 from tests_helpers import SPECS, seed_of, world
 
@@ -79,3 +81,34 @@ async def test_an_update_carries_what_was_kept(tmp_path: Path, dtype: str) -> No
         assert total.dtype == (np.float32 if dtype == "float32" else np.uint16)
         both = once + residuals.whole(left(again.dropped))
         assert np.array_equal(residuals.whole(total), residuals.whole(residuals.kept(fragment, both)))
+
+
+@pytest.mark.parametrize("residual", [True, False])
+async def test_what_a_rank_brings_home_of_an_earlier_release_is_kept_as_here(tmp_path: Path, residual: bool) -> None:
+    async with world(tmp_path / "run", seed()) as w:
+        own, size = OwnSteward(w.log), w.run.layout.fragments[0].size
+        x = np.random.default_rng(0).normal(size=size).astype(np.float32)
+        header = PartHeader(
+            schema=SCHEMA, run=w.run.digest, learner="a", incarnation=1, step=4, rank=1,
+            pieces=(Piece(0, (0,), (size,), 0, 0, bytes(32)),),
+        )  # fmt: skip
+        part = await parts.write(w.log, header, [x])
+        head = await w.store.get_range(part.key, 0, part.head)
+        said = frame.parse_head(head, frame.Kind.PART, PartHeader).pieces[0]
+        lies = parts.Lies(part.key, part.head + said.at, said.size, said.digest, (0,), (size,))
+        home = await own.home(0, Stored((lies,), residual))
+        assert home.dtype == (np.uint16 if residual else np.float32)
+        wanted = residuals.kept(w.run.layout.fragments[0], x) if residual else x
+        assert np.array_equal(left(home), wanted)
+
+
+async def test_nobody_reads_more_of_a_part_than_a_head_can_have(tmp_path: Path) -> None:
+    async with world(tmp_path / "run", seed()) as w:
+        for head, size in ((2**60, 1), (2**30, 2**40)):
+            header = CheckpointHeader(
+                schema=SCHEMA, run=w.run.digest, learner="a", incarnation=1, step=4, tokens_seen=0, tokens_lost=0,
+                loss=None, taken_at=0.0, fragments=(), arrays=(), optimizer=None, data=None,
+                parts=(Part(key="learners/a/00000001/checkpoints/parts/x", size=size, head=head, digest=bytes(32)),),
+            )  # fmt: skip
+            with pytest.raises(RecordInvalid, match=f"is said to begin with {head} bytes of header"):
+                await parts.located(w.log, header)

@@ -48,8 +48,8 @@ def join(
     takes them: not while gradients accumulate, and not where a GradScaler skips one. Of several processes each calls
     this; `fsdp_version: 2` shards a model as Isthmus understands it.
 
-    Raises what `isthmus.join` does, and `InputError` for FSDP1, DeepSpeed, Megatron-LM and optimizers that keep weights
-    of their own.
+    Raises what `isthmus.join` does, and `InputError` for FSDP1, DeepSpeed, Megatron-LM, tensor and context parallelism,
+    and optimizers that keep weights of their own.
     """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("DEEPSPEED", "MEGATRON_LM"):

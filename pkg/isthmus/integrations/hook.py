@@ -1,7 +1,6 @@
 """An optimizer step of a loop that is somebody else's: whether there was one, over how many tokens, and its report."""
 
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,6 @@ from torch import nn
 
 from isthmus.errors import InputError
 from isthmus.link import Link
-
-logger = logging.getLogger(__name__)
 
 MAIN_INPUTS = ("input_ids", "input_values", "input_features", "pixel_values", "inputs_embeds")
 """Arguments of a model's forward whose elements are counted as tokens, the first that is there."""

@@ -1,7 +1,8 @@
 """Fragments of a model that lies on several ranks: each comes together with the rank that owns it, and is given back.
 
 Where the model lies on devices, so do the fragments: blocks go from device to device, queued on the stream that
-training uses, and no training thread waits for any of it. Otherwise all goes by way of the host's memory.
+training uses, and no training thread waits for any of it. Where a device has no room, and where there is none, all goes
+by way of the host's memory.
 """
 
 from collections.abc import Sequence
@@ -93,7 +94,7 @@ class Fragments:
         return found
 
     def _read_there(self, fragment: int, owner: int, out: Block | None) -> None:
-        """Read a fragment into a block: on the device, or on the host where the owner's device has no room for it."""
+        """Read a fragment into a block: on the device, or on the host where any rank's device has no room for it."""
         assert self._lane is not None, "asked only where there is one"
         room = None if out is None else self._room(fragment, self._lane.device)
         fits = (out is None or room is not None) and self._has_room(fragment, owner)
