@@ -42,6 +42,13 @@ class Adoption(StrEnum):
     CARRY = "carry"  # done again on top of it
 
 
+class FrozenCheck(StrEnum):
+    """What is asked of parameters that are not trained."""
+
+    CHECKED = "checked"  # that they are stored in the run's bytes
+    TRUSTED = "trusted"  # that they have the run's names
+
+
 class CodecName(StrEnum):
     """How a difference travels: `isthmus.codecs` has one for each, and one for any rate (`rate_of`)."""
 

@@ -14,15 +14,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from isthmus.digests import digest
 from isthmus.layout import Cut, Spec, place
 from isthmus.learner.parts import Lies
 from isthmus.learner.steward import Held, Remote
+from isthmus.log.run import UNTOLD
 from isthmus.pytorch import device, gathered
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch.ranks import Op, ranks_of
 from isthmus.pytorch.sharded import InBlocks, Lying, Sharded
 from isthmus.records import tree
-from isthmus.rules import Adoption
+from isthmus.rules import Adoption, FrozenCheck
 
 HIDDEN = {"even": 16, "uneven": 5}
 
@@ -215,7 +217,9 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
             for t in (t for f in layout.fragments for t in f.tensors):
                 part = before[t.spec.name].numpy()[t.origin : t.origin + t.size]
                 assert np.array_equal(sharded.values(t), part), (kind, t.name)
-            assert list(sharded.frozen()) == ["1.bias"]
+            fixed = before["1.bias"].to(dict(torch_model.named(torch_model.unwrapped(model)))["1.bias"].dtype)
+            assert sharded.frozen(FrozenCheck.CHECKED) == {"1.bias": digest(torch_model.bits_of(fixed).numpy())}
+            assert sharded.frozen(FrozenCheck.TRUSTED) == {"1.bias": UNTOLD}
             numbers = [mix[p] for p, rank in enumerate(owner) if rank]
             sharded.place(layout, owner, Numbered(numbers), b"-")
             for p, rank in enumerate(owner):

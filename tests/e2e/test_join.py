@@ -126,8 +126,11 @@ def test_frozen_parameters_stay_and_must_agree(folder: Path) -> None:
     other.get_parameter("0.weight").requires_grad_(False)
     with torch.no_grad():
         other.get_parameter("0.weight")[0, 0] += 1
-    with pytest.raises(LayoutMismatch, match=r"frozen parameter '0\.weight' has other values"):
+    with pytest.raises(LayoutMismatch, match=r"frozen parameter '0\.weight' is stored in other bytes here"):
         join(folder, other)
+    join(folder, other, frozen="trusted").close()
+    with pytest.raises(InputError, match="frozen='blindly': 'checked' or 'trusted'"):
+        join(folder, other, frozen="blindly")
 
 
 def test_buffers_stay_local(folder: Path) -> None:

@@ -113,6 +113,8 @@ def test_the_example_trains_beside_a_loop_of_accelerate(tmp_path: Path) -> None:
 class Counted:
     """A link that counts what is reported."""
 
+    rate = 1.0
+
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.closed: bool | None = None
@@ -168,6 +170,21 @@ def test_steps_that_a_scaler_skips_are_no_steps() -> None:
     model(input_ids=IDS).backward()
     optimizer.step()
     assert len(link.steps) == 4, "nothing is left behind"
+
+
+def test_a_step_is_warmed_up_and_the_schedule_does_not_see_it() -> None:
+    model = Reads()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    link, hook = hooked(optimizer, model)
+    link.rate = 0.25
+    model(input_ids=IDS).backward()
+    before = model.table.weight.detach().clone()
+    optimizer.step()
+    assert model.table.weight.grad is not None
+    assert torch.equal(model.table.weight, before - 0.125 * model.table.weight.grad)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    hook.close()
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 def test_a_fused_optimizer_under_a_scaler_is_refused_by_name() -> None:

@@ -53,6 +53,7 @@ AT_HOME = {
     "aiobotocore": {"store"},
     "blake3": {"digests"},
     "botocore": {"store"},
+    "lightning": {"integrations"},
     "matplotlib": set(),
     "numba": {"kernels"},
     "prometheus_client": {"metrics"},

@@ -3,4 +3,5 @@
 hook           what all of them share: an optimizer's steps counted where they are made, tokens where they are read
 transformers   a callback for `transformers.Trainer`          extra `transformers`
 accelerate     for a loop over `accelerate.Accelerator`       extra `accelerate`
+lightning      a callback for `lightning.pytorch.Trainer`     extra `lightning`
 """

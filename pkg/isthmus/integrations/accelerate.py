@@ -28,8 +28,11 @@ class Learner:
     def __enter__(self) -> "Learner":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(done=kind is None)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._hook.fail(error)
 
 
 def join(

@@ -92,10 +92,23 @@ class Tokens:
         return 0 if first is None else first.numel()
 
 
+def figures_of(link: Link) -> dict[str, float]:
+    """Return what a framework's own loggers show of a run; nothing where this rank does not speak for the learner."""
+    if not link.speaks:
+        return {}
+    found: dict[str, float] = {"isthmus/steps": link.steps_done, "isthmus/tokens": link.tokens_seen}
+    found["isthmus/version"] = min(link.versions)
+    if "ledger/merged" in link.figures:
+        found["isthmus/merged"] = round(link.figures["ledger/merged"], 4)
+    return found
+
+
 class StepHook:
     """Reports the steps of an optimizer to a link: those that were taken, not those that were asked for.
 
-    A GradScaler that finds an overflow, or a wrapper that still accumulates, calls no step of the raw optimizer.
+    A GradScaler that finds an overflow, or a wrapper that still accumulates, calls no step of the raw optimizer. Where
+    moments are fresh in a run in flight, learning rates are multiplied with `Link.rate` for the step alone: schedules
+    know nothing of it.
     """
 
     def __init__(
@@ -105,7 +118,9 @@ class StepHook:
         self.link = link
         self.tokens = Tokens(model, count)
         self._taken = 0
-        self._hook = raw(optimizer).register_step_post_hook(self._note)
+        self._rates: list[Any] = []
+        stepped = raw(optimizer)
+        self._hooks = [stepped.register_step_pre_hook(self._warm), stepped.register_step_post_hook(self._note)]
         self._now = now
 
     def report(self, loss: float | None = None) -> bool:
@@ -120,11 +135,29 @@ class StepHook:
 
     def close(self, *, done: bool = True) -> None:
         """Leave the run, and the model and its optimizer as they were."""
-        self.tokens.close()
-        self._hook.remove()
+        self._let_go()
         self.link.close(done=done)
 
-    def _note(self, *_: Any) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Leave the run as something that is not done, and that other ranks may not have come to; see `Link`."""
+        self._let_go()
+        self.link.__exit__(type(error), error)
+
+    def _let_go(self) -> None:
+        self.tokens.close()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _warm(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if (rate := self.link.rate) < 1.0:
+            self._rates = [group["lr"] for group in optimizer.param_groups]
+            for group, lr in zip(optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = lr * rate
+
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group, lr in zip(optimizer.param_groups, self._rates, strict=False):
+            group["lr"] = lr
+        self._rates = []
         self._taken += 1
         if self._now:
             self.report()

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from isthmus.errors import InputError
-from isthmus.integrations.hook import Count, StepHook, raw, require_own_weights, require_whole_batches
+from isthmus.integrations.hook import Count, StepHook, figures_of, raw, require_own_weights, require_whole_batches
 from isthmus.link import Link, join
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         self._run, self._learner, self._count, self._joining = run, learner, count, joining
         self._trainer: Any = None
         self._hook: StepHook | None = None
-        self._before: list[float] = []
         self._ahead: _Ahead | None = None
 
     def into(self, trainer: Trainer) -> Trainer:
@@ -130,22 +129,6 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         if self._ahead is not None:
             self._ahead.begin_epoch()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        """Warm up where moments are fresh in a run in flight; see `Link.rate`."""
-        groups = raw(given["optimizer"]).param_groups
-        self._before = [group["lr"] for group in groups]
-        for group in groups:
-            group["lr"] = group["lr"] * self.link.rate
-
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
-        """Give the schedule its learning rates back."""
-        for group, rate in zip(raw(given["optimizer"]).param_groups, self._before, strict=True):
-            group["lr"] = rate
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Report the step, if it was taken: schedule and counters are behind it by now."""
         assert self._hook is not None, "training has begun"
@@ -160,13 +143,8 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         **given: Any,
     ) -> None:
         """Say with the Trainer's own figures how the run goes."""
-        if logs is None or self._hook is None or not self.link.speaks:
-            return
-        link = self.link
-        logs["isthmus/steps"], logs["isthmus/tokens"] = link.steps_done, link.tokens_seen
-        logs["isthmus/version"] = min(link.versions)
-        if "ledger/merged" in link.figures:
-            logs["isthmus/merged"] = round(link.figures["ledger/merged"], 4)
+        if logs is not None and self._hook is not None:
+            logs.update(figures_of(self.link))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Leave the run."""

@@ -20,7 +20,7 @@ from isthmus.link.ranks import Joined, follow, spread
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
 from isthmus.ports import known_run
-from isthmus.rules import CHECKPOINT_S, Adoption, Pace, Rules
+from isthmus.rules import CHECKPOINT_S, Adoption, FrozenCheck, Pace, Rules
 from isthmus.shell import Shell
 from isthmus.sinks import Sink
 from isthmus.store import EdgeStore, require_create_only
@@ -54,6 +54,7 @@ def join(
     vectors: Sequence[str] = (),
     pace: Pace | None = None,
     adopt: str = Adoption.OVERWRITE.value,
+    frozen: str = FrozenCheck.CHECKED.value,
     steps: int = 0,
     data: Stateful | None = None,
     checkpoint_s: float = CHECKPOINT_S,
@@ -77,7 +78,7 @@ def join(
     Args:
         run: where the run lives: `s3://bucket/prefix` or a folder.
         model: any module; its trainable parameters must be those of the run (tied ones once, any of float32, bfloat16,
-            float16). Frozen parameters must hold the run's values; buffers stay local. What `torch.compile` and
+            float16). Frozen parameters must be the run's; buffers stay local. What `torch.compile` and
             `DataParallel` have wrapped is unwrapped. Where FSDP2 or tensor parallelism shard it over the ranks of a
             job, or `DistributedDataParallel` replicates it, all of them are one learner: each calls this alike.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
@@ -91,6 +92,9 @@ def join(
             `*.router.weight`. An output layer that is not tied to an embedding is one without being named.
         pace: overrides the run's pace here.
         adopt: `overwrite` (default), `blend` or `carry`: what happens to local work when a version arrives.
+        frozen: `checked` (default): frozen parameters must be stored in the bytes of the run's, read once; `trusted`:
+            nobody looks, as for a base that is offloaded or too large to be read at each start. A run that is created
+            so asks nothing of those who join either.
         steps: how many steps this learner will train, for display; 0 where it is not known.
         data: a sampler or loader whose `state_dict` goes into checkpoints and comes back with them. It is read right
             after a step: it must then stand behind that step's batch. Without one, start at batch `steps_done`.
@@ -109,6 +113,7 @@ def join(
     """
     from isthmus.pytorch import device, moments
     from isthmus.pytorch import model as torch_model
+    from isthmus.pytorch.frozen import digests_of
     from isthmus.pytorch.ranks import ranks_of
     from isthmus.pytorch.sharded import Sharded
 
@@ -118,6 +123,10 @@ def join(
         )
     if not checkpoint_s > 0 or warmup_steps < 0:
         raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
+    try:
+        check = FrozenCheck(frozen)
+    except ValueError:
+        raise InputError(f"frozen={frozen!r}: 'checked' or 'trusted'") from None
     bus = bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
@@ -142,11 +151,11 @@ def join(
         if not isinstance(chosen, Rules):
             raise InputError(f"create={rules!r} returned a {type(chosen).__name__}: it must return isthmus.Rules")
         values = torch_model.values_of(model) if sharded is None else gathered
-        return Seed(specs, values, frozen, chosen.check(), pace or Pace())
+        return Seed(specs, values, fixed, chosen.check(), pace or Pace())
 
     async def enter(store: EdgeStore) -> Run:
         found = await reach_or_create(store, create, lambda rules: shell.on_training_thread(lambda: seed(rules)))
-        found.require(specs, frozen)
+        found.require(specs, fixed)
         return found
 
     async def find_donor(agent: LearnerAgent) -> Checkpoint | None:
@@ -163,7 +172,7 @@ def join(
     steward = None if lane is None else partial(device.steward, lane)
     shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
-        frozen = torch_model.frozen_of(model) if sharded is None else sharded.frozen()
+        fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
         shell.start(enter, find_donor, partial(spread, sharded, shell), steward)
         try:
             own = shell.agent.history.checkpoint

@@ -26,6 +26,9 @@ from isthmus.records.objects import RunHeader, RunLayout, TensorSpec
 from isthmus.rules import Pace, Rules
 from isthmus.store import Store
 
+UNTOLD = bytes(32)
+"""In place of the digest of a frozen parameter that a learner was told to trust: it is the run's, whatever it holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -62,8 +65,11 @@ class Run:
                     where = "here" if name in frozen else "in the run"
                     difference = f"parameter {name!r} is frozen only {where}"
                     break
-                if frozen[name] != self.frozen[name]:
-                    difference = f"frozen parameter {name!r} has other values here than in the run"
+                if frozen[name] != self.frozen[name] and UNTOLD not in (frozen[name], self.frozen[name]):
+                    difference = (
+                        f"frozen parameter {name!r} is stored in other bytes here than in the run: its values, dtype "
+                        "or quantisation differ"
+                    )
                     break
         if difference is not None:
             raise LayoutMismatch(difference)

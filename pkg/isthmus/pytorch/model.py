@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus.digests import digest
 from isthmus.errors import InputError, LayoutMismatch, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, TensorClass
@@ -91,11 +90,6 @@ class Room:
         """Return the next array [size]; its values are anything."""
         self._at += size
         return self._values[self._at - size : self._at]
-
-
-def frozen_of(model: nn.Module) -> dict[str, bytes]:
-    """Return the digest of each frozen parameter's values (as float32)."""
-    return {name: digest(_flat(p)) for name, p in named(model) if not p.requires_grad}
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -176,7 +170,7 @@ def take_tensor(node: object) -> Leaf | None:
         return None
     if (why := why_not_kept(node)) is not None:
         raise InputError(f"is {why}: a checkpoint cannot keep it; let the optimizer or the data hold plain tensors")
-    bits = _bits(node)
+    bits = bits_of(node)
     dtype = str(node.dtype).removeprefix("torch.")
     return Leaf(LeafSpec(maker="torch", dtype=dtype, shape=tuple(node.shape), size=bits.numel()), bits.numpy())
 
@@ -204,7 +198,7 @@ def dtype_of(spec: LeafSpec) -> torch.dtype:
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values on the CPU, in memory of their own, in order; any dtype that `take_tensor` takes."""
-    bits = _bits(tensor)
+    bits = bits_of(tensor)
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return (bits.clone() if tensor.device.type == "cpu" else bits).view(tensor.dtype).reshape(tensor.shape)
@@ -213,7 +207,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values as bytes [size] uint8 on the CPU; shared with it where they lie together there."""
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
@@ -240,10 +234,6 @@ def load_named(model: nn.Module, specs: Sequence[Spec], values: Sequence[F32]) -
             )
         with torch.no_grad():
             parameters[name].copy_(torch.from_numpy(writable(flat)).view(spec.shape))
-
-
-def _flat(parameter: torch.Tensor) -> F32:
-    return np.ascontiguousarray(parameter.detach().to("cpu", torch.float32).reshape(-1).numpy()).copy()
 
 
 def writable(values: F32) -> F32:

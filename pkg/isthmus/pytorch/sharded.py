@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Protocol
 
 import msgspec
@@ -17,17 +16,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from isthmus.digests import digest
 from isthmus.errors import InputError, ObjectMissing, PortError, RankLost, RecordInvalid, known_error
 from isthmus.kernels import F32, U8
 from isthmus.layout import Layout, Tensor
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.parts import Away, Lies
 from isthmus.learner.steward import Held, Remote
+from isthmus.log.run import UNTOLD
 from isthmus.owners.shelf import Shelf
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments, optimizers
 from isthmus.pytorch.device import Lane
+from isthmus.pytorch.frozen import digest_of_stored
 from isthmus.pytorch.gathered import Fragments, Mix
 from isthmus.pytorch.ranks import Call, Op, Ranks, known
 from isthmus.pytorch.shards import Block, Rows, Shards, Wanted, is_sharded, local_of, remade
@@ -35,7 +35,7 @@ from isthmus.pytorch.trial import Together, Trial
 from isthmus.reasons import Reason
 from isthmus.records import tree
 from isthmus.records.tree import NOWHERE, Leaf, LeafSpec
-from isthmus.rules import Adoption
+from isthmus.rules import Adoption, FrozenCheck
 
 logger = logging.getLogger(__name__)
 
@@ -152,16 +152,23 @@ class Sharded:
 
     def values(self, piece: Tensor) -> F32:
         """Return the values of a trainable parameter's piece, flat, as float32."""
-        return self._ask_values(self._shards.index[piece.spec.name], piece.rows)
+        found: F32 = self._ask_values(self._shards.index[piece.spec.name], piece.rows, "float32").reshape(-1).numpy()
+        return found
 
-    def frozen(self) -> dict[str, bytes]:
-        """Return the digest of each frozen parameter's values; see `frozen_of`."""
-        asked = [(i, name) for i, (name, p) in enumerate(self._shards.named) if not p.requires_grad]
-        return {name: digest(self._ask_values(i, None)) for i, name in asked}
+    def frozen(self, check: FrozenCheck) -> dict[str, bytes]:
+        """Return the digest of each frozen parameter; see `frozen.digests_of`."""
+        asked = [(i, name, p) for i, (name, p) in enumerate(self._shards.named) if not p.requires_grad]
+        if check == FrozenCheck.TRUSTED:
+            return {name: UNTOLD for _, name, _ in asked}
+        return {name: digest_of_stored(name, self._whole(i) if is_sharded(p) else p) for i, name, p in asked}
 
-    def _ask_values(self, index: int, rows: Rows) -> F32:
-        self.ranks.command(Op.VALUES, index, blob=msgspec.msgpack.encode(rows))
-        found = self._values(index, rows)
+    def _whole(self, index: int) -> torch.Tensor:
+        p = self._shards.named[index][1]
+        return self._ask_values(index, None, str(p.dtype).removeprefix("torch."))
+
+    def _ask_values(self, index: int, rows: Rows, dtype: str) -> torch.Tensor:
+        self.ranks.command(Op.VALUES, index, blob=msgspec.msgpack.encode((rows, dtype)))
+        found = self._values(index, rows, dtype)
         assert found is not None, "the first rank has what was gathered"
         return found
 
@@ -265,7 +272,7 @@ class Sharded:
                 case Op.END:
                     return blob
                 case Op.VALUES:
-                    self._values(argument, msgspec.msgpack.decode(blob, type=Rows))
+                    self._values(argument, *msgspec.msgpack.decode(blob, type=tuple[Rows, str]))
                 case Op.LAYOUT:
                     assert layout_of is not None, "a run is told to those who join"
                     self._place(*layout_of(blob))
@@ -288,14 +295,13 @@ class Sharded:
 
     # --- of all -------------------------------------------------------------------------------------------------------
 
-    def _values(self, index: int, rows: Rows) -> F32 | None:
-        """Bring a parameter, or rows of it, to the first rank."""
+    def _values(self, index: int, rows: Rows, dtype: str) -> torch.Tensor | None:
+        """Bring a parameter, or rows of it, to the first rank, in a dtype."""
         p = self._shards.named[index][1]
         shape = tuple(p.shape) if rows is None else (rows[1] - rows[0], *p.shape[1:])
-        values = np.empty(prod(shape) if self.ranks.leads else 0, np.float32)
-        into = [torch.from_numpy(values).view(shape)] if self.ranks.leads else []
+        into = [torch.empty(shape, dtype=getattr(torch, dtype))] if self.ranks.leads else []
         self._shards.gather([Wanted(index, local_of(p), rows)], into)
-        return values if self.ranks.leads else None
+        return into[0] if into else None
 
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
         self._fragments = Fragments(self._shards, layout, owner, self.shelf, self.lane)

@@ -10,7 +10,7 @@ from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.ports import open_place
 from isthmus.readers import export as exports
-from isthmus.rules import Pace, overdrive
+from isthmus.rules import FrozenCheck, Pace, overdrive
 from isthmus.store import require_create_only
 from isthmus_services.settings import declared, shared
 
@@ -54,6 +54,7 @@ def create(
     import torch
 
     from isthmus.pytorch import model as torch_model
+    from isthmus.pytorch.frozen import digests_of
 
     shared.rules_of(settings, ())  # what is wrong is said before the model is made
     pace = shared.pace_of(settings, Pace())
@@ -67,7 +68,7 @@ def create(
     if file is not None:
         torch_model.load_named(made, file.specs, file.values)
     specs = torch_model.specs_of(made, vectors)
-    values, frozen = torch_model.values_of(made), torch_model.frozen_of(made)
+    values, frozen = torch_model.values_of(made), digests_of(made, FrozenCheck.CHECKED)
 
     async def go() -> Run:
         async with open_place(url, make=create_bucket) as store:

@@ -1,0 +1,141 @@
+"""`lightning.pytorch.Trainer` as a learner: `Trainer(callbacks=[IsthmusCallback(RUN, learner="eu-1", …)])`."""
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
+from torch import nn
+
+from isthmus.errors import InputError
+from isthmus.integrations.hook import Count, StepHook, figures_of, raw, require_own_weights, require_whole_batches
+from isthmus.link import Link, join
+
+logger = logging.getLogger(__name__)
+
+
+class Kept:
+    """What a Trainer goes on with besides model and optimizer: where its loops are, their data where it says so, and
+    the schedules."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.came_back = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        schedules = [config.scheduler.state_dict() for config in self._trainer.lr_scheduler_configs]
+        for schedule in schedules:
+            schedule.pop("lr_lambdas", None)  # functions, made again by the module
+        return {"fit_loop": self._trainer.fit_loop.state_dict(), "schedules": schedules}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on there."""
+        self.came_back = True
+        self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])
+        for config, schedule in zip(self._trainer.lr_scheduler_configs, state_dict["schedules"], strict=True):
+            config.scheduler.load_state_dict({**config.scheduler.state_dict(), **schedule})
+
+
+class IsthmusCallback(Callback):  # type: ignore[misc]
+    """Makes a Trainer's `fit` a learner of a run.
+
+    It joins when fitting starts, after the strategy has wrapped the module and made its optimizer; every optimizer step
+    that was taken is reported after its batch; when training ends it leaves. A restart under the same name goes on at
+    the learner's own checkpoint: weights with local work, moments, schedules, the Trainer's counters, and the place in
+    a loader that can say it (`StatefulDataLoader`; others begin the epoch anew and read as many batches as were left of
+    it). Give no `ckpt_path` then. The Trainer's own checkpoints are of this learner's replica; the global model is what
+    `isthmus export RUN` writes.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        *,
+        learner: str,
+        module: Callable[[LightningModule], nn.Module] | None = None,
+        count: Count | None = None,
+        **joining: Any,
+    ) -> None:
+        """`run`, `learner` and the rest as for `isthmus.join`, but for `data`, which the Trainer knows.
+
+        `module` says which part of the LightningModule is the run's model (`lambda pl: pl.net`), so that it has the
+        names that loops without Lightning give it; without it, all of it is. `count` says how many tokens its forward
+        reads; without it, elements of its main input.
+        """
+        if "data" in joining:
+            raise InputError("data= is the Trainer's to say: leave it out")
+        self._run, self._learner, self._joining = run, learner, joining
+        self._module, self._count = module, count
+        self._hook: StepHook | None = None
+
+    @property
+    def link(self) -> Link:
+        """The learner's hold on the run, while it trains. Raises `InputError` before and after."""
+        if self._hook is None:
+            raise InputError("there is no link before fitting has begun, nor after it has ended")
+        return self._hook.link
+
+    # --- what a Trainer calls -----------------------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Join."""
+        if isinstance(trainer.strategy, DeepSpeedStrategy | FSDPStrategy):
+            raise InputError(
+                f"{type(trainer.strategy).__name__} keeps weights in a form that is not known: train with DDP, or "
+                "shard with FSDP2 (ModelParallelStrategy, fully_shard in configure_model)"
+            )
+        if len(trainer.optimizers) != 1:
+            raise InputError(f"the module has {len(trainer.optimizers)} optimizers: a learner has one")
+        model = trainer.strategy.model
+        assert model is not None, "a strategy has wrapped the module by now"
+        read: nn.Module = pl_module
+        if self._module is not None:
+            if isinstance(model, nn.parallel.DistributedDataParallel) and trainer.world_size > 1:
+                raise InputError("module= names a part of what DDP replicates: leave it out, or train with one process")
+            model = read = self._module(pl_module)
+        require_whole_batches(model)
+        optimizer = raw(trainer.optimizers[0])
+        require_own_weights(optimizer, getattr(trainer.precision_plugin, "scaler", None))
+        kept = Kept(trainer)
+        joining: dict[str, Any] = {"steps": max(trainer.max_steps, 0)} | self._joining
+        link = join(self._run, model, optimizer, learner=self._learner, data=kept, **joining)
+        if link.steps_done and trainer.ckpt_path is not None:
+            link.close(done=False)
+            raise InputError(
+                f"ckpt_path brings the Trainer to a checkpoint of its own, and {self._learner} has one of step "
+                f"{link.steps_done} in {self._run}: go on without ckpt_path"
+            )
+        if link.steps_done and not kept.came_back:
+            # Of a checkpoint of another number of ranks: counters and schedules are a matter of steps alone.
+            logger.warning("the place in the data is not known to %d ranks: it starts anew", trainer.world_size)
+            progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+            progress.ready = progress.completed = link.steps_done
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # no optimizer step was taken between these
+                for config in trainer.lr_scheduler_configs:
+                    for _ in range(link.steps_done if config.interval == "step" else 0):
+                        config.scheduler.step()
+        self._hook = StepHook(link, read, optimizer, count=self._count, now=False)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Report the step, if this batch ended with one that was taken; schedules and counters are behind it by now."""
+        assert self._hook is not None, "fitting has begun"
+        if self._hook.report() and trainer.logger is not None and trainer.global_step % trainer.log_every_n_steps == 0:
+            trainer.logger.log_metrics(figures_of(self.link), step=trainer.global_step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the run."""
+        if self._hook is not None:
+            hook, self._hook = self._hook, None
+            hook.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the run as something that is not done."""
+        if self._hook is not None:
+            hook, self._hook = self._hook, None
+            hook.fail(exception)
