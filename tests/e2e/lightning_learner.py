@@ -3,10 +3,7 @@
 import argparse
 import json
 import os
-import warnings
 from pathlib import Path
-
-warnings.simplefilter("ignore")
 
 import lightning.pytorch as pl
 import torch
@@ -41,20 +38,23 @@ class Module(pl.LightningModule):  # type: ignore[misc]
 
     def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
         self.seen += batch[:, 0].tolist()
-        return (self.net(batch) - torch.sin(batch.float())).pow(2).mean()
+        return torch.as_tensor((self.net(batch) - torch.sin(batch.float())).pow(2).mean())
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.seen:
+    def on_train_start(self) -> None:
+        self.last = self.trainer.global_step
+
+    def on_train_batch_end(self, outputs: object, batch: torch.Tensor, number: int) -> None:
+        if self.trainer.global_step == self.last:
             return
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
         with self.notes.open("a") as notes:
-            line = [self.life, self.trainer.global_step, self.seen, optimizer.param_groups[0]["lr"]]
-            notes.write(json.dumps(line) + "\n")
-        self.seen = []
+            notes.write(json.dumps([self.life, self.last, self.seen, rate]) + "\n")
+        self.seen, self.last = [], self.trainer.global_step
 
 
 def main() -> None:
