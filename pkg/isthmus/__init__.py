@@ -1,6 +1,7 @@
 """Isthmus: one model trained on many islands of compute that share an object store and a stream of announcements.
 
-The front door is `join`; everything else has a module of its own. Importing the package imports neither torch nor
+The front doors are `join`, for who trains, and `follow`, for who uses what is trained; everything else has a module of
+its own. Importing the package imports neither torch nor
 a client library: names are resolved on first use.
 """
 
@@ -9,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 from isthmus.version import __version__
 
 if TYPE_CHECKING:
+    from isthmus.following import Following, follow
     from isthmus.link import Link, join
     from isthmus.rules import Pace, Rules
 
-__all__ = ["Link", "Pace", "Rules", "__version__", "join"]
+__all__ = ["Following", "Link", "Pace", "Rules", "__version__", "follow", "join"]
 
-_HOME = {"join": "isthmus.link", "Link": "isthmus.link", "Rules": "isthmus.rules", "Pace": "isthmus.rules"}
+_HOME = {
+    "join": "isthmus.link",
+    "Link": "isthmus.link",
+    "follow": "isthmus.following",
+    "Following": "isthmus.following",
+    "Rules": "isthmus.rules",
+    "Pace": "isthmus.rules",
+}
 
 
 def __getattr__(name: str) -> Any:

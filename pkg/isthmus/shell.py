@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Any, TypeVar
 
 from isthmus import kernels
+from isthmus.beside import EXIT_S, Beside
 from isthmus.errors import IsthmusError, RankLost, first_cause
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent, Replica
@@ -43,9 +44,6 @@ async def _not_spread(_: Ports) -> AsyncIterator[None]:
 
 DRAIN_S = 10.0
 """Uploads under way, and a last checkpoint, get this long at the end."""
-
-EXIT_S = 3.0
-"""Where the interpreter ends before `close`, the agent gets this long to let go of what it holds."""
 
 
 class Shell:
@@ -260,48 +258,32 @@ class OwnerThread:
 
     def __init__(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
         """`work` serves until there is nothing more to do; to `opened` it gives what the run is read through."""
-        self._work = work
         self._log: Future[Log] = Future()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._main, name="isthmus-owner", daemon=True)
-        self._thread.start()
-        atexit.register(self.stop)
+        self._beside = Beside("isthmus-owner", lambda: self._served(work), self._lost, self._ended)
 
     def ask(self, work: Callable[[Log], Coroutine[None, None, Result]]) -> Result:
         """Have it do something with the run, and wait for that. Raises what that does."""
-        log = self._log.result()
-        assert self._loop is not None, "it has opened the run"
-        return asyncio.run_coroutine_threadsafe(work(log), self._loop).result()
+        return self._beside.ask(work(self._log.result()))
 
     def close(self) -> None:
         """Wait until it has ended by itself, as it does when the first rank has; not for long."""
-        self._thread.join(EXIT_S)
+        self._beside.join(EXIT_S)
         self.stop()
 
     def stop(self) -> None:
         """End it."""
-        loop = self._loop
-        if loop is not None and self._thread.is_alive():
-            with suppress(RuntimeError):  # the loop ended in this very moment
-                loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-            self._thread.join(EXIT_S)
-        atexit.unregister(self.stop)
+        self._beside.stop()
 
-    def _main(self) -> None:
+    async def _served(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
         from isthmus.pytorch.model import keep_denormals
 
-        async def run() -> None:
-            self._loop = asyncio.get_running_loop()
-            await self._work(opened=self._log.set_result)
+        keep_denormals()  # the pool's threads are started from this one
+        await work(opened=self._log.set_result)
 
-        try:
-            keep_denormals()  # the pool's threads are started from this one
-            asyncio.run(run())
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:
-            # The first rank finds its connection gone, and ends the learner.
-            logger.exception("this rank cannot keep its fragments: %s", first_cause(error))
-        finally:
-            if not self._log.done():
-                self._log.set_exception(RankLost("its thread has ended"))
+    def _lost(self, error: BaseException) -> None:
+        # The first rank finds its connection gone, and ends the learner.
+        logger.error("this rank cannot keep its fragments: %s", error, exc_info=error)
+
+    def _ended(self) -> None:
+        if not self._log.done():
+            self._log.set_exception(RankLost("its thread has ended"))

@@ -25,11 +25,11 @@ FLOORS = (
     "records",  # objects, messages and trees of state as bytes, and the keys they live under
     "bus rounds store",  # the two ports · when to stop waiting, without I/O
     "health log tolerance",  # is a process well · state = fold(merge, snapshot, log) · refusals that pass
-    "concern ports",  # what keeps an agent from its work, said · the ways to a run, opened
+    "beside concern ports",  # a thread with a loop · what keeps an agent from its work, said · the ways to a run, opened
     "doctor learner readers syncer",  # who takes part, and who only reads
     "owners",  # arrays of a learner's fragments, spread over its processes
     "pytorch simulate",
-    "forecast shell",  # what a run would come to · the thread of a learner's agent
+    "following forecast shell",  # the global model, used · what a run would come to · the thread of a learner's agent
     "link",  # the front door
     "demo integrations",  # · the loops of others
     "lab",
@@ -60,7 +60,7 @@ AT_HOME = {
     "obstore": {"store"},
     "redis": {"bus"},
     "sqlite3": {"bus"},
-    "torch": {"demo", "doctor", "integrations", "lab", "link", "pytorch", "sinks"},
+    "torch": {"demo", "doctor", "following", "integrations", "lab", "link", "pytorch", "sinks"},
     "transformers": {"integrations"},
 }
 """Libraries that only these rooms may import: a syncer runs without torch, and a port hides what is behind it."""

@@ -4,7 +4,8 @@ run      the run object                  creation  how it comes to be
 commits  reading, the end, appending     updates   an update, checked
 select   what is meant, where to begin   merge     the arithmetic of a round
 gc       what may go                     fold      state = fold(merge, snapshot, log)
-                                         heal      a fragment starts again where its log cannot be folded
+evaluations  numbers that somebody       heal      a fragment starts again where its log cannot be folded
+         has measured of a version
 """
 
 from isthmus.log.commits import Commit, Log

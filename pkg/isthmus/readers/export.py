@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import safetensors
+from numpy.typing import NDArray
 
 from isthmus import kernels
 from isthmus.errors import InputError, LogCorrupt
@@ -74,6 +75,13 @@ async def published(log: Log, versions: Sequence[int], progress: ShareDone = lam
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
+def tensors(run: Run, values: Mapping[int, F32]) -> dict[str, NDArray[np.float32]]:
+    """Return the tensors that lie in these fragments, in their shapes, as float32. Raises as `write_parts`."""
+    shapes = {spec.name: spec.shape for spec in run.layout.specs}
+    found = _arrays(run, values, "float32")
+    return {name: words.view(np.float32).reshape(shapes[name]) for name, words in found.items()}
+
+
 def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) -> None:
     """Write a model file, whole or not at all: the run's tensors under their names, in their shapes and dtypes.
 
@@ -81,7 +89,7 @@ def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) 
     """
     scratch = path.with_name(f".{path.name}.new")
     try:
-        _serialize(scratch, run, _arrays(run, values, None), run.layout.specs, versions, None)
+        _serialize(scratch, run, _arrays(run, dict(enumerate(values)), None), run.layout.specs, versions, None)
         scratch.replace(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be written: {error}") from None
@@ -91,37 +99,57 @@ def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) 
 
 
 def write_parts(
-    folder: Path, run: Run, values: Sequence[F32], versions: Sequence[int], *, dtype: str | None, largest: int
+    folder: Path,
+    run: Run,
+    values: Mapping[int, F32],
+    versions: Mapping[int, int],
+    *,
+    dtype: str | None,
+    largest: int,
+    stem: str = "model",
+    named: Callable[[str], str] = str,
 ) -> None:
-    """Write a model into an empty folder, in files of at most `largest` bytes, but for a tensor that alone is more, as
-    `from_pretrained` reads them: one `model.safetensors`, or several and an index. `dtype`: of all tensors; None: their
-    own. Raises `OSError`, `InputError`."""
+    """Write a model, or what lies in some of its fragments, into an empty folder, as `from_pretrained` reads it.
+
+    In files of at most `largest` bytes, but for a tensor that alone is more: one `model.safetensors`, or several and an
+    index. `dtype`: of all tensors; None: their own. `named` gives each tensor the name that it has in the files. Raises
+    `OSError`, and `InputError` where only a part of a tensor lies in these fragments.
+    """
     arrays = _arrays(run, values, dtype)
     parts: list[list[Spec]] = [[]]
     for spec in run.layout.specs:
+        if spec.name not in arrays:
+            continue
         if parts[-1] and sum(arrays[s.name].nbytes for s in (*parts[-1], spec)) > largest:
             parts.append([])
         parts[-1].append(spec)
-    names = [f"model-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
+    names = [f"{stem}-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
     if len(parts) == 1:
-        names = ["model.safetensors"]
+        names = [f"{stem}.safetensors"]
+    followed = [versions.get(f.index, -1) for f in run.layout.fragments]
     try:
         for name, specs in zip(names, parts, strict=True):
-            _serialize(folder / name, run, arrays, specs, versions, dtype)
+            _serialize(folder / name, run, arrays, specs, followed, dtype, named)
     except safetensors.SafetensorError as error:
         raise InputError(f"{folder} cannot be written to: {error}") from None
     if len(parts) > 1:
         total = sum(array.nbytes for array in arrays.values())
-        where = {spec.name: name for name, specs in zip(names, parts, strict=True) for spec in specs}
+        where = {named(spec.name): name for name, specs in zip(names, parts, strict=True) for spec in specs}
         index = {"metadata": {"total_size": total}, "weight_map": where}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _arrays(run: Run, values: Sequence[F32], dtype: str | None) -> dict[str, Bytes]:
-    """Return the bytes of every tensor, in its own dtype or another."""
+def _arrays(run: Run, values: Mapping[int, F32], dtype: str | None) -> dict[str, Bytes]:
+    """Return the bytes of every tensor of these fragments, in its own dtype or another."""
     arrays: dict[str, Bytes] = {}
-    for fragment, flat in zip(run.layout.fragments, values, strict=True):
-        for t in fragment.tensors:
+    for spec, cuts in zip(run.layout.specs, run.layout.placement, strict=True):
+        if 0 < sum(fragment in values for fragment, _ in cuts) < len(cuts):
+            lies = ", ".join(str(fragment) for fragment, _ in cuts)
+            raise InputError(f"tensor {spec.name!r} lies in the fragments {lies}: ask for all of them, or for none")
+    for fragment in run.layout.fragments:
+        flat = values.get(fragment.index)
+        for t in fragment.tensors if flat is not None else ():
+            assert flat is not None
             stored = _stored(flat[t.start : t.stop], dtype or t.spec.dtype)
             if t.rows is None:
                 arrays[t.spec.name] = stored
@@ -139,10 +167,11 @@ def _serialize(
     specs: Sequence[Spec],
     versions: Sequence[int],
     dtype: str | None,
+    named: Callable[[str], str] = str,
 ) -> None:
     """Write some of a model's tensors as a safetensors file."""
     tensors = {
-        s.name: safetensors.TensorSpec(
+        named(s.name): safetensors.TensorSpec(
             dtype=dtype or s.dtype,
             shape=list(s.shape),
             data_ptr=arrays[s.name].ctypes.data,
@@ -157,8 +186,8 @@ def _serialize(
         _MODEL: run.header.model,
         _SEED: str(run.header.seed),
         # The format sorts tensors; a layout goes by the order in the model.
-        _ORDER: json.dumps([s.name for s in specs]),
-        _EMBEDDINGS: json.dumps([s.name for s in specs if s.role == TensorClass.EMBEDDING]),
+        _ORDER: json.dumps([named(s.name) for s in specs]),
+        _EMBEDDINGS: json.dumps([named(s.name) for s in specs if s.role == TensorClass.EMBEDDING]),
     }
     safetensors.serialize_file(tensors, str(path), metadata)
 

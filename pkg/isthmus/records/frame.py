@@ -113,6 +113,7 @@ class Kind(IntEnum):
     PACKED = 9
     CHECKPOINT = 10
     PART = 11
+    EVALUATION = 12
 
 
 PIECED = frozenset({Kind.UPDATE, Kind.VALUE, Kind.SNAPSHOT, Kind.CHECKPOINT})
@@ -130,6 +131,7 @@ HEADER_MAX = {
     Kind.CLAIM: 64 << 10,
     Kind.SEGMENT: 64 << 10,
     Kind.PACKED: 4 << 10,
+    Kind.EVALUATION: 4 << 10,
     # The shape of an optimizer's and a sampler's state; their arrays are the payload.
     Kind.CHECKPOINT: 16 << 20,
     # What rectangles of which arrays are in it.

@@ -3,7 +3,7 @@
 import re
 
 RUN_KEY = "run"
-UPDATES, LEARNERS, SCRATCH = "updates/", "learners/", "scratch/"
+UPDATES, LEARNERS, SCRATCH, EVALUATIONS = "updates/", "learners/", "scratch/", "evaluations/"
 
 
 def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
@@ -69,6 +69,16 @@ def checkpoint_key(learner: str, incarnation: int, step: int, digest: bytes) -> 
 def part_key(learner: str, incarnation: int, step: int, rank: int, digest: bytes) -> str:
     """Key of a part of a learner's checkpoint; `digest` is that of its head, which names those of all that is in it."""
     return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/parts/{step:012d}-{rank:05d}-{digest[:8].hex()}"
+
+
+def evaluations_prefix(series: str) -> str:
+    """Where a series of measurements of the global model lives."""
+    return f"{EVALUATIONS}{series}/"
+
+
+def evaluation_key(series: str, cut: int, digest: bytes) -> str:
+    """Key of a measurement of one cut."""
+    return f"{evaluations_prefix(series)}{cut:012d}-{digest[:8].hex()}"
 
 
 _VERSIONED = re.compile(r".*/[0-9]{12}-[0-9a-f]{16}")

@@ -453,3 +453,18 @@ class PackedHeader(Record, frozen=True, kw_only=True):
     offset: Bytes
     size: Bytes
     digest: Digest
+
+
+# --- what those write who follow --------------------------------------------------------------------------------------
+
+
+class EvaluationHeader(Record, frozen=True, kw_only=True):
+    """What somebody measured of a cut of the global model, as one number. Nothing rests on it."""
+
+    schema: Schema
+    run: Digest
+    series: Name
+    cut: Counter
+    """The version of every fragment; of a mixture, their sum."""
+    value: Finite
+    written_at: Instant

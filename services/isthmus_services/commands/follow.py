@@ -3,15 +3,21 @@
 import asyncio
 import os
 import shlex
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from isthmus import kernels
-from isthmus.errors import InputError
+from isthmus.errors import InputError, Unavailable
+from isthmus.log import Log, evaluations
 from isthmus.ports import open_log
 from isthmus.readers import follow
+from isthmus.records.fields import require_name
 from isthmus_services.settings import declared
+
+LAST_LINE = 4096
+"""So many bytes of what a command prints are looked at for the number at their end."""
 
 
 def run(settings: declared.Follow) -> int:
@@ -21,6 +27,10 @@ def run(settings: declared.Follow) -> int:
     command = shlex.split(settings.exec) if settings.exec is not None else None
     if command == []:
         raise InputError("--exec names no command")
+    if settings.series is not None:
+        require_name("--series", settings.series)
+        if command is None:
+            raise InputError("--series keeps the number that a command prints last: name one with --exec")
     kernels.warm()
     if settings.into is not None:
         asyncio.run(_follow(settings, Path(settings.into).absolute(), command))
@@ -34,7 +44,10 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
     async with open_log(settings.run) as log:
         runtime, left = log.runtime, settings.cuts
         after = follow.newest_in(folder)
-        cuts = follow.cuts(log, runtime, after=after, every=settings.every, apart_s=settings.at_most_every)
+        cuts = follow.cuts(
+            log, runtime, after=after, every=settings.every, apart_s=settings.at_most_every,
+            fragments=settings.fragment, mixed=settings.mixed,
+        )  # fmt: skip
         async for cut in cuts:
             began = time.monotonic()
             path = await runtime.offload(
@@ -42,22 +55,45 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
                     cut, folder, dtype=settings.dtype, largest=int(settings.largest * 1e9), keep=settings.keep
                 )
             )
-            print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} cut {cut.version} of {settings.run}: {path} "
+            print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} cut {cut.number} of {settings.run}: {path} "
                   f"({time.monotonic() - began:.2f} s to write)", flush=True)  # fmt: skip
             if command is not None:
-                await _told(command, cut.version, str(path))
+                said = await _told(command, cut.number, str(path), settings.series is not None)
+                if settings.series is not None and said is not None:
+                    await _noted(log, settings.series, cut.number, command[0], said)
             if left is not None:
                 left -= 1
                 if not left:
                     return
 
 
-async def _told(command: list[str], version: int, path: str) -> None:
-    """Run the command for a cut, and wait for it; a failure is said, and the next cut tries again."""
+async def _told(command: list[str], version: int, path: str, heard: bool) -> str | None:
+    """Run the command for a cut, and wait for it; a failure is said, and the next cut tries again.
+
+    Returns the last word that it printed, where it is heard and did not fail.
+    """
     environment = os.environ | {"ISTHMUS_CUT": str(version), "ISTHMUS_CUT_DIR": path}
     try:
-        process = await asyncio.create_subprocess_exec(*command, env=environment)
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=asyncio.subprocess.PIPE if heard else None
+        )
     except OSError as error:
         raise InputError(f"--exec {command[0]}: {error.strerror or error}") from None
+    tail = b""
+    while process.stdout is not None and (words := await process.stdout.read(1 << 16)):
+        sys.stdout.buffer.write(words)
+        sys.stdout.flush()
+        tail = (tail + words)[-LAST_LINE:]
     if code := await process.wait():
         print(f"{command[0]} ended with {code} for cut {version}", flush=True)
+        return None
+    return next(reversed(tail.decode(errors="replace").split()), "")
+
+
+async def _noted(log: Log, series: str, cut: int, command: str, said: str) -> None:
+    """Keep what a command has printed last as the next number of a series; what is none, or cannot be kept, is said."""
+    try:
+        await evaluations.note(log, series, cut, float(said))
+    except (ValueError, InputError, Unavailable) as error:
+        print(f"{command} gave no number of cut {cut} to --series {series}: its last word was {said[:80]!r} ({error})",
+              flush=True)  # fmt: skip

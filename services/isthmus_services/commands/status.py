@@ -3,19 +3,22 @@
 import asyncio
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live as Display
 from rich.text import Text
 
-from isthmus.errors import Unavailable
+from isthmus.errors import InputError, Unavailable
+from isthmus.log import evaluations
+from isthmus.log.evaluations import Point
 from isthmus.log.run import Run
 from isthmus.log.select import checkpoints_in
 from isthmus.ports import bus_answers, open_ports
 from isthmus.readers.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus.readers.verdict import health
 from isthmus.records.keys import LEARNERS
-from isthmus_services.output import view
+from isthmus_services.output import pictures, view
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.output.tables import WIDEN, in_view
 from isthmus_services.process import logs
@@ -24,6 +27,9 @@ from isthmus_services.settings import declared, shared
 LISTEN_BEATS = 1.5
 """Heartbeats to listen for before a learner counts as silent."""
 
+NEWEST = 2
+"""Points of each series that are read where no picture is asked for: the newest, and the one before."""
+
 REFRESH_S = 0.5
 LINES_EVERY_S = 5.0
 
@@ -31,11 +37,15 @@ LINES_EVERY_S = 5.0
 def run(settings: declared.Status) -> int:
     """Print the state of a run."""
     console = stdout()
+    if settings.plot is not None:
+        shared.need("matplotlib", "demo")
+        if settings.watch:
+            raise InputError("--plot draws what is there now: leave out --watch")
     if settings.watch:
         asyncio.run(_watch(settings, console))
         return 0
 
-    async def go() -> tuple[Status, Run, str, dict[str, Ledger]]:
+    async def go() -> tuple[Status, Run, str, dict[str, Ledger], dict[str, list[Point]]]:
         bus = shared.bus_of(settings, settings.run)
         async with open_ports(settings.run, bus) as ports:
             with suppress(Unavailable):
@@ -44,16 +54,26 @@ def run(settings: declared.Status) -> int:
             listen_s = LISTEN_BEATS * made.pace.heartbeat_s
             status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
             listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
-            return status, made, ports.bus.url, await read_ledgers(ports.log, listed)
+            newest = None if settings.plot is not None else NEWEST
+            measured = {
+                name: await evaluations.series(ports.log, name, newest) for name in await evaluations.names(ports.log)
+            }
+            return status, made, ports.bus.url, await read_ledgers(ports.log, listed), measured
 
-    status, made, bus, ledgers = asyncio.run(go())
+    status, made, bus, ledgers, measured = asyncio.run(go())
     found = health(status, made.url, bus, settings.expect or 0)
     console.print(Text(found.said, style="" if found.ok else "yellow"))
     console.print(title(made), highlight=False)
     console.print(view.tables(status, console.width))
     for learner, ledger in sorted(ledgers.items()):
         console.print(view.ledger(learner, ledger, console.width))
+    for name, points in measured.items():
+        if points:
+            console.print(view.measured(name, points), highlight=False)
+    if settings.plot is not None:
+        pictures.measured(made.url, measured, Path(settings.plot))
     report = status.as_json() | {"health": {"ok": found.ok, "said": found.said}}
+    report["measured"] = {name: [[p.cut, p.value, p.at] for p in points] for name, points in measured.items()}
     write_json(report | ({"ledgers": ledgers} if settings.ledger else {}), settings.json)
     return 1 if settings.check and not found.ok else 0
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from isthmus.log.evaluations import Point
 from isthmus.readers.heard import LearnerView
 from isthmus.readers.status import Ledger, Status
 from isthmus.reasons import HARMLESS
@@ -169,6 +170,13 @@ def totals(status: Status) -> str:
         f"{processed:,.0f} tokens: {shares}, {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, "
         f"{checkpoints / 1e6:.1f} MB of checkpoints"
     )
+
+
+def measured(name: str, points: Sequence[Point]) -> str:
+    """Return what was measured last of the global model, and of the version before, in one line."""
+    last = points[-1]
+    before = f" ({points[-2].value:.4g} at {points[-2].cut})" if len(points) > 1 else ""
+    return f"measured, {name}: {last.value:.4g} at version {last.cut}{before}"
 
 
 def ledger(learner: str, found: Ledger, width: int) -> Group:

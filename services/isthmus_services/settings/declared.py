@@ -103,6 +103,9 @@ class Status(InRun, OnBus, Reported):
         bool, Setting("every learner's ledger by fragment, as of its newest checkpoint", flag_only=True)
     ] = False
     watch: Annotated[bool, Setting("a live view, until interrupted", flag_only=True)] = False
+    plot: Annotated[
+        str | None, Setting("draw what followers have measured of each version", metavar="FILE", flag_only=True)
+    ] = None
     check: Annotated[
         bool, Setting("exit with 1 unless every learner that is heard is merged, or all are done", flag_only=True)
     ] = False
@@ -193,6 +196,12 @@ class Follow(InRun):
         Setting("run this after each; ISTHMUS_CUT and ISTHMUS_CUT_DIR say which", metavar="CMD", flag_only=True),
     ] = None
     every: Annotated[int, Setting("cuts whose version is a multiple of N", metavar="N", ge=1, flag_only=True)] = 1
+    series: Annotated[
+        str | None,
+        Setting("keep the number that --exec prints last: `isthmus status` shows it", metavar="NAME", flag_only=True),
+    ] = None
+    fragment: Annotated[list[int] | None, Setting("only these (all)", metavar="P", flag_only=True)] = None
+    mixed: Annotated[bool, Setting("each fragment at its newest version", flag_only=True)] = False
     at_most_every: Annotated[float, Setting("seconds between two cuts, at least", metavar="S", ge=0)] = 0.0
     dtype: Annotated[str | None, Setting("of all tensors (their own)", choices=("float32", "bfloat16", "float16"))] = (
         None

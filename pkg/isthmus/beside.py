@@ -1,0 +1,66 @@
+"""A thread beside the caller's, with an event loop on which one thing is done until it ends, or is stopped."""
+
+# ruff: noqa: TID251  (threads: this is one of their places)
+import asyncio
+import atexit
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from isthmus.errors import first_cause
+
+Result = TypeVar("Result")
+
+EXIT_S = 3.0
+"""Who is stopped gets this long to let go of what it holds."""
+
+
+class Beside:
+    """Such a thread. It ends with the interpreter, too."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], Coroutine[None, None, None]],
+        failed: Callable[[BaseException], None],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`failed` is told what `work` raised, on the thread; `ended` is called last, however it came to that."""
+        self._work, self._failed, self._ended = work, failed, ended
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+
+    def ask(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Have it do something, and wait for that. Raises what that does. Called once `work` has begun."""
+        assert self._loop is not None, "it has begun"
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def join(self, seconds: float) -> None:
+        """Wait until it has ended by itself, for so long at most."""
+        self._thread.join(seconds)
+
+    def stop(self) -> None:
+        """End it."""
+        loop = self._loop
+        if loop is not None and self._thread.is_alive():
+            with suppress(RuntimeError):  # the loop ended in this very moment
+                loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+            self._thread.join(EXIT_S)
+        atexit.unregister(self.stop)
+
+    def _main(self) -> None:
+        async def run() -> None:
+            self._loop = asyncio.get_running_loop()
+            await self._work()
+
+        try:
+            asyncio.run(run())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._failed(first_cause(error))
+        finally:
+            self._ended()

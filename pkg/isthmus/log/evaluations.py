@@ -1,0 +1,70 @@
+"""What was measured of the global model by who follows it: series of numbers, one object each, beside the log.
+
+Nothing in the run rests on them; replay does not read them, and the garbage collector leaves them.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.log.commits import Log
+from isthmus.records import frame
+from isthmus.records.fields import require_name
+from isthmus.records.keys import EVALUATIONS, evaluation_key, evaluations_prefix, version_in
+from isthmus.records.objects import SCHEMA, EvaluationHeader
+
+AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement."""
+
+    cut: int
+    """Number of the cut that it is of: the version of every fragment."""
+    value: float
+    at: float
+    """Seconds since 1970."""
+
+
+async def note(log: Log, series: str, cut: int, value: float) -> None:
+    """Keep a measurement of a cut. Raises `InputError` for a bad name or a value that is no number, and what the store
+    raises."""
+    require_name("series", series)
+    if not math.isfinite(value):
+        raise InputError(f"{series} of cut {cut} is {value}: only finite numbers make a series")
+    header = EvaluationHeader(
+        schema=SCHEMA, run=log.run.digest, series=series, cut=cut, value=float(value), written_at=log.runtime.wall()
+    )
+    blob = frame.draft(frame.Kind.EVALUATION, header, 0).blob
+    await log.store.put(evaluation_key(series, cut, frame.digest(blob)), blob)
+
+
+async def names(log: Log) -> list[str]:
+    """Return the series of a run. Raises what the store raises."""
+    return sorted({entry.key.split("/")[1] for entry in await log.store.list(EVALUATIONS)})
+
+
+async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
+    """Return a series, or its newest points, by cut; of two of one cut the later one. What cannot be read is left out.
+
+    Raises what the store raises.
+    """
+    keys = [entry.key for entry in await log.store.list(evaluations_prefix(name))]
+    cuts = sorted({version_in(key) for key in keys})
+    wanted = set(cuts if newest is None else cuts[-newest:])
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(key: str) -> Point | None:
+        async with gate:
+            try:
+                blob = await log.store.get(key)
+                header, _ = frame.parse(blob, frame.Kind.EVALUATION, EvaluationHeader)
+            except (ObjectMissing, RecordInvalid):
+                return None
+        return Point(header.cut, header.value, header.written_at) if header.run == log.run.digest else None
+
+    found = await asyncio.gather(*(one(key) for key in keys if version_in(key) in wanted))
+    points = sorted((p for p in found if p is not None), key=lambda p: (p.cut, p.at))
+    return list({p.cut: p for p in points}.values())
