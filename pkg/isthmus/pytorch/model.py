@@ -221,8 +221,14 @@ def load(model: nn.Module, layout: Layout, values: Iterable[F32]) -> None:
 
 
 def load_named(model: nn.Module, specs: Sequence[Spec], values: Sequence[F32]) -> None:
-    """Write values into the trainable parameters of these names. Raises `LayoutMismatch`, naming the first misfit."""
-    parameters = {name: p for name, p in named(model) if p.requires_grad}
+    """Write values into the trainable parameters of these names, and into frozen ones and buffers where there are any.
+
+    Raises `LayoutMismatch`, naming the first misfit.
+    """
+    others: dict[str, torch.Tensor] = {name: p for name, p in named(model) if not p.requires_grad}
+    others |= dict(model.named_buffers())
+    parameters: dict[str, torch.Tensor] = {name: p for name, p in named(model) if p.requires_grad}
+    parameters |= {spec.name: others[spec.name] for spec in specs if spec.name in others}
     given = {spec.name: (spec, flat) for spec, flat in zip(specs, values, strict=True)}
     for name in sorted(parameters.keys() | given.keys()):
         if name not in given or name not in parameters:

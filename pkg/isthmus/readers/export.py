@@ -82,14 +82,14 @@ def tensors(run: Run, values: Mapping[int, F32]) -> dict[str, NDArray[np.float32
     return {name: words.view(np.float32).reshape(shapes[name]) for name, words in found.items()}
 
 
-def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int]) -> None:
-    """Write a model file, whole or not at all: the run's tensors under their names, in their shapes and dtypes.
+def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int], dtype: str | None = None) -> None:
+    """Write a model file, whole or not at all: the run's tensors under their names, in their shapes and dtypes, or one.
 
     Raises `InputError` where it cannot be written, as in a folder that is not there.
     """
     scratch = path.with_name(f".{path.name}.new")
     try:
-        _serialize(scratch, run, _arrays(run, dict(enumerate(values)), None), run.layout.specs, versions, None)
+        _serialize(scratch, run, _arrays(run, dict(enumerate(values)), dtype), run.layout.specs, versions, dtype)
         scratch.replace(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be written: {error}") from None
@@ -237,6 +237,28 @@ def read(path: Path) -> ModelFile:
         )
         values.append(_widened(np.frombuffer(tensor["data"], np.uint8), dtype))
     return ModelFile(tuple(specs), tuple(values), metadata.get(_MODEL, ""), seed)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def read_folder(folder: Path) -> ModelFile:
+    """Read a model that `save_pretrained` or `isthmus export --hf` has written, in one file or several. Raises
+    `InputError`."""
+    index = folder / INDEX
+    try:
+        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+    except FileNotFoundError:
+        names = ["model.safetensors"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index} is no index of safetensors files: {error}") from None
+    if any("/" in name or name.startswith(".") for name in names):
+        raise InputError(f"{index} names files outside its folder")
+    parts = [read(folder / name) for name in names]
+    return ModelFile(
+        tuple(spec for part in parts for spec in part.specs), tuple(flat for part in parts for flat in part.values),
+        parts[0].model, parts[0].seed,
+    )  # fmt: skip
 
 
 def _stored(values: F32, dtype: str) -> Bytes:

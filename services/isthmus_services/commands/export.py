@@ -1,22 +1,39 @@
-"""`isthmus export`: the global model as a safetensors file."""
+"""`isthmus export`: the global model as a safetensors file, as transformers read it, or as a Distributed Checkpoint."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from isthmus import kernels
 from isthmus.errors import InputError
+from isthmus.kernels import F32
+from isthmus.log.run import Run
 from isthmus.ports import open_log
 from isthmus.readers import export as exports
 from isthmus_services.output.progress import progress
-from isthmus_services.output.report import require_free, write_json
-from isthmus_services.settings import declared
+from isthmus_services.output.report import require_empty, require_free, write_json
+from isthmus_services.settings import declared, shared
 
 
 def run(settings: declared.Export) -> int:
     """Fold and write."""
     at = _time(settings.at) if settings.at is not None else None
-    require_free(settings.out, "-o", force=settings.force)
+    if settings.out is None and settings.hf is None and settings.dcp is None:
+        raise InputError("say where to: -o FILE, --hf DIR or --dcp DIR")
+    if settings.model is not None and settings.hf is None:
+        raise InputError("--model is what writes an --hf folder: name one")
+    if settings.out is not None:
+        require_free(settings.out, "-o", force=settings.force)
+    for folder, flag in ((settings.hf, "--hf"), (settings.dcp, "--dcp")):
+        if folder is not None:
+            require_empty(folder, flag, force=settings.force)
+    if settings.dcp is not None or settings.model is not None:
+        shared.need("torch", "torch")
+    module = shared.module_of(settings.model) if settings.model is not None else None
+    if module is not None and not hasattr(module, "save_pretrained"):
+        raise InputError(f"--model {settings.model} returned a {type(module).__name__} without save_pretrained")
     kernels.warm()
 
     async def go() -> list[int]:
@@ -24,16 +41,58 @@ def run(settings: declared.Export) -> int:
             versions = await exports.versions_at(log, version=settings.version, time=at)
             with progress("folding") as say:
                 values = await exports.published(log, versions, say)
-            exports.write(Path(settings.out), log.run, values, versions)
+            if settings.out is not None:
+                exports.write(Path(settings.out), log.run, values, versions, settings.dtype)
+            if settings.hf is not None:
+                _write_hf(settings, log.run, values, versions, module)
+            if settings.dcp is not None:
+                from isthmus.pytorch import dcp
+
+                dcp.write(Path(settings.dcp), log.run, dict(enumerate(values)), settings.dtype)
             return versions
 
     versions = asyncio.run(go())
     low, high = min(versions), max(versions)
     which = f"version {low}" if low == high else f"versions {low} to {high}, by fragment"
     which += ", as the run began" if high == 0 else ""
-    print(f"{settings.out}: the global model of {settings.run} at {which}")
-    write_json({"out": settings.out, "versions": versions}, settings.json)
+    written = [out for out in (settings.out, settings.hf, settings.dcp) if out is not None]
+    print(f"{', '.join(written)}: the global model of {settings.run} at {which}")
+    write_json({"out": settings.out, "hf": settings.hf, "dcp": settings.dcp, "versions": versions}, settings.json)
     return 0
+
+
+def _write_hf(settings: declared.Export, run: Run, values: Sequence[F32], versions: Sequence[int], module: Any) -> None:
+    """Write a folder that `from_pretrained` reads: by the run's own module, where it is given; else its weights alone,
+    under the run's names, and of adapters under those that peft gives them in files."""
+    assert settings.hf is not None
+    folder, largest = Path(settings.hf), int(settings.largest * 1e9)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if module is None:
+            adapters = any(".lora_" in spec.name for spec in run.layout.specs)
+            exports.write_parts(
+                folder, run, dict(enumerate(values)), dict(enumerate(versions)), dtype=settings.dtype, largest=largest,
+                stem="adapter_model" if adapters else "model",
+                named=(lambda name: name.replace(".default.", ".")) if adapters else str,
+            )  # fmt: skip
+            missing = "adapter_config.json" if adapters else "config.json"
+            if not (folder / missing).exists():
+                print(f"{folder} holds weights alone: put the model's {missing} beside them, or say --model")
+            return
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error}") from None
+    import torch
+
+    from isthmus.pytorch import model as torch_model
+
+    whole = exports.tensors(run, dict(enumerate(values)))
+    torch_model.load_named(module, run.layout.specs, [whole[spec.name].reshape(-1) for spec in run.layout.specs])
+    if settings.dtype is not None:
+        module.to(getattr(torch, settings.dtype))
+    try:
+        module.save_pretrained(folder, max_shard_size=largest)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error}") from None
 
 
 def _time(text: str) -> float:

@@ -58,13 +58,10 @@ def create(
 
     shared.rules_of(settings, ())  # what is wrong is said before the model is made
     pace = shared.pace_of(settings, Pace())
-    file = exports.read(Path(source)) if source else None
+    file = _read(Path(source)) if source else None
     model_path = model or (file.model if file else shared.BUILT_IN_MODEL)
-    factory = shared.callable_of(model_path, "--model") if model or not file else _made_by(str(source), file.model)
     torch.manual_seed(settings.seed)
-    made = factory()
-    if not isinstance(made, torch.nn.Module):
-        raise InputError(f"--model {model_path} returned a {type(made).__name__}, not a torch.nn.Module")
+    made = shared.module_of(model_path) if model or not file else _made_by(str(source), file.model)()
     if file is not None:
         torch_model.load_named(made, file.specs, file.values)
     specs = torch_model.specs_of(made, vectors)
@@ -85,6 +82,15 @@ def create(
             )
 
     return asyncio.run(go())
+
+
+def _read(path: Path) -> exports.ModelFile:
+    """Read a model file, or what lies in a folder: a Distributed Checkpoint, or what `from_pretrained` reads."""
+    if not path.is_dir():
+        return exports.read(path)
+    from isthmus.pytorch import dcp
+
+    return dcp.read(path) if (path / dcp.METADATA).exists() else exports.read_folder(path)
 
 
 def _made_by(source: str, named: str) -> Callable[[], Any]:

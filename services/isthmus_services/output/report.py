@@ -39,6 +39,15 @@ def require_free(path: str | Path, flag: str, *, force: bool) -> None:
         raise InputError(f"{flag} {path} is there already: --force replaces it")
 
 
+def require_empty(path: str | Path, flag: str, *, force: bool) -> None:
+    """Raise `InputError` unless a folder can be made there, or is there and empty, or was asked to be written into."""
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{flag} {path} is a file: name a folder")
+    if not force and path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{flag} {path} is not empty: --force writes into it all the same")
+
+
 def save(figure: "Figure", path: Path) -> None:
     """Write a picture, in a folder that need not be there."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,8 @@ class Init(InRun, ArithmeticOfRun, PaceOfRun, Seeded):
         str | None, Setting("returns a module (the built-in byte GPT)", metavar="PACKAGE.MODULE:FUNCTION")
     ] = None
     source: Annotated[
-        str | None, Setting("take the initial parameters from a safetensors file", name="from", metavar="FILE")
+        str | None,
+        Setting("initial parameters: a safetensors file, or a folder", name="from", metavar="PATH"),
     ] = None
     vectors: Annotated[
         list[str] | None, Setting("patterns of names of tensors that merge iso leaves to rda", metavar="NAME")
@@ -175,7 +176,25 @@ class Explain(InRun, Reported):
 class Export(InRun, Reported):
     """Settings of `isthmus export`."""
 
-    out: Annotated[str, Setting("where to, e.g. model.safetensors", short="-o", metavar="FILE", flag_only=True)]
+    out: Annotated[
+        str | None, Setting("a safetensors file, e.g. model.safetensors", short="-o", metavar="FILE", flag_only=True)
+    ] = None
+    hf: Annotated[str | None, Setting("a folder that from_pretrained reads", metavar="DIR", flag_only=True)] = None
+    dcp: Annotated[
+        str | None, Setting("a folder that torch.distributed.checkpoint reads", metavar="DIR", flag_only=True)
+    ] = None
+    model: Annotated[
+        str | None,
+        Setting(
+            "with --hf: returns the run's module, whose save_pretrained writes it",
+            metavar="PACKAGE.MODULE:FUNCTION",
+            flag_only=True,
+        ),
+    ] = None
+    dtype: Annotated[str | None, Setting("of all tensors (their own)", choices=("float32", "bfloat16", "float16"))] = (
+        None
+    )
+    largest: Annotated[float, Setting("with --hf: GB a file has at most", metavar="GB", gt=0)] = 5.0
     version: Annotated[
         int | None, Setting("this version of every fragment (the newest of each)", metavar="V", flag_only=True)
     ] = None
@@ -183,7 +202,7 @@ class Export(InRun, Reported):
         str | None,
         Setting("as it was then: 2026-11-21T14:30:00, or seconds since 1970", metavar="TIME", flag_only=True),
     ] = None
-    force: Annotated[bool, Setting("replace FILE where it is there", flag_only=True)] = False
+    force: Annotated[bool, Setting("replace what is there", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -248,6 +248,16 @@ def callable_of(path: str, flag: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def module_of(path: str) -> Any:
+    """Return the `torch.nn.Module` that PACKAGE.MODULE:FUNCTION makes. Raises `InputError`."""
+    import torch
+
+    made = callable_of(path, "--model")()
+    if not isinstance(made, torch.nn.Module):
+        raise InputError(f"--model {path} returned a {type(made).__name__}, not a torch.nn.Module")
+    return made
+
+
 def built_in(path: str) -> Callable[[], Any] | None:
     """Return what makes a model of `isthmus.demo` under this name; None for a name of anything else.
 
