@@ -9,10 +9,15 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from isthmus.errors import InputError
+from isthmus.following import follow
 from isthmus.integrations.hook import Count, StepHook, figures_of, raw, require_own_weights, require_whole_batches
 from isthmus.link import Link, join
+from isthmus.pytorch.shards import is_sharded
 
 logger = logging.getLogger(__name__)
+
+SAVE_S = 600.0
+"""Bringing the model to the newest version, when training has ended, may take this long."""
 
 
 class Kept:
@@ -47,15 +52,20 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
     learner's replica; the global model is what `isthmus export RUN` writes.
     """
 
-    def __init__(self, run: str, *, learner: str, count: Count | None = None, **joining: Any) -> None:
+    def __init__(
+        self, run: str, *, learner: str, count: Count | None = None, save: str | None = None, **joining: Any
+    ) -> None:
         """`run`, `learner` and the rest as for `isthmus.join`, but for `steps` and `data`, which the Trainer knows.
 
-        `count` says how many tokens a forward reads; without it, elements of the model's main input.
+        `count` says how many tokens a forward reads; without it, elements of the model's main input. `save` names a
+        folder: when training ends the model is brought to the newest global version, and the Trainer saves it there, as
+        it saves models (of adapters, the adapters); it wants `into`, and a model that is not sharded.
         """
         for taken in ("steps", "data"):
             if taken in joining:
                 raise InputError(f"{taken}= is the Trainer's to say: leave it out")
         self._run, self._learner, self._count, self._joining = run, learner, count, joining
+        self._save = save
         self._trainer: Any = None
         self._hook: StepHook | None = None
         self._ahead: _Ahead | None = None
@@ -91,6 +101,11 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
             raise InputError(
                 f"{args.world_size} processes train together: say IsthmusCallback(…).into(trainer), through which the "
                 "wrapped model is seen"
+            )
+        if self._save is not None and (self._trainer is None or any(map(is_sharded, given["model"].parameters()))):
+            raise InputError(
+                "save= is for IsthmusCallback(…).into(trainer), and a model that is whole on each process: "
+                "isthmus export RUN --hf DIR writes the global model of any run"
             )
         require_whole_batches(given["model"])
         model = given["model"] if self._trainer is None else self._trainer.model_wrapped
@@ -151,6 +166,14 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         if self._hook is not None:
             hook, self._hook = self._hook, None
             hook.close(done=state.global_step >= state.max_steps)
+            if self._save is not None and hook.link.speaks:
+                self._save_global(self._save, given["model"])
+
+    def _save_global(self, folder: str, model: Any) -> None:
+        with follow(self._run, model) as following:
+            following.update(wait_s=SAVE_S)
+        logger.info("%s: version %d of the global model of %s", folder, following.cut, self._run)
+        self._trainer.save_model(folder)
 
 
 class _Ahead:
