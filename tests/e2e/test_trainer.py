@@ -110,6 +110,23 @@ def test_the_example_trains_beside_a_loop_of_accelerate(tmp_path: Path) -> None:
     assert main(["replay", run]) == 0
 
 
+@pytest.mark.timeout(300)
+def test_what_frameworks_shard_by_fsdp2_is_one_learner(tmp_path: Path) -> None:
+    run, learner = str(tmp_path / "run"), str(Path(__file__).parent / "fsdp2_learner.py")
+    with processes(tmp_path) as p:
+        p.isthmus("s", "syncer", run, "--wait")
+        started = [p.start(how, *torchrun(2), learner, run, how, "40") for how in ("trainer", "accelerate")]
+        for process in started:
+            p.ends(process)
+        for how in ("trainer", "accelerate"):
+            assert p.said(how).count(f"{how} has trained 40 steps, sharded") == 2
+    commits = commits_of(run)
+    assert judge.continuous(commits)
+    tokens = {i.learner: i.tokens / i.steps for c in commits for i in c.header.inputs}
+    assert tokens == {"trainer": 2 * 8 * 24, "accelerate": 2 * 2 * 8 * 24}, "of all ranks, and of all micro-batches"
+    assert main(["replay", run]) == 0
+
+
 class Counted:
     """A link that counts what is reported."""
 
