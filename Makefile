@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
+TITAN_VENV := .venv-torchtitan
 PEERS := torchft==0.2.0 opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp pypiquant==4.1.0 tsugi-mend==0.1.5 \
 	hivemind==1.1.12
 # More for pip, for example the index of another build of torch (see README, Install).
@@ -10,7 +11,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale bench bench-env bench-peers bench-links recovery lint types clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale torchtitan bench bench-env bench-peers bench-links recovery lint types clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +54,11 @@ bench-links: $(VENV)/dev ## large objects over a long link that loses packets, b
 	$(BIN)/isthmus bench links --json docs/results/bench-links.json $(ARGS)
 	$(BIN)/isthmus bench links --tables docs/results/bench-links.json
 
+torchtitan: ## torchtitan itself as a learner, on CPUs, in an environment of its own
+	$(PYTHON) -m venv $(TITAN_VENV)
+	$(TITAN_VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]' torchtitan==0.2.2 triton
+	$(TITAN_VENV)/bin/python -m pytest -n 0 tests/e2e/test_torchtitan.py $(ARGS)
+
 recovery: $(VENV)/dev ## how long a run stands still when a syncer is killed
 	$(BIN)/isthmus bench recovery $(ARGS)
 
@@ -63,7 +69,7 @@ types: $(VENV)/dev ## check types, strictly
 	$(BIN)/mypy
 
 clean: ## remove the environment and everything the demo wrote
-	rm -rf $(VENV) $(BENCH_VENV) out
+	rm -rf $(VENV) $(BENCH_VENV) $(TITAN_VENV) out
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "make: $(PYTHON) is missing or older than Python 3.11: make PYTHON=/path/to/python3.11" >&2; exit 2; }

@@ -4,4 +4,5 @@ hook           what all of them share: an optimizer's steps counted where they a
 transformers   a callback for `transformers.Trainer`          extra `transformers`
 accelerate     for a loop over `accelerate.Accelerator`       extra `accelerate`
 lightning      a callback for `lightning.pytorch.Trainer`     extra `lightning`
+torchtitan     for torchtitan's own trainer, as it is
 """

@@ -135,15 +135,16 @@ class StepHook:
 
     def close(self, *, done: bool = True) -> None:
         """Leave the run, and the model and its optimizer as they were."""
-        self._let_go()
+        self.let_go()
         self.link.close(done=done)
 
     def fail(self, error: BaseException) -> None:
         """Leave the run as something that is not done, and that other ranks may not have come to; see `Link`."""
-        self._let_go()
+        self.let_go()
         self.link.__exit__(type(error), error)
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Leave the model and its optimizer as they were; the link stays."""
         self.tokens.close()
         for hook in self._hooks:
             hook.remove()

@@ -1,0 +1,86 @@
+"""torchtitan's Trainer as a learner, as it is: `with join(trainer, RUN, learner="eu-1"): trainer.train()`.
+
+Nothing of torchtitan is imported here: of the trainer that is given, its parts, its step and its place are used.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from isthmus.errors import InputError
+from isthmus.integrations.hook import Count, StepHook, raw, require_own_weights, require_whole_batches
+from isthmus.link import Link
+from isthmus.link import join as _join
+
+
+class Kept:
+    """What a trainer goes on with besides model and optimizer: its step, its schedules, and its place in the data."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        trainer = self._trainer
+        return {
+            "trainer": trainer.state_dict(),
+            "schedules": [plain(schedule.state_dict()) for schedule in trainer.lr_schedulers.schedulers],
+            "data": trainer.dataloader.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on there."""
+        trainer = self._trainer
+        trainer.load_state_dict(state_dict["trainer"])
+        for schedule, state in zip(trainer.lr_schedulers.schedulers, state_dict["schedules"], strict=True):
+            schedule.load_state_dict({**schedule.state_dict(), **state})
+        trainer.dataloader.load_state_dict(state_dict["data"])
+
+
+def plain(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a schedule's state without the functions in it, which its configuration makes again."""
+    return {name: value for name, value in state.items() if name != "lr_lambdas"}
+
+
+@contextmanager
+def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **joining: Any) -> Iterator[Link]:
+    """Join a run with a torchtitan Trainer that was built and has not trained; leave when the block ends.
+
+    Each of its training steps is reported when it is done. Every rank of the job does the same. A restart under the
+    same name goes on at the learner's own checkpoint, so torchtitan's are to be off (`checkpoint.enable` false, its
+    default). The rest is as for `isthmus.join`, but for `data` and `steps`, which the trainer knows.
+
+    Raises what `isthmus.join` does, and `InputError` for pipeline, tensor and context parallelism, and checkpoints.
+    """
+    configuration = getattr(trainer, "config", None) or trainer.job_config
+    if configuration.checkpoint.enable:
+        raise InputError(
+            "torchtitan's checkpoints are on, and one that it loads would be sent as work: switch them off "
+            "(checkpoint.enable); the run keeps this learner's own, and isthmus export --dcp writes the global model"
+        )
+    if len(trainer.model_parts) != 1 or len(trainer.optimizers.optimizers) != 1:
+        raise InputError(
+            f"torchtitan has cut the model into {len(trainer.model_parts)} parts with "
+            f"{len(trainer.optimizers.optimizers)} optimizers: a learner holds one model (no pipeline parallelism)"
+        )
+    (model,), (given,) = trainer.model_parts, trainer.optimizers.optimizers
+    optimizer = raw(given)
+    require_whole_batches(model)
+    require_own_weights(optimizer, None)
+    steps = int(configuration.training.steps)
+    own_step: Callable[..., Any] = trainer.train_step
+    with _join(run, model, optimizer, learner=learner, data=Kept(trainer), steps=steps, **joining) as link:
+        trainer.step = link.steps_done  # where the checkpoint is of another number of ranks, too
+        hook = StepHook(link, model, optimizer, count=count, now=False)
+
+        def train_step(*arguments: Any, **named: Any) -> Any:
+            found = own_step(*arguments, **named)
+            hook.report()
+            return found
+
+        trainer.train_step = train_step
+        try:
+            yield link
+        finally:
+            trainer.train_step = own_step
+            hook.let_go()
