@@ -11,7 +11,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale torchtitan bench bench-env bench-peers bench-links recovery lint types clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale torchtitan bench bench-env bench-peers bench-links recovery lint types release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,8 +68,11 @@ lint: $(VENV)/dev ## check style and formatting
 types: $(VENV)/dev ## check types, strictly
 	$(BIN)/mypy
 
-clean: ## remove the environment and everything the demo wrote
-	rm -rf $(VENV) $(BENCH_VENV) $(TITAN_VENV) out
+release: $(VENV)/dev ## build, check and tag the version that is written down, publish nothing (docs/releasing.md)
+	$(BIN)/python tools/release.py
+
+clean: ## remove the environment, a built release and everything the demo wrote
+	rm -rf $(VENV) $(BENCH_VENV) $(TITAN_VENV) out dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "make: $(PYTHON) is missing or older than Python 3.11: make PYTHON=/path/to/python3.11" >&2; exit 2; }

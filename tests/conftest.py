@@ -11,6 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 from isthmus import kernels
 from isthmus.errors import InputError
 from isthmus_services.servers import Server, redis_server, s3_server
+from release import pythons
 
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
@@ -26,6 +27,9 @@ GROUPS = {
     "chaos/test_chaos.py": "chaos",
     "infra/test_compose.py": "compose",
     "e2e/test_replay.py": "replay",
+    "release/test_built.py": "release",
+    "release/test_made.py": "release",
+    "release/test_installed.py": "release",
 }
 
 
@@ -34,6 +38,11 @@ class Grouped(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
     def _split_scope(self, nodeid: str) -> str:
         return GROUPS.get(nodeid.partition("::")[0].removeprefix("tests/"), nodeid)
+
+
+def pytest_report_header() -> str:
+    """Say which Pythons there are for the tests of the wheel, and which are not tried."""
+    return pythons.said()
 
 
 def pytest_xdist_auto_num_workers() -> int:

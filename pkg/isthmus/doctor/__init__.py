@@ -1,4 +1,6 @@
-"""Checks of everything a run rests on: store, bus and machine. Each finding says what is the case and what to do.
+"""Checks of everything a run rests on: store, bus, the ways to them, and machine.
+
+Each finding says what is the case and what to do.
 
 `isthmus doctor` runs them; a syncer runs the one it depends on (`store.atomic`) whenever it starts.
 """
@@ -7,6 +9,7 @@ from isthmus.doctor.bus import examine_bus
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Outcome, Role, RoleKind, counted
 from isthmus.doctor.machine import examine_machine
 from isthmus.doctor.store import examine_open_store, examine_store
+from isthmus.doctor.way import examine_ranks, examine_way
 
 __all__ = [
     "FAILURE",
@@ -21,5 +24,7 @@ __all__ = [
     "examine_bus",
     "examine_machine",
     "examine_open_store",
+    "examine_ranks",
     "examine_store",
+    "examine_way",
 ]

@@ -30,6 +30,7 @@ __all__ = [
     "Patience",
     "Store",
     "compares_sums",
+    "endpoint_of",
     "open_store",
     "require_create_only",
 ]
@@ -71,6 +72,18 @@ def _opener(scheme: str) -> Callable[[str, str, str, Runtime], AbstractAsyncCont
     from isthmus.store import bucket
 
     return bucket.open_google if scheme == "gs" else bucket.open_s3
+
+
+def endpoint_of(url: str) -> str | None:
+    """Return the URL of the host that requests of a store go to; None for a folder. Raises `InputError`."""
+    parts = split(url)
+    if parts.scheme not in BUCKETS:
+        return None
+    if parts.scheme == "gs":
+        return "https://storage.googleapis.com"
+    from isthmus.store.credentials import access
+
+    return access().host(parts.netloc)
 
 
 async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:

@@ -265,8 +265,7 @@ async def open_s3(bucket: str, prefix: str, url: str, runtime: Runtime) -> Async
     if not _BUCKET.fullmatch(bucket):
         raise InputError(f"{url}: {bucket} is no valid name of a bucket")
     found = access()
-    # As AWS's own clients do it: the bucket is in the path where somebody names an endpoint, else in the host.
-    in_path = found.endpoint is not None or "." in bucket
+    in_path = found.in_path(bucket)
     where = found.endpoint or f"https://s3.{found.region}.amazonaws.com"
 
     def client(retries: int, **limits: Any) -> Any:

@@ -29,6 +29,15 @@ class Access:
     authorities: bytes | None
     """Certificates [PEM] to trust as well."""
 
+    def in_path(self, bucket: str) -> bool:
+        """Whether the bucket is in the path, as AWS's own clients do it: where somebody names an endpoint."""
+        return self.endpoint is not None or "." in bucket
+
+    def host(self, bucket: str) -> str:
+        """Return the URL of the host that requests for a bucket go to."""
+        host = f"s3.{self.region}.amazonaws.com"
+        return self.endpoint or (f"https://{host}" if self.in_path(bucket) else f"https://{bucket}.{host}")
+
 
 def access(environment: Mapping[str, str] = os.environ) -> Access:
     """Return what the environment says, or else what AWS's files and metadata services do. Raises `InputError`."""

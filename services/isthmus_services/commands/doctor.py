@@ -18,7 +18,9 @@ from isthmus.doctor import (
     counted,
     examine_bus,
     examine_machine,
+    examine_ranks,
     examine_store,
+    examine_way,
 )
 from isthmus.log.run import Run
 from isthmus.ports import THREADS
@@ -57,10 +59,12 @@ def run(settings: declared.Doctor) -> int:
 
 
 async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
-    """Yield the findings about machine, store and bus, in this order."""
+    """Yield the findings about machine, store and bus, in this order, after either those about the way to it."""
     parts = split(url)
     folder = (parts.path if parts.scheme else url) if parts.scheme in ("", "file") else None
     for finding in examine_machine(folder, role, runtime):
+        yield finding
+    for finding in examine_ranks(role):
         yield finding
     digest = NO_RUN
     async for said in examine_store(url, role, runtime, size):
@@ -68,7 +72,11 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
             digest = said.digest
         else:
             yield said
+    async for finding in examine_way("store", url, runtime):
+        yield finding
     async for finding in examine_bus(bus, digest, role, runtime):
+        yield finding
+    async for finding in examine_way("bus", bus, runtime):
         yield finding
 
 

@@ -1,0 +1,247 @@
+"""The way to store and bus: names, addresses, interface, gateway and packet size, and what is odd about them.
+
+Looked at after store and bus have been tried: by then the kernel knows how large a packet the path takes.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.request import getproxies_environment, proxy_bypass
+
+from isthmus.doctor import routes
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Outcome, Role, RoleKind
+from isthmus.doctor.routes import Interface, Route
+from isthmus.errors import InputError
+from isthmus.runtime import Runtime
+from isthmus.store import endpoint_of
+from isthmus.urls import redacted, split
+
+CONNECT_S = 3.0
+"""As long as the clients wait."""
+
+ADDRESSES_MAX = 8
+RESOLVED_S = 1.0
+_MTU_OF = {socket.AF_INET: (socket.IPPROTO_IP, 14), socket.AF_INET6: (socket.IPPROTO_IPV6, 24)}
+"""IP_MTU and IPV6_MTU of linux/in.h, which Python has no names for."""
+
+PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
+USED_BY = {"store": "AWS_ENDPOINT_URL", "bus": "--bus"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One address of a name, and how a connection to it went."""
+
+    address: str
+    took_s: float
+    error: str = ""
+    """Empty: connected."""
+    source: str = ""
+    mtu: int | None = None
+    """Bytes of a packet that the path takes, as far as the kernel knows."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What was found out about the way to a host."""
+
+    what: str
+    """store or bus."""
+    host: str
+    port: int
+    resolved_s: float
+    attempts: Sequence[Attempt]
+    route: Route | None
+    """To the first address that answers."""
+    interfaces: Mapping[str, Interface]
+    used: str = ""
+    """The interface it takes; empty where it is not known."""
+    proxy: str = ""
+    """The variable that names the host as a proxy; empty without one."""
+
+
+async def examine_way(what: str, url: str, runtime: Runtime) -> AsyncIterator[Finding]:
+    """Yield findings about the way to a store or bus; none for one that is not on a network."""
+    try:
+        target = (endpoint_of(url) if what == "store" else url) or ""
+        parts = split(target)
+    except InputError:
+        return  # said where it was opened
+    if parts.scheme not in PORTS:
+        return
+    proxy, through = ("", target) if what == "bus" else proxy_for(target, split(url).scheme)
+    try:
+        parts = split(through if "://" in through else f"http://{through}")
+        host, port = parts.hostname or "localhost", parts.port or PORTS.get(parts.scheme, 80)
+    except InputError as error:
+        yield Finding(f"{what}: way", WARNING, f"{proxy}: {error}", f"correct {proxy}")
+        return
+    if proxy:
+        said = f"requests to {redacted(target)} go by way of the proxy {host}:{port} ({proxy})"
+        yield Finding(f"{what}: proxy", NOTE, said, "NO_PROXY names hosts that are reached without it")
+    for finding in judge(await _look(what, host, port, proxy, runtime)):
+        yield finding
+
+
+def proxy_for(target: str, scheme: str) -> tuple[str, str]:
+    """Return the variable that makes the client of a store take a proxy, and its URL; or "", and the target itself."""
+    parts, given = split(target), getproxies_environment()
+    if proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return "", target
+    # obstore's client heeds ALL_PROXY, too; aiobotocore does not.
+    for kind in (parts.scheme, *(() if scheme == "s3+aiobotocore" else ("all",))):
+        if kind in given:
+            return f"{kind.upper()}_PROXY", given[kind]
+    return "", target
+
+
+async def _look(what: str, host: str, port: int, proxy: str, runtime: Runtime) -> Way:
+    began = runtime.now()
+    try:
+        found = await runtime.offload(socket.getaddrinfo, host, port, socket.AF_UNSPEC, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        failed = Attempt("", runtime.now() - began, getattr(error, "strerror", None) or str(error))
+        return Way(what, host, port, failed.took_s, [failed], None, {}, "", proxy)
+    took = runtime.now() - began
+    places = list(dict.fromkeys((family, place) for family, _, _, _, place in found))[:ADDRESSES_MAX]
+    attempts = await asyncio.gather(*(_attempt(family, place, runtime) for family, place in places))
+    first = next((attempt for attempt in attempts if not attempt.error), None)
+    route = routes.route_to(first.address) if first else None
+    used = routes.name_of(route.interface) if route else ""
+    return Way(what, host, port, took, attempts, route, routes.interfaces(), used, proxy)
+
+
+async def _attempt(family: int, place: tuple[object, ...], runtime: Runtime) -> Attempt:
+    began, address = runtime.now(), str(place[0])
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as s:
+            s.setblocking(False)
+            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(s, place), CONNECT_S)
+            took = runtime.now() - began
+            mtu = s.getsockopt(*_MTU_OF[socket.AddressFamily(family)]) if sys.platform == "linux" else None
+            return Attempt(address, took, "", str(s.getsockname()[0]), mtu)
+    except TimeoutError:
+        return Attempt(address, runtime.now() - began, f"no answer in {CONNECT_S:.0f} s")
+    except OSError as error:
+        return Attempt(address, runtime.now() - began, os.strerror(error.errno).lower() if error.errno else str(error))
+
+
+def judge(way: Way) -> Iterator[Finding]:
+    """Yield what to make of a way."""
+    good = [attempt for attempt in way.attempts if not attempt.error]
+    bad = [attempt for attempt in way.attempts if attempt.error]
+    check, where = f"{way.what}: way", f"[{way.host}]:{way.port}" if ":" in way.host else f"{way.host}:{way.port}"
+    if not any(attempt.address for attempt in way.attempts):
+        advice = f"check {way.proxy or USED_BY[way.what]} and the resolver (/etc/resolv.conf; a container has its own)"
+        yield Finding(check, WARNING, f"the name {way.host} leads nowhere: {way.attempts[0].error}", advice)
+        return
+    if not good:
+        said = "; ".join(f"{attempt.address}: {attempt.error}" for attempt in bad)
+        advice = "see whether it runs, and routes, firewalls and security groups on the way"
+        yield Finding(check, WARNING, f"{where} cannot be reached: {said}", advice)
+        return
+    yield Finding(check, OK, _told(way, good[0]))
+    if way.resolved_s > RESOLVED_S:
+        said = f"finding the addresses of {way.host} took {way.resolved_s:.1f} s"
+        yield Finding(f"{way.what}: name", WARNING, said, "see the servers in /etc/resolv.conf: one may not answer")
+    if bad:
+        yield _dead(way, good[0], bad)
+    yield from _odd(way, good[0])
+
+
+def _told(way: Way, attempt: Attempt) -> str:
+    others = [other.address for other in way.attempts if other is not attempt]
+    also = f" (and {', '.join(others)})" if others else ""
+    name = "" if way.host == attempt.address else f"{way.host} is "
+    said = f"{name}{attempt.address}{also}, found in {way.resolved_s * 1e3:.0f} ms, "
+    said += f"connected in {attempt.took_s * 1e3:.0f} ms from {attempt.source}"
+    if way.route is None:
+        return f"{said}; by which interface, this system does not tell"
+    used = way.interfaces.get(way.used, Interface(way.used))
+    facts = [f"MTU {used.mtu}"] if used.mtu else []
+    facts += [f"{used.speed} Mbit/s"] if used.speed else []
+    said += f" by {used.name}" + (f" ({', '.join(facts)})" if facts else "")
+    if not used.loopback:
+        said += f", gateway {way.route.gateway}" if way.route.gateway else ", directly"
+    return f"{said}, path MTU {attempt.mtu}" if attempt.mtu else said
+
+
+def _dead(way: Way, good: Attempt, bad: Sequence[Attempt]) -> Finding:
+    said = "; ".join(f"{attempt.address}: {attempt.error}" for attempt in bad)
+    lost = sum(attempt.took_s for attempt in bad)
+    said += f"; {good.address} answers: whoever tries it last loses {lost:.1f} s each time"
+    advice = f"take what does not answer out of the records of {way.host}, or give this machine a route to it"
+    return Finding(f"{way.what}: addresses", WARNING, said, advice)
+
+
+def _odd(way: Way, attempt: Attempt) -> Iterator[Finding]:
+    used = way.interfaces.get(way.used)
+    if used is None or used.loopback:
+        return
+    if attempt.mtu and used.mtu and attempt.mtu < used.mtu:
+        said = f"the path to {attempt.address} takes packets of {attempt.mtu} bytes, {used.name} sends up to {used.mtu}"
+        advice = (
+            f"ip link set dev {used.name} mtu {attempt.mtu}: where a firewall on the way drops ICMP, transfers hang"
+        )
+        yield Finding(f"{way.what}: MTU", WARNING, said, advice)
+    others = [i for i in way.interfaces.values() if i.up and not i.loopback and not i.kind and i.name != used.name]
+    if used.kind and others:
+        said = f"the way goes by {used.name}, {used.kind}; there {'is' if len(others) == 1 else 'are'} "
+        said += ", ".join(i.name for i in others)
+        yield Finding(f"{way.what}: interface", WARNING, said, _elsewhere(attempt, others[0]))
+    faster = [i for i in others if i.speed and used.speed and i.speed > used.speed]
+    if faster:
+        best = max(faster, key=lambda i: i.speed or 0)
+        said = f"the way goes by {used.name} with {used.speed} Mbit/s; {best.name} has {best.speed}"
+        yield Finding(f"{way.what}: speed", WARNING, said, _elsewhere(attempt, best))
+
+
+def _elsewhere(attempt: Attempt, other: Interface) -> str:
+    return f"if that is not meant: a route to {attempt.address} by {other.name} (ip route)"
+
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+
+def examine_ranks(role: Role) -> Iterator[Finding]:
+    """Yield findings about how ranks of a learner on several machines would find each other."""
+    own = socket.gethostname()
+    try:
+        addresses = sorted({str(place[0]) for *_, place in socket.getaddrinfo(own, None, type=socket.SOCK_STREAM)})
+    except (OSError, UnicodeError):
+        addresses = []
+    yield from judge_ranks(role, os.environ, [name for _, name in socket.if_nameindex()], own, addresses)
+
+
+def judge_ranks(
+    role: Role, environment: Mapping[str, str], names: Sequence[str], own: str, addresses: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield what to make of the variables and of what this machine's own name leads to."""
+    outcome: Outcome = FAILURE if role.kind == RoleKind.LEARNER else WARNING
+    for variable in (GLOO, NCCL):
+        given = environment.get(variable, "")
+        if missing := _missing(variable, given, names):
+            said = f"{variable}={given}: there is no {', '.join(missing)} here, but {', '.join(names)}"
+            yield Finding(
+                f"machine: {variable}", outcome, said, "name one that is there: ranks would not find each other"
+            )
+    local = all(address.startswith("127.") or address == "::1" for address in addresses)
+    if role.kind == RoleKind.LEARNER and not environment.get(GLOO) and local:
+        leads = ", ".join(addresses) or "nowhere"
+        said = f"this machine's own name, {own}, leads to {leads}: ranks on other machines would be told that"
+        advice = f"where ranks of a learner are on several machines: {GLOO}=INTERFACE, or the name in /etc/hosts"
+        yield Finding("machine: own name", NOTE, said, advice)
+
+
+def _missing(variable: str, given: str, names: Sequence[str]) -> list[str]:
+    if variable == NCCL:
+        if given.startswith("^"):  # all but these
+            return []
+        exact, wanted = given.startswith("="), given.removeprefix("=")
+        asked = [(word.partition(":")[0] if exact else word) for word in wanted.split(",") if word]
+        there = [any(name == word if exact else name.startswith(word) for name in names) for word in asked]
+        return [] if any(there) else asked
+    return [word for word in given.split(",") if word and word not in names]

@@ -1,0 +1,27 @@
+"""The Pythons that the wheel is installed for: those of its range that are on PATH, and the one that runs the tests."""
+
+import functools
+import shutil
+import subprocess
+import sys
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+@functools.cache
+def interpreter(version: str) -> str | None:
+    """Return a Python of this version, if there is one that runs (a version manager's stand-ins do not)."""
+    if version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+        return sys.executable
+    found = shutil.which(f"python{version}")
+    runs = found is not None and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
+    return found if runs else None
+
+
+AT_HAND = [version for version in PYTHONS if interpreter(version)]
+
+
+def said() -> str:
+    """Return which are at hand and which are not."""
+    missing = [version for version in PYTHONS if version not in AT_HAND]
+    return f"the wheel is installed for Python {', '.join(AT_HAND)}; not at hand: {', '.join(missing) or 'none'}"
