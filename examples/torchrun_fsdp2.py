@@ -7,6 +7,8 @@ python examples/torchrun_fsdp2.py RUN --learner us-1 [--bus redis://host]      #
 
 import argparse
 import os
+import signal
+import time
 from functools import partial
 
 import torch
@@ -64,8 +66,14 @@ def main() -> None:
     parser.add_argument("--learner", required=True, help="the name of the whole job, the same on every rank")
     parser.add_argument("--bus")
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument(
+        "--step-seconds", type=float, default=0.0, help="slow each step down, to look like a large model"
+    )
     a = parser.parse_args()
 
+    # What a scheduler sends before it takes the machines away.
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else 0)
     if not torch.cuda.is_available():
@@ -77,15 +85,20 @@ def main() -> None:
     rules = partial(isthmus.Rules.suited, fragments=4, sync_every=8)
     # Every rank joins, steps and closes alike; where a rank dies, torchrun starts all of them again.
     with isthmus.join(a.run, model, optimizer, bus=a.bus, learner=a.learner, create=rules, steps=a.steps) as link:
-        while link.steps_done < a.steps:
+        said = "nothing left to do"
+        # Told to stop, they leave after the same step, with a checkpoint.
+        while link.steps_done < a.steps and not link.of_all_ranks(len(told)):
             x, y = batch(a.learner, link.steps_done, rank, device)
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             link.step(tokens=len(x) * ranks, loss=loss.item())  # the tokens of all ranks together
+            said = f"loss {loss.item():.4f}"
+            time.sleep(a.step_seconds)
+        link.close(done=link.steps_done >= a.steps)
     if link.speaks:
-        print(f"{a.learner}: {link.steps_done} steps on {ranks} ranks, loss {loss.item():.4f}")
+        print(f"{a.learner}: {link.steps_done} steps on {ranks} ranks, {said}")
     if ranks > 1:
         dist.destroy_process_group()
 

@@ -26,6 +26,7 @@ GROUPS = {
     "e2e/test_processes.py": "processes",
     "chaos/test_chaos.py": "chaos",
     "infra/test_compose.py": "compose",
+    "infra/test_slurm.py": "slurm",
     "e2e/test_replay.py": "replay",
     "release/test_built.py": "release",
     "release/test_made.py": "release",
