@@ -10,7 +10,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale bench bench-env bench-peers bench-links recovery lint types clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale bench bench-env bench-peers bench-links recovery lint types site clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ lint: $(VENV)/dev ## check style and formatting
 types: $(VENV)/dev ## check types, strictly
 	$(BIN)/mypy
 
+site: $(VENV)/docs ## the documentation site, from docs/ and from what the code declares, into out/site
+	PYTHONPATH=docs $(BIN)/python -m website $(ARGS)
+
 clean: ## remove the environment and everything the demo wrote
 	rm -rf $(VENV) $(BENCH_VENV) out
 
@@ -71,7 +74,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp per set of extras; each is made again when what it depends on changes.
-$(VENV)/demo $(VENV)/servers $(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/demo $(VENV)/servers $(VENV)/docs $(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[$(if $(filter servers,$(@F)),demo$(comma)servers,$(@F))]'
 	@touch $@
 comma := ,

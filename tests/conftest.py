@@ -24,6 +24,7 @@ WAITING = 1.5
 GROUPS = {
     "e2e/test_processes.py": "processes",
     "chaos/test_chaos.py": "chaos",
+    "docs/test_site.py": "site",
     "infra/test_compose.py": "compose",
     "e2e/test_replay.py": "replay",
 }
