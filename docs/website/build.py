@@ -11,6 +11,7 @@ from website import api, commands, metrics, pages, records
 
 ROOT = Path(__file__).parents[2]
 
+STYLE = Path(__file__).with_name("site.css")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 WRITTEN = {
@@ -52,7 +53,7 @@ def write(into: Path) -> None:
         place = into / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    for path, source in copied.files.items():
+    for path, source in ({"site.css": STYLE} | copied.files).items():
         place = into / path
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, place)

@@ -104,7 +104,8 @@ def _values(setting: Setting) -> str:
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f'<div class="whole-words" markdown>\n\n{table}\n\n</div>'
 
 
 def _cell(text: str) -> str:

@@ -64,6 +64,7 @@ def page() -> str:
     for module in (objects, messages):
         for value in vars(module).values():
             mine = inspect.isclass(value) and issubclass(value, msgspec.Struct) and value.__module__ == module.__name__
+            mine = mine and not value.__name__.startswith("_")
             if mine and value not in top and value not in get_args(messages.AnyMessage) and value.__struct_fields__:
                 out += _struct(value, known, value.__name__)
     return "\n\n".join(out) + "\n"
