@@ -11,7 +11,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale torchtitan bench bench-env bench-peers bench-links recovery lint types release clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale torchtitan bench bench-env bench-peers bench-links recovery lint types site release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ lint: $(VENV)/dev ## check style and formatting
 types: $(VENV)/dev ## check types, strictly
 	$(BIN)/mypy
 
+site: $(VENV)/docs ## the documentation site, from docs/ and from what the code declares, into out/site
+	PYTHONPATH=docs $(BIN)/python -m website $(ARGS)
+
 release: $(VENV)/dev ## build, check and tag the version that is written down, publish nothing (docs/releasing.md)
 	$(BIN)/python tools/release.py
 
@@ -80,7 +83,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp per set of extras; each is made again when what it depends on changes.
-$(VENV)/demo $(VENV)/servers $(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/demo $(VENV)/servers $(VENV)/docs $(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[$(if $(filter servers,$(@F)),demo$(comma)servers,$(@F))]'
 	@touch $@
 comma := ,

@@ -25,6 +25,7 @@ WAITING = 1.5
 GROUPS = {
     "e2e/test_processes.py": "processes",
     "chaos/test_chaos.py": "chaos",
+    "docs/test_site.py": "site",
     "infra/test_compose.py": "compose",
     "infra/test_slurm.py": "slurm",
     "e2e/test_replay.py": "replay",

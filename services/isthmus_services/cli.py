@@ -66,6 +66,25 @@ def version() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
+    arguments = parsed(argv)
+    try:
+        return _run(arguments.command, arguments)
+    except KeyboardInterrupt:
+        return 130
+    except (BaseExceptionGroup, IsthmusError) as error:
+        return _explain(first_cause(error), arguments.command.name)
+
+
+def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what a command line says, and its command and parser. Ends the process with 2 where it is wrong."""
+    arguments, unknown = parser().parse_known_args(argv)
+    if unknown:
+        _refuse(arguments.parser, unknown)
+    return arguments
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = _Parser(
         prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
     )
@@ -84,15 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         subparser = within.add_parser(name, help=command.help, description=said)
         resolve.add_flags(subparser, command.settings, resolve.environment())
         subparser.set_defaults(command=command, parser=subparser)
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        _refuse(arguments.parser, unknown)
-    try:
-        return _run(arguments.command, arguments)
-    except KeyboardInterrupt:
-        return 130
-    except (BaseExceptionGroup, IsthmusError) as error:
-        return _explain(first_cause(error), arguments.command.name)
+    return parser
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:

@@ -1,6 +1,7 @@
 """Real servers on free loopback ports, out of wheels: SeaweedFS's S3 and a Redis, for `demo --servers` and the tests.
 
-Each is a context: started, waited for, and stopped by its own process id at the end.
+Each is a context: started, waited for, and stopped by its own process id at the end. `python -m
+isthmus_services.servers FOLDER` runs both until it is interrupted (docs/tutorial.md).
 """
 
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,3 +183,22 @@ def _serves_s3(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def main(folder: Path) -> None:
+    """Run both until interrupted. What clients need in their environment is in FOLDER/env, for `. FOLDER/env`."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with s3_server(folder) as s3, redis_server(folder) as redis:
+        needed = {**s3.environment, "ISTHMUS_BUS": redis.url}
+        written = folder / "env.new"
+        written.write_text("".join(f"export {name}={value}\n" for name, value in needed.items()))
+        written.replace(folder / "env")
+        print(f"S3 at {s3.url}, Redis at {redis.url}, until interrupted: . {folder / 'env'}", flush=True)
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m isthmus_services.servers FOLDER")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""The documentation site: pages of docs/, and a reference that is written from what the code declares."""

@@ -1,0 +1,72 @@
+"""The Python reference: which modules are public, and on which page each is."""
+
+PUBLIC = {
+    "reference/python/isthmus.md": (
+        "Python",
+        "What a training loop calls. `import isthmus` loads neither torch nor a client library; `isthmus.join`, "
+        "`isthmus.Link`, `isthmus.Rules` and `isthmus.Pace` are the names below, resolved when they are first used.",
+        (
+            "isthmus.link.joining",
+            "isthmus.link.link",
+            "isthmus.learner.summary",
+            "isthmus.rules",
+            "isthmus.errors",
+            "isthmus.reasons",
+            "isthmus.sinks",
+            "isthmus.demo.trainer",
+        ),
+    ),
+    "reference/python/integrations.md": (
+        "Integrations",
+        "Loops that are somebody else's: see [frameworks](../../frameworks.md).",
+        ("isthmus.integrations.transformers", "isthmus.integrations.accelerate", "isthmus.integrations.hook"),
+    ),
+    "reference/python/readers.md": (
+        "Readers",
+        "Who takes no part in a run and reads it: what `isthmus replay`, `explain`, `export`, `follow` and `status` "
+        "are made of. A log is opened by [`isthmus.ports.open_log`][].",
+        tuple(
+            f"isthmus.readers.{name}"
+            for name in (
+                "replay",
+                "whatif",
+                "explain",
+                "trace",
+                "export",
+                "follow",
+                "status",
+                "heard",
+                "verdict",
+                "persistence",
+            )
+        ),
+    ),
+    "reference/python/ports.md": (
+        "Ports and records",
+        "The ways to a run, and its objects as Python sees them; as bytes they are in [record formats](../records.md).",
+        (
+            "isthmus.ports",
+            "isthmus.metrics",
+            "isthmus.records.frame",
+            "isthmus.records.objects",
+            "isthmus.records.messages",
+            "isthmus.records.fields",
+            "isthmus.records.keys",
+            "isthmus.records.tree",
+        ),
+    ),
+}
+"""By page: title, first paragraph, modules."""
+
+HIDDEN = {"logger", "T"}
+"""Names that are nobody's business; zensical.toml has them too."""
+
+MODULES = tuple(module for _, _, modules in PUBLIC.values() for module in modules)
+
+
+def pages() -> dict[str, str]:
+    """Return the pages, for mkdocstrings to fill."""
+    return {
+        path: f"# {title}\n\n{text}\n\n" + "\n".join(f"::: {module}\n" for module in modules)
+        for path, (title, text, modules) in PUBLIC.items()
+    }

@@ -1,0 +1,174 @@
+"""The code blocks of a page, what is said above each about running it, and a shell that runs a page as a reader would.
+
+What a comment directly above a block says, invisible where the page is read:
+
+    <!-- not run: REASON -->            nobody runs it in the tests; its lines are parsed all the same
+    <!-- run by tests/…/test_x.py -->   that file, or several, runs the same commands, its arguments may differ
+    <!-- in a terminal of its own -->   it goes on while the rest of the page is run (executed pages)
+
+and `<!-- not run on this page: REASON -->` anywhere in a page is said of all its blocks.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[1]
+
+SHELL = {"", "sh"}
+PROGRAMS = {
+    *(".", "aws", "docker", "kubectl", "redis-server", "deploy"),
+    *("export", "install", "kill", "mkdir", "sed"),
+    *("isthmus", "make", "pip", "python", "torchrun"),
+}
+"""What a block of commands begins with; other blocks without a language are drawings, trees and files."""
+
+ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
+ENDS = {"&&", "||", "|", "&", ";"}
+HANGS_S = 240.0
+MARK = re.compile(r"<!-- (not run on this page: .+|not run: .+|run by (?P<path>\S+)|in a terminal of its own)( -->)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code."""
+
+    page: str
+    line: int
+    language: str
+    title: str
+    mark: str
+    """What the comment above it says, or nothing."""
+    text: str
+
+    @property
+    def where(self) -> str:
+        """Where it is, for people."""
+        return f"{self.page}:{self.line}"
+
+    @property
+    def lines(self) -> list[str]:
+        """Its lines, continued ones in one, without prompts."""
+        whole = re.sub(r"\\\n\s*", " ", self.text)
+        return [line.strip().removeprefix("$ ") for line in whole.splitlines() if line.strip()]
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words of each command in it, without variables set for it; none where it is no block of commands."""
+        if self.language not in SHELL:
+            return []
+        found = [words for line in self.lines for words in commands(line)]
+        return found if found and (found[0][0] in PROGRAMS or "()" in self.lines[0]) else []
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a line of shell."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.wordchars += "…$@:{}%,'«»<"
+    try:
+        words = list(lexer)
+    except ValueError:  # a quotation that goes on in the next line
+        words = line.split()
+    one: list[str] = []
+    for word in [*words, ";"]:
+        if word in ENDS:
+            if one:
+                yield one
+            one = []
+        elif one or not ASSIGNMENT.fullmatch(word):
+            one.append(word)
+
+
+def blocks(path: str) -> list[Block]:
+    """Return the blocks of a page of the repository."""
+    text = (ROOT / path).read_text()
+    whole = re.search(r"<!-- (not run on this page: .+) -->", text)
+    found, mark, end = [], "", -1
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type == "html_block" and token.map:
+            said = re.fullmatch(r"<!-- (.*) -->\s*", token.content)
+            mark, end = (said[1] if said else ""), token.map[1]
+        elif token.type in ("fence", "code_block") and token.map:
+            language, _, rest = token.info.partition(" ")
+            title = re.search(r'title="(.*)"', rest)
+            near = mark if token.map[0] - end <= 1 else ""
+            found.append(
+                Block(
+                    path,
+                    token.map[0] + 1,
+                    language,
+                    title[1] if title else "",
+                    near or (whole[1] if whole else ""),
+                    token.content,
+                )
+            )
+    return found
+
+
+class Shell:
+    """A folder in which the blocks of a page are run one after the other, as in a terminal that stays open."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self.environment = folder, environment
+        self.said: dict[str, str] = {}
+        """What each block wrote, by its text."""
+        self._state = folder / ".state"
+        self._state.touch()
+        self._beside: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "Shell":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._beside:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self._beside:
+            process.wait(HANGS_S)
+
+    def page(self, path: str) -> None:
+        """Run a page. Raises `AssertionError` with what was said where a block does not end with 0."""
+        for block in blocks(path):
+            if block.title:
+                (self.folder / block.title).write_text(block.text)
+            elif block.commands and block.mark == "in a terminal of its own":
+                self._start(block)
+            elif block.commands and not block.mark:
+                self._run(block)
+
+    def _bash(self, text: str) -> list[str]:
+        return ["bash", "-c", f"set -euo pipefail; . {self._state}\n{text}"]
+
+    def _run(self, block: Block) -> None:
+        command = self._bash(f"{block.text}\nexport -p >{self._state}")
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=HANGS_S, check=False
+        )
+        self.said[block.text] = done.stdout + done.stderr
+        beside = "".join(f"--- beside it\n{path.read_text()}" for path in sorted(self.folder.glob(".beside-*")))
+        assert done.returncode == 0, (
+            f"{block.where} ended with {done.returncode}\n{block.text}{done.stdout}{done.stderr}{beside}"
+        )
+
+    def _start(self, block: Block) -> None:
+        """Start a block that stays, and wait until it says something."""
+        said = self.folder / f".beside-{len(self._beside)}"
+        with said.open("wb") as out:
+            process = subprocess.Popen(
+                self._bash(f"exec {block.text}"), cwd=self.folder, env=self.environment, stdout=out, stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
+        self._beside.append(process)
+        until = time.monotonic() + HANGS_S
+        while not said.stat().st_size:
+            assert process.poll() is None, f"{block.where} ended with {process.returncode}"
+            assert time.monotonic() < until, f"{block.where} says nothing"
+            time.sleep(0.05)
