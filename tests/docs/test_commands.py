@@ -15,7 +15,7 @@ from isthmus_services import cli
 from isthmus_services.settings import declared, resolve
 from website import pages
 
-EXECUTED = {"docs/tutorial.md": "test_tutorial.py"}
+EXECUTED = {"docs/tutorial.md": "test_tutorial.py", "docs/replaying.md": "test_replaying.py"}
 """Pages that a test runs from top to bottom, and which."""
 
 PAGES = [path for path in pages.sources(ROOT) if path != "CHANGELOG.md"]
