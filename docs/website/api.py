@@ -4,22 +4,27 @@ PUBLIC = {
     "reference/python/isthmus.md": (
         "Python",
         "What a training loop calls. `import isthmus` loads neither torch nor a client library; `isthmus.join`, "
-        "`isthmus.Link`, `isthmus.Rules` and `isthmus.Pace` are the names below, resolved when they are first used.",
+        "`isthmus.Link`, `isthmus.follow`, `isthmus.Following`, `isthmus.Rules` and `isthmus.Pace` are the names "
+        "below, resolved when they are first used.",
         (
             "isthmus.link.joining",
             "isthmus.link.link",
+            "isthmus.following",
             "isthmus.learner.summary",
             "isthmus.rules",
             "isthmus.errors",
             "isthmus.reasons",
             "isthmus.sinks",
             "isthmus.demo.trainer",
+            "isthmus.demo.gpt",
         ),
     ),
     "reference/python/integrations.md": (
         "Integrations",
         "Loops that are somebody else's: see [frameworks](../../frameworks.md).",
-        ("isthmus.integrations.transformers", "isthmus.integrations.accelerate", "isthmus.integrations.hook"),
+        tuple(
+            f"isthmus.integrations.{name}" for name in ("transformers", "accelerate", "lightning", "torchtitan", "hook")
+        ),
     ),
     "reference/python/readers.md": (
         "Readers",
@@ -46,6 +51,7 @@ PUBLIC = {
         "The ways to a run, and its objects as Python sees them; as bytes they are in [record formats](../records.md).",
         (
             "isthmus.ports",
+            "isthmus.log.evaluations",
             "isthmus.metrics",
             "isthmus.records.frame",
             "isthmus.records.objects",

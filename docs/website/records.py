@@ -25,6 +25,7 @@ HEADERS = {
     Kind.PACKED: (objects.PackedHeader,),
     Kind.CHECKPOINT: (objects.CheckpointHeader,),
     Kind.PART: (objects.PartHeader,),
+    Kind.EVALUATION: (objects.EvaluationHeader,),
 }
 """What each kind's header is, and its payload where that is a struct too."""
 
@@ -91,6 +92,7 @@ def _keys() -> Iterator[str]:
         "claim": keys.claim_key("eu-1", 0),
         "checkpoint": keys.checkpoint_key("eu-1", 0, 240, digest),
         "part": keys.part_key("eu-1", 0, 240, 1, digest),
+        "evaluation": keys.evaluation_key("held-out", 17, digest),
     }
     yield "| object | for example |"
     yield "|---|---|"
