@@ -1520,4 +1520,84 @@ MUTANTS = [
             "learners * wire.up * rounds_day / DAY_S / 1e9",
         ),
     ),
+    *of(
+        "pytorch/frozen.py",
+        "tests/unit/test_frozen.py",
+        row("scales-are-left-out", "sorted(scales.as_dict(packed=False).items())", "()"),
+        row(
+            "only-the-first-of-its-tensors",
+            "for name in tensor.__tensor_flatten__()[0]:",
+            "for name in tensor.__tensor_flatten__()[0][:1]:",
+        ),
+        row("nobody-is-trusted", "if check == FrozenCheck.TRUSTED:", "if not frozen:"),
+    ),
+    *of(
+        "log/run.py",
+        "tests/unit/test_frozen.py",
+        row("who-trusts-is-asked-for-bytes", " and UNTOLD not in (frozen[name], self.frozen[name])", ""),
+    ),
+    *of(
+        "following.py",
+        "tests/e2e/test_follow.py",
+        row("a-cut-is-given-again", "if cut is None or cut is self._given:", "if cut is None:"),
+        row("what-is-returned-is-forgotten", "(found or {}).items()", "{}.items()"),
+    ),
+    *of(
+        "pytorch/served.py",
+        "tests/e2e/test_follow.py",
+        row(
+            "more-than-the-run-has-is-left-alone", "        if name not in known:", "        if name not in parameters:"
+        ),
+        row(
+            "shapes-may-differ",
+            "if tuple(parameters[name].shape) != tensors[name].shape:",
+            "if parameters[name].dim() != tensors[name].ndim:",
+        ),
+    ),
+    *of(
+        "readers/follow.py",
+        "tests/e2e/test_follow.py",
+        row("a-mixture-is-of-the-least", "number = sum(versions.values())", "number = min(versions.values())"),
+    ),
+    *of(
+        "readers/export.py",
+        "tests/e2e/test_follow.py",
+        row(
+            "half-a-tensor-is-one",
+            "if 0 < sum(fragment in values for fragment, _ in cuts) < len(cuts):",
+            "if len(values) < 0:",
+        ),
+    ),
+    *of(
+        "log/evaluations.py",
+        "tests/e2e/test_follow.py",
+        row("the-earlier-one-counts", "key=lambda p: (p.cut, p.at)", "key=lambda p: (p.cut, -p.at)"),
+    ),
+    *of(
+        "pytorch/dcp.py",
+        "tests/e2e/test_exchange.py",
+        row("a-block-of-any-size", "if len(words) != prod(shape) * dtype.itemsize:", "if not held:"),
+        row("the-whole-checkpoint-is-the-model", "if not name.startswith(below) or", "if not name.startswith('') or"),
+    ),
+    *of(
+        "integrations/hook.py",
+        "tests/e2e/test_trainer.py",
+        row(
+            "the-schedule-sees-the-warm-up",
+            "        self._rates = []\n        self._taken += 1",
+            "        self._taken += 1",
+        ),
+        row("warm-up-is-for-ever", '            group["lr"] = lr\n', '            group["lr"] = lr * self.link.rate\n'),
+    ),
+    *of(
+        "integrations/torchtitan.py",
+        "tests/e2e/test_torchtitan.py",
+        row("schedules-begin-anew", "schedule.load_state_dict({**schedule.state_dict(), **state})", "pass"),
+        row("data-begin-anew", 'trainer.dataloader.load_state_dict(state_dict["data"])', "pass"),
+    ),
+    *of(
+        "integrations/lightning.py",
+        "tests/e2e/test_lightning.py",
+        row("loops-begin-anew", 'self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])', "pass"),
+    ),
 ]
