@@ -92,21 +92,21 @@ def test_what_would_be_sent_by_mistake_is_refused() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_example_trains_beside_a_loop_of_accelerate(tmp_path: Path) -> None:
+def test_the_example_trains_beside_a_loop_of_accelerate_and_a_plain_one(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     with processes(tmp_path) as p:
         p.isthmus("s", "syncer", run, "--wait")
-        trainer = p.start(
-            "t", sys.executable, str(ROOT / "examples" / "trainer.py"), run, "--learner", "t", "--steps", "60"
-        )
-        loop = p.start(
-            "l", sys.executable, str(ROOT / "examples" / "accelerate_loop.py"), run, "--learner", "l", "--steps", "60"
-        )
-        for process in (trainer, loop):
+        loops = ("trainer", "accelerate_loop", "plain_loop")
+        example = str(ROOT / "examples" / "{}.py")
+        for process in [
+            p.start(name, sys.executable, example.format(name), run, "--learner", name, "--steps", "60")
+            for name in loops
+        ]:
             p.ends(process)
     commits = commits_of(run)
     assert judge.continuous(commits)
-    assert {i.learner for c in commits for i in c.header.inputs} == {"t", "l"}
+    assert {i.learner for c in commits for i in c.header.inputs} == set(loops)
+    assert main(["status", run]) == 0
     assert main(["replay", run]) == 0
 
 
