@@ -26,6 +26,7 @@ GROUPS = {
     "chaos/test_chaos.py": "chaos",
     "infra/test_compose.py": "compose",
     "infra/test_slurm.py": "slurm",
+    "infra/test_skypilot.py": "skypilot",
     "e2e/test_replay.py": "replay",
 }
 
