@@ -28,6 +28,7 @@ GROUPS = {
     "docs/test_site.py": "site",
     "infra/test_compose.py": "compose",
     "infra/test_slurm.py": "slurm",
+    "infra/test_skypilot.py": "skypilot",
     "e2e/test_replay.py": "replay",
     "release/test_built.py": "release",
     "release/test_made.py": "release",

@@ -17,7 +17,7 @@ def command_lines(text: str) -> list[list[str]]:
     found = []
     for line in re.sub(r"\\\n\s*", " ", text).splitlines():
         line = re.sub(r"\$\{?(\w+)[^}\s\"]*\}?", lambda m: m[1].lower(), line)
-        for match in re.finditer(r"(?:^(?:    |# )|command=\(|attend |&& |; |exec )\s*isthmus (.*)", line):
+        for match in re.finditer(r"(?:^(?:    |# )|command=\(|attend |again |&& |; |exec )\s*isthmus (.*)", line):
             words = shlex.shlex(match[1], posix=True, punctuation_chars=True)
             words.whitespace_split, words.commenters = True, "#"
             arguments = []
