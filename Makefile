@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
 TITAN_VENV := .venv-torchtitan
+RAY_VENV := .venv-ray
 PEERS := torchft==0.2.0 opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp pypiquant==4.1.0 tsugi-mend==0.1.5 \
 	hivemind==1.1.12
 # More for pip, for example the index of another build of torch (see README, Install).
@@ -11,7 +12,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale torchtitan bench bench-env bench-peers bench-links recovery lint types site release clean
+.PHONY: help demo demo-s3 up test mutants chaos sim scale ray torchtitan bench bench-env bench-peers bench-links recovery lint types site release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +40,11 @@ sim: $(VENV)/dev ## simulated faults on 10,000 seeds, or one again (SEED=17; ARG
 
 scale: $(VENV)/dev ## 3.0e8 parameters: a plain and a sharded learner, two syncers, S3, ten rounds, a replay (24 GiB; ARGS="--width 256 …")
 	PYTHONPATH=tests $(BIN)/python -m scale.run $(ARGS)
+
+ray: ## Ray Train's workers as a learner, one of them killed, in an environment of its own
+	$(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]' 'ray[train]==2.60.0'
+	$(RAY_VENV)/bin/python -m pytest -n 0 tests/e2e/test_ray.py $(ARGS)
 
 bench: $(VENV)/dev ## speed and bytes on this machine, beside their limits, into docs/benchmarks.md and its picture
 	$(BIN)/isthmus bench all --json docs/results/bench.json --plot docs/images/bench.png $(ARGS)
@@ -75,7 +81,7 @@ release: $(VENV)/dev ## build, check and tag the version that is written down, p
 	$(BIN)/python tools/release.py
 
 clean: ## remove the environment, a built release and everything the demo wrote
-	rm -rf $(VENV) $(BENCH_VENV) $(TITAN_VENV) out dist
+	rm -rf $(VENV) $(BENCH_VENV) $(TITAN_VENV) $(RAY_VENV) out dist
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "make: $(PYTHON) is missing or older than Python 3.11: make PYTHON=/path/to/python3.11" >&2; exit 2; }

@@ -1,6 +1,8 @@
 """Where things are: taking URLs apart, and showing them without what opens doors."""
 
-from urllib.parse import SplitResult, urlsplit
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import SplitResult, quote, urlsplit
 
 from isthmus.errors import InputError
 
@@ -23,3 +25,32 @@ def split(url: str) -> SplitResult:
         hint = "characters such as / [ # @ in a password are written %2F %5B %23 %40"
         raise InputError(f"{redacted(url)}: this URL cannot be read ({hint})") from error.__cause__
     return parts
+
+
+def as_user(bus: str, user: str | None, password: str | None, password_file: str | None) -> str:
+    """Return the URL of a bus with a user and a password in it. Raises `InputError` where they do not go together."""
+    if password_file:
+        if password:
+            raise InputError("bus_password and bus_password_file are both set: leave one out")
+        try:
+            password = Path(password_file).read_text().strip()
+        except OSError as error:
+            raise InputError(f"--bus-password-file {password_file}: {error.strerror}") from None
+    if not (user or password):
+        return bus
+    parts = split(bus)
+    if parts.scheme not in ("redis", "rediss"):
+        raise InputError(f"{parts.scheme}:// takes no user or password: leave bus_user and bus_password out")
+    if "@" in parts.netloc:
+        raise InputError("the bus's URL and other settings both name a user or password: leave one out")
+    return parts._replace(
+        netloc=f"{quote(user or '', safe='')}:{quote(password or '', safe='')}@{parts.netloc}"
+    ).geturl()
+
+
+def as_environment_says(bus: str, environment: Mapping[str, str]) -> str:
+    """Return the URL of a Redis that names nobody with the user and password that the commands' variables name."""
+    if not bus.startswith(("redis://", "rediss://")) or "@" in split(bus).netloc:
+        return bus
+    names = ("ISTHMUS_BUS_USER", "ISTHMUS_BUS_PASSWORD", "ISTHMUS_BUS_PASSWORD_FILE")
+    return as_user(bus, *(environment.get(name) for name in names))

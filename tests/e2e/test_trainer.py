@@ -77,7 +77,7 @@ def test_trainers_share_a_run_and_go_on_after_kill_9(tmp_path: Path) -> None:
     assert math.log(80) > losses[0] > losses[-1], "the first is a mean of the steps since the restart"
 
 
-def test_what_would_be_sent_by_mistake_is_refused() -> None:
+def test_what_would_be_sent_by_mistake_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from isthmus.integrations.transformers import IsthmusCallback
@@ -87,6 +87,11 @@ def test_what_would_be_sent_by_mistake_is_refused() -> None:
     )
     with pytest.raises(InputError, match="load_best_model_at_end puts earlier weights into the model"):
         IsthmusCallback("run", learner="a").on_train_begin(arguments, TrainerState(), TrainerControl())
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    alone = TrainingArguments("out", report_to="none", use_cpu=True)
+    with pytest.raises(InputError, match="one of 2 processes of a job, and the Trainer sees 1"):
+        IsthmusCallback("run", learner="a").on_train_begin(alone, TrainerState(), TrainerControl())
     with pytest.raises(InputError, match="steps= is the Trainer's to say"):
         IsthmusCallback("run", learner="a", steps=3)
 

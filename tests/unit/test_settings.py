@@ -12,6 +12,7 @@ from rich.console import Console
 
 from isthmus.errors import InputError
 from isthmus.rules import Pace, Rules, bounds
+from isthmus.urls import as_environment_says
 from isthmus_services.cli import main
 from isthmus_services.settings import declared, shared
 from isthmus_services.settings import resolve as s
@@ -276,6 +277,15 @@ def test_user_and_password_of_the_bus_come_from_anywhere(tmp_path: Path) -> None
     assert bus_of("redis://h:1/2", bus_user="u", bus_password="p:w") == "redis://u:p%3Aw@h:1/2"
     assert bus_of("rediss://h", bus_user="u", bus_password_file=str(tmp_path / "p")) == "rediss://u:a%2Fb%40c@h"
     assert bus_of(None, "/runs/a").startswith("sqlite:///runs/a")
+
+
+def test_a_loop_of_ones_own_takes_user_and_password_of_the_bus_from_the_same_variables(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("a/b@c\n")
+    said = {"ISTHMUS_BUS_USER": "u", "ISTHMUS_BUS_PASSWORD_FILE": str(tmp_path / "p")}
+    assert as_environment_says("rediss://h:1", said) == "rediss://u:a%2Fb%40c@h:1"
+    assert as_environment_says("redis://v:w@h", said) == "redis://v:w@h", "who is named is named"
+    assert as_environment_says("sqlite:///run/bus.sqlite", said) == "sqlite:///run/bus.sqlite"
+    assert as_environment_says("redis://h", {}) == "redis://h"
 
 
 @pytest.mark.parametrize(

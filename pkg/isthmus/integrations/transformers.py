@@ -6,6 +6,7 @@ import warnings
 from math import ceil
 from typing import Any
 
+import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from isthmus.errors import InputError
@@ -96,6 +97,11 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
             raise InputError(
                 "load_best_model_at_end puts earlier weights into the model, which would be sent as this learner's "
                 "work: leave it out; every version of the global model can be exported (isthmus export --version)"
+            )
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > args.world_size:
+            raise InputError(
+                f"this is one of {dist.get_world_size()} processes of a job, and the Trainer sees {args.world_size}: "
+                "each would join by itself under one name; on CPUs say TrainingArguments(use_cpu=True)"
             )
         if self._trainer is None and args.world_size > 1:
             raise InputError(

@@ -1,6 +1,7 @@
 """Joining a run: it is found or created, the model brought to its newest version, the agent's thread started."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -24,6 +25,7 @@ from isthmus.rules import CHECKPOINT_S, Adoption, FrozenCheck, Pace, Rules
 from isthmus.shell import Shell
 from isthmus.sinks import Sink
 from isthmus.store import EdgeStore, require_create_only
+from isthmus.urls import as_environment_says
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +84,8 @@ def join(
             `DataParallel` have wrapped is unwrapped. Where FSDP2 or tensor parallelism shard it over the ranks of a
             job, or `DistributedDataParallel` replicates it, all of them are one learner: each calls this alike.
         optimizer: the inner optimizer; its state is kept when a fragment is adopted.
-        bus: `redis://host:port`; by default the embedded bus beside a run in a folder.
+        bus: `redis://host:port`; by default the embedded bus beside a run in a folder. Where it names no user, the
+            commands' `ISTHMUS_BUS_USER` and `ISTHMUS_BUS_PASSWORD` (or `…_PASSWORD_FILE`) do.
         learner: this learner's name, unique in the run; the same name goes on where it stopped.
         create: with rules, or what makes rules from the model's tensors, a missing run is created from this model; of
             several creators one wins, the others adopt its run and its initial values. `Rules.suited` chooses what
@@ -130,6 +133,7 @@ def join(
     bus = bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
+    bus = as_environment_says(bus, os.environ)
     ranks = ranks_of(model)
     model = torch_model.unwrapped(model)
     torch_model.check_optimizer(model, optimizer)

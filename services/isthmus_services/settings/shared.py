@@ -8,16 +8,14 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import msgspec
 
 from isthmus.errors import InputError
 from isthmus.layout import Spec
 from isthmus.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
-from isthmus.urls import split
+from isthmus.urls import as_user
 from isthmus_services.settings.resolve import Setting
 
 BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
@@ -179,23 +177,7 @@ def bus_of(settings: OnBus, run: str) -> str:
     bus = settings.bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses with --bus redis://host:port")
-    password = settings.bus_password
-    if settings.bus_password_file:
-        if password:
-            raise InputError("bus_password and bus_password_file are both set: leave one out")
-        try:
-            password = Path(settings.bus_password_file).read_text().strip()
-        except OSError as error:
-            raise InputError(f"--bus-password-file {settings.bus_password_file}: {error.strerror}") from None
-    if not (settings.bus_user or password):
-        return bus
-    parts = split(bus)
-    if parts.scheme not in ("redis", "rediss"):
-        raise InputError(f"{parts.scheme}:// takes no user or password: leave bus_user and bus_password out")
-    if "@" in parts.netloc:
-        raise InputError("the bus's URL and other settings both name a user or password: leave one out")
-    user = f"{quote(settings.bus_user or '', safe='')}:{quote(password or '', safe='')}"
-    return parts._replace(netloc=f"{user}@{parts.netloc}").geturl()
+    return as_user(bus, settings.bus_user, settings.bus_password, settings.bus_password_file)
 
 
 def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = None) -> Rules:
