@@ -116,6 +116,9 @@ class Following:
     # --- on its thread ------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
+        from isthmus.pytorch.model import keep_denormals
+
+        keep_denormals()  # the pool's threads are started from this one
         every, apart_s, fragments, mixed = self._how
         async with open_log(self._run) as log:
             self._log = log

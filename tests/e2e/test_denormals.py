@@ -123,3 +123,36 @@ async def test_a_learner_trains_in_a_process_that_flushes_and_its_training_threa
     assert smallest < np.finfo(np.float32).smallest_normal, "there was something to flush"
     assert flushed
     assert all(flushed), "what the training thread does with its numbers is its own affair"
+
+
+async def test_who_follows_in_a_process_that_flushes_gets_what_was_published(folder: Path, flushing: Flushing) -> None:
+    """Each value is checked against a digest in the log: one that was computed with zeros for them would be damaged."""
+    model, followed = tiny(), tiny()
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with isthmus.join(str(folder), model, optimizer, learner="a") as link:
+            while min(link.versions) < 3:
+                model(torch.zeros(1, 4)).sum().backward()
+                optimizer.step()
+                link.step(tokens=4)
+                time.sleep(0.01)
+
+    def follow() -> int:
+        with isthmus.follow(str(folder), followed) as following:
+            while following.cut < 3:
+                following.update(60.0)
+            return following.cut
+
+    async with world(folder, made_of(tiny())) as w:
+        loop = asyncio.get_running_loop()
+        async with serving(w.syncer()):
+            following = loop.run_in_executor(None, flushing, follow)
+            await asyncio.wait([following], timeout=1.0)  # it has the first version, and is to carry it on
+            await loop.run_in_executor(None, train)
+            cut = await following
+        ends = [await fold.fold(w.log, f.index, fold.Publishing(w.log), until=cut) for f in w.run.layout.fragments]
+    for f, at in zip(w.run.layout.fragments, ends, strict=True):
+        for t in f.tensors:
+            held = followed.get_parameter(t.spec.name).detach().reshape(-1)[t.origin : t.origin + t.size]
+            assert held.numpy().tobytes() == at.carried[t.start : t.stop].tobytes(), t.name

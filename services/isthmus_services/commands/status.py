@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live as Display
 from rich.text import Text
 
-from isthmus.errors import InputError, Unavailable
+from isthmus.errors import Denied, InputError, Unavailable
 from isthmus.log import evaluations
 from isthmus.log.evaluations import Point
 from isthmus.log.run import Run
@@ -55,9 +55,10 @@ def run(settings: declared.Status) -> int:
             status = await read_status(ports.log, ports.bus, ports.runtime, listen_s)
             listed = checkpoints_in(await ports.store.list(LEARNERS)) if settings.ledger else []
             newest = None if settings.plot is not None else NEWEST
-            measured = {
-                name: await evaluations.series(ports.log, name, newest) for name in await evaluations.names(ports.log)
-            }
+            measured: dict[str, list[Point]] = {}
+            with suppress(Denied):  # who may not read them is shown the rest
+                for name in await evaluations.names(ports.log):
+                    measured[name] = await evaluations.series(ports.log, name, newest)
             return status, made, ports.bus.url, await read_ledgers(ports.log, listed), measured
 
     status, made, bus, ledgers, measured = asyncio.run(go())
