@@ -10,13 +10,14 @@ It needs to read the store, nothing else. What a cut is, `isthmus.readers.follow
 """
 
 # ruff: noqa: TID251  (threads: what one waits with for another)
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from isthmus import kernels
 from isthmus.beside import Beside
-from isthmus.errors import InputError
+from isthmus.errors import InputError, Unavailable, told
 from isthmus.log import Log, evaluations
 from isthmus.ports import open_log
 from isthmus.readers.follow import Cut, cuts
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 Judge = Callable[[Cut], Mapping[str, float] | None]
 """Does something with a cut; returns what it has measured of it, by the names of series."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class Following:
@@ -130,7 +134,10 @@ class Following:
                 if self._function is not None:
                     found = await log.runtime.offload(self._function, cut)
                     for series, value in (found or {}).items():
-                        await evaluations.note(log, series, cut.number, value)
+                        try:
+                            await evaluations.note(log, series, cut.number, value)
+                        except Unavailable as error:
+                            logger.warning("%s of cut %d is not kept: %s", series, cut.number, told(error))
                     self._given = cut
 
     def _fail(self, error: BaseException) -> None:
