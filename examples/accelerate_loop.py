@@ -28,7 +28,7 @@ def main() -> None:
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     with join(
         accelerator, arguments.run, model, optimizer, bus=arguments.bus, learner=arguments.learner,
-        create=isthmus.Rules.suited, steps=arguments.steps,
+        create=isthmus.Rules.suited, steps=arguments.steps, checkpoint_s=2.0,
     ) as learner:  # fmt: skip
         while learner.link.steps_done < arguments.steps:
             for batch in data:

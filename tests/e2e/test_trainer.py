@@ -101,17 +101,31 @@ def test_the_example_trains_beside_a_loop_of_accelerate_and_a_plain_one(tmp_path
     run = str(tmp_path / "run")
     with processes(tmp_path) as p:
         p.isthmus("s", "syncer", run, "--wait")
-        loops = ("trainer", "accelerate_loop", "plain_loop")
-        example = str(ROOT / "examples" / "{}.py")
-        for process in [
-            p.start(name, sys.executable, example.format(name), run, "--learner", name, "--steps", "60")
-            for name in loops
-        ]:
+
+        def started(name: str, life: str = "") -> Any:
+            example = str(ROOT / "examples" / f"{name}.py")
+            return p.start(name + life, sys.executable, example, run, "--learner", name, "--steps", "100")
+
+        first = started("accelerate_loop")
+        others = [started("trainer"), started("plain_loop")]
+        checkpoints = tmp_path / "run" / "learners" / "accelerate_loop"
+        wait_for(lambda: list(checkpoints.glob("*/checkpoints/*")), "it has a checkpoint")
+        os.kill(first.pid, signal.SIGKILL)
+        for process in (started("accelerate_loop", "-again"), *others):
             p.ends(process)
     commits = commits_of(run)
     assert judge.continuous(commits)
-    assert {i.learner for c in commits for i in c.header.inputs} == set(loops)
-    assert main(["status", run]) == 0
+    lives = {(i.learner, i.incarnation) for c in commits for i in c.header.inputs}
+    assert lives >= {("trainer", 1), ("plain_loop", 1), ("accelerate_loop", 2)}
+    assert main(["status", run, "--ledger", "--json", str(tmp_path / "status.json")]) == 0
+    ledgers = json.loads((tmp_path / "status.json").read_text())["ledgers"]
+    tokens = {"trainer": 16 * 24, "accelerate_loop": 2 * 8 * 24, "plain_loop": 16 * 24}
+    assert ledgers.keys() == tokens.keys()
+    for name, ledger in ledgers.items():
+        assert ledger["processed"] == 100 * tokens[name] + ledger["tokens_lost"]
+        for row in ledger["fragments"]:
+            parts = ("merged", "overwritten", "late", "pending", "rejected", "lost")
+            assert sum(row[part] for part in parts) == ledger["processed"], (name, row)
     assert main(["replay", run]) == 0
 
 
