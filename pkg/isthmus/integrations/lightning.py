@@ -125,8 +125,9 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
     ) -> None:
         """Report the step, if this batch ended with one that was taken; schedules and counters are behind it by now."""
         assert self._hook is not None, "fitting has begun"
-        if self._hook.report() and trainer.logger is not None and trainer.global_step % trainer.log_every_n_steps == 0:
-            trainer.logger.log_metrics(figures_of(self.link), step=trainer.global_step)
+        if self._hook.report() and trainer.global_step % trainer.log_every_n_steps == 0:
+            for shown in trainer.loggers if self.link.speaks else ():
+                shown.log_metrics(figures_of(self.link), step=trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the run."""
