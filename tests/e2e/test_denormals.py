@@ -138,11 +138,13 @@ async def test_who_follows_in_a_process_that_flushes_gets_what_was_published(fol
                 link.step(tokens=4)
                 time.sleep(0.01)
 
-    def follow() -> int:
+    cuts: list[int] = []
+
+    def follow() -> None:
         with isthmus.follow(str(folder), followed) as following:
             while following.cut < 3:
                 following.update(60.0)
-            return following.cut
+                cuts.append(following.cut)
 
     async with world(folder, made_of(tiny())) as w:
         loop = asyncio.get_running_loop()
@@ -150,8 +152,8 @@ async def test_who_follows_in_a_process_that_flushes_gets_what_was_published(fol
             following = loop.run_in_executor(None, flushing, follow)
             await asyncio.wait([following], timeout=1.0)  # it has the first version, and is to carry it on
             await loop.run_in_executor(None, train)
-            cut = await following
-        ends = [await fold.fold(w.log, f.index, fold.Publishing(w.log), until=cut) for f in w.run.layout.fragments]
+            await following
+        ends = [await fold.fold(w.log, f.index, fold.Publishing(w.log), until=cuts[-1]) for f in w.run.layout.fragments]
     for f, at in zip(w.run.layout.fragments, ends, strict=True):
         for t in f.tensors:
             held = followed.get_parameter(t.spec.name).detach().reshape(-1)[t.origin : t.origin + t.size]
