@@ -190,7 +190,7 @@ def test_the_version_is_a_short_line(capsys: pytest.CaptureFixture[str]) -> None
         main(["--version"])
     assert ended.value.code == 0
     (line,) = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"isthmus \d+\.\d+\.\d+, Python 3\.\d+\.\d+, torch \S+", line)
+    assert re.fullmatch(r"isthmus \d+\.\d+\.\d+(\.dev\d+)?, Python 3\.\d+\.\d+, torch \S+", line)
 
 
 def test_a_run_keeps_what_was_chosen_when_it_was_created(folder: Path) -> None:
