@@ -175,7 +175,7 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
         assert isinstance(again, Announce)
         keeper = syncer.keepers[again.fragment]
         before: dict[str, int] | None = None
-        while before != (before := dict(keeper.rounds.rejected_total)):
+        while before != (before := dict(keeper.rounds.rejected_total)):  # noqa: ASYNC110 (nothing says that no more comes)
             await asyncio.sleep(0.3)  # what l0 has said itself, and too late, is counted first
         await w.bus.append(learner_stream("l0"), first)
         await until(
