@@ -17,7 +17,7 @@ from isthmus_services.cli import main
 from isthmus_services.demo import judge
 
 LEARNER = str(Path(__file__).parent / "lightning_learner.py")
-STEPS = 240
+STEPS = 400
 
 Note = tuple[int, int, list[int], float]
 

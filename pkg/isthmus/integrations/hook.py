@@ -1,6 +1,7 @@
 """An optimizer step of a loop that is somebody else's: whether there was one, over how many tokens, and its report."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,24 @@ class Tokens:
                 return found.shape[0] * (found.shape[1] if found.dim() > 1 else 1)
         first = next((x for x in given.values() if isinstance(x, torch.Tensor)), None)
         return 0 if first is None else first.numel()
+
+
+def kept_of(schedule: Any) -> dict[str, Any]:
+    """Return the state of a learning-rate schedule, without the functions in it, which whoever made it makes again."""
+    return {name: value for name, value in schedule.state_dict().items() if name != "lr_lambdas"}
+
+
+def take_up(schedule: Any, state: dict[str, Any]) -> None:
+    """Let a schedule go on at what `kept_of` returned."""
+    schedule.load_state_dict({**schedule.state_dict(), **state})
+
+
+def catch_up(schedule: Any, steps: int) -> None:
+    """Let a schedule go on after so many steps, where its state was not kept: it is a matter of steps alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no optimizer step was taken between these
+        for _ in range(steps):
+            schedule.step()
 
 
 def figures_of(link: Link) -> dict[str, float]:

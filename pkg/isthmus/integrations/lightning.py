@@ -1,7 +1,6 @@
 """`lightning.pytorch.Trainer` as a learner: `Trainer(callbacks=[IsthmusCallback(RUN, learner="eu-1", …)])`."""
 
 import logging
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,17 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from torch import nn
 
 from isthmus.errors import InputError
-from isthmus.integrations.hook import Count, StepHook, figures_of, raw, require_own_weights, require_whole_batches
+from isthmus.integrations.hook import (
+    Count,
+    StepHook,
+    catch_up,
+    figures_of,
+    kept_of,
+    raw,
+    require_own_weights,
+    require_whole_batches,
+    take_up,
+)
 from isthmus.link import Link, join
 
 logger = logging.getLogger(__name__)
@@ -26,9 +35,7 @@ class Kept:
 
     def state_dict(self) -> dict[str, Any]:
         """Return it."""
-        schedules = [config.scheduler.state_dict() for config in self._trainer.lr_scheduler_configs]
-        for schedule in schedules:
-            schedule.pop("lr_lambdas", None)  # functions, made again by the module
+        schedules = [kept_of(config.scheduler) for config in self._trainer.lr_scheduler_configs]
         return {"fit_loop": self._trainer.fit_loop.state_dict(), "schedules": schedules}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -36,7 +43,7 @@ class Kept:
         self.came_back = True
         self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])
         for config, schedule in zip(self._trainer.lr_scheduler_configs, state_dict["schedules"], strict=True):
-            config.scheduler.load_state_dict({**config.scheduler.state_dict(), **schedule})
+            take_up(config.scheduler, schedule)
 
 
 class IsthmusCallback(Callback):  # type: ignore[misc]
@@ -109,15 +116,12 @@ class IsthmusCallback(Callback):  # type: ignore[misc]
                 f"{link.steps_done} in {self._run}: go on without ckpt_path"
             )
         if link.steps_done and not kept.came_back:
-            # Of a checkpoint of another number of ranks: counters and schedules are a matter of steps alone.
+            # Of a checkpoint of another number of ranks: counters are a matter of steps alone.
             logger.warning("the place in the data is not known to %d ranks: it starts anew", trainer.world_size)
             progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
             progress.ready = progress.completed = link.steps_done
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # no optimizer step was taken between these
-                for config in trainer.lr_scheduler_configs:
-                    for _ in range(link.steps_done if config.interval == "step" else 0):
-                        config.scheduler.step()
+            for config in trainer.lr_scheduler_configs:
+                catch_up(config.scheduler, link.steps_done if config.interval == "step" else 0)
         self._hook = StepHook(link, read, optimizer, count=self._count, now=False)
 
     def on_train_batch_end(

@@ -8,7 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from isthmus.errors import InputError
-from isthmus.integrations.hook import Count, StepHook, raw, require_own_weights, require_whole_batches
+from isthmus.integrations.hook import (
+    Count,
+    StepHook,
+    catch_up,
+    kept_of,
+    raw,
+    require_own_weights,
+    require_whole_batches,
+    take_up,
+)
 from isthmus.link import Link
 from isthmus.link import join as _join
 
@@ -18,28 +27,24 @@ class Kept:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self.came_back = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return it."""
         trainer = self._trainer
         return {
             "trainer": trainer.state_dict(),
-            "schedules": [plain(schedule.state_dict()) for schedule in trainer.lr_schedulers.schedulers],
+            "schedules": [kept_of(schedule) for schedule in trainer.lr_schedulers.schedulers],
             "data": trainer.dataloader.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on there."""
-        trainer = self._trainer
+        trainer, self.came_back = self._trainer, True
         trainer.load_state_dict(state_dict["trainer"])
         for schedule, state in zip(trainer.lr_schedulers.schedulers, state_dict["schedules"], strict=True):
-            schedule.load_state_dict({**schedule.state_dict(), **state})
+            take_up(schedule, state)
         trainer.dataloader.load_state_dict(state_dict["data"])
-
-
-def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a schedule's state without the functions in it, which its configuration makes again."""
-    return {name: value for name, value in state.items() if name != "lr_lambdas"}
 
 
 @contextmanager
@@ -69,8 +74,12 @@ def join(trainer: Any, run: str, *, learner: str, count: Count | None = None, **
     require_own_weights(optimizer, None)
     steps = int(configuration.training.steps)
     own_step: Callable[..., Any] = trainer.train_step
-    with _join(run, model, optimizer, learner=learner, data=Kept(trainer), steps=steps, **joining) as link:
-        trainer.step = link.steps_done  # where the checkpoint is of another number of ranks, too
+    kept = Kept(trainer)
+    with _join(run, model, optimizer, learner=learner, data=kept, steps=steps, **joining) as link:
+        trainer.step = link.steps_done  # it counts a step when it begins, and may have ended in the middle of one
+        if link.steps_done and not kept.came_back:  # of a checkpoint of another number of ranks: its data begin anew
+            for schedule in trainer.lr_schedulers.schedulers:
+                catch_up(schedule, link.steps_done)
         hook = StepHook(link, model, optimizer, count=count, now=False)
 
         def train_step(*arguments: Any, **named: Any) -> Any:

@@ -2,16 +2,25 @@
 
 import logging
 import sys
-import warnings
 from math import ceil
 from typing import Any
 
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, Unavailable
 from isthmus.following import follow
-from isthmus.integrations.hook import Count, StepHook, figures_of, raw, require_own_weights, require_whole_batches
+from isthmus.integrations.hook import (
+    Count,
+    StepHook,
+    catch_up,
+    figures_of,
+    kept_of,
+    raw,
+    require_own_weights,
+    require_whole_batches,
+    take_up,
+)
 from isthmus.link import Link, join
 from isthmus.pytorch.shards import is_sharded
 
@@ -30,17 +39,13 @@ class Kept:
 
     def state_dict(self) -> dict[str, Any]:
         """Return it."""
-        scheduler = self._scheduler.state_dict()
-        # Functions that make the schedule are made again by the arguments.
-        scheduler.pop("lr_lambdas", None)
-        return {"global_step": int(self._state.global_step), "scheduler": scheduler}
+        return {"global_step": int(self._state.global_step), "scheduler": kept_of(self._scheduler)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on there."""
         self.came_back = True
         self._state.global_step = int(state_dict["global_step"])
-        here = self._scheduler.state_dict()
-        self._scheduler.load_state_dict({**here, **state_dict["scheduler"]})
+        take_up(self._scheduler, state_dict["scheduler"])
 
 
 class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
@@ -130,12 +135,8 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
                 f"checkpoint of step {state.global_step or done} in {self._run}: go on without resume_from_checkpoint"
             )
         if done and not kept.came_back:
-            # Of a checkpoint of another number of ranks: the schedule is a matter of steps alone.
-            state.global_step = done
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # no optimizer step was taken between these
-                for _ in range(done):
-                    scheduler.step()
+            state.global_step = done  # of a checkpoint of another number of ranks
+            catch_up(scheduler, done)
         if state.global_step != resumed:
             self._ahead = _Ahead(loader, state.global_step, args.gradient_accumulation_steps, state.max_steps)
             if self._trainer is not None:
@@ -177,7 +178,8 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
 
     def _save_global(self, folder: str, model: Any) -> None:
         with follow(self._run, model) as following:
-            following.update(wait_s=SAVE_S)
+            if not following.update(wait_s=SAVE_S):
+                raise Unavailable(f"{self._run}: no version has come within {SAVE_S:g} s: {folder} is not written")
         logger.info("%s: version %d of the global model of %s", folder, following.cut, self._run)
         self._trainer.save_model(folder)
 
