@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def test_a_module_shares_a_run_with_a_plain_loop_and_goes_on_after_kill_9(tmp_pa
                 optimizer.step()
                 optimizer.zero_grad()
                 link.step(tokens=len(x), loss=loss.item())
+                time.sleep(0.02)
         p.ends(second)
         assert f"a has trained {STEPS} steps" in p.said("a2")
     lives: dict[int, dict[int, tuple[list[int], float]]] = {}
