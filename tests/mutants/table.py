@@ -146,7 +146,7 @@ MUTANTS = [
         row("inputs-may-come-to-anything", "if result.state_digest != commit.header.state_digest:", "if False:"),
         row(
             "everybody-weighs-the-same",
-            "accumulator.add, update.gradient, given.weight)",
+            "accumulator.add, update.gradient, given.weight, given.scale)",
             "accumulator.add, update.gradient, 1.0)",
         ),
         row(
@@ -247,7 +247,7 @@ MUTANTS = [
         row("whole-tensors-cancel-sooner", "CANCELLED_BELOW = 1e-3", "CANCELLED_BELOW = 1e-2"),
         row("quantity-without-quality", "return tokens * (tokens / steps)", "return float(tokens)"),
         row("weights-are-absolute", "        weight /= self._unit\n", ""),
-        row("lengths-are-not-weighted", "self._norms[i] += weight * norm", "self._norms[i] += norm"),
+        row("lengths-are-not-weighted", "self._norms[i] += weight * (scale * norm)", "self._norms[i] += scale * norm"),
         row(
             "embeddings-are-merged-like-all-else",
             "_merge_of(t, outer[t.spec.role].merge)",

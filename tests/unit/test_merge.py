@@ -269,3 +269,16 @@ def test_the_kernels_bits_are_recorded() -> None:
 
 
 RECORDED = "91571978e3dd2bb277aab27aa3eaa1e3a511baa2f445ebda3b645dc0665a61b6"
+
+
+@pytest.mark.parametrize("rule", ["rda", "iso", "avg"])
+def test_what_is_clipped_counts_as_if_it_were_so_much_shorter(rule: str) -> None:
+    rules = Rules(fragments=1, merge=rule)
+    given = updates(4)
+    clipped, shorter = (merge.Accumulator(FRAGMENT, merge.outers(rules)) for _ in range(2))
+    for number, (x, w) in enumerate(given):
+        scale = 0.25 if number == 2 else 1.0
+        clipped.add(x, w, scale)
+        shorter.add(x * np.float32(scale), w)
+    for (a, to_a), (b, to_b) in zip(clipped.deltas()[0], shorter.deltas()[0], strict=True):
+        np.testing.assert_allclose(a * to_a, b * to_b, rtol=1e-5, atol=1e-9)

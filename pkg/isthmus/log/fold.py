@@ -290,7 +290,7 @@ async def combine(
             update = await task
             if watch is not None:
                 watch(given, update)
-            await log.runtime.offload(accumulator.add, update.gradient, given.weight)
+            await log.runtime.offload(accumulator.add, update.gradient, given.weight, given.scale)
             ahead.popleft()
             fetch_next()
     finally:

@@ -141,10 +141,10 @@ class Accumulator:
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
         self._merges = [_merge_of(t, outer[t.spec.role].merge) for t in fragment.tensors]
 
-    def add(self, x: Packed | F32, weight: float) -> None:
+    def add(self, x: Packed | F32, weight: float, scale: float = 1.0) -> None:
         """Add one finite outer gradient, packed or [n] float32, with its effective weight (> 0).
 
-        Raises `DenormalsFlushed`.
+        It counts as `scale` · x, 0 < scale ≤ 1: below 1 where it was clipped. Raises `DenormalsFlushed`.
         """
         kernels.require_denormals()
         if not isinstance(x, Packed):
@@ -152,11 +152,11 @@ class Accumulator:
         self._unit = self._unit or weight
         weight /= self._unit
         for i, t in enumerate(self.fragment.tensors):
-            coefficient = weight
+            coefficient = weight * scale
             if self._merges[i] != MergeRule.AVG:
                 norm = x.norms[i]
-                self._norms[i] += weight * norm
-                if self._merges[i] == MergeRule.RDA:
+                self._norms[i] += weight * (scale * norm)
+                if self._merges[i] == MergeRule.RDA:  # a direction has no length that could be clipped
                     coefficient = weight / norm if norm > 0.0 else 0.0
             if coefficient:
                 x.add(i, coefficient, self._total[t.start : t.stop], self.crew)

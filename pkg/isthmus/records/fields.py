@@ -36,6 +36,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=SECONDS_MAX)]
 Instant = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 """Seconds since 1970; for people to read."""
 Weight = Annotated[float, msgspec.Meta(gt=0.0, le=1e300)]
+Scale = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Finite = Annotated[float, msgspec.Meta(ge=-1.7e308, le=1.7e308)]
 
 

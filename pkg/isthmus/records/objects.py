@@ -14,6 +14,7 @@ from isthmus.records.fields import (
     Instant,
     Key,
     Name,
+    Scale,
     Seconds,
     Steps,
     Text,
@@ -277,6 +278,8 @@ class Input(Record, frozen=True, kw_only=True):
     """It is accumulated: the moment that counts."""
     weight: Weight
     """Effective weight, exactly as it was used (float64)."""
+    scale: Scale = 1.0
+    """By which it was clipped, exactly as it was used (float64): 1 where it was not."""
 
 
 class Late(Record, frozen=True, kw_only=True):
