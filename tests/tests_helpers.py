@@ -21,6 +21,7 @@ from isthmus.log.run import Run
 from isthmus.records.frame import Blob
 from isthmus.rules import Pace, Rules
 from isthmus.runtime import Runtime, single_threaded
+from isthmus.signing import Signer
 from isthmus.store import RUNNING, EdgeStore, Layer, Patience, Store, open_store
 from isthmus.syncer import Syncer
 from isthmus.syncer.holders import Holders
@@ -66,11 +67,17 @@ class World:
     store: EdgeStore
     bus: Bus
     runtime: Runtime
+    signer: Signer | None = None
+    """Who writes here, where the run is signed."""
 
     @property
     def log(self) -> Log:
         """A log of its own for each caller, as processes have."""
-        return Log(self.run, self.store, self.runtime)
+        return Log(self.run, self.store, self.runtime, self.signer)
+
+    def by(self, signer: Signer | None) -> "World":
+        """Return the same world in another's hands."""
+        return replace(self, signer=signer)
 
     def through(self, wrap: Callable[[EdgeStore], Store], patience: Patience = RUNNING) -> "World":
         """Return the same world behind a store that is wrapped: slow, faulty, asleep."""
@@ -113,7 +120,7 @@ async def world(
         bus = bus or default_bus(str(url))
         assert bus is not None
         async with open_bus(bus, run.digest) as opened:
-            yield World(run, store, opened, runtime)
+            yield World(run, store, opened, runtime, seed.signer if seed else None)
 
 
 @asynccontextmanager

@@ -13,14 +13,17 @@ It needs to read the store, nothing else. What a cut is, `isthmus.readers.follow
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus import kernels
 from isthmus.beside import Beside
 from isthmus.errors import InputError, Unavailable, told
 from isthmus.log import Log, evaluations
-from isthmus.ports import open_log
+from isthmus.log.trust import Trust, trust_of
+from isthmus.ports import TRUSTING, open_log
 from isthmus.readers.follow import Cut, cuts
+from isthmus.signing import Signer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,10 +47,12 @@ class Following:
         apart_s: float,
         fragments: Sequence[int] | None,
         mixed: bool,
+        trust: Trust = TRUSTING,
     ) -> None:
         from torch import nn
 
         self._run = run
+        self._trust = trust
         self._module = target if isinstance(target, nn.Module) else None
         self._function = None if isinstance(target, nn.Module) else target
         self._how = every, apart_s, fragments, mixed
@@ -124,7 +129,7 @@ class Following:
 
         keep_denormals()  # the pool's threads are started from this one
         every, apart_s, fragments, mixed = self._how
-        async with open_log(self._run) as log:
+        async with open_log(self._run, self._trust) as log:
             self._log = log
             await log.runtime.offload(kernels.warm)
             async for cut in cuts(log, log.runtime, every=every, apart_s=apart_s, fragments=fragments, mixed=mixed):
@@ -157,6 +162,8 @@ def follow(
     at_most_every_s: float = 0.0,
     fragments: Sequence[int] | None = None,
     mixed: bool = False,
+    key: str | Path | Signer | None = None,
+    owner: str | None = None,
 ) -> Following:
     """Follow a run's global model.
 
@@ -171,9 +178,12 @@ def follow(
         at_most_every_s: seconds between two cuts, at least.
         fragments: only the tensors that lie in these; all.
         mixed: each fragment at its newest version, instead of one version of all.
+        key: an OpenSSH private key of a member, which signs measurements; by default what `ISTHMUS_KEY` names.
+        owner: who must own the run, as in `isthmus.join`.
 
     Raises `InputError`; what goes wrong later, `update`, `wait` and `close` raise.
     """
     if every < 1 or not at_most_every_s >= 0:
         raise InputError(f"every={every} must be at least 1, at_most_every_s={at_most_every_s:g} at least 0")
-    return Following(run, target, every, at_most_every_s, fragments, mixed)
+    trust = trust_of(key, owner)
+    return Following(run, target, every, at_most_every_s, fragments, mixed, trust)

@@ -62,6 +62,9 @@ class Metrics:
             "event_loop_lag_seconds", "Delay of a callback on the agent's event loop, sampled ten times a second.",
             FAST_S,
         )  # fmt: skip
+        self.histories = self._counter(
+            "other_histories_total", "Commits of which another process says that it read other bytes under their key."
+        )
         self.process = self._gauge(
             "process_info", "Always 1; its labels say who this process is.", "service", "run", "name", "version"
         )

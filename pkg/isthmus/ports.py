@@ -13,9 +13,13 @@ from isthmus.bus import Bus, open_bus
 from isthmus.errors import IsthmusError, RunMissing, Unavailable
 from isthmus.log import Log
 from isthmus.log.run import Run, read_run, run_below
+from isthmus.log.trust import Trust
 from isthmus.records.messages import SYNCER_STREAM
 from isthmus.runtime import Runtime, threaded
 from isthmus.store import EdgeStore, open_store
+
+TRUSTING = Trust()
+"""Of those who only read, and demand nothing."""
 
 THREADS = 4
 """For work that leaves the event loop, where nobody says otherwise."""
@@ -62,24 +66,32 @@ async def open_place(
 
 
 @asynccontextmanager
-async def open_log(url: str, *, threads: int = THREADS) -> AsyncIterator[Log]:
-    """Open a run's log alone, without a bus. Raises what `known_run` does."""
+async def open_log(url: str, trust: Trust = TRUSTING, *, threads: int = THREADS) -> AsyncIterator[Log]:
+    """Open a run's log alone, without a bus. Raises what `known_run` and `Trust.judge` do."""
     async with open_place(url, threads=threads) as store:
-        yield Log(await known_run(store), store, store.runtime)
+        yield await _log(await known_run(store), store, trust)
 
 
 @asynccontextmanager
 async def open_ports(
-    url: str, bus_url: str, find: Find = known_run, *, crew: int | None = None
+    url: str, bus_url: str, find: Find = known_run, trust: Trust = TRUSTING, *, crew: int | None = None
 ) -> AsyncIterator[Ports]:
-    """Open store and bus of the run that `find` finds. Raises what `find` does; the bus is not asked for anything.
+    """Open store and bus of the run that `find` finds; the bus is not asked for anything.
 
-    `crew`: threads that share one computation; as many as there are cores where nothing is said.
+    `crew`: threads that share one computation; as many as there are cores where nothing is said. Raises what `find` and
+    `Trust.judge` do.
     """
     async with open_place(url, threads=max(THREADS, crew or 0), crew=crew) as store:
-        run = await find(store)
-        async with open_bus(bus_url, run.digest) as bus:
-            yield Ports(Log(run, store, store.runtime), store, bus, store.runtime)
+        log = await _log(await find(store), store, trust)
+        async with open_bus(bus_url, log.run.digest) as bus:
+            yield Ports(log, store, bus, store.runtime)
+
+
+async def _log(run: Run, store: EdgeStore, trust: Trust) -> Log:
+    trust.judge(run)
+    log = Log(run, store, store.runtime, trust.signer)
+    await log.members.refresh(store.at_start)
+    return log
 
 
 async def bus_answers(bus: Bus) -> None:

@@ -19,6 +19,10 @@ class Reason(StrEnum):
     WRONG_AUTHOR = "wrong-author"  # a stream or key of one learner speaks for another
     NON_FINITE = "non-finite"  # holds a NaN or an infinity
     OVERFLOW = "overflow"  # finite, but merging it would not be
+    UNSIGNED = "unsigned"  # nobody's signature, in a run whose objects are signed
+    BAD_SIGNATURE = "bad-signature"  # a signature that is none of these bytes by this key
+    NOT_A_MEMBER = "not-a-member"  # signed by a key that the membership does not name for this
+    OTHER_HISTORY = "other-history"  # its author was shown another commit under a key that we know
     # About the round
     STALE = "stale"  # its base is more than `staleness` versions old
     BASE_MERGED = "base-merged"  # an update of this learner on this or a newer base was merged
@@ -35,6 +39,15 @@ FINAL = frozenset(
     reason.value
     for reason in Reason
     # These speak of one update among several on its base, not of the newest one; or of what may pass.
-    if reason not in (Reason.SUPERSEDED, Reason.DUPLICATE, Reason.UNKNOWN_BASE, Reason.BASE_MERGED, Reason.UNREADABLE)
+    if reason
+    not in (
+        Reason.SUPERSEDED,
+        Reason.DUPLICATE,
+        Reason.UNKNOWN_BASE,
+        Reason.BASE_MERGED,
+        Reason.UNREADABLE,
+        Reason.NOT_A_MEMBER,
+        Reason.OTHER_HISTORY,
+    )
 )
 """An update that a commit lists as rejected for one of these is not said again, and no later commit merges it."""

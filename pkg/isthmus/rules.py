@@ -34,6 +34,15 @@ class MergeRule(StrEnum):
     ISO = "iso"  # isotropic: of matrices the polar factor of the weighted mean, with RDA's length; of all else RDA
 
 
+class MemberRole(StrEnum):
+    """What a member of a signed run may do."""
+
+    LEARNER = "learner"  # updates, its claims and checkpoints, what it says on the bus
+    SYNCER = "syncer"  # commits, values, snapshots, what it says on the bus
+    COLLECTOR = "collector"  # segments, and the pointers under the keys of old commits
+    FOLLOWER = "follower"  # measurements of versions
+
+
 class Adoption(StrEnum):
     """What a new version does to the work a learner did meanwhile."""
 

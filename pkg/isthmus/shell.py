@@ -22,10 +22,11 @@ from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.learner.steward import Arrays
 from isthmus.log import Log
 from isthmus.log.run import Run
+from isthmus.log.trust import Trust
 from isthmus.owners.asked import Spread
-from isthmus.ports import Find, Ports, open_ports
+from isthmus.ports import TRUSTING, Find, Ports, open_ports
 from isthmus.records.fields import require_name
-from isthmus.rules import Pace
+from isthmus.rules import MemberRole, Pace
 from isthmus.sinks import CLOSE_S, Feeder, Sink
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Shell:
         pace: Pace | None,
         checkpoint_s: float,
         sink: Sink | None,
+        trust: Trust = TRUSTING,
     ) -> None:
         require_name("learner name", learner)
         self.feeder: Feeder | None = None
@@ -70,6 +72,7 @@ class Shell:
         self._log: Log
         self.agent: LearnerAgent
         self._urls = run_url, bus_url
+        self._trust = trust
         self._settings = learner, adopt, steps, pace, checkpoint_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._abandoned = False
@@ -207,9 +210,10 @@ class Shell:
         run_url, bus_url = self._urls
         learner, adopt, steps, pace, checkpoint_s = self._settings
         started = self._loop.time()
-        async with open_ports(run_url, bus_url, enter) as ports, make_spread(ports) as spread:
+        async with open_ports(run_url, bus_url, enter, self._trust) as ports, make_spread(ports) as spread:
             atexit.register(self._at_exit)  # after the client's own, which is to run when no requests come any more
             self.run, self._log = ports.log.run, ports.log
+            self._trust.take_part(self.run, ports.log.members, bus_url, MemberRole.LEARNER, learner)
             self.agent = LearnerAgent(
                 ports.log, ports.store, ports.bus, ports.runtime, learner,
                 adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,

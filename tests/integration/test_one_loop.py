@@ -231,7 +231,7 @@ async def test_a_learner_killed_before_its_first_checkpoint_begins_again_and_wha
         while reported < 43:
             await asyncio.sleep(0.02)
             said = (await w.bus.read({learner_stream("l0"): ""}, 0.1))[learner_stream("l0")]
-            reported = max(getattr(decode(m.body), "step", 0) for m in said if m.body)
+            reported = max(getattr(word, "step", 0) for m in said if m.body for word in decode(m.body))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

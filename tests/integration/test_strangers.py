@@ -170,8 +170,8 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await train(w.learner("l0"), 40)
         said = (await w.bus.read({learner_stream("l0"): ""}, 0.0))[learner_stream("l0")]
-        first = next(s.body for s in said if s.body and isinstance(decode(s.body), Announce))
-        again = decode(first)
+        first = next(s.body for s in said if s.body and isinstance(decode(s.body)[0], Announce))
+        (again,) = decode(first)
         assert isinstance(again, Announce)
         keeper = syncer.keepers[again.fragment]
         before: dict[str, int] | None = None

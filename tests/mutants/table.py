@@ -197,7 +197,9 @@ MUTANTS = [
         ),
         row("a-version-is-given-away", "until=error.readable[1]))", "until=error.readable[1] - 1))"),
         row(
-            "no-snapshot-behind-it", "    await log.store.put(snapshot_key(p, version, frame.digest(blob)), blob)\n", ""
+            "no-snapshot-behind-it",
+            "    await log.store.put(snapshot_key(p, version, await log.sealed_digest(blob)), blob)\n",
+            "",
         ),
         row(
             "whoever-was-first-is-written-over",
@@ -490,8 +492,8 @@ MUTANTS = [
         ),
         row(
             "signatures-are-ignored",
-            "if author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:",
-            "if author != UNSIGNED_AUTHOR:",
+            "if (author == UNSIGNED_AUTHOR) != (signature == UNSIGNED_SIGNATURE):",
+            "if False:",
         ),
         row("half-a-head-is-read", "if len(blob) < PREFIX.size + header_size:", "if len(blob) < header_size:"),
     ),
@@ -1054,8 +1056,8 @@ MUTANTS = [
         ),
         row(
             "what-is-leapt-over-settles-nothing",
-            "                break\n            self._settle(commit)\n",
-            "                break\n",
+            "digest)\n            self._settle(commit)\n",
+            "digest)\n",
         ),
         row("two-fetch-the-same", "if k.wanted > k.version and not k.fetching]", "if k.wanted > k.version]"),
         row("a-long-way-is-how-long-one-takes", "if behind == 1:", "if behind >= 1:"),

@@ -280,7 +280,7 @@ class Checker:
             self.names.add(learner_of(stream) or stream)
             return
         try:
-            message = decode(body)
+            (message,) = decode(body)
         except RecordInvalid as error:
             self.names.add(learner_of(stream) or stream)
             if learner_of(stream) != NAME:

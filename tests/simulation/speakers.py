@@ -123,7 +123,7 @@ class Choir:
     def _hear(self, stream: str, body: bytes) -> None:
         if stream != SYNCER_STREAM or self._over:
             return
-        message = decode(body)
+        (message,) = decode(body)
         if isinstance(message, Call) and message.version == len(self._cluster.checker.commits[message.fragment]) + 1:
             for s in self.speakers:
                 if s.answers and s.answered.get(message.fragment, -1) < message.version - 1:

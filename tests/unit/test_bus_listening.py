@@ -21,7 +21,7 @@ def word(number: int) -> Leave:
 
 
 def step_of(body: bytes) -> int:
-    message = decode(body)
+    (message,) = decode(body)
     assert isinstance(message, Leave)
     return message.step
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,10 +60,11 @@ class Slow(Tenure):
 
     def __init__(self, tell: Any, runtime: Any, stored_s: float) -> None:
         nothing: Any = None
+        log: Any = SimpleNamespace(run=None, store=None)
         uplink: Any = Uplink()
         here: Any = Here()
         super().__init__(
-            nothing, nothing, runtime, "l", uplink, here, nothing, heartbeat_s=1.0, checkpoint_s=CADENCE_S, tell=tell,
+            log, runtime, "l", uplink, here, nothing, heartbeat_s=1.0, checkpoint_s=CADENCE_S, tell=tell,
             through=lambda: None,
         )  # fmt: skip
         self._takes_s = stored_s

@@ -19,7 +19,7 @@ FLOORS = (
     "averages digests memory reasons runtime version",  # moving averages · what names bytes · what is kept of arrays · why updates are turned away · clocks and threads · the version
     "errors metrics",
     "kernels layout sinks urls",  # hot loops · what a model is cut into · where figures go · where things are
-    "isotropic",  # what merges of whole matrices cost
+    "isotropic signing",  # what merges of whole matrices cost · keys, and what is signed with them
     "rules",
     "codecs",
     "records",  # objects, messages and trees of state as bytes, and the keys they live under
@@ -53,6 +53,7 @@ AT_HOME = {
     "aiobotocore": {"store"},
     "blake3": {"digests"},
     "botocore": {"store"},
+    "cryptography": {"signing"},
     "lightning": {"integrations"},
     "matplotlib": set(),
     "numba": {"kernels"},

@@ -166,7 +166,15 @@ def test_every_command_shows_its_settings(
     command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ISTHMUS_RUN", "s3://bucket/run")
-    words = {"explain": ["1/2"], "simulate training": ["codecs"]}.get(command.name, [])
+    words = {
+        "explain": ["1/2"],
+        "simulate training": ["codecs"],
+        "keys new": ["eu-1"],
+        "keys show": ["key"],
+        "keys verify": ["commits/00000/000000000001"],
+        "members add": ["eu-1", "--public-key", "key.pub"],
+        "members remove": ["eu-1"],
+    }.get(command.name, [])
     assert main([*command.name.split(), *words, "--show-settings"]) == 0
     shown = capsys.readouterr().out
     for setting in s.fields(command.settings):

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from isthmus.bus.base import START, Bus, Said
 from isthmus.errors import Unavailable
-from isthmus.records.messages import AnyMessage, encode
+from isthmus.records.messages import AnyMessage, batches
 from isthmus.runtime import Runtime
+from isthmus.signing import Signer
 
 UNSAID_MAX = 512
 """Messages kept while the bus is away; the oldest are dropped, since whatever matters is said again."""
@@ -25,8 +26,9 @@ BACKOFF_S = (0.1, 2.0)
 class Speaker:
     """Appends messages to one stream from a bounded queue."""
 
-    def __init__(self, bus: Bus, stream: str, runtime: Runtime) -> None:
+    def __init__(self, bus: Bus, stream: str, runtime: Runtime, signer: Signer | None = None) -> None:
         self._bus = bus
+        self._signer = signer
         self._stream = stream
         self._runtime = runtime
         self._unsaid: deque[AnyMessage] = deque(maxlen=UNSAID_MAX)
@@ -54,7 +56,7 @@ class Speaker:
         while self._unsaid:
             messages = list(itertools.islice(self._unsaid, MESSAGES_AT_ONCE))
             try:
-                await self._bus.append(self._stream, *map(encode, messages))
+                await self._bus.append(self._stream, *batches(messages, self._signer))
             except Unavailable:
                 if self.down_since is None:
                     self.down_since = self._runtime.now()

@@ -51,6 +51,10 @@ class Task:
     """Where training metrics go."""
     joined: Callable[[Link], None] = lambda _: None
     """Told of the link once there is one."""
+    key: str | None = None
+    owner: str | None = None
+    insecure: bool = False
+    """See `isthmus.join`."""
 
     def join(self, model: "nn.Module", optimizer: torch.optim.Optimizer, data: Stateful | None = None) -> Link:
         """Join the run under this task's name."""
@@ -65,6 +69,9 @@ class Task:
             data=data,
             checkpoint_s=self.checkpoint_s,
             sink=self.sink,
+            key=self.key,
+            owner=self.owner,
+            insecure=self.insecure,
         )
         self.joined(link)
         return link

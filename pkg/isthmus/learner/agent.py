@@ -19,7 +19,7 @@ from isthmus.layout import Layout
 from isthmus.learner import history
 from isthmus.learner.boundary import Adopted, Asked, Boundary, Captured, NothingToGive, Replica, ToAgent, ToTraining
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
-from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, Downlink
+from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, PROBE_BEATS, Downlink
 from isthmus.learner.history import History, read_history
 from isthmus.learner.steward import Arrays, OwnSteward, Steward
 from isthmus.learner.summary import Summary
@@ -27,7 +27,9 @@ from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Uplink
 from isthmus.learner.voice import Voice
 from isthmus.log import Log
+from isthmus.log.speech import heard, keep_members
 from isthmus.metrics import LearnerMetrics
+from isthmus.reasons import Reason
 from isthmus.records.messages import (
     SYNCER_STREAM,
     Alive,
@@ -37,7 +39,6 @@ from isthmus.records.messages import (
     FromSyncer,
     Heartbeat,
     Progress,
-    decode,
     learner_stream,
 )
 from isthmus.records.objects import CheckpointHeader
@@ -88,16 +89,16 @@ class LearnerAgent:
         tolerance = Tolerance(runtime)
         store = store.measured_by(self.metrics)
         self._store = TolerantStore(store, tolerance)
-        self._log = log = Log(log.run, self._store, runtime)
+        self._log = log = log.through(self._store)
         self._bus = bus = TolerantBus(TimedBus(bus, self.metrics, runtime), tolerance)
         self._runtime = runtime
         self._run = log.run
         self._traffic = store.traffic
         self._adopt = named(Adoption, adopt, "adoption")
-        speaker = self._speaker = Speaker(bus, learner_stream(name), runtime)
+        speaker = self._speaker = Speaker(bus, learner_stream(name), runtime, log.signer)
         listener = self._listener = Listener(bus, runtime, None)
         self.vitals = Vitals(runtime, store, listener, speaker, self.metrics)
-        self._wake = asyncio.Event()
+        self._wake, self._unknown = asyncio.Event(), asyncio.Event()
         self._voice = voice = Voice(
             log.run, name, runtime, self.pace, edge=store, bus=bus, tolerance=tolerance, speaker=speaker,
             listener=listener, metrics=self.metrics, steps_target=steps_target,
@@ -105,9 +106,12 @@ class LearnerAgent:
         own = self.own_steward = OwnSteward(log)
         keeps = self._keeps = steward(own, tolerance, self._moved) if steward else own
         self.uplink = Uplink(log.run, keeps, runtime, name, self.pace, announce=voice.announce, tell=self._tell)
-        self.downlink = Downlink(log, runtime, self.pace, keeps, settle=self.uplink.settle, tell=self._tell)
+        self.downlink = Downlink(
+            log, runtime, self.pace, keeps, settle=self.uplink.settle, tell=self._tell,
+            found_other=self.metrics.histories.inc,
+        )  # fmt: skip
         self._tenure = Tenure(
-            log.run, self._store, runtime, name, self.uplink, keeps, self.metrics, heartbeat_s=self.pace.heartbeat_s,
+            log, runtime, name, self.uplink, keeps, self.metrics, heartbeat_s=self.pace.heartbeat_s,
             checkpoint_s=checkpoint_s, tell=self._tell, through=self.wake,
         )  # fmt: skip
         voice.of(self.uplink, self.downlink, self._tenure)
@@ -140,6 +144,7 @@ class LearnerAgent:
 
     async def join(self) -> None:
         """Claim the name, find where predecessors stopped, and read the newest published values."""
+        await self._log.members.refresh(self._store)
         # The position first, the log after it: what is committed in between is heard again, which is harmless.
         away = None
         for stream in (SYNCER_STREAM, learner_stream(self.name)):
@@ -242,6 +247,7 @@ class LearnerAgent:
                 tasks.create_task(self._tenure.ask_for_checkpoints()),
                 tasks.create_task(self._tenure.watch()),
                 tasks.create_task(self.vitals.watch()),
+                tasks.create_task(keep_members(self._log, self._unknown, PROBE_BEATS * self.pace.heartbeat_s)),
                 *(tasks.create_task(self.downlink.fetch()) for _ in range(FRAGMENTS_AT_ONCE)),
             ]
             await self._serve_boundary(tasks)
@@ -305,22 +311,25 @@ class LearnerAgent:
     async def _listen(self) -> None:
         async for stream, said in self._listener.live(lambda: None):
             try:
-                message = decode(said.body)
+                messages = heard(stream, said.body, self._run.digest, self._log.members)
             except RecordInvalid as error:
-                logger.warning("message on %s turned away: %s", stream, error)
+                if error.reason == Reason.NOT_A_MEMBER:
+                    self._unknown.set()  # it may have become one since we looked
+                if error.reason != Reason.WRONG_RUN:
+                    logger.warning("message on %s turned away: %s", stream, error)
                 continue
-            if message.run != self._run.digest:
-                continue
-            if stream == SYNCER_STREAM and isinstance(message, FromSyncer):
-                self._hear(message)
-            elif isinstance(message, Announce | Heartbeat | Progress) and message.incarnation > self.incarnation:
-                self._tenure.doubt()
+            for message in messages:
+                if isinstance(message, FromSyncer):
+                    self._hear(message)
+                elif isinstance(message, Announce | Heartbeat | Progress) and message.incarnation > self.incarnation:
+                    self._tenure.doubt()
 
     def _hear(self, message: FromSyncer) -> None:
         self._voice.syncer_heard_at = self._runtime.now()
         match message:
-            case Committed(fragment=p, version=version):
+            case Committed(fragment=p, version=version, digest=digest, syncer=by):
                 self.downlink.want(p, version)
+                self.downlink.said(p, version, digest, by)
             case Alive(heads=heads):
                 for p, version in enumerate(heads):
                     self.downlink.want(p, version)

@@ -12,6 +12,7 @@ from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.learner.boundary import Ready, ToTraining
 from isthmus.learner.steward import Held, Steward
 from isthmus.log import Commit, Log, fold
+from isthmus.log.histories import Histories
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 
@@ -50,10 +51,13 @@ class Downlink:
         *,
         settle: Callable[[Commit], None],
         tell: Callable[[ToTraining], None],
+        found_other: Callable[[], None] = lambda: None,
     ) -> None:
+        """`found_other` is called where the store shows us another history than it shows somebody else."""
         self.known: list[Known] = []
         self.sync_s = 0.0
         """From hearing of a commit to having its value ready to adopt, a moving average."""
+        self.histories = [Histories(f.index, found_other) for f in log.run.layout.fragments]
         self.merged_lately: set[str] = set()
         """Learners of whom the newest commit of some fragment, as `begin` found it, has merged something."""
         self._log = log
@@ -82,6 +86,8 @@ class Downlink:
         async with gate:
             at = await fold.fold(self._log, fragment, self._carry)
             self.merged_lately |= {given.learner for commit in at.last for given in commit.header.inputs}
+            for commit in at.last:
+                self.histories[fragment].know(commit.version, commit.digest)
             return Known(at.version, at.carried, at.digest, at.version, self._runtime.now())
 
     def want(self, fragment: int, version: int) -> None:
@@ -93,6 +99,11 @@ class Downlink:
         if version > known.wanted:
             known.wanted = version
             self._stale.set()
+
+    def said(self, fragment: int, version: int, digest: bytes, by: str) -> None:
+        """Note which commit a syncer says there is."""
+        if fragment < len(self.histories):
+            self.histories[fragment].said(version, digest, by)
 
     async def probe(self) -> None:
         """Look for commits nobody told us of: the bus may have lost the word, or be away."""
@@ -172,6 +183,7 @@ class Downlink:
         async for commit in self._log.commits(p, known.version, known.digest):
             if commit.version > at.version:
                 break
+            self.histories[p].know(commit.version, commit.digest)
             self._settle(commit)
         if at.version > known.version:
             known.version, known.values, known.digest = at.version, at.carried, at.digest
@@ -179,4 +191,5 @@ class Downlink:
     def _hold(self, p: int, at: fold.At[Held]) -> None:
         known = self.known[p]
         known.version, known.values, known.digest = at.version, at.carried, at.digest
+        self.histories[p].know(at.version, at.digest)
         self._settle(at.last[-1])

@@ -15,6 +15,7 @@ from isthmus.learner import parts
 from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
 from isthmus.log.select import checkpoints_in
+from isthmus.log.speech import heard
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.keys import (
@@ -26,7 +27,7 @@ from isthmus.records.keys import (
     updates_prefix,
     version_in,
 )
-from isthmus.records.messages import Announce, Heartbeat, Progress, decode, learner_stream
+from isthmus.records.messages import Announce, Heartbeat, Progress, learner_stream
 from isthmus.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
 from isthmus.store import Entry, checked
 
@@ -208,6 +209,10 @@ async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False)
     try:
         blob = await checked.read(log.store, log.runtime, key, size, cut=stranger)
         elsewhere = await parts.located(log, frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader))
+        # One's own may have been written with an earlier key; of another only what a member wrote counts.
+        under = log.members.current.version if stranger else None
+        name = key.removeprefix(LEARNERS).partition("/")[0]
+        await log.runtime.offload(log.members.require_author, blob, frame.Kind.CHECKPOINT, name, under)
         return await log.runtime.offload(open_checkpoint, blob, key, log.run, elsewhere)
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)
@@ -229,7 +234,9 @@ async def _newest(log: Log, entries: Sequence[Entry], bring: Bring) -> Checkpoin
 async def _read_claim(log: Log, learner: str, life: int) -> ClaimHeader | None:
     try:
         blob = await log.store.get(claim_key(learner, life))
-        return frame.parse(blob, frame.Kind.CLAIM, ClaimHeader)[0]
+        claim, _ = frame.parse(blob, frame.Kind.CLAIM, ClaimHeader)
+        log.members.require_author(blob, frame.Kind.CLAIM, learner)
+        return claim
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("claim %d of %s cannot be read: %s", life, learner, error)
         return None
@@ -291,11 +298,10 @@ async def _last_word(log: Log, bus: Bus, learner: str, life: int) -> int:
         position = said[-1].position
         for item in said:
             try:
-                message = decode(item.body)
+                messages = heard(stream, item.body, log.run.digest, log.members)
             except RecordInvalid:
                 continue
-            if not isinstance(message, Announce | Heartbeat | Progress):
-                continue
-            if (message.run, message.incarnation) == (log.run.digest, life):
-                tokens = max(tokens, message.tokens_seen)
+            for message in messages:
+                if isinstance(message, Announce | Heartbeat | Progress) and message.incarnation == life:
+                    tokens = max(tokens, message.tokens_seen)
     return tokens

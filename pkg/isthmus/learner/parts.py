@@ -64,12 +64,12 @@ def by_rank(leaves: Sequence[Leaf]) -> Mapping[int, list[tuple[Piece, Any]]]:
 
 async def write(log: Log, header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]"]) -> Part:
     """Store a part with these arrays as its pieces. Raises `Unavailable`, `Denied`."""
-    blob, part = await log.runtime.offload(_packed, header, arrays)
+    blob, part = await log.runtime.offload(_packed, log, header, arrays)
     await log.store.put(part.key, blob)
     return part
 
 
-def _packed(header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]"]) -> tuple[frame.Gathered, Part]:
+def _packed(log: Log, header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]"]) -> tuple[frame.Gathered, Part]:
     leaves = [numpy_leaf(array) for array in arrays]
     starts, payload = laid(leaves)
     pieces = tuple(
@@ -77,6 +77,7 @@ def _packed(header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]"]) -> tup
         for piece, leaf, at in zip(header.pieces, leaves, starts, strict=True)
     )
     whole = frame.gathered(frame.Kind.PART, msgspec.structs.replace(header, pieces=pieces), payload)
+    log.seal(whole)
     head = len(whole) - sum(map(len, payload))
     digest = digests.digest(whole.part(0, head))
     key = part_key(header.learner, header.incarnation, header.step, header.rank, digest)

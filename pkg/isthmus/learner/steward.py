@@ -212,7 +212,7 @@ class OwnSteward:
         blob, dropped = await self.runtime.offload(self._packed, header, here(base), here(values), carried)
         if blob is None:
             return None
-        digest = await self.runtime.offload(frame.digest, blob)
+        digest = await self.log.sealed_digest(blob)
         return Parcel(digest, len(blob), blob, dropped)
 
     def _packed(

@@ -6,20 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from isthmus.errors import Denied, Fenced, ObjectMissing, Unavailable
+from isthmus.errors import Denied, Fenced, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.learner.boundary import Freeze, ToTraining
 from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, moved, why_useless
 from isthmus.learner.history import History
 from isthmus.learner.steward import Steward
 from isthmus.learner.uplink import Uplink
-from isthmus.log.run import Run
+from isthmus.log import Log
 from isthmus.metrics import LearnerMetrics
 from isthmus.records import frame
 from isthmus.records.keys import checkpoint_key, claim_key
 from isthmus.records.objects import SCHEMA, ClaimHeader
 from isthmus.rules import CHECKPOINTS_KEPT
 from isthmus.runtime import Runtime
-from isthmus.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +38,7 @@ class Tenure:
 
     def __init__(
         self,
-        run: Run,
-        store: Store,
+        log: Log,
         runtime: Runtime,
         name: str,
         uplink: Uplink,
@@ -57,8 +55,9 @@ class Tenure:
         self.busy = 0
         """Checkpoints on their way to the store."""
         self.bytes_stored = 0
-        self._run = run
-        self._store = store
+        self._log = log
+        self._run = log.run
+        self._store = log.store
         self._runtime = runtime
         self._name = name
         self._uplink = uplink
@@ -96,7 +95,9 @@ class Tenure:
                 tokens_seen=history.tokens_seen,
                 tokens_lost=history.tokens_lost,
             )
-            if await self._store.create(claim_key(self._name, incarnation), frame.draft(frame.Kind.CLAIM, header).blob):
+            claim = frame.draft(frame.Kind.CLAIM, header).blob
+            self._log.seal(claim)
+            if await self._store.create(claim_key(self._name, incarnation), claim):
                 return incarnation
             incarnation += 1
 
@@ -115,8 +116,13 @@ class Tenure:
             self._successor.clear()
             following = self._uplink.incarnation + 1
             try:
-                await self._store.get_range(claim_key(self._name, following), 0, 1)
+                claim = await self._store.get(claim_key(self._name, following))
+                self._log.members.require_author(claim, frame.Kind.CLAIM, self._name)
             except (ObjectMissing, Unavailable):
+                continue
+            except RecordInvalid as error:
+                logger.error("life %d of %s is claimed by nobody who may: %s", following, self._name, error)
+                await asyncio.sleep(CLAIM_BEATS * self._heartbeat_s)
                 continue
             raise Fenced(self._name, following)
 
@@ -173,7 +179,7 @@ class Tenure:
             # What it names comes first: one that can be read is whole.
             stored = await asyncio.gather(*(self._steward.keep(part, held) for part, held in drafted.parts()))
             blob = await self._runtime.offload(drafted.pack, stored)
-            digest = await self._runtime.offload(frame.digest, blob)
+            digest = await self._log.sealed_digest(blob)
             key = checkpoint_key(self._name, self._uplink.incarnation, step, digest)
             await self._store.put(key, blob)
         except (Unavailable, Denied) as error:

@@ -12,6 +12,7 @@ _ITS_BYTES = "the syncer cannot use what it finds in the store: see its log, and
 _STRANGE = "this program is not what the run was made for: see the syncer's log"
 _TOO_SLOW = "it answers too late: see upload_s in `isthmus status`, or raise sync_every or staleness"
 _NOT_A_NUMBER = "lower the learning rate or clip gradients, and start again from a checkpoint of before"
+_NO_MEMBER = "the run's members no longer have this learner with this key: ask its owner (`isthmus members list`)"
 
 REMEDIES: dict[str, str] = {
     Reason.MALFORMED: _STRANGE,
@@ -26,6 +27,10 @@ REMEDIES: dict[str, str] = {
     Reason.NON_FINITE: _NOT_A_NUMBER,
     Reason.OVERFLOW: _NOT_A_NUMBER,
     Reason.STALE: _TOO_SLOW,
+    Reason.UNSIGNED: _NO_MEMBER,
+    Reason.BAD_SIGNATURE: _NO_MEMBER,
+    Reason.NOT_A_MEMBER: _NO_MEMBER,
+    Reason.OTHER_HISTORY: "the store shows it another log than it shows the syncers: see the logs of both, and stop",
     Reason.UNKNOWN_BASE: "it is ahead of the log: see whether store and bus are of the same run",
 }
 """What its owner can do about a learner whose every update is turned away for a reason. Where another update of its

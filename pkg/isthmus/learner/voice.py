@@ -15,6 +15,7 @@ from isthmus.learner.ledger import weigh
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Attempt, Uplink
+from isthmus.log.histories import UNSAID
 from isthmus.log.run import Run
 from isthmus.metrics import LearnerMetrics
 from isthmus.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
@@ -115,6 +116,7 @@ class Voice:
     def announce(self, attempt: Attempt) -> None:
         """Say where an update is."""
         h = attempt.header
+        known = self.downlink.known[h.fragment]
         self._speaker.say(
             Announce(
                 run=self._run.digest,
@@ -135,6 +137,8 @@ class Voice:
                 step_s=self.boundary.step_s if self.boundary else 0.0,
                 upload_s=self.uplink.upload_s,
                 sync_s=self.downlink.sync_s,
+                seen=known.version,
+                seen_digest=known.digest if known.version else UNSAID,
             )
         )
 

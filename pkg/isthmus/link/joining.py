@@ -5,6 +5,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,9 +21,11 @@ from isthmus.link.link import Link
 from isthmus.link.ranks import Joined, follow, spread
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
+from isthmus.log.trust import trust_of
 from isthmus.ports import known_run
 from isthmus.rules import CHECKPOINT_S, Adoption, FrozenCheck, Pace, Rules
 from isthmus.shell import Shell
+from isthmus.signing import Signer
 from isthmus.sinks import Sink
 from isthmus.store import EdgeStore, require_create_only
 from isthmus.urls import as_environment_says
@@ -62,6 +65,9 @@ def join(
     checkpoint_s: float = CHECKPOINT_S,
     warmup_steps: int = WARMUP_STEPS,
     sink: Sink | None = None,
+    key: str | Path | Signer | None = None,
+    owner: str | None = None,
+    insecure: bool = False,
 ) -> Link:
     """Join a run and bring the model to its newest global version.
 
@@ -105,11 +111,16 @@ def join(
             restart under the same name goes on at the newest one. The training thread is held only for the copy.
         sink: where training metrics go, such as `isthmus.sinks.TensorBoard(folder)`.
         warmup_steps: length of the warm-up of `Link.rate`, for a start with fresh moments into a run in flight.
+        key: an OpenSSH Ed25519 private key that signs all that this learner writes and says; by default what
+            `ISTHMUS_KEY` names. A run that this creates is then signed, and belongs to that key.
+        owner: the fingerprint (`SHA256:…`) or public key of who must own the run; by default what `ISTHMUS_OWNER` says.
+        insecure: take part although nothing in the run is signed and its store or bus is on another machine.
 
     Raises:
         RunMissing: no run there and `create` is not given.
         LayoutMismatch: the model is not the run's; the message names the first difference.
-        InputError: a bad name, URL or setting; a model that is sharded in a way that is not known;
+        InputError: a bad name, URL or setting; a key that is no member's; a run that is not signed, on another machine;
+            a model that is sharded in a way that is not known;
             ranks of a job that do not join alike.
         Unavailable, Denied: store or bus cannot be reached or used.
         RankLost: a rank of the job is gone.
@@ -134,6 +145,7 @@ def join(
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
     bus = as_environment_says(bus, os.environ)
+    trust = trust_of(key, owner, insecure)
     ranks = ranks_of(model)
     model = torch_model.unwrapped(model)
     torch_model.check_optimizer(model, optimizer)
@@ -144,7 +156,7 @@ def join(
     if ranks is not None:
         sharded = Sharded(model, optimizer, data, ranks, [f"as {learner}", f"the run {run}"], lane)
         if not ranks.leads:
-            return follow(sharded, warmup_steps, run)
+            return follow(sharded, warmup_steps, run, trust.signer)
 
     async def gathered(piece: Tensor) -> F32:
         assert sharded is not None, "else all of it is here"
@@ -155,7 +167,9 @@ def join(
         if not isinstance(chosen, Rules):
             raise InputError(f"create={rules!r} returned a {type(chosen).__name__}: it must return isthmus.Rules")
         values = torch_model.values_of(model) if sharded is None else gathered
-        return Seed(specs, values, fixed, chosen.check(), pace or Pace())
+        if trust.signer is None:
+            trust.require_near(run, bus)
+        return Seed(specs, values, fixed, chosen.check(), pace or Pace(), signer=trust.signer)
 
     async def enter(store: EdgeStore) -> Run:
         found = await reach_or_create(store, create, lambda rules: shell.on_training_thread(lambda: seed(rules)))
@@ -174,7 +188,7 @@ def join(
         )
 
     steward = None if lane is None else partial(device.steward, lane)
-    shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink)
+    shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
         fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
         shell.start(enter, find_donor, partial(spread, sharded, shell), steward)

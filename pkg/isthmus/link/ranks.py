@@ -23,6 +23,7 @@ from isthmus.owners.served import Keeper, own_keeper, serve
 from isthmus.ports import Ports
 from isthmus.runtime import cores
 from isthmus.shell import OwnerThread, Shell
+from isthmus.signing import Signer
 
 if TYPE_CHECKING:
     from isthmus.pytorch.sharded import Sharded
@@ -152,7 +153,7 @@ def _keeper(sharded: "Sharded") -> Keeper:
     return own_keeper if sharded.lane is None else partial(device.steward, sharded.lane)
 
 
-def follow(sharded: "Sharded", warmup: int, url: str) -> RankLink:
+def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> RankLink:
     """Join as a rank that does not speak."""
     run: list[Run] = []
     threads: list[OwnerThread] = []
@@ -162,7 +163,9 @@ def follow(sharded: "Sharded", warmup: int, url: str) -> RankLink:
         run.append(heard_run(told.run))
         rank, nodes = sharded.ranks.order, sharded.ranks.nodes
         crew = max(1, cores() // nodes.count(nodes[rank]))
-        serving = partial(serve, url, run[0], sharded.shelf, _keeper(sharded), rank, told.addresses, told.secret, crew)
+        serving = partial(
+            serve, url, run[0], sharded.shelf, _keeper(sharded), rank, told.addresses, told.secret, crew, signer=signer
+        )
         thread = OwnerThread(serving)
         threads.append(thread)
         sharded.fetch = lambda *where: thread.ask(lambda log: parts.read(log, *where))

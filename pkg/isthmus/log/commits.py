@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
+from isthmus.log.membership import Members
 from isthmus.log.run import Run
 from isthmus.records import frame
-from isthmus.records.frame import Blob, Body, Kind
+from isthmus.records.frame import Blob, Body, Gathered, Kind
 from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
 from isthmus.records.objects import CommitHeader, PackedHeader, SegmentHeader
 from isthmus.runtime import Runtime
+from isthmus.signing import Signer
 from isthmus.store import Store
 
 AHEAD_MAX = 16
@@ -40,10 +42,32 @@ class Commit:
 class Log:
     """One run's log. Reading is safe for anybody; appending is the syncer's."""
 
-    def __init__(self, run: Run, store: Store, runtime: Runtime) -> None:
+    def __init__(
+        self, run: Run, store: Store, runtime: Runtime, signer: Signer | None = None, members: Members | None = None
+    ) -> None:
+        """`signer`: the key that what is written here is signed with; `members`: what is known of who may write."""
         self.run = run
         self.store = store
         self.runtime = runtime
+        self.signer = signer
+        self.members = members or Members(run)
+
+    def through(self, store: Store) -> "Log":
+        """Return this log, read and written another way."""
+        return Log(self.run, store, self.runtime, self.signer, self.members)
+
+    def seal(self, data: Body | Gathered) -> None:
+        """Sign an object, where this run is signed. Slow for large ones: off the loop."""
+        frame.seal(data, self.signer)
+
+    async def sealed_digest(self, data: Body | Gathered) -> bytes:
+        """Sign an object and return its digest [32 bytes], off the loop."""
+
+        def work() -> bytes:
+            self.seal(data)
+            return frame.digest(data)
+
+        return await self.runtime.offload(work)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -57,7 +81,7 @@ class Log:
         packed = frame.kind_of(blob) == Kind.PACKED
         if packed:
             blob = await self._unpacked(key, blob)
-        return self._parsed(fragment, version, blob, packed)
+        return await self._parsed(fragment, version, blob, packed)
 
     async def commits(self, fragment: int, after: int, digest: bytes | None = None) -> AsyncIterator[Commit]:
         """Yield the commits after a version, in order, until the log ends; each must name the one before.
@@ -67,6 +91,7 @@ class Log:
         """
         ahead: deque[asyncio.Task[list[Commit]]] = deque()
         width, asked = 1, after
+        members = 0
         try:
             while True:
                 while len(ahead) < width:
@@ -86,7 +111,13 @@ class Log:
                             f"the commit before it is {digest.hex()[:16]}: another history",
                             (fragment, after),
                         )
-                    after, digest = commit.version, commit.digest
+                    if commit.header.members < members:
+                        raise LogCorrupt(
+                            commit_key(fragment, after + 1),
+                            f"made under membership {commit.header.members}, and the one before it under {members}",
+                            (fragment, after),
+                        )
+                    after, digest, members = commit.version, commit.digest, commit.header.members
                     yield commit
                 if len(found) > 1:
                     # What was asked for ahead may lie in the same segment: go on behind it, one segment at a time.
@@ -103,8 +134,8 @@ class Log:
         except ObjectMissing:
             return []
         if frame.kind_of(blob) != Kind.PACKED:
-            return [self._parsed(fragment, version, blob, False)]
-        first = self._parsed(fragment, version, await self._unpacked(key, blob), True)
+            return [await self._parsed(fragment, version, blob, False)]
+        first = await self._parsed(fragment, version, await self._unpacked(key, blob), True)
         at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)
         return [first, *await self._rest_of(fragment, at, first)]
 
@@ -114,6 +145,7 @@ class Log:
         try:
             segment = await self.store.get(at.segment)
             header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
+            await self.runtime.offload(self.members.require_author, segment, Kind.SEGMENT)
         except (ObjectMissing, RecordInvalid):
             return []  # each by itself, then, with its own pointer and digest
         start = 0
@@ -121,7 +153,7 @@ class Log:
             version = header.first + number
             if version > first.version:
                 try:
-                    commit = self._parsed(fragment, version, payload[start : start + size], True)
+                    commit = await self._parsed(fragment, version, payload[start : start + size], True)
                 except LogCorrupt:
                     break
                 if commit.header.previous != found[-1].digest:
@@ -191,8 +223,8 @@ class Log:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _parsed(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
-        """Return the commit in these bytes. Raises `LogCorrupt`."""
+    async def _parsed(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
+        """Return the commit in these bytes. Raises `LogCorrupt`, and what the store raises."""
         key = commit_key(fragment, version)
         try:
             header, _ = frame.parse(blob, Kind.COMMIT, CommitHeader)
@@ -211,12 +243,27 @@ class Log:
             raise LogCorrupt(
                 key, "merges nothing and does not heal" if not header.inputs else "merges and heals at once"
             )
+        await self._judged(key, blob, header)
         return Commit(header, frame.digest(blob), packed)
+
+    async def _judged(self, key: str, blob: Blob, header: CommitHeader) -> None:
+        """Return if a commit's author may have written it then. Raises `LogCorrupt`, and what the store raises."""
+        await self.members.reach(header.members, self.store)
+        earliest = self.members.in_force(header.fragment, header.version)
+        if header.members < earliest:
+            raise LogCorrupt(key, f"made under membership {header.members}, when {earliest} was in force")
+        try:
+            # Who heals writes under no syncer's name.
+            name = None if header.healed else header.writer
+            self.members.require_author(blob, Kind.COMMIT, name, header.members)
+        except RecordInvalid as error:
+            raise LogCorrupt(key, f"not a syncer's commit: {error}") from None
 
     async def _unpacked(self, key: str, blob: Blob) -> Body:
         """Return the bytes of a packed commit from its segment."""
         try:
             at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)
+            self.members.require_author(blob, Kind.PACKED)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a commit: {error}") from None
         try:

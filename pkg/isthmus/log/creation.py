@@ -18,6 +18,7 @@ from isthmus.records.keys import RUN_KEY, snapshot_key
 from isthmus.records.objects import SCHEMA, RunHeader
 from isthmus.rules import MergeRule, Pace, Rules
 from isthmus.runtime import Runtime
+from isthmus.signing import Signer
 from isthmus.store import Store
 
 Take = Callable[[Tensor], Awaitable[F32]]
@@ -37,6 +38,8 @@ class Seed:
     pace: Pace
     model: str = ""
     seed: int = 0
+    signer: Signer | None = None
+    """The key of the run's owner, by whom everything in it is vouched for; None: nothing in it is signed."""
 
 
 async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
@@ -70,6 +73,7 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
         for t in fragment.tensors:
             flat[t.start : t.stop] = await take(t)
         blob = merge.snapshot(merge.initial(flat), fragment.index, bytes(32))
+        await runtime.offload(frame.seal, blob, seed.signer)
         digests.append(await runtime.offload(frame.digest, blob))
         await store.put(snapshot_key(fragment.index, 0, digests[-1]), blob)
     await store.create(RUN_KEY, _run_object(seed, layout, digests, created_at))
@@ -82,6 +86,8 @@ def _same(run: Run, seed: Seed) -> Run:
     if difference is not None:
         raise RunExists(run.url, difference)
     run.require_rules(seed.rules)
+    if seed.signer is not None and run.header.owner is None:
+        raise RunExists(run.url, "nothing in it is signed, and a key is given")
     return run
 
 
@@ -99,9 +105,11 @@ def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at
         created_at=created_at,
         snapshots=tuple(digests),
         layout=frame.digest(payload),
+        owner=seed.signer.author if seed.signer else None,
     )
     out = frame.draft(frame.Kind.RUN, header, len(payload))
     out.payload[:] = payload
+    frame.seal(out.blob, seed.signer)
     return out.blob
 
 

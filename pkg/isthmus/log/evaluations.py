@@ -38,6 +38,7 @@ async def note(log: Log, series: str, cut: int, value: float) -> None:
         schema=SCHEMA, run=log.run.digest, series=series, cut=cut, value=float(value), written_at=log.runtime.wall()
     )
     blob = frame.draft(frame.Kind.EVALUATION, header, 0).blob
+    log.seal(blob)
     await log.store.put(evaluation_key(series, cut, frame.digest(blob)), blob)
 
 
@@ -61,6 +62,7 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
             try:
                 blob = await log.store.get(key)
                 header, _ = frame.parse(blob, frame.Kind.EVALUATION, EvaluationHeader)
+                log.members.require_author(blob, frame.Kind.EVALUATION)
             except (ObjectMissing, RecordInvalid):
                 return None
         return Point(header.cut, header.value, header.written_at) if header.run == log.run.digest else None

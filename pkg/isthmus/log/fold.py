@@ -22,6 +22,7 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.log import Commit, Log, merge
+from isthmus.log.membership import Members
 from isthmus.log.merge import Accumulator, Advance, State, by_class
 from isthmus.log.updates import Update, open_update
 from isthmus.records import frame
@@ -185,6 +186,8 @@ class Merging:
             blob = await checked.read(self.log.store, self.log.runtime, key, largest)
             self._moved(0)
             header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
+            await self.log.members.reach(commit.header.members if commit else 0, self.log.store)
+            await self.log.runtime.offload(self.log.members.require_author, blob, frame.Kind.SNAPSHOT)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a snapshot: {error}") from None
         _check_snapshot(self.log, key, header, fragment, version)
@@ -222,7 +225,9 @@ class Merging:
             if watch is not None:
                 watch(given, update)
 
-        return await combine(self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down), read)
+        return await combine(
+            self.log, state, h.fragment, h.inputs, outer_of(h), codec(h.codec_down), read, under=h.members
+        )
 
 
 class Following:
@@ -271,15 +276,19 @@ async def combine(
     outer: dict[str, Outer],
     down: Codec,
     watch: Watch | None = None,
+    under: int | None = None,
 ) -> Advance:
-    """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` for a damaged one."""
+    """Return the state after merging these stored updates, in this order. Raises `LogCorrupt` for a damaged one.
+
+    `under`: the membership by which their authors are judged; None: any that is known.
+    """
     part = log.run.layout.fragments[fragment]
     accumulator = Accumulator(part, outer, log.runtime.crew)
     todo, ahead = iter(inputs), deque[tuple[Input, asyncio.Future[Update]]]()
 
     def fetch_next() -> None:
         if (given := next(todo, None)) is not None:
-            ahead.append((given, asyncio.ensure_future(read_input(log, part, given))))
+            ahead.append((given, asyncio.ensure_future(read_input(log, part, given, under))))
 
     try:
         # A few at a time, in order: memory does not grow with the round.
@@ -302,13 +311,14 @@ async def combine(
     )
 
 
-async def read_input(log: Log, fragment: Fragment, given: Input) -> Update:
+async def read_input(log: Log, fragment: Fragment, given: Input, under: int | None = None) -> Update:
     """Return an update that a commit merged. Raises `LogCorrupt` where it is missing or is not what was merged."""
     try:
         blob = await checked.read(log.store, log.runtime, given.key, given.bytes)
         return await log.runtime.offload(
-            open_update, blob, given.digest, log.run, fragment, given.learner, given.base, log.runtime.crew
-        )
+            open_update, blob, given.digest, log.run, fragment, given.learner, given.base, log.runtime.crew,
+            log.members, under,
+        )  # fmt: skip
     except ObjectMissing:
         raise LogCorrupt(given.key, f"is missing; {given.bytes} bytes of it were merged") from None
     except Denied as error:
@@ -371,7 +381,8 @@ class Publishing:
             raise LogCorrupt(h.value_key, f"is missing, and version {h.version} published it") from None
         except RecordInvalid as error:
             raise LogCorrupt(h.value_key, f"is not what version {h.version} published: {error}") from None
-        return await self.log.runtime.offload(_apply, blob, carried, fragment, h)
+        await self.log.members.reach(h.members, self.log.store)
+        return await self.log.runtime.offload(_apply, self.log.members, blob, carried, fragment, h)
 
     async def restart(self, commit: Commit) -> F32:
         """See `Carry.restart`."""
@@ -384,7 +395,7 @@ async def initial(log: Log, fragment: int) -> F32:
     return await Publishing(log).start(fragment, 0, key, None)
 
 
-def _apply(blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:
+def _apply(members: Members, blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:
     """Return the published value that a commit's value object gives: a difference, or all of it where it heals."""
     key, found = header.value_key, frame.digest(blob)
     if found != header.value_digest:
@@ -395,6 +406,7 @@ def _apply(blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) ->
         )
     try:
         value, payload = frame.parse(blob, frame.Kind.VALUE, ValueHeader)
+        members.require_author(blob, frame.Kind.VALUE, under=header.members)
     except RecordInvalid as error:
         raise LogCorrupt(key, f"not a value: {error}") from None
     code = codec(value.codec)

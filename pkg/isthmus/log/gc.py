@@ -212,7 +212,7 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
     for blob in blobs:
         out.payload[at : at + len(blob)] = blob
         at += len(blob)
-    key = segment_key(p, first, frame.digest(out.blob))
+    key = segment_key(p, first, await log.sealed_digest(out.blob))
     await log.store.put(key, out.blob)
     offset = len(out.blob) - at
     for (_, version), blob in zip(run, blobs, strict=True):
@@ -226,7 +226,9 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
             size=len(blob),
             digest=frame.digest(blob),
         )
-        await log.store.put(commit_key(p, version), frame.draft(Kind.PACKED, pointer).blob)
+        stands = frame.draft(Kind.PACKED, pointer).blob
+        log.seal(stands)
+        await log.store.put(commit_key(p, version), stands)
         offset += len(blob)
 
 

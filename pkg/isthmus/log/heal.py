@@ -62,8 +62,9 @@ async def heal(log: Log, found: Diagnosis) -> Commit | None:
     assert found.wound is not None, "nothing to heal, or nothing to heal it from"
     p, version = found.fragment, found.head + 1
     newest = await log.commit(p, found.head) if found.head else None
+    members = await log.members.refresh(log.store)
     published = await _published(log, p, found.wound.source)
-    result = merge.healed(version, published, log.run.layout.fragments[p], log.run.digest)
+    result = merge.healed(version, published, log.run.layout.fragments[p], log.run.digest, log.seal)
     key = value_key(p, version, result.value_digest)
     await log.store.put(key, result.value)
     outer, now = merge.outers(log.run.rules), log.runtime.wall()
@@ -90,13 +91,15 @@ async def heal(log: Log, found: Diagnosis) -> Commit | None:
         writer=HEALER,
         attempt=log.runtime.new_id(),
         written_at=now,
+        members=members.version,
         healed=found.wound,
     )
     body = frame.draft(frame.Kind.COMMIT, header).blob
+    log.seal(body)
     if not await log.append(p, version, body):
         return None
     blob = merge.snapshot(result.state, p, log.run.digest)
-    await log.store.put(snapshot_key(p, version, frame.digest(blob)), blob)
+    await log.store.put(snapshot_key(p, version, await log.sealed_digest(blob)), blob)
     return Commit(header, frame.digest(body))
 
 

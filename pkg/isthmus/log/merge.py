@@ -245,7 +245,22 @@ class Advance:
     """Whether the state can go on; numbers near the end of float32's range can overflow in a sum."""
 
 
-def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes, feedback: bool = True) -> Advance:
+Seal = Callable[[frame.Body], None]
+"""Signs an object, where the run is signed."""
+
+
+def _unsigned(body: frame.Body) -> None:
+    """Leave an object as it is, as one who only looks makes it."""
+
+
+def advance(
+    state: State,
+    round_: Accumulator,
+    codec_down: Codec,
+    run: bytes,
+    feedback: bool = True,
+    seal: Seal = _unsigned,
+) -> Advance:
     """Take the outer step from `state` and publish the result through `codec_down`. Pure; `state` is left as it is.
 
     What the codec drops stays in master − published and is part of the next version's difference; without `feedback` it
@@ -267,6 +282,7 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes, fe
     master, momentum, cancelled = round_.outer_step(state, difference)
     packed = pack(codec_down, fragment, published, round_.crew, whole=not feedback)
     value = _value(run, fragment, version, codec_down, packed)
+    seal(value)
     next_published(state.published, fragment, codec_down, packed, published, round_.crew)
     after = State(version, published, master if feedback else published, momentum).hashed(round_.crew)
     return Advance(
@@ -280,13 +296,14 @@ def advance(state: State, round_: Accumulator, codec_down: Codec, run: bytes, fe
     )
 
 
-def healed(version: int, published: F32, fragment: Fragment, run: bytes) -> Advance:
+def healed(version: int, published: F32, fragment: Fragment, run: bytes, seal: Seal = _unsigned) -> Advance:
     """Return the start of a fragment anew at a version, from a published value [n]: master the same, no momentum.
 
     The value object holds the published value itself, as float32.
     """
     code = codec(CodecName.F32)
     value = _value(run, fragment, version, code, pack(code, fragment, published))
+    seal(value)
     state = State(version, published, published, np.zeros_like(published))
     return Advance(
         state=state,

@@ -24,6 +24,7 @@ from isthmus.records import frame
 from isthmus.records.keys import RUN_KEY
 from isthmus.records.objects import RunHeader, RunLayout, TensorSpec
 from isthmus.rules import Pace, Rules
+from isthmus.signing.points import is_small_order
 from isthmus.store import Store
 
 UNTOLD = bytes(32)
@@ -108,6 +109,7 @@ async def read_run(store: Store) -> Run:
         raise RunMissing(store.url) from None
     try:
         header, cut = parsed(blob)
+        _require_owner(blob, header)
         layout = _placed(cut)
     except (RecordInvalid, msgspec.ValidationError, ValueError) as error:
         raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
@@ -119,6 +121,16 @@ async def read_run(store: Store) -> Run:
             "use the release that created the run"
         )
     return Run(store.url, frame.digest(blob), header, layout, dict(cut.frozen))
+
+
+def _require_owner(blob: frame.Blob, header: RunHeader) -> None:
+    """Return if a run object is signed by the owner it names. Raises `RecordInvalid`."""
+    author = frame.author_of(blob)
+    if header.owner is None:
+        if author != frame.UNSIGNED_AUTHOR:
+            raise RecordInvalid(Reason.MALFORMED, "it is signed, and names no owner")
+    elif frame.require_signature(blob, frame.Kind.RUN) != header.owner or is_small_order(header.owner):
+        raise RecordInvalid(Reason.NOT_A_MEMBER, "it is not signed by the owner that it names")
 
 
 async def run_below(store: Store) -> str:

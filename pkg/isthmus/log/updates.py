@@ -8,6 +8,7 @@ from isthmus.codecs.packed import Packed, packed
 from isthmus.errors import RecordInvalid
 from isthmus.kernels import require_denormals
 from isthmus.layout import Fragment
+from isthmus.log.membership import Members
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.records import frame
@@ -25,20 +26,32 @@ class Update:
 
     header: UpdateHeader
     gradient: Packed
+    author: bytes = frame.UNSIGNED_AUTHOR
+    """Whose key signed it [32 bytes]; zeros where nothing is signed."""
 
 
 def open_update(
-    blob: Blob, digest: bytes, run: Run, fragment: Fragment, learner: str, base: int, crew: Crew = ALONE
+    blob: Blob,
+    digest: bytes,
+    run: Run,
+    fragment: Fragment,
+    learner: str,
+    base: int,
+    crew: Crew = ALONE,
+    members: Members | None = None,
+    under: int | None = None,
 ) -> Update:
     """Verify and measure an update. Pure, slow: runs off the loop. Raises `RecordInvalid` with a named reason.
 
-    Checked in this order: digest, frame, run, fragment and codec, author, base, size, finiteness, length. Raises
-    `DenormalsFlushed` in a thread that would decode other bits.
+    Checked in this order: digest, frame, signature, run, fragment and codec, author, base, size, finiteness, length.
+    `members` judges who may sign, by its version `under` (see `Members.require_author`); without it a run is unsigned.
+    Raises `DenormalsFlushed` in a thread that would decode other bits.
     """
     require_denormals()
     if frame.digest(blob) != digest:
         raise RecordInvalid(Reason.DIGEST_MISMATCH, "the bytes are not those that were announced")
     header, payload = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)
+    (members or Members(run)).require_author(blob, frame.Kind.UPDATE, learner, under)
     if header.run != run.digest:
         raise RecordInvalid(Reason.WRONG_RUN, "the update belongs to another run")
     if (header.fragment, header.codec) != (fragment.index, run.rules.codec_up):
@@ -56,4 +69,4 @@ def open_update(
         raise RecordInvalid(Reason.NON_FINITE, "holds a NaN or an infinity")
     if gradient.norm > GRADIENT_NORM_MAX:
         raise RecordInvalid(Reason.OVERFLOW, f"longer than {GRADIENT_NORM_MAX:g}: no training step goes that far")
-    return Update(header, gradient)
+    return Update(header, gradient, frame.author_of(blob))

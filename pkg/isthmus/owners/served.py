@@ -18,6 +18,7 @@ from isthmus.owners.shelf import Shelf
 from isthmus.ports import open_place
 from isthmus.records.objects import Part
 from isthmus.runtime import Runtime
+from isthmus.signing import Signer
 from isthmus.store.measured import Traffic
 
 logger = logging.getLogger(__name__)
@@ -45,14 +46,15 @@ async def serve(
     secret: bytes,
     threads: int,
     opened: Callable[[Log], None],
+    signer: Signer | None = None,
 ) -> None:
     """Reach the first rank and serve it until it closes. `threads` share one computation here; `opened` is given what
-    the run is read through.
+    the run is read through; what is stored here is signed by `signer`.
 
     Raises `Unavailable` where it cannot be reached.
     """
     async with open_place(url, crew=threads) as store:
-        own = OwnSteward(Log(run, store, store.runtime))
+        own = OwnSteward(Log(run, store, store.runtime, signer))
         opened(own.log)
         reader, writer = await _reach(addresses)
         try:

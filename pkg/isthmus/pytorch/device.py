@@ -21,7 +21,6 @@ from torch import nn
 
 from isthmus import memory
 from isthmus.codecs import aligned, codec, packed_size
-from isthmus.digests import digest
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment, Layout, Tensor
 from isthmus.learner import residuals
@@ -295,7 +294,7 @@ class DeviceSteward:
             return await self._pack_here(header, base, values, feedback)
         if blob is None:
             return None
-        found = await self._own.runtime.offload(digest, blob)
+        found = await self._own.log.sealed_digest(blob)
         return Parcel(found, len(blob), blob, dropped)
 
     async def _pack_here(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:

@@ -5,21 +5,10 @@ from dataclasses import dataclass, field
 
 from isthmus.bus.base import Said
 from isthmus.errors import RecordInvalid
+from isthmus.log.membership import Members
+from isthmus.log.speech import heard
 from isthmus.reasons import Reason
-from isthmus.records.messages import (
-    SYNCER_STREAM,
-    Alive,
-    Announce,
-    Call,
-    Committed,
-    FromSyncer,
-    Heartbeat,
-    Leave,
-    Pass,
-    Progress,
-    decode,
-    learner_of,
-)
+from isthmus.records.messages import Alive, Announce, AnyMessage, Call, Committed, Heartbeat, Leave, Pass, Progress
 
 
 @dataclass(slots=True)
@@ -49,6 +38,8 @@ class Hearing:
     """Feed it every message of a run (by its digest)."""
 
     run: bytes
+    members: Members | None = None
+    """By whom it judges who said something; None: by the stream alone."""
     learners: dict[str, LearnerView] = field(default_factory=dict)
     syncers: dict[str, Alive] = field(default_factory=dict)
     syncers_heard: dict[str, float] = field(default_factory=dict)
@@ -58,23 +49,19 @@ class Hearing:
     invalid: Counter[str] = field(default_factory=Counter)
 
     def take(self, stream: str, said: Said, at: float | None) -> None:
-        """Note one message, heard at this time; None: it was said before we listened and proves no life.
-
-        A stream speaks for its owner only: what a learner says in another's name, or as a syncer, is turned away.
-        """
+        """Note what was said at once, heard at this time; None: it was said before we listened and proves no life."""
         if not said.body:
             return
         try:
-            message = decode(said.body)
+            messages = heard(stream, said.body, self.run, self.members)
         except RecordInvalid as error:
-            self.invalid[error.reason.value] += 1
+            if error.reason != Reason.WRONG_RUN:
+                self.invalid[error.reason.value] += 1
             return
-        if message.run != self.run:
-            return
-        owner = None if isinstance(message, FromSyncer) else message.learner
-        if learner_of(stream) != owner or (owner is None and stream != SYNCER_STREAM):
-            self.invalid[Reason.WRONG_AUTHOR.value] += 1
-            return
+        for message in messages:
+            self._note(message, at)
+
+    def _note(self, message: AnyMessage, at: float | None) -> None:
         match message:
             case Alive():
                 self.syncers[message.syncer] = message

@@ -161,7 +161,7 @@ class Live:
         """Told of every message."""
         self.on_commit: Callable[[Commit], None] = lambda _: None
         """Told of the newest commits."""
-        self.hearing = Hearing(log.run.digest)
+        self.hearing = Hearing(log.run.digest, log.members)
         self.commits: dict[int, Commit] = {}
         self._log = log
         self._runtime = runtime
@@ -243,7 +243,7 @@ class Live:
 
 async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
     """Read the run's state; listens for `listen_s` seconds to tell who is alive. Survives a bus that is away."""
-    hearing, bus_error = Hearing(log.run.digest), ""
+    hearing, bus_error = Hearing(log.run.digest, log.members), ""
     listener = Listener(bus, runtime, lambda _: True)
     try:
         async for stream, said in listener.backlog():

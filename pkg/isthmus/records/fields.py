@@ -10,6 +10,10 @@ from isthmus.errors import InputError
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """BLAKE3 of a whole object, or of a flat float32 vector."""
 
+PublicKey = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""Of Ed25519."""
+Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
 NAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """Name of a learner or a syncer; also a segment of keys."""

@@ -8,14 +8,18 @@
         16      8   bytes of the payload
         24      4   CRC-32 of the header
         28      4   bytes of a piece of the payload; zero where pieces have no digests of their own
-        32     32   author: an Ed25519 public key; zeros while unsigned
-        64     64   signature of everything but itself; zeros while unsigned
+        32     32   author: an Ed25519 public key; zeros where the run is unsigned
+        64     64   signature by the author's key; zeros where the run is unsigned
        128      …   header (msgpack map), the digests of the pieces (BLAKE3, 32 bytes each), zeros up to a multiple of
                     64, payload to the end
 
-All numbers are little endian. The digest of an object is the BLAKE3 of all its bytes, so it also covers what is
-reserved for the signature. It is what anybody believes; the digests of pieces tell a reader which piece of a large
-object to ask for again, before the rest is there (`isthmus.store.checked`). Bytes come from strangers: sizes are
+All numbers are little endian. The digest of an object is the BLAKE3 of all its bytes, so it also covers the signature.
+It is what anybody believes; the digests of pieces tell a reader which piece of a large object to ask for again, before
+the rest is there (`isthmus.store.checked`).
+
+What is signed (`isthmus.signing.sshsig`, in the namespace of the kind) is the object with zeros in place of the
+signature and the BLAKE3 of the payload in place of the payload: all of it is bound, and a signature is made and checked
+over a few hundred bytes. Bytes come from strangers: sizes are
 checked before anything is allocated or decoded, and every field of a header has a type and a range.
 """
 
@@ -32,6 +36,7 @@ import numpy as np
 from isthmus import digests, memory
 from isthmus.errors import RecordInvalid
 from isthmus.reasons import Reason
+from isthmus.signing import Forged, Signer, namespace_of, verify
 
 Blob = bytes | bytearray | memoryview
 
@@ -89,6 +94,7 @@ FRAME_VERSION = 2
 PREFIX = struct.Struct("<8sHHIQII32s64s")
 ALIGN = 64
 UNSIGNED_AUTHOR, UNSIGNED_SIGNATURE = bytes(32), bytes(64)
+_AUTHOR, _SIGNATURE = slice(32, 64), slice(64, 128)
 
 PIECE_BYTES = 16 << 20
 """Larger payloads are written with a digest for each piece of so many bytes: as many as one request brings."""
@@ -114,6 +120,7 @@ class Kind(IntEnum):
     CHECKPOINT = 10
     PART = 11
     EVALUATION = 12
+    MEMBERS = 13
 
 
 PIECED = frozenset({Kind.UPDATE, Kind.VALUE, Kind.SNAPSHOT, Kind.CHECKPOINT})
@@ -132,6 +139,8 @@ HEADER_MAX = {
     Kind.SEGMENT: 64 << 10,
     Kind.PACKED: 4 << 10,
     Kind.EVALUATION: 4 << 10,
+    # Every member by name and key, and for each of up to 4,096 fragments a version.
+    Kind.MEMBERS: 1 << 20,
     # The shape of an optimizer's and a sampler's state; their arrays are the payload.
     Kind.CHECKPOINT: 16 << 20,
     # What rectangles of which arrays are in it.
@@ -311,6 +320,68 @@ def payload_start(blob: Blob) -> int:
     return payload_offset(size + 32 * _pieces(payload_size, piece))
 
 
+# --- who wrote it -----------------------------------------------------------------------------------------------------
+
+
+def seal(data: "Body | Gathered", signer: Signer | None) -> None:
+    """Sign an object in place, whole as it is now; without a signer it stays unsigned.
+
+    Slow for large ones, whose payload is hashed: off the loop.
+    """
+    if signer is None:
+        return
+    head = next(data.views()) if isinstance(data, Gathered) else memoryview(data)
+    head[_AUTHOR] = signer.author
+    head[_SIGNATURE] = UNSIGNED_SIGNATURE
+    head[_SIGNATURE] = signer.sign(namespace_of(Kind(kind_of(head)).name), signed_part(data))
+
+
+def signed_part(data: Data) -> bytes:
+    """Return what the author of an object signs: its head without the signature, and the digest of its payload."""
+    if isinstance(data, Gathered):
+        views = list(data.views())
+        head, payload = memoryview(views[0]), digests.digest_of(views[1:])
+    else:
+        head = memoryview(data)[: payload_start(data) or len(data)]
+        payload = digests.digest(memoryview(data)[len(head) :])
+    return b"".join((head[: _SIGNATURE.start], UNSIGNED_SIGNATURE, head[_SIGNATURE.stop :], payload))
+
+
+def author_of(blob: Blob) -> bytes:
+    """Return whose signature an object of ours bears [32 bytes], zeros where it is unsigned; nothing is checked."""
+    return bytes(blob[_AUTHOR])
+
+
+def signature_of(blob: Blob) -> bytes:
+    """Return the signature [64 bytes] an object bears; nothing is checked."""
+    return bytes(blob[_SIGNATURE])
+
+
+def require_signature(blob: Blob, kind: Kind) -> bytes:
+    """Return the author [32 bytes] of an object that `parse` accepts, whose signature fits. Raises `RecordInvalid`.
+
+    Slow for large ones: off the loop.
+    """
+    author = author_of(blob)
+    if author == UNSIGNED_AUTHOR:
+        raise RecordInvalid(Reason.UNSIGNED, f"this {kind.name.lower()} is not signed")
+    try:
+        verify(author, namespace_of(kind.name), signed_part(blob), signature_of(blob))
+    except Forged as error:
+        raise RecordInvalid(Reason.BAD_SIGNATURE, str(error)) from None
+    return author
+
+
+def unsealed(blob: Blob) -> bytearray:
+    """Return an object without author and signature: what anybody can make who knows what it holds."""
+    out = bytearray(blob)
+    out[_AUTHOR], out[_SIGNATURE] = UNSIGNED_AUTHOR, UNSIGNED_SIGNATURE
+    return out
+
+
+# --- digests and prefixes ---------------------------------------------------------------------------------------------
+
+
 def digest(blob: Data) -> bytes:
     """Return the digest [32 bytes] of the whole object."""
     return digests.digest_of(blob.views()) if isinstance(blob, Gathered) else digests.digest(blob)
@@ -329,8 +400,8 @@ def _prefix(blob: Blob, kind: Kind) -> tuple[int, int, int]:
         raise RecordInvalid(Reason.MALFORMED, f"record of kind {found} where {kind.name.lower()} ({kind}) was expected")
     if header_size > HEADER_MAX[kind]:
         raise RecordInvalid(Reason.OVERSIZED, f"header of {header_size} bytes, limit {HEADER_MAX[kind]}")
-    if author != UNSIGNED_AUTHOR or signature != UNSIGNED_SIGNATURE:
-        raise RecordInvalid(Reason.MALFORMED, "reserved bytes are not zero: this release verifies no signatures")
+    if (author == UNSIGNED_AUTHOR) != (signature == UNSIGNED_SIGNATURE):
+        raise RecordInvalid(Reason.MALFORMED, "an author and no signature, or a signature and no author")
     if piece and (kind not in PIECED or not PIECE_LEAST <= piece <= PIECE_MOST):
         raise RecordInvalid(Reason.MALFORMED, f"pieces of {piece} bytes in a {kind.name.lower()}")
     return header_size, payload_size, _pieces(payload_size, piece)

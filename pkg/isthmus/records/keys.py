@@ -3,7 +3,7 @@
 import re
 
 RUN_KEY = "run"
-UPDATES, LEARNERS, SCRATCH, EVALUATIONS = "updates/", "learners/", "scratch/", "evaluations/"
+UPDATES, LEARNERS, SCRATCH, EVALUATIONS, MEMBERS = "updates/", "learners/", "scratch/", "evaluations/", "members/"
 
 
 def update_key(fragment: int, learner: str, base: int, digest: bytes) -> str:
@@ -69,6 +69,11 @@ def checkpoint_key(learner: str, incarnation: int, step: int, digest: bytes) -> 
 def part_key(learner: str, incarnation: int, step: int, rank: int, digest: bytes) -> str:
     """Key of a part of a learner's checkpoint; `digest` is that of its head, which names those of all that is in it."""
     return f"{claims_prefix(learner)}{incarnation:06d}/checkpoints/parts/{step:012d}-{rank:05d}-{digest[:8].hex()}"
+
+
+def members_key(version: int) -> str:
+    """Key of a version of the membership: like commits named by its number alone, and like them only ever created."""
+    return f"{MEMBERS}{version:012d}"
 
 
 def evaluations_prefix(series: str) -> str:

@@ -1,5 +1,6 @@
 """What crosses the bus: pointers and signs of life, never tensors. All of it can be lost and is then said again."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -18,7 +19,8 @@ from isthmus.records.fields import (
     Tokens,
     Version,
 )
-from isthmus.records.frame import Blob, Kind, draft, parse
+from isthmus.records.frame import HEADER_MAX, Blob, Kind, draft, parse, seal
+from isthmus.signing import Signer
 
 SYNCER_STREAM = "syncer"
 DROPPED_LISTED = 16
@@ -69,6 +71,10 @@ class Announce(Message, frozen=True, kw_only=True, tag="announce"):
     """From the step boundary to this announcement, a moving average."""
     sync_s: Seconds
     """From hearing of a commit to having its value ready to adopt, a moving average."""
+    seen: Version = 0
+    """The newest commit of the fragment that its author has read …"""
+    seen_digest: Digest = bytes(32)
+    """… and that commit's digest: a store that shows two histories is found out."""
 
 
 class Pass(Message, frozen=True, kw_only=True, tag="pass"):
@@ -157,6 +163,8 @@ class Committed(Message, frozen=True, kw_only=True, tag="committed"):
     syncer: Name
     fragment: Index
     version: Version
+    digest: Digest = bytes(32)
+    """Of the commit; zeros where its author does not say."""
 
 
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
@@ -182,6 +190,8 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """Its last word: others take over now."""
     able: bool = True
     """Whether it reaches the store, hears and is heard; the others take over from one that is not."""
+    members: Counter = 0
+    """The newest version of the membership that it knows."""
     dropped: Annotated[dict[Name, Counter], msgspec.Meta(max_length=DROPPED_LISTED)] = {}
     """Messages dropped since it started because too many of the same author waited; the loudest authors."""
 
@@ -191,15 +201,46 @@ FromSyncer = Call | Committed | Alive
 AnyMessage = FromLearner | FromSyncer
 
 
+BATCH_MAX = 16
+"""Messages that go under one signature."""
+
+BATCH_BYTES = HEADER_MAX[Kind.MESSAGE] - 1024
+
+
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    message: AnyMessage
+    messages: Annotated[tuple[AnyMessage, ...], msgspec.Meta(min_length=1, max_length=BATCH_MAX)]
 
 
-def encode(message: AnyMessage) -> bytes:
-    """Return the bytes of a message."""
-    return bytes(draft(Kind.MESSAGE, _Envelope(message)).blob)
+def encode(*messages: AnyMessage, signer: Signer | None = None) -> bytes:
+    """Return the bytes of messages of one author, under its signature where there is a key.
+
+    Raises `ValueError` for more than go into one (see `batches`).
+    """
+    blob = draft(Kind.MESSAGE, _Envelope(messages)).blob
+    seal(blob, signer)
+    return bytes(blob)
 
 
-def decode(blob: Blob) -> AnyMessage:
-    """Return the message in these bytes. Raises `RecordInvalid`."""
-    return parse(blob, Kind.MESSAGE, _Envelope)[0].message
+def batches(messages: Sequence[AnyMessage], signer: Signer | None) -> list[bytes]:
+    """Return messages of one author as bytes, in order: as many as fit under one signature, or each by itself where
+    nothing is signed."""
+    if signer is None:
+        return [encode(message) for message in messages]
+    found: list[list[AnyMessage]] = []
+    room = 0
+    for message in messages:
+        size = len(msgspec.msgpack.encode(message))
+        if size > room or len(found[-1]) == BATCH_MAX:
+            found.append([])
+            room = BATCH_BYTES
+        found[-1].append(message)
+        room -= size
+    return [encode(*batch, signer=signer) for batch in found]
+
+
+def decode(blob: Blob) -> tuple[AnyMessage, ...]:
+    """Return the messages in these bytes; whose they are is for `Members.require_author` to say.
+
+    Raises `RecordInvalid`.
+    """
+    return parse(blob, Kind.MESSAGE, _Envelope)[0].messages

@@ -6,6 +6,7 @@ import msgspec
 
 from isthmus.layout import TensorClass
 from isthmus.records.fields import (
+    VERSION_MAX,
     Bytes,
     Counter,
     Digest,
@@ -14,8 +15,10 @@ from isthmus.records.fields import (
     Instant,
     Key,
     Name,
+    PublicKey,
     Scale,
     Seconds,
+    Signature,
     Steps,
     Text,
     Tokens,
@@ -23,7 +26,7 @@ from isthmus.records.fields import (
     Weight,
 )
 from isthmus.records.tree import LeafSpec
-from isthmus.rules import BLOCK_MAX, FRAGMENTS_MAX, MergeRule, Pace, Rules
+from isthmus.rules import BLOCK_MAX, FRAGMENTS_MAX, MemberRole, MergeRule, Pace, Rules
 
 Schema = Literal[1]
 SCHEMA: Schema = 1
@@ -42,6 +45,10 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
+
+
+Versions = Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
+"""One per fragment."""
 
 
 class TensorSpec(Record, frozen=True, kw_only=True):
@@ -73,6 +80,8 @@ class RunHeader(Record, frozen=True, kw_only=True):
     """Digest of the version-0 snapshot object of each fragment."""
     layout: Digest
     """Of the payload: nothing else vouches for it, and the identity of the run is the digest of the whole."""
+    owner: PublicKey | None = None
+    """Whose key signed this, and says who may take part; None: nothing in this run is signed."""
 
 
 class RunLayout(Record, frozen=True, kw_only=True):
@@ -81,6 +90,41 @@ class RunLayout(Record, frozen=True, kw_only=True):
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1)]
     frozen: dict[str, Digest]
     """Parameters that are not trained: not merged, but the same everywhere."""
+
+
+# --- who may take part ------------------------------------------------------------------------------------------------
+
+MEMBERS_MAX = 4096
+PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,61}[*]?\Z"
+
+
+class MemberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One entry of the membership: a name, or the beginning of names that a key may speak under, and as what."""
+
+    name: Annotated[str, msgspec.Meta(pattern=PATTERN)]
+    """With `*` at its end it stands for every name that begins so and is not a member's own."""
+    role: MemberRole
+    key: PublicKey
+    bucket: Text = ""
+    """Where this member's updates are stored, if not beside the run."""
+
+
+class MembersHeader(Record, frozen=True, kw_only=True):
+    """A version of the membership, whole. Signed by the owner's key in force before it."""
+
+    schema: Schema
+    run: Digest
+    version: Annotated[int, msgspec.Meta(ge=1, le=VERSION_MAX)]
+    previous: Digest
+    """Digest of the version before, or of the run object for version 1."""
+    owner: PublicKey
+    """Whose key is in force from here on."""
+    accepted: Signature | None
+    """Where the owner changes: the new key's signature of `succession`."""
+    members: Annotated[tuple[MemberSpec, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
+    until: Versions
+    """By fragment: the last version that a commit may create under an earlier membership."""
+    written_at: Instant
 
 
 # --- what learners write ----------------------------------------------------------------------------------------------
@@ -104,10 +148,6 @@ class UpdateHeader(Record, frozen=True, kw_only=True):
     """The tokens of those steps."""
     train_s: Seconds
     """From adopting the base to taking this."""
-
-
-Versions = Annotated[tuple[Version, ...], msgspec.Meta(max_length=1 << 12)]
-"""One per fragment."""
 
 
 class ClaimHeader(Record, frozen=True, kw_only=True):
@@ -425,6 +465,8 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     writer: Name
     attempt: Text
     written_at: Instant
+    members: Counter = 0
+    """Version of the membership it was made under; 0: that of the run object, its owner alone."""
     healed: Healed | None = None
     """Set where this commit merges nothing and starts the fragment again."""
 

@@ -19,6 +19,7 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Una
 from isthmus.health import Vitals
 from isthmus.log import Log
 from isthmus.log.merge import state_bytes
+from isthmus.log.speech import heard, keep_members
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
@@ -28,15 +29,14 @@ from isthmus.records.messages import (
     SYNCER_STREAM,
     Alive,
     Announce,
-    AnyMessage,
     Call,
     Committed,
+    FromLearner,
     FromSyncer,
     Heartbeat,
     Leave,
     Pass,
     Progress,
-    decode,
     learner_of,
 )
 from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
@@ -115,13 +115,14 @@ class Syncer:
         self._tolerance = Tolerance(runtime)
         self._store = store = store.measured_by(self.metrics)
         self._tolerant = TolerantStore(store, self._tolerance)
-        self._log = Log(log.run, self._tolerant, runtime)
+        self._log = log.through(self._tolerant)
+        self._unknown = asyncio.Event()
         bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
         self._runtime = runtime
         self._run = log.run
         self._members = Members(self.pace, runtime.now())
         self._holders = holders or Holders(name, self.pace, len(log.run.layout.fragments), runtime.now())
-        self._speaker = Speaker(bus, SYNCER_STREAM, runtime)
+        self._speaker = Speaker(bus, SYNCER_STREAM, runtime, log.signer)
         self._listener = Listener(
             bus,
             runtime,
@@ -165,6 +166,11 @@ class Syncer:
         return max(keeper.fold_s for keeper in self.keepers)
 
     async def recover(self) -> None:
+        """Read who may take part, and every fragment's log (see `Keeper.recover`). Raises what reading them raises."""
+        await self._log.members.refresh(self._log.store)
+        await self._recover()
+
+    async def _recover(self) -> None:
         """Read every fragment's commits to their end. Raises `LogCorrupt` where none can be, `Unavailable`, `Denied`.
 
         States are folded when fragments are taken over.
@@ -204,6 +210,7 @@ class Syncer:
                 tasks.create_task(self._ask()),
                 tasks.create_task(self._speaker.run()),
                 tasks.create_task(self._beat()),
+                tasks.create_task(keep_members(self._log, self._unknown, self.pace.heartbeat_s)),
             ]
             async with asyncio.TaskGroup() as keeping:
                 for keeper in self.keepers:
@@ -249,21 +256,21 @@ class Syncer:
 
     def _hear(self, stream: str, said: Said, old: bool) -> None:
         try:
-            message = decode(said.body)
-            if message.run != self._run.digest:
-                raise RecordInvalid(Reason.WRONG_RUN, "a message of another run")
-            if stream == SYNCER_STREAM:
-                self._from_syncer(message, old)
-            else:
-                self._from_learner(message, stream, old)
+            for message in heard(stream, said.body, self._run.digest, self._log.members):
+                if isinstance(message, FromSyncer):
+                    self._from_syncer(message, old)
+                else:
+                    self._from_learner(message, old)
         except RecordInvalid as error:
+            if error.reason == Reason.NOT_A_MEMBER:
+                self._unknown.set()  # it may have become one since we looked
             about = {"reason": error.reason.value, "learner": learner_of(stream)}
             logger.warning("message on %s turned away: %s", stream, error, extra=about)
             counts = self.tallies.rejected
             counts[error.reason.value] = counts.get(error.reason.value, 0) + 1
             self.metrics.rejections.labels(error.reason.value).inc()
 
-    def _from_syncer(self, message: AnyMessage, old: bool) -> None:
+    def _from_syncer(self, message: FromSyncer, old: bool) -> None:
         if isinstance(message, Alive) and not old:
             if message.stopping:
                 self._holders.left(message.syncer)
@@ -275,18 +282,16 @@ class Syncer:
             case Call():
                 self._offer(message.fragment, SYNCER_STREAM, Called(message.version, message.syncer))
             case Committed():
+                self._require_fragment(message.fragment)
+                self.keepers[message.fragment].histories.said(message.version, message.digest, message.syncer)
                 self._offer(message.fragment, SYNCER_STREAM, Heard(message.version))
             case Alive():
                 for fragment, version in enumerate(message.heads[: len(self.keepers)]):
                     if version > self.keepers[fragment].head:
                         self._offer(fragment, SYNCER_STREAM, Heard(version))
-            case _:
-                raise RecordInvalid(Reason.WRONG_AUTHOR, "a learner's message on the syncers' stream")
 
-    def _from_learner(self, message: AnyMessage, stream: str, old: bool) -> None:
+    def _from_learner(self, message: FromLearner, old: bool) -> None:
         now = self._runtime.now()
-        if isinstance(message, FromSyncer) or message.learner != learner_of(stream):
-            raise RecordInvalid(Reason.WRONG_AUTHOR, f"not by the learner of {stream}")
         if isinstance(message, Leave):
             self._members.left(message.learner, message.incarnation)
             return
@@ -309,8 +314,7 @@ class Syncer:
             self._announced(message, now, old)
 
     def _announced(self, message: Announce, now: float, old: bool) -> None:
-        if message.fragment >= len(self.keepers):
-            raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {message.fragment} of {len(self.keepers)}")
+        self._require_fragment(message.fragment)
         fragment = self._run.layout.fragments[message.fragment]
         least, most = packed_bounds(codec(self._run.rules.codec_up), fragment)
         reason = None
@@ -321,6 +325,8 @@ class Syncer:
             reason = Reason.OVERSIZED
         elif message.size < least:
             reason = Reason.TRUNCATED
+        elif self.keepers[message.fragment].histories.said(message.seen, message.seen_digest, message.learner):
+            reason = Reason.OTHER_HISTORY
         pointer = Pointer(
             learner=message.learner,
             incarnation=message.incarnation,
@@ -344,9 +350,12 @@ class Syncer:
             return
         self._offer(message.fragment, message.learner, Announced(pointer))
 
-    def _offer(self, fragment: int, author: str, event: FromBus) -> None:
+    def _require_fragment(self, fragment: int) -> None:
         if fragment >= len(self.keepers):
             raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {fragment} of {len(self.keepers)}")
+
+    def _offer(self, fragment: int, author: str, event: FromBus) -> None:
+        self._require_fragment(fragment)
         self.keepers[fragment].offer(author, event)
 
     # --- saying -------------------------------------------------------------------------------------------------------
@@ -427,6 +436,7 @@ class Syncer:
             broken=self._broken,
             stopping=stopping,
             able=self._able(),
+            members=self._log.members.current.version,
             dropped=dict(loudest),
         )
 

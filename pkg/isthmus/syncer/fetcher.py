@@ -52,6 +52,8 @@ class Fetcher:
                 pointer.learner,
                 pointer.base,
                 self._runtime.crew,
+                self._log.members,
+                self._log.members.current.version,
             )
             if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):
                 return None, Reason.MALFORMED

@@ -14,6 +14,7 @@ from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
 from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, merge
+from isthmus.log.histories import Histories
 from isthmus.log.merge import Accumulator, Advance, State
 from isthmus.log.updates import Update
 from isthmus.metrics import SyncerMetrics
@@ -47,7 +48,7 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
-from isthmus.rules import Pace
+from isthmus.rules import MemberRole, Pace
 from isthmus.runtime import Runtime
 from isthmus.store import Store
 from isthmus.syncer.counting import Counting
@@ -107,6 +108,10 @@ class Keeper:
         self._say = say
         self._outer = merge.outers(log.run.rules)
         self._down = codec(log.run.rules.codec_down)
+        self._members = log.members
+        self._under = log.members.current.version
+        """The membership by which the inputs of the round under way are judged, and under which it is committed."""
+        self.histories = Histories(fragment, metrics.histories.inc)
         self._accumulator: Accumulator | None = None
         self._inputs: list[Input] = []
         self._has_slot = False
@@ -170,6 +175,8 @@ class Keeper:
         self._follower.begun = True
         self._follower.go_to(at.version, at.digest, at.carried)
         self._counting.begun(at.version, at.last[-1].header if at.last else None)
+        for commit in at.last:
+            self.histories.know(commit.version, commit.digest)
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -248,6 +255,10 @@ class Keeper:
             return []
         if not self.rounds.accepts(pointer):
             return self.rounds.fetches()
+        judge = self._members.versions[self._under]
+        if self._members.signed and not judge.permits(update.author, (MemberRole.LEARNER,), pointer.learner):
+            # It was fetched for another round than this one, or became a member since this one opened.
+            return self.rounds.on(Refused(pointer, Reason.NOT_A_MEMBER), self._runtime.now())
         effective = merge.weight(update.header.tokens, update.header.steps)
         self._accumulator = await self._runtime.offload(self._add, update.gradient, effective)
         self._inputs.append(self._recorder.given(pointer, update.header, fetched_at, effective))
@@ -308,6 +319,7 @@ class Keeper:
                 self._down,
                 self._log.run.digest,
                 self._log.run.rules.feedback_down,
+                self._log.seal,
             )
         merged = self._runtime.now()
         if not result.finite:
@@ -316,7 +328,15 @@ class Keeper:
             self.rounds.on(Spoiled(), self._runtime.now())
             return []
         key = value_key(self.fragment.index, version, result.value_digest)
-        await self._put(key, result.value)
+        if self._members.signed:
+            await asyncio.gather(self._put(key, result.value), self._look_at_members())
+            if self._under < self._members.in_force(self.fragment.index, version):
+                self._warn("membership %d is in force: merged anew under it", self._members.current.version)
+                self._release()
+                self.rounds.on(Lost(), self._runtime.now())
+                return self.rounds.on(CaughtUp(), self._runtime.now())
+        else:
+            await self._put(key, result.value)
         published = self._runtime.now()
         header = CommitHeader(
             schema=SCHEMA,
@@ -341,10 +361,12 @@ class Keeper:
             writer=self._name,
             attempt=self._runtime.new_id(),
             written_at=self._runtime.wall(),
+            members=self._under,
         )
         # From here on these bytes are the attempt: they do not change until its outcome is known.
         try:
             body = frame.draft(frame.Kind.COMMIT, header).blob
+            self._log.seal(body)
             frame.parse(body, frame.Kind.COMMIT, CommitHeader)  # what nobody could read must never take the key
         except (RecordInvalid, ValueError) as error:
             self._warn("no commit can say this: %s", error, level=logging.ERROR, version=version)
@@ -391,6 +413,20 @@ class Keeper:
             except Unavailable as error:
                 self._warn("%s cannot be written for now: %s", key, error)
                 await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
+            else:
+                return
+
+    async def _look_at_members(self) -> None:
+        """Read the membership to its end, however long the store is away: whoever was expelled is in no later round."""
+        while True:
+            try:
+                await self._members.refresh(self._log.store)
+            except Unavailable as error:
+                self._warn("the membership cannot be read for now: %s", error)
+                await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
+            except LogCorrupt as error:
+                self._warn("the membership stays as it is: %s", error, level=logging.ERROR)
+                return
             else:
                 return
 
@@ -461,6 +497,7 @@ class Keeper:
         self._follower.go_to(commit.version, commit.digest, state)
         if state is None and self.rounds.holding:
             self.rounds.on(Hold(holding=False), self._runtime.now())
+        self.histories.know(commit.version, commit.digest)
         ours = commit.header.writer == self._name
         self._counting.settled(commit.header)
         if ours:
@@ -471,6 +508,7 @@ class Keeper:
                     syncer=self._name,
                     fragment=self.fragment.index,
                     version=commit.version,
+                    digest=commit.digest,
                 )
             )
         self._snapshots.merged += sum(given.bytes for given in commit.header.inputs)
@@ -498,6 +536,7 @@ class Keeper:
 
     def _release(self) -> None:
         self._accumulator, self._inputs = None, []
+        self._under = self._members.current.version
         if self._has_slot:
             self._has_slot = False
             self._limits.accumulators.release()

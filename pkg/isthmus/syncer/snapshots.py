@@ -8,7 +8,6 @@ from isthmus.errors import Denied, LogCorrupt, Unavailable
 from isthmus.layout import Fragment
 from isthmus.log import Log, merge
 from isthmus.log.merge import State, state_bytes
-from isthmus.records import frame
 from isthmus.records.keys import snapshot_key
 from isthmus.rules import Pace, Rules
 from isthmus.runtime import Runtime
@@ -72,7 +71,7 @@ class Snapshots:
             if state is None:
                 return  # it is another's, who writes its own
             blob = await self._runtime.offload(merge.snapshot, state, p, self._log.run.digest)
-            digest = await self._runtime.offload(frame.digest, blob)
+            digest = await self._log.sealed_digest(blob)
             try:
                 await self._log.store.put(snapshot_key(p, state.version, digest), blob)
             except Unavailable as error:

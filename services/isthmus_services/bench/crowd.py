@@ -88,14 +88,14 @@ class Crowd:
         while True:
             for said in (await self.ports.bus.read({SYNCER_STREAM: at}, 1.0)).get(SYNCER_STREAM, ()):
                 at = said.position
-                message = decode(said.body) if said.body else None
-                if isinstance(message, Committed) and message.version > self.heads[message.fragment]:
-                    self.writers[message.fragment] = message.syncer
-                    await self._learn({message.fragment: message.version})
-                elif isinstance(message, Alive):
-                    self.lags_ms.append(message.lag_ms)
-                    # A syncer that was killed may have stored a version without saying so.
-                    await self._learn(dict(enumerate(message.heads)))
+                for message in decode(said.body) if said.body else ():
+                    if isinstance(message, Committed) and message.version > self.heads[message.fragment]:
+                        self.writers[message.fragment] = message.syncer
+                        await self._learn({message.fragment: message.version})
+                    elif isinstance(message, Alive):
+                        self.lags_ms.append(message.lag_ms)
+                        # A syncer that was killed may have stored a version without saying so.
+                        await self._learn(dict(enumerate(message.heads)))
 
     async def _learn(self, versions: dict[int, int]) -> None:
         for fragment, version in versions.items():

@@ -5,14 +5,14 @@ import asyncio
 from isthmus.ports import open_log
 from isthmus.readers.explain import Told, explain
 from isthmus_services.output.report import write_json
-from isthmus_services.settings import declared
+from isthmus_services.settings import declared, shared
 
 
 def run(settings: declared.Explain) -> int:
     """Tell it."""
 
     async def go() -> Told:
-        async with open_log(settings.run) as log:
+        async with open_log(settings.run, shared.owner_in(settings)) as log:
             return await explain(log, settings.what)
 
     told = asyncio.run(go())

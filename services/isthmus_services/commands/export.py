@@ -37,7 +37,7 @@ def run(settings: declared.Export) -> int:
     kernels.warm()
 
     async def go() -> list[int]:
-        async with open_log(settings.run) as log:
+        async with open_log(settings.run, shared.owner_in(settings)) as log:
             versions = await exports.versions_at(log, version=settings.version, time=at)
             with progress("folding") as say:
                 values = await exports.published(log, versions, say)

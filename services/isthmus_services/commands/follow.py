@@ -14,7 +14,7 @@ from isthmus.log import Log, evaluations
 from isthmus.ports import open_log
 from isthmus.readers import follow
 from isthmus.records.fields import require_name
-from isthmus_services.settings import declared
+from isthmus_services.settings import declared, shared
 
 LAST_LINE = 4096
 """So many bytes of what a command prints are looked at for the number at their end."""
@@ -41,7 +41,7 @@ def run(settings: declared.Follow) -> int:
 
 
 async def _follow(settings: declared.Follow, folder: Path, command: list[str] | None) -> None:
-    async with open_log(settings.run) as log:
+    async with open_log(settings.run, shared.trust_in(settings)) as log:
         runtime, left = log.runtime, settings.cuts
         after = follow.newest_in(folder)
         cuts = follow.cuts(

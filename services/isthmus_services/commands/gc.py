@@ -8,11 +8,13 @@ from rich.text import Text
 
 from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable, told
 from isthmus.log import Log, gc
+from isthmus.log.membership import require_may
 from isthmus.ports import open_log
+from isthmus.rules import MemberRole
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.output.tables import Column, fitted
-from isthmus_services.settings import declared
+from isthmus_services.settings import declared, shared
 
 
 def run(settings: declared.Gc) -> int:
@@ -59,11 +61,13 @@ def run(settings: declared.Gc) -> int:
 
 
 async def _collect(settings: declared.Gc) -> gc.Garbage:
-    async with open_log(settings.run) as log:
+    async with open_log(settings.run, shared.trust_in(settings)) as log:
         return await _once(log, settings)
 
 
 async def _once(log: Log, settings: declared.Gc) -> gc.Garbage:
+    if settings.apply:
+        require_may(log.members, log.signer, MemberRole.COLLECTOR)
     with progress("reading the log") as say:
         plan = await gc.plan(log, keep=settings.keep, min_age_s=settings.min_age, progress=say)
     if settings.apply:
@@ -74,7 +78,7 @@ async def _once(log: Log, settings: declared.Gc) -> gc.Garbage:
 
 async def _again_and_again(settings: declared.Gc, every_s: float) -> NoReturn:
     """Collect for ever. An outage, or damage that people have to look at, is said and tried again the next time."""
-    async with open_log(settings.run) as log:
+    async with open_log(settings.run, shared.trust_in(settings)) as log:
         while True:
             started = time.monotonic()
             try:

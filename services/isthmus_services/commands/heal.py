@@ -5,10 +5,12 @@ import asyncio
 
 from isthmus.log import Commit, heal
 from isthmus.log.heal import Diagnosis
+from isthmus.log.membership import require_may
 from isthmus.ports import open_log
+from isthmus.rules import MemberRole
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
-from isthmus_services.settings import declared
+from isthmus_services.settings import declared, shared
 
 FRESH_S = 120.0
 """A log written to more lately than this may still have a syncer that holds what is missing in it."""
@@ -51,7 +53,9 @@ def run(settings: declared.Heal) -> int:
 
 async def _heal(settings: declared.Heal) -> tuple[list[Diagnosis], dict[int, Commit], float]:
     healed = {}
-    async with open_log(settings.run) as log:
+    async with open_log(settings.run, shared.trust_in(settings)) as log:
+        if settings.apply:
+            require_may(log.members, log.signer, MemberRole.SYNCER)
         with progress("folding") as say:
             found = await heal.diagnose(log, settings.fragment, say)
         for diagnosis in found if settings.apply else ():

@@ -8,9 +8,11 @@ from typing import Any
 from isthmus.errors import InputError, RunMissing
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, read_run, run_below
-from isthmus.ports import open_place
+from isthmus.log.trust import Trust
+from isthmus.ports import TRUSTING, open_place
 from isthmus.readers import export as exports
 from isthmus.rules import FrozenCheck, Pace, overdrive
+from isthmus.signing import fingerprint
 from isthmus.store import require_create_only
 from isthmus_services.settings import declared, shared
 
@@ -20,6 +22,7 @@ def run(settings: declared.Init) -> int:
     made = create(
         settings,
         settings.run,
+        shared.trust_in(settings),
         model=settings.model,
         source=settings.source,
         create_bucket=settings.create_bucket,
@@ -35,6 +38,8 @@ def run(settings: declared.Init) -> int:
         f"{made.url}: run {made.digest[:8].hex()}, {layout.size:,} parameters in {len(layout.fragments)} fragments, "
         f"H {made.rules.sync_every}, {made.rules.merge}, {made.rules.codec_up} up, {made.rules.codec_down} down"
     )
+    if (owner := made.header.owner) is not None:
+        print(f"signed; its owner is {fingerprint(owner)}: `isthmus members add` says who else may take part")
     if warning := overdrive(made.rules):
         print(f"warning: {warning}")
     return 0
@@ -43,6 +48,7 @@ def run(settings: declared.Init) -> int:
 def create(
     settings: declared.Init | declared.Demo,
     url: str,
+    trust: Trust = TRUSTING,
     *,
     model: str | None = None,
     source: str | None = None,
@@ -67,6 +73,9 @@ def create(
     specs = torch_model.specs_of(made, vectors)
     values, frozen = torch_model.values_of(made), digests_of(made, FrozenCheck.CHECKED)
 
+    if trust.signer is None:
+        trust.require_near(url)
+
     async def go() -> Run:
         async with open_place(url, make=create_bucket) as store:
             if below := await run_below(store.at_start):
@@ -78,7 +87,9 @@ def create(
                 there = None
             rules = shared.rules_of(settings, specs, there)
             return await create_run(
-                store, store.runtime, Seed(specs, values, frozen, rules, pace, model_path, settings.seed)
+                store,
+                store.runtime,
+                Seed(specs, values, frozen, rules, pace, model_path, settings.seed, trust.signer),
             )
 
     return asyncio.run(go())

@@ -90,6 +90,9 @@ def _train(settings: declared.Learner, name: str, board: Board) -> int:
                 order=order,
                 sink=sink,
                 joined=joined,
+                key=settings.key,
+                owner=settings.owner,
+                insecure=settings.insecure,
             )
         )
     finally:

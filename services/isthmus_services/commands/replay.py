@@ -40,7 +40,7 @@ def run(arguments: declared.Replay) -> int:
 
 
 async def _replay(arguments: declared.Replay, settings: whatif.Settings | None) -> int:
-    async with open_log(arguments.run, threads=arguments.threads) as log:
+    async with open_log(arguments.run, shared.owner_in(arguments), threads=arguments.threads) as log:
         if arguments.trace:
             await _trace(log, arguments)
         if settings is not None:

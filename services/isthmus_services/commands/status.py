@@ -47,7 +47,7 @@ def run(settings: declared.Status) -> int:
 
     async def go() -> tuple[Status, Run, str, dict[str, Ledger], dict[str, list[Point]]]:
         bus = shared.bus_of(settings, settings.run)
-        async with open_ports(settings.run, bus) as ports:
+        async with open_ports(settings.run, bus, trust=shared.owner_in(settings)) as ports:
             with suppress(Unavailable):
                 await bus_answers(ports.bus)
             made = ports.log.run
@@ -92,7 +92,7 @@ async def _watch(settings: declared.Status, console: Console) -> None:
     """Show the run until interrupted: a display on a terminal, a line now and then into a pipe."""
     logs.quiet()
     bus = shared.bus_of(settings, settings.run)
-    async with open_ports(settings.run, bus) as ports:
+    async with open_ports(settings.run, bus, trust=shared.owner_in(settings)) as ports:
         with suppress(Unavailable):
             await bus_answers(ports.bus)
         live = Live(ports.log, ports.store, ports.bus, ports.runtime)

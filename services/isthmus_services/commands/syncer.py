@@ -12,7 +12,7 @@ from isthmus.errors import IsthmusError
 from isthmus.log.run import read_run
 from isthmus.ports import bus_answers, known_run, open_place, open_ports, patiently
 from isthmus.records.fields import require_name
-from isthmus.rules import Rules
+from isthmus.rules import MemberRole, Rules
 from isthmus.runtime import Runtime, random_id
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
@@ -44,7 +44,9 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
     bus = shared.bus_of(settings, settings.run)
     if settings.wait and not await _there(settings.run, bus, name, board):
         return
-    async with open_ports(settings.run, bus, crew=settings.threads) as ports:
+    trust = shared.trust_in(settings)
+    async with open_ports(settings.run, bus, trust=trust, crew=settings.threads) as ports:
+        trust.take_part(ports.log.run, ports.log.members, bus, MemberRole.SYNCER, name)
         await bus_answers(ports.bus)
         pace = shared.pace_of(settings, ports.log.run.pace)
         syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)

@@ -144,10 +144,12 @@ class Totals:
     def take(self, said: Said) -> None:
         """Note a message."""
         try:
-            message = decode(said.body)
+            messages = decode(said.body)
         except RecordInvalid:
             return  # nobody's, or nonsense
-        if isinstance(message, Heartbeat):
+        for message in messages:
+            if not isinstance(message, Heartbeat):
+                continue
             place = message.learner, message.incarnation
             self._down[place] = max(message.bytes_down, self._down.get(place, 0))
             self._lost[place] = message.tokens_lost

@@ -7,9 +7,20 @@ from typing import Annotated
 from isthmus.forecast.goodput import REJOINS, Cluster
 from isthmus.forecast.island import Island
 from isthmus.lab.names import NAMES
-from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, MergeRule, require_codec
+from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, MemberRole, MergeRule, require_codec
 from isthmus_services.settings.resolve import Setting, fields
-from isthmus_services.settings.shared import CODECS, ArithmeticOfRun, InRun, OnBus, PaceOfRun, Reported, Seeded, Serving
+from isthmus_services.settings.shared import (
+    CODECS,
+    ArithmeticOfRun,
+    InRun,
+    OnBus,
+    PaceOfRun,
+    Reported,
+    Seeded,
+    Serving,
+    Signed,
+    TakingPart,
+)
 
 BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "bytes", "start")
 """What `all` measures."""
@@ -45,7 +56,7 @@ class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Init(InRun, ArithmeticOfRun, PaceOfRun, Seeded):
+class Init(InRun, TakingPart, ArithmeticOfRun, PaceOfRun, Seeded):
     """Settings of `isthmus init`."""
 
     model: Annotated[
@@ -62,7 +73,7 @@ class Init(InRun, ArithmeticOfRun, PaceOfRun, Seeded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Syncer(InRun, OnBus, PaceOfRun, Serving):
+class Syncer(InRun, OnBus, TakingPart, PaceOfRun, Serving):
     """Settings of `isthmus syncer`."""
 
     name: Annotated[str | None, Setting("name of this syncer; @hostname takes the host's (default: made up)")] = None
@@ -73,7 +84,7 @@ class Syncer(InRun, OnBus, PaceOfRun, Serving):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner(InRun, OnBus, Serving):
+class Learner(InRun, OnBus, TakingPart, Serving):
     """Settings of `isthmus learner`."""
 
     learner: Annotated[
@@ -206,7 +217,7 @@ class Export(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Follow(InRun):
+class Follow(InRun, Signed):
     """Settings of `isthmus follow`."""
 
     into: Annotated[str | None, Setting("write each cut into this folder", metavar="DIR", flag_only=True)] = None
@@ -231,7 +242,7 @@ class Follow(InRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gc(InRun, Reported):
+class Gc(InRun, Signed, Reported):
     """Settings of `isthmus gc`."""
 
     keep: Annotated[int, Setting("versions of each fragment that stay foldable", metavar="N", ge=1)] = KEPT_VERSIONS
@@ -243,7 +254,7 @@ class Gc(InRun, Reported):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heal(InRun, Reported):
+class Heal(InRun, Signed, Reported):
     """Settings of `isthmus heal`."""
 
     fragment: Annotated[list[int] | None, Setting("only these (all)", metavar="P", flag_only=True)] = None
@@ -509,6 +520,79 @@ class Access:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeysNew:
+    """Settings of `isthmus keys new`."""
+
+    name: Annotated[str, Setting("what it is called, and what its files are", positional=True, flag_only=True)]
+    folder: Annotated[str, Setting("where its two files go", metavar="DIR", flag_only=True)] = "~/.isthmus"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysShow:
+    """Settings of `isthmus keys show`."""
+
+    file: Annotated[str, Setting("a private key, or a .pub file", positional=True, flag_only=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysVerify(InRun):
+    """Settings of `isthmus keys verify`."""
+
+    object: Annotated[str, Setting("an object's key in the run", positional=True, flag_only=True)]
+    into: Annotated[
+        str | None, Setting("write there what ssh-keygen -Y verify checks", metavar="DIR", flag_only=True)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersList(InRun, Reported):
+    """Settings of `isthmus members list`."""
+
+    allowed_signers: Annotated[
+        bool, Setting("print it as the file that ssh-keygen -Y verify -f reads", flag_only=True)
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersAdd(InRun, Signed):
+    """Settings of `isthmus members add`."""
+
+    name: Annotated[
+        str,
+        Setting("of the member; acme-* stands for every name that begins so", positional=True, flag_only=True),
+    ]
+    public_key: Annotated[str, Setting("its public key: a .pub file, or the line in it", metavar="KEY", flag_only=True)]
+    member_role: Annotated[
+        str, Setting("what it may do", name="as", choices=tuple(MemberRole), metavar="ROLE", flag_only=True)
+    ] = MemberRole.LEARNER.value
+    bucket: Annotated[
+        str | None, Setting("where its updates are stored, if not beside the run", metavar="URL", flag_only=True)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersRemove(InRun, Signed):
+    """Settings of `isthmus members remove`."""
+
+    name: Annotated[str, Setting("of the member", positional=True, flag_only=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersRotate(InRun, Signed):
+    """Settings of `isthmus members rotate`."""
+
+    name: Annotated[
+        str | None, Setting("of the member that has a new key", name="member", metavar="NAME", flag_only=True)
+    ] = None
+    public_key: Annotated[str | None, Setting("with --member: its new public key", metavar="KEY", flag_only=True)] = (
+        None
+    )
+    successor: Annotated[
+        str | None, Setting("private key that owns the run from now on", metavar="FILE", flag_only=True)
+    ] = None
+
+
 @dataclass(frozen=True)
 class Command:
     """One command. A name of two words is one of a family's: `isthmus simulate goodput`."""
@@ -523,10 +607,14 @@ class Command:
         return "demo" if self.name == "demo" else f"commands.{self.name.replace(' ', '.')}"
 
 
-FAMILIES = {"simulate": "what runs would come to: learning, goodput and bandwidth in virtual time"}
+FAMILIES = {
+    "simulate": "what runs would come to: learning, goodput and bandwidth in virtual time",
+    "keys": "keys that sign: make one, look at one, see who signed an object",
+    "members": "who may take part in a run: its owner says it, and all check it",
+}
 
 ALL = tuple(
-    Command(f"{family} {settings.__name__.lower()}".strip(), settings, text)
+    Command(f"{family} {settings.__name__.lower().removeprefix(family)}".strip(), settings, text)
     for family, settings, text in (
         ("", Demo, "train a small model with four learner processes, watch and report"),
         ("", Init, "create a run: its object and version 0"),
@@ -543,6 +631,13 @@ ALL = tuple(
         ("simulate", Training, "learners with real gradients: loss under delays, failures and mixed speeds"),
         ("simulate", Goodput, "chips that fail: data parallel, elastic, and M decoupled learners"),
         ("simulate", Bandwidth, "Gbit/s for a utilisation: data parallel, DiLoCo, Streaming and Decoupled DiLoCo"),
+        ("keys", KeysNew, "make an Ed25519 key as OpenSSH keeps it"),
+        ("keys", KeysShow, "the public key and the fingerprint of a file"),
+        ("keys", KeysVerify, "who signed an object of a run, and whether it may; for ssh-keygen, too"),
+        ("members", MembersList, "who may take part, as what, and since when"),
+        ("members", MembersAdd, "let a key take part"),
+        ("members", MembersRemove, "let a member take part no longer, from a stated commit on"),
+        ("members", MembersRotate, "give a member, or the run, another key"),
         ("", Plan, "what a model and a set of learners would come to, the settings to choose, and the cost"),
         ("", Bench, "measure speed and bytes on this machine, each beside its limit"),
         ("", Access, "make the passwords, the ACL and the settings of Redis for a new installation"),

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -17,6 +17,9 @@ from isthmus.layout import Spec
 from isthmus.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
 from isthmus.urls import as_user
 from isthmus_services.settings.resolve import Setting
+
+if TYPE_CHECKING:
+    from isthmus.log.trust import Trust
 
 BUILT_IN_MODEL = "isthmus.demo.gpt:byte_gpt"
 
@@ -31,6 +34,29 @@ class InRun:
     """Where the run is."""
 
     run: Annotated[str, Setting("s3://bucket/prefix or a folder", positional=True)]
+    owner: Annotated[
+        str | None,
+        Setting("who must own the run: a fingerprint SHA256:…, or a .pub file (default: anybody)", metavar="KEY"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signed:
+    """Who writes."""
+
+    key: Annotated[
+        str | None,
+        Setting("OpenSSH Ed25519 private key that signs all that is written (default: nothing is)", metavar="FILE"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakingPart(Signed):
+    """Who takes part."""
+
+    insecure: Annotated[
+        bool, Setting("take part although nothing in the run is signed and its store or bus is on another machine")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +204,21 @@ def bus_of(settings: OnBus, run: str) -> str:
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses with --bus redis://host:port")
     return as_user(bus, settings.bus_user, settings.bus_password, settings.bus_password_file)
+
+
+def trust_in(settings: InRun) -> "Trust":
+    """Return what a command brings to a run and demands of it. Raises `InputError`."""
+    from isthmus.log.trust import trust_of  # with it comes more than `isthmus --help` needs
+
+    key, insecure = getattr(settings, "key", None), getattr(settings, "insecure", False)
+    return trust_of(key, settings.owner, insecure)
+
+
+def owner_in(settings: InRun) -> "Trust":
+    """Return what one who only reads demands of a run. Raises `InputError`."""
+    from isthmus.log.trust import trust_of
+
+    return trust_of(None, settings.owner, environment={})
 
 
 def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = None) -> Rules:

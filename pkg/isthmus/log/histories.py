@@ -1,0 +1,72 @@
+"""Whether all are shown the same log: the digests of commits as they are here, beside those that others say they read.
+
+A store could show one participant one commit under a key and another one to the next, as no two can be created there.
+Whoever says which commits it has read, in words that it signs, makes that show.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from isthmus.records.keys import commit_key
+
+logger = logging.getLogger(__name__)
+
+KEPT = 64
+"""Newest versions of a fragment whose digests are kept: words are of what was read last."""
+
+UNSAID = bytes(32)
+
+
+class Histories:
+    """Of one fragment: which commits there are here, and which ones others say there are."""
+
+    def __init__(self, fragment: int, found: Callable[[], None]) -> None:
+        """`found` is called for each version of which two commits are known."""
+        self._fragment = fragment
+        self._found = found
+        self._here: dict[int, bytes] = {}
+        self._said: dict[int, tuple[bytes, str]] = {}
+        self._told: set[int] = set()
+
+    def know(self, version: int, digest: bytes) -> None:
+        """Note a commit that was read, or written, here."""
+        self._here[version] = digest
+        self._forget(self._here)
+        said = self._said.pop(version, None)
+        if said is not None and said[0] != digest:
+            self._tell(version, *said)
+
+    def said(self, version: int, digest: bytes, by: str) -> bool:
+        """Note which commit somebody says it has read; return whether it is another than the one here."""
+        if digest == UNSAID:
+            return False
+        known = self._here.get(version)
+        if known is None:
+            if version > max(self._here, default=0):
+                self._said.setdefault(version, (digest, by))
+                self._forget(self._said)
+            return False
+        if known != digest:
+            self._tell(version, digest, by)
+        return known != digest
+
+    def _forget(self, of: dict[int, Any]) -> None:
+        while len(of) > KEPT:
+            del of[min(of)]
+
+    def _tell(self, version: int, digest: bytes, by: str) -> None:
+        if version in self._told:
+            return
+        self._told = {version, *sorted(self._told)[-KEPT:]}
+        self._found()
+        logger.error(
+            "%s is commit %s here, and %s says that it read %s there: the store shows two histories, or %s does not "
+            "say the truth; compare the object with theirs before anything is merged on",
+            commit_key(self._fragment, version),
+            self._here[version].hex()[:16],
+            by,
+            digest.hex()[:16],
+            by,
+            extra={"fragment": self._fragment, "version": version},
+        )

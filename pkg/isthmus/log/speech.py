@@ -1,0 +1,62 @@
+"""What somebody said on its stream of the bus: read, and judged by whose it is."""
+
+import asyncio
+import contextlib
+import logging
+
+from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
+from isthmus.log.commits import Log
+from isthmus.log.membership import Members
+from isthmus.reasons import Reason
+from isthmus.records.frame import Blob, Kind
+from isthmus.records.messages import SYNCER_STREAM, AnyMessage, FromSyncer, decode, learner_of
+from isthmus.rules import MemberRole
+
+logger = logging.getLogger(__name__)
+
+LOOK_LEAST_S = 0.25
+"""Between two looks at the membership, whoever asks for one."""
+
+
+def heard(stream: str, body: Blob, run: bytes, members: Members | None = None) -> tuple[AnyMessage, ...]:
+    """Return messages of a run (by its digest), in order. Raises `RecordInvalid` with a named reason.
+
+    A stream speaks for its owner only: what a learner says in another's name, or as a syncer, is turned away; and in a
+    run that is signed, what its member did not sign. All of a batch counts, or nothing of it.
+    """
+    messages = decode(body)
+    owner = learner_of(stream)
+    for message in messages:
+        if message.run != run:
+            raise RecordInvalid(Reason.WRONG_RUN, "a message of another run")
+        if isinstance(message, FromSyncer):
+            if stream != SYNCER_STREAM:
+                raise RecordInvalid(Reason.WRONG_AUTHOR, f"a syncer's message on {stream}")
+        elif message.learner != owner:
+            raise RecordInvalid(Reason.WRONG_AUTHOR, f"not by the learner of {stream}")
+    if members is not None:
+        names = {m.syncer if isinstance(m, FromSyncer) else m.learner for m in messages}
+        if len(names) > 1:
+            raise RecordInvalid(Reason.WRONG_AUTHOR, "one author speaks under several names")
+        role = MemberRole.SYNCER if owner is None else MemberRole.LEARNER
+        members.require_author(body, Kind.MESSAGE, names.pop(), members.current.version, (role,))
+    return messages
+
+
+async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:
+    """Read the membership for ever: so often [s], and when `asked`, as where somebody speaks whom it does not name."""
+    while log.members.signed:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(every_s):
+                await asked.wait()
+        asked.clear()
+        before = log.members.current.version
+        try:
+            now = await log.members.refresh(log.store)
+        except (Unavailable, LogCorrupt) as error:
+            logger.warning("the membership stays at version %d: %s", before, error)
+            await asyncio.sleep(every_s)
+            continue
+        if now.version > before:
+            logger.info("membership %d: %s", now.version, ", ".join(m.name for m in now.members) or "the owner alone")
+        await asyncio.sleep(LOOK_LEAST_S)

@@ -1,0 +1,20 @@
+"""`isthmus keys new NAME`: a key pair in two files, as `ssh-keygen -t ed25519` would write them."""
+
+from pathlib import Path
+
+from isthmus.records.fields import require_name
+from isthmus.signing import fingerprint, public_line
+from isthmus.signing.keys import new_signer, write_signer
+from isthmus_services.settings import declared
+
+
+def run(settings: declared.KeysNew) -> int:
+    """Write the files; print what may be shown to anybody."""
+    require_name("name of a key", settings.name)
+    path = Path(settings.folder).expanduser() / settings.name
+    signer = new_signer()
+    write_signer(path, signer, settings.name)
+    print(f"{path} signs, and stays where it is; {path}.pub is for the run's owner:")
+    print(public_line(signer.author, settings.name))
+    print(fingerprint(signer.author))
+    return 0

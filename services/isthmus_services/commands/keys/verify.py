@@ -1,0 +1,94 @@
+"""`isthmus keys verify RUN OBJECT`: who signed an object, whether it may; and the files that `ssh-keygen` checks."""
+
+import asyncio
+from pathlib import Path
+
+from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.log import Log
+from isthmus.log.membership import Membership
+from isthmus.ports import open_log
+from isthmus.records import frame
+from isthmus.records.frame import Kind
+from isthmus.records.keys import LEARNERS, UPDATES
+from isthmus.signing import armored, fingerprint, namespace_of, public_line
+from isthmus_services.settings import declared, shared
+
+MESSAGE, SIGNATURE, ALLOWED = "message", "message.sig", "allowed_signers"
+
+
+def run(settings: declared.KeysVerify) -> int:
+    """Print whose it is; 1 where it is nobody's who may."""
+    return asyncio.run(_verify(settings))
+
+
+async def _verify(settings: declared.KeysVerify) -> int:
+    async with open_log(settings.run, shared.owner_in(settings)) as log:
+        try:
+            blob = await log.store.get(settings.object)
+        except ObjectMissing:
+            raise InputError(f"{log.run.url}: nothing is stored under {settings.object}") from None
+        try:
+            kind = Kind(frame.kind_of(blob))
+        except ValueError:
+            raise InputError(f"{settings.object} is no object of a run") from None
+        if not log.members.signed:
+            raise InputError(f"{log.run.url}: nothing in this run is signed")
+        why = await log.runtime.offload(_why_not, log, blob, kind, settings.object)
+        author = frame.author_of(blob)
+        names = _names(log.members.versions, author)
+        said = f"{settings.object}: {kind.name.lower()} signed by {fingerprint(author)}"
+        print(f"{said} ({', '.join(names) or 'nobody that the membership names'})")
+        if settings.into is not None:
+            print("\n".join(_write(Path(settings.into), log, blob, kind, names)))
+        print("the signature fits, and its author may write this" if why is None else f"not to be trusted: {why}")
+        return 0 if why is None else 1
+
+
+def _why_not(log: Log, blob: frame.Body, kind: Kind, key: str) -> str | None:
+    """Return why an object is not to be trusted."""
+    try:
+        if kind in (Kind.RUN, Kind.MEMBERS):
+            author = frame.require_signature(blob, kind)
+            known = any(author == membership.owner for membership in log.members.versions)
+            return None if known else "its author never owned the run"
+        log.members.require_author(blob, kind, _name_in(key))
+    except RecordInvalid as error:
+        return str(error)
+    return None
+
+
+def _name_in(key: str) -> str | None:
+    """Return the learner whose prefix a key lies below."""
+    parts = key.split("/")
+    if key.startswith(UPDATES) and len(parts) > 2:
+        return parts[2]
+    return parts[1] if key.startswith(LEARNERS) and len(parts) > 1 else None
+
+
+def _names(versions: list[Membership], author: bytes) -> list[str]:
+    found = ["owner"] if any(author == membership.owner for membership in versions) else []
+    return found + sorted({f"{m.name}, {m.role}" for v in versions for m in v.members if m.key == author})
+
+
+def _write(folder: Path, log: Log, blob: frame.Body, kind: Kind, names: list[str]) -> list[str]:
+    """Write what `ssh-keygen -Y verify` reads; return how to call it."""
+    author, namespace = frame.author_of(blob), namespace_of(kind.name)
+    who = names[0].partition(",")[0] if names else "unknown"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MESSAGE).write_bytes(frame.signed_part(blob))
+        (folder / SIGNATURE).write_text(armored(author, namespace, frame.signature_of(blob)))
+        (folder / ALLOWED).write_text("".join(line + "\n" for line in allowed_signers(log.members.versions)))
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from None
+    return [
+        f"ssh-keygen -Y verify -f {folder / ALLOWED} -I '{who}' -n {namespace} -s {folder / SIGNATURE} "
+        f"< {folder / MESSAGE}"
+    ]
+
+
+def allowed_signers(versions: list[Membership]) -> list[str]:
+    """Return the lines of an allowed-signers file: owners and members of these versions, each key once a name."""
+    lines = [f"owner {public_line(membership.owner)}" for membership in versions]
+    lines += [f"{m.name} {public_line(m.key)}" for membership in versions for m in membership.members]
+    return list(dict.fromkeys(lines))

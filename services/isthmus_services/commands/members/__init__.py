@@ -1,0 +1,52 @@
+"""`isthmus members`: who may take part in a run. Its owner says it; every process checks it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from isthmus.errors import InputError
+from isthmus.log import Log
+from isthmus.log.membership import Membership, write
+from isthmus.ports import open_log
+from isthmus.records.objects import MemberSpec
+from isthmus.signing import Signer, fingerprint
+from isthmus_services.settings import declared, shared
+
+Change = Callable[[Membership], Sequence[MemberSpec]]
+"""Returns the entries after a change of a version. Raises `InputError`."""
+
+Writing = declared.MembersAdd | declared.MembersRemove | declared.MembersRotate
+
+
+def change(settings: Writing, made: Change, successor: Signer | None = None) -> int:
+    """Write the next version of the membership, and say from when on it holds."""
+    print("\n".join(asyncio.run(_change(settings, made, successor))))
+    return 0
+
+
+async def _change(settings: Writing, made: Change, successor: Signer | None) -> list[str]:
+    async with open_log(settings.run, shared.trust_in(settings)) as log:
+        require_signed(log)
+        if log.signer is None:
+            raise InputError("say with which key: --key FILE of the run's owner")
+        heads = []
+        for fragment in log.run.layout.fragments:
+            newest = await log.newest(fragment.index)
+            heads.append(newest.version if newest else 0)
+        before = await log.members.refresh(log.store)
+        entries = made(before)
+        after = await write(log.store, log.members, log.signer, entries, heads, log.runtime.wall(), successor=successor)
+        return [
+            f"membership {after.version}: {len(after.members)} members, owner {fingerprint(after.owner)}",
+            "syncers make the next commit that they begin under it; after these versions no other is accepted: "
+            + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
+            + (", …" if len(after.until) > 8 else ""),
+        ]
+
+
+def require_signed(log: Log) -> None:
+    """Return if this run has members. Raises `InputError`."""
+    if not log.members.signed:
+        raise InputError(
+            f"{log.run.url}: this run was created without an owner's key, so it has no members: create one with "
+            "isthmus init --key FILE"
+        )

@@ -1,0 +1,32 @@
+"""`isthmus members add RUN NAME`: let a key take part."""
+
+from collections.abc import Sequence
+
+from isthmus.errors import InputError
+from isthmus.log.membership import Membership, changed
+from isthmus.records.fields import require_name
+from isthmus.records.objects import MemberSpec
+from isthmus.rules import MemberRole
+from isthmus.signing.keys import read_public
+from isthmus_services.commands.members import change
+from isthmus_services.settings import declared
+
+
+def run(settings: declared.MembersAdd) -> int:
+    """Add it. Raises `InputError` where the name is somebody's already."""
+    require_name("name of a member", settings.name.removesuffix("*") or "*")
+    key = read_public(settings.public_key)
+    entry = MemberSpec(settings.name, MemberRole(settings.member_role), key, settings.bucket or "")
+
+    def made(before: Membership) -> Sequence[MemberSpec]:
+        there = next((m for m in before.members if m.name == entry.name), None)
+        if there == entry:
+            raise InputError(f"{entry.name} is a member already, as this {entry.role}, with this key")
+        if there is not None:
+            raise InputError(
+                f"{entry.name} is a {there.role} already: `isthmus members rotate --member {entry.name}` gives it "
+                "another key, `members remove` makes room for another role"
+            )
+        return changed(before.members, added=entry)
+
+    return change(settings, made)

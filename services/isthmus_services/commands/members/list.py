@@ -1,0 +1,53 @@
+"""`isthmus members list RUN`: who may take part, as what; or as the file that `ssh-keygen -Y verify -f` reads."""
+
+import asyncio
+import time
+
+from rich.table import Table
+from rich.text import Text
+
+from isthmus.log.membership import Members
+from isthmus.ports import open_log
+from isthmus.signing import fingerprint
+from isthmus_services.commands.keys.verify import allowed_signers
+from isthmus_services.commands.members import require_signed
+from isthmus_services.output.report import stdout, write_json
+from isthmus_services.settings import declared, shared
+
+
+def run(settings: declared.MembersList) -> int:
+    """Print it."""
+    members = asyncio.run(_read(settings))
+    now = members.current
+    if settings.allowed_signers:
+        print("\n".join(allowed_signers([now])))
+        return 0
+    console = stdout()
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now.written_at)) if now.version else "its creation"
+    owner = fingerprint(now.owner)
+    console.print(Text(f"{members.run.url}: membership {now.version}, since {since}; owner {owner}"), soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("member", "as", "key", "stores updates"):
+        table.add_column(heading)
+    for m in now.members:
+        table.add_row(Text(m.name), m.role, fingerprint(m.key), Text(m.bucket or "beside the run"))
+    console.print(table if now.members else "nobody but the owner")
+    write_json(
+        {
+            "version": now.version,
+            "owner": owner,
+            "until": list(now.until),
+            "members": [
+                {"name": m.name, "role": m.role.value, "key": fingerprint(m.key), "bucket": m.bucket}
+                for m in now.members
+            ],
+        },
+        settings.json,
+    )
+    return 0
+
+
+async def _read(settings: declared.MembersList) -> Members:
+    async with open_log(settings.run, shared.owner_in(settings)) as log:
+        require_signed(log)
+        return log.members

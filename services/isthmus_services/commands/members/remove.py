@@ -1,0 +1,21 @@
+"""`isthmus members remove RUN NAME`: let a member take part no longer, from a stated commit on; the run goes on."""
+
+from collections.abc import Sequence
+
+from isthmus.errors import InputError
+from isthmus.log.membership import Membership, changed
+from isthmus.records.objects import MemberSpec
+from isthmus_services.commands.members import change
+from isthmus_services.settings import declared
+
+
+def run(settings: declared.MembersRemove) -> int:
+    """Remove it. Raises `InputError` where there is no such member."""
+
+    def made(before: Membership) -> Sequence[MemberSpec]:
+        if settings.name not in (m.name for m in before.members):
+            known = ", ".join(m.name for m in before.members) or "nobody"
+            raise InputError(f"{settings.name} is no member; members are {known}")
+        return changed(before.members, without=settings.name)
+
+    return change(settings, made)

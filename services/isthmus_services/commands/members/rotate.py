@@ -1,0 +1,37 @@
+"""`isthmus members rotate RUN`: give a member, or the run, another key."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from isthmus.errors import InputError
+from isthmus.log.membership import Membership, changed
+from isthmus.records.objects import MemberSpec
+from isthmus.signing import read_signer
+from isthmus.signing.keys import read_public
+from isthmus_services.commands.members import change
+from isthmus_services.settings import declared
+
+
+def run(settings: declared.MembersRotate) -> int:
+    """Write it. Raises `InputError` where it is not clear whose key is to change."""
+    if (settings.name is None) == (settings.successor is None):
+        raise InputError("say whose key is to change: --member NAME with --public-key, or --successor FILE for the run")
+    if settings.successor is not None:
+        return change(settings, lambda before: before.members, read_signer(settings.successor))
+    if settings.public_key is None:
+        raise InputError("--member: say which key it has now, with --public-key")
+    return change(settings, _Given(str(settings.name), read_public(settings.public_key)))
+
+
+@dataclass(frozen=True)
+class _Given:
+    name: str
+    key: bytes
+
+    def __call__(self, before: Membership) -> Sequence[MemberSpec]:
+        there = next((m for m in before.members if m.name == self.name), None)
+        if there is None:
+            raise InputError(f"{self.name} is no member")
+        return changed(before.members, added=msgspec.structs.replace(there, key=self.key))
