@@ -29,6 +29,7 @@ from isthmus.records.keys import (
 )
 from isthmus.records.messages import Announce, Heartbeat, Progress, learner_stream
 from isthmus.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
+from isthmus.rules import MemberRole
 from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)
@@ -209,10 +210,12 @@ async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False)
     try:
         blob = await checked.read(log.store, log.runtime, key, size, cut=stranger)
         elsewhere = await parts.located(log, frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader))
-        # One's own may have been written with an earlier key; of another only what a member wrote counts.
-        under = log.members.current.version if stranger else None
+        # One's own may have been written with an earlier key.
         name = key.removeprefix(LEARNERS).partition("/")[0]
-        await log.runtime.offload(log.members.require_author, blob, frame.Kind.CHECKPOINT, name, under)
+        await log.require_author(blob, frame.Kind.CHECKPOINT, name)
+        if stranger and log.members.signed:
+            by = log.members.current.version
+            log.members.require_member(frame.author_of(blob), (MemberRole.LEARNER,), name, by)
         return await log.runtime.offload(open_checkpoint, blob, key, log.run, elsewhere)
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)
@@ -235,7 +238,7 @@ async def _read_claim(log: Log, learner: str, life: int) -> ClaimHeader | None:
     try:
         blob = await log.store.get(claim_key(learner, life))
         claim, _ = frame.parse(blob, frame.Kind.CLAIM, ClaimHeader)
-        log.members.require_author(blob, frame.Kind.CLAIM, learner)
+        await log.require_author(blob, frame.Kind.CLAIM, learner)
         return claim
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("claim %d of %s cannot be read: %s", life, learner, error)

@@ -117,7 +117,7 @@ class Tenure:
             following = self._uplink.incarnation + 1
             try:
                 claim = await self._store.get(claim_key(self._name, following))
-                self._log.members.require_author(claim, frame.Kind.CLAIM, self._name)
+                await self._log.require_author(claim, frame.Kind.CLAIM, self._name)
             except (ObjectMissing, Unavailable):
                 continue
             except RecordInvalid as error:

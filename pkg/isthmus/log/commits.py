@@ -12,6 +12,7 @@ from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.kernels import ARITHMETIC
 from isthmus.log.membership import Members
 from isthmus.log.run import Run
+from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Blob, Body, Gathered, Kind
 from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
@@ -22,6 +23,10 @@ from isthmus.store import Store
 
 AHEAD_MAX = 16
 """Commits asked for at once while walking: after ten thousand of them nobody wants to wait for one at a time."""
+
+
+INLINE_MAX = 1 << 16
+"""Bytes of an object whose signature is checked on the loop: larger ones are hashed elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,25 @@ class Log:
             return frame.digest(data)
 
         return await self.runtime.offload(work)
+
+    async def require_author(self, blob: Blob, kind: Kind, name: str | None = None) -> None:
+        """Return if an object was signed by one who may, or might once, write it (see `Members.require_author`).
+
+        Where nobody is known who may, the membership is read to its end first. Raises `RecordInvalid`, `LogCorrupt`,
+        and what the store raises.
+        """
+        try:
+            return await self._authored(blob, kind, name)
+        except RecordInvalid as error:
+            if error.reason != Reason.NOT_A_MEMBER:
+                raise
+        await self.members.refresh(self.store)
+        return await self._authored(blob, kind, name)
+
+    async def _authored(self, blob: Blob, kind: Kind, name: str | None) -> None:
+        if len(blob) > INLINE_MAX:
+            return await self.runtime.offload(self.members.require_author, blob, kind, name)
+        return self.members.require_author(blob, kind, name)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -145,7 +169,7 @@ class Log:
         try:
             segment = await self.store.get(at.segment)
             header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
-            await self.runtime.offload(self.members.require_author, segment, Kind.SEGMENT)
+            await self.require_author(segment, Kind.SEGMENT)
         except (ObjectMissing, RecordInvalid):
             return []  # each by itself, then, with its own pointer and digest
         start = 0
@@ -263,7 +287,7 @@ class Log:
         """Return the bytes of a packed commit from its segment."""
         try:
             at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)
-            self.members.require_author(blob, Kind.PACKED)
+            await self.require_author(blob, Kind.PACKED)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a commit: {error}") from None
         try:

@@ -62,7 +62,7 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
             try:
                 blob = await log.store.get(key)
                 header, _ = frame.parse(blob, frame.Kind.EVALUATION, EvaluationHeader)
-                log.members.require_author(blob, frame.Kind.EVALUATION)
+                await log.require_author(blob, frame.Kind.EVALUATION)
             except (ObjectMissing, RecordInvalid):
                 return None
         return Point(header.cut, header.value, header.written_at) if header.run == log.run.digest else None

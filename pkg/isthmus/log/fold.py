@@ -186,8 +186,7 @@ class Merging:
             blob = await checked.read(self.log.store, self.log.runtime, key, largest)
             self._moved(0)
             header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
-            await self.log.members.reach(commit.header.members if commit else 0, self.log.store)
-            await self.log.runtime.offload(self.log.members.require_author, blob, frame.Kind.SNAPSHOT)
+            await self.log.require_author(blob, frame.Kind.SNAPSHOT)
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a snapshot: {error}") from None
         _check_snapshot(self.log, key, header, fragment, version)

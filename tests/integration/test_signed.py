@@ -1,0 +1,458 @@
+"""A run in which everything is signed, and those who write, say or show there what is not theirs to."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from isthmus.codecs import codec, pack
+from isthmus.errors import LogCorrupt, RecordInvalid
+from isthmus.log import Log, evaluations, fold, gc, heal
+from isthmus.log.creation import Seed
+from isthmus.log.membership import GRACE_VERSIONS, Members, write
+from isthmus.log.speech import heard
+from isthmus.readers.replay import replay
+from isthmus.reasons import Reason
+from isthmus.records import frame
+from isthmus.records.frame import Body, Kind
+from isthmus.records.keys import claim_key, commit_key, update_key
+from isthmus.records.messages import (
+    SYNCER_STREAM,
+    Announce,
+    Committed,
+    Leave,
+    encode,
+    learner_stream,
+)
+from isthmus.records.objects import CommitHeader, MemberSpec, UpdateHeader
+from isthmus.rules import MemberRole, Rules
+from isthmus.signing import Signer
+from isthmus.signing.keys import new_signer
+from isthmus.store import Layer
+from tests_helpers import QUICK, World, all_commits, balanced, seed_of, serving, train, until, world
+
+OWNER, SYNC, EU, US, COLLECTOR, EVIL = (new_signer() for _ in range(6))
+L, S, C, F = MemberRole.LEARNER, MemberRole.SYNCER, MemberRole.COLLECTOR, MemberRole.FOLLOWER
+RULES = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
+
+
+def seed(rules: Rules = RULES, **pace: Any) -> Seed:
+    return replace(seed_of(rules, msgspec.structs.replace(QUICK, **pace)), signer=OWNER)
+
+
+async def admit(w: World, *members: tuple[str, MemberRole, Signer]) -> None:
+    """Make the membership this, from the versions on that the log has now."""
+    known = Members(w.run)
+    heads = [len(commits) for commits in (await all_commits(w.log)).values()]
+    await write(w.store, known, OWNER, [MemberSpec(n, r, k.author) for n, r, k in members], heads, w.runtime.wall())
+
+
+EVERYBODY = (("eu", L, EU), ("us-*", L, US), ("s-*", S, SYNC), ("col", C, COLLECTOR))
+
+
+async def differences(log: Log) -> list[str]:
+    """Replay all of it."""
+    await log.members.refresh(log.store)
+    found = await replay(log)
+    assert sum(one.compared for one in found) > 0
+    return [str(one.difference) for one in found if one.difference is not None]
+
+
+async def test_a_signed_run_trains_is_replayed_exported_and_collected(folder: Path) -> None:
+    async with world(folder, seed(snapshot_every=2)) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            eu = w.by(EU).learner("eu")
+            await train(eu, 60, enough=lambda: min(k.head for k in syncer.keepers) >= 6)
+            balanced(eu)
+            assert not syncer.tallies.rejected
+        commits = await all_commits(w.log)
+        assert {c.header.members for cs in commits.values() for c in cs} == {1}
+        # By whose key each object is signed.
+        for prefix, author in (("updates/", EU), ("values/", SYNC), ("commits/", SYNC), ("learners/", EU)):
+            for entry in await w.store.list(prefix):
+                blob = await w.store.get(entry.key)
+                assert frame.require_signature(blob, Kind(frame.kind_of(blob))) == author.author, entry.key
+        await evaluations.note(w.by(EU).log, "loss", 1, 0.5)
+        await evaluations.note(w.by(EVIL).log, "loss", 2, 0.1)
+        known = w.log
+        await known.members.refresh(w.store)
+        assert [p.cut for p in await evaluations.series(known, "loss")] == [1], "what a stranger measured is left out"
+        collecting = w.by(COLLECTOR).log
+        await collecting.members.refresh(w.store)
+        await gc.apply(collecting, await gc.plan(collecting, keep=2, min_age_s=0.0), lambda _: None)
+        packed = [c.header for cs in (await all_commits(w.log)).values() for c in cs if c.packed]
+        assert packed
+        for f in w.run.layout.fragments:
+            assert (await fold.fold(w.log, f.index, fold.Merging(w.log))).version == len(commits[f.index])
+        assert await differences(w.log) == []
+        # Who collects may point to where a commit is now; nobody else may.
+        key = commit_key(packed[0].fragment, packed[0].version)
+        pointer = await w.store.get(key)
+        assert frame.require_signature(pointer, Kind.PACKED) == COLLECTOR.author
+        frame.seal(pointer, EU)
+        await w.store.put(key, pointer)
+        with pytest.raises(LogCorrupt, match="not a commit"):
+            await known.commit(packed[0].fragment, packed[0].version)
+
+
+@pytest.mark.parametrize("forger", [EVIL, US, None], ids=["a stranger", "another member", "nobody"])
+async def test_an_update_that_its_learner_did_not_sign_is_in_no_commit(folder: Path, forger: Signer | None) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            keeper = syncer.keepers[0]
+            update = an_update(w, "eu", forger)
+            key = update_key(0, "eu", 0, frame.digest(update))
+            await w.store.put(key, update)
+            # The learner itself says that it is its own: it was tricked, or somebody wrote over its prefix.
+            await w.bus.append(learner_stream("eu"), encode(announced(w, "eu", key, update), signer=EU))
+            why = Reason.UNSIGNED if forger is None else Reason.NOT_A_MEMBER
+            await until(lambda: keeper.rounds.rejected_total.get(why.value), f"turned away as {why.value}")
+            assert keeper.head == 0
+
+
+@pytest.mark.parametrize(
+    ("forger", "reason"),
+    [(EVIL, Reason.NOT_A_MEMBER), (US, Reason.NOT_A_MEMBER), (SYNC, Reason.NOT_A_MEMBER), (None, Reason.UNSIGNED)],
+    ids=["a stranger", "another member", "a syncer", "nobody"],
+)
+async def test_nobody_speaks_for_another(folder: Path, forger: Signer | None, reason: Reason) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            gone = Leave(run=w.run.digest, id="x", learner="eu", incarnation=99, step=0, done=True)
+            agent = w.by(EU).learner("eu")
+            head = syncer.keepers[0]
+            await w.bus.append(learner_stream("eu"), encode(gone, signer=forger))
+            await until(lambda: syncer.tallies.rejected.get(reason.value), f"turned away as {reason.value}")
+            await train(agent, 40, enough=lambda: head.head >= 2)  # whose words are heard: it never left
+
+
+async def test_no_flipped_bit_of_what_a_member_signed_is_accepted(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.keepers[0].head >= 2)
+        log = w.log
+        await log.members.refresh(w.store)
+        said = next(s.body for s in (await w.bus.read({learner_stream("eu"): ""}, 0.0))[learner_stream("eu")] if s.body)
+        draw = np.random.default_rng(0)
+        for bit in draw.permutation(8 * len(said))[:1500]:
+            with pytest.raises(RecordInvalid):
+                heard(learner_stream("eu"), flipped(said, int(bit)), w.run.digest, log.members)
+        kinds: dict[Kind, Body] = {}
+        for prefix in ("updates/", "values/", "commits/", "snapshots/", "learners/"):
+            for entry in await w.store.list(prefix):
+                blob = await w.store.get(entry.key)
+                kinds.setdefault(Kind(frame.kind_of(blob)), blob)
+        assert kinds.keys() >= {Kind.UPDATE, Kind.VALUE, Kind.COMMIT, Kind.SNAPSHOT, Kind.CLAIM}
+        for kind, blob in kinds.items():
+            log.members.require_author(blob, kind)
+            start = frame.payload_start(blob)
+            head = list(range(8 * start))
+            for bit in head + [8 * start + int(b) for b in draw.integers(0, max(1, 8 * (len(blob) - start)), 200)]:
+                if bit < 8 * len(blob):
+                    with pytest.raises(RecordInvalid):
+                        log.members.require_author(flipped(blob, bit), kind)
+
+
+async def test_what_one_kind_was_signed_as_is_no_other_and_no_other_runs(folder: Path, tmp_path: Path) -> None:
+    async with world(folder, seed()) as w, world(tmp_path / "other", seed(Rules(fragments=2))) as other:
+        log = w.log
+        update = an_update(w, "eu", EU)
+        assert frame.require_signature(update, Kind.UPDATE) == EU.author
+        with pytest.raises(RecordInvalid, match="no isthmus-claim signature"):
+            frame.require_signature(update, Kind.CLAIM)
+        gone = Leave(run=other.run.digest, id="x", learner="eu", incarnation=1, step=0, done=True)
+        with pytest.raises(RecordInvalid, match="another run"):
+            heard(learner_stream("eu"), encode(gone, signer=EU), w.run.digest, log.members)
+
+
+# --- syncers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forger", [EVIL, EU, None], ids=["a stranger", "a learner", "nobody"])
+async def test_a_commit_that_no_syncer_signed_is_no_commit(folder: Path, forger: Signer | None) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.keepers[0].head >= 2)
+        newest = (await all_commits(w.log))[0][-1]
+        header = msgspec.structs.replace(newest.header, previous=newest.digest, version=newest.version + 1)
+        body = frame.draft(Kind.COMMIT, header).blob
+        frame.seal(body, forger)
+        await w.store.create(commit_key(0, header.version), body)
+        with pytest.raises(LogCorrupt, match="not a syncer's commit"):
+            await w.log.newest(0)
+
+
+async def test_a_syncer_who_was_expelled_cannot_go_on_under_the_membership_of_before(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.keepers[0].head >= 2)
+        commits = (await all_commits(w.log))[0]
+        await admit(w, ("eu", L, EU))
+        newest = commits[-1]
+        # Up to the stated version the old membership holds, so the run may finish what it had begun …
+        last = len(commits) + GRACE_VERSIONS
+        for version in (last, last + 1):
+            header = msgspec.structs.replace(newest.header, version=version, members=1)
+            body = frame.draft(Kind.COMMIT, header).blob
+            frame.seal(body, SYNC)
+            await w.store.put(commit_key(0, version), body)
+        log = w.log
+        await log.members.refresh(w.store)
+        assert (await log.commit(0, last)) is not None
+        with pytest.raises(LogCorrupt, match="made under membership 1, when 2 was in force"):
+            await log.commit(0, last + 1)
+        # … and under the new one it is nobody.
+        header = msgspec.structs.replace(newest.header, version=last + 1, members=2)
+        body = frame.draft(Kind.COMMIT, header).blob
+        frame.seal(body, SYNC)
+        await w.store.put(commit_key(0, last + 1), body)
+        with pytest.raises(LogCorrupt, match="membership 2 names"):
+            await log.commit(0, last + 1)
+
+
+async def test_a_membership_never_goes_back_along_the_log(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.keepers[0].head >= 2)
+            await admit(w, *EVERYBODY, ("more", L, EVIL))
+            await until(lambda: syncer._log.members.current.version == 2, "the syncer knows of it")
+            before = syncer.keepers[0].head
+            await train(w.by(US).learner("us-1"), 40, enough=lambda: syncer.keepers[0].head >= before + 3)
+        commits = (await all_commits(w.log))[0]
+        assert commits[-1].header.members == 2
+        header = msgspec.structs.replace(
+            commits[-1].header, version=commits[-1].version + 1, previous=commits[-1].digest, members=1
+        )
+        body = frame.draft(Kind.COMMIT, header).blob
+        frame.seal(body, SYNC)
+        await w.store.create(commit_key(0, header.version), body)
+        with pytest.raises(LogCorrupt, match="made under membership 1, and the one before it under 2"):
+            async for _ in w.log.commits(0, 0):
+                pass
+
+
+# --- coming and going -------------------------------------------------------------------------------------------------
+
+
+async def test_a_learner_is_expelled_while_the_run_goes_on_and_replay_judges_by_the_commits(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            keeper = syncer.keepers[0]
+            both = [w.by(EU).learner("eu"), w.by(US).learner("us-1")]
+            await train(both[0], 30, enough=lambda: keeper.head >= 2)
+            await train(both[1], 30, enough=lambda: keeper.head >= 4)
+            await admit(w, ("us-*", L, US), ("s-*", S, SYNC))
+            await until(lambda: syncer._log.members.current.version == 2, "the syncer knows of it")
+            expelled_at = keeper.head
+            key, update = await an_update_of_now(w, "eu", EU, keeper.head)
+            await w.bus.append(
+                learner_stream("eu"), encode(announced(w, "eu", key, update, base=keeper.head), signer=EU)
+            )
+            await until(lambda: syncer.tallies.rejected.get("not-a-member"), "it is not heard any more")
+            await train(w.by(US).learner("us-1"), 70, enough=lambda: keeper.head >= expelled_at + 3)
+        commits = (await all_commits(w.log))[0]
+        later = [c for c in commits if c.header.members == 2]
+        assert later, "the run goes on"
+        assert {i.learner for c in later for i in c.header.inputs} == {"us-1"}
+        assert {i.learner for c in commits if c.header.members == 1 for i in c.header.inputs} >= {"eu"}
+        assert await differences(w.log) == []
+
+
+async def test_who_is_added_is_merged_without_a_restart(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, ("s-*", S, SYNC))
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await admit(w, ("s-*", S, SYNC), ("late", L, EU))
+            keeper = syncer.keepers[0]
+            await train(w.by(EU).learner("late"), 40, enough=lambda: keeper.head >= 2)
+        assert (await all_commits(w.log))[0][0].header.members == 2
+
+
+async def test_a_new_key_takes_the_place_of_an_old_one_and_the_learner_goes_on(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            keeper = syncer.keepers[0]
+            first = w.by(EU).learner("eu")
+            await train(first, 40, enough=lambda: keeper.head >= 2)
+            await admit(w, ("eu", L, EVIL), ("s-*", S, SYNC))
+            await until(lambda: syncer._log.members.current.version == 2, "the syncer knows of it")
+            second = w.by(EVIL).learner("eu")
+            head = keeper.head
+            await train(second, 60, enough=lambda: keeper.head >= head + 2)
+            assert second.incarnation == first.incarnation + 1
+            balanced(second)
+        assert await differences(w.log) == []
+
+
+async def test_a_claim_that_the_learner_did_not_sign_stops_nobody(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            agent = w.by(EU).learner("eu")
+            keeper = syncer.keepers[0]
+            told = False
+
+            async def forge() -> None:
+                mine = await w.store.get(claim_key("eu", 1))
+                frame.seal(mine, US)
+                await w.store.create(claim_key("eu", 2), mine)
+                agent._tenure.doubt()
+
+            def enough() -> bool:
+                nonlocal told
+                told = told or "is claimed by nobody who may" in caplog.text
+                return told and keeper.head >= 3
+
+            async def later() -> None:
+                while not agent.incarnation:  # noqa: ASYNC110 (nothing says that it has joined)
+                    await asyncio.sleep(0.02)
+                await forge()
+
+            forging = asyncio.ensure_future(later())
+            await train(agent, 30, enough=enough)
+            await forging
+
+
+# --- a store that shows two histories ---------------------------------------------------------------------------------
+
+
+class TwoFaced(Layer):
+    """Shows one commit as it is to some, and as another syncer's key made it to others."""
+
+    def __init__(self, inner: Any, key: str, other: bytes) -> None:
+        super().__init__(inner)
+        self.key, self.other = key, other
+
+    async def get(self, key: str) -> Body:
+        """Show it."""
+        return bytearray(self.other) if key == self.key else await super().get(key)
+
+
+async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            keeper = syncer.keepers[0]
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: keeper.head >= 2)
+            blob = await w.store.get(commit_key(0, 1))
+            header, _ = frame.parse(blob, Kind.COMMIT, CommitHeader)
+            other = frame.draft(Kind.COMMIT, msgspec.structs.replace(header, attempt="another")).blob
+            frame.seal(other, SYNC)
+            # The learner was shown another commit 1, and says so with its next announcement.
+            told = announced(w, "us-1", "updates/00000/us-1/x", b"x", seen=keeper.head, seen_digest=frame.digest(other))
+            await w.bus.append(learner_stream("us-1"), encode(told, signer=US))
+            await until(
+                lambda: keeper.rounds.rejected_total.get("malformed"), "a key that is none is turned away first"
+            )
+            update = an_update(w, "us-1", US, base=keeper.head)
+            key = update_key(0, "us-1", keeper.head, frame.digest(update))
+            await w.store.put(key, update)
+            told = announced(
+                w, "us-1", key, update, base=keeper.head, seen=keeper.head, seen_digest=frame.digest(other)
+            )
+            await w.bus.append(learner_stream("us-1"), encode(told, signer=US))
+            await until(lambda: keeper.rounds.rejected_total.get("other-history"), "it is found out")
+            assert "the store shows two histories" in caplog.text
+            # And the other way round: the syncer says which commit it wrote, the learner sees another.
+            caplog.clear()
+            learner = w.by(US).learner("us-2")
+            await learner.join()
+            mine = learner.downlink.known[0]
+            said = Committed(
+                run=w.run.digest, id="x", syncer="s-1", fragment=0, version=mine.version, digest=frame.digest(other)
+            )
+            learner._hear(said)
+            assert "the store shows two histories" in caplog.text
+
+
+# --- who writes what --------------------------------------------------------------------------------------------------
+
+
+async def test_messages_of_a_signed_run_travel_in_batches_of_one_author(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        log = w.log
+        await log.members.refresh(w.store)
+        words = [
+            Leave(run=w.run.digest, id=f"{i}", learner=who, incarnation=1, step=i, done=False)
+            for i, who in enumerate(["us-1", "us-1", "us-2"])
+        ]
+        assert heard(learner_stream("us-1"), encode(*words[:2], signer=US), w.run.digest, log.members) == tuple(
+            words[:2]
+        )
+        with pytest.raises(RecordInvalid, match="not by the learner"):
+            heard(learner_stream("us-1"), encode(*words, signer=US), w.run.digest, log.members)
+        committed = [Committed(run=w.run.digest, id="x", syncer=name, fragment=0, version=1) for name in ("s-1", "s-2")]
+        with pytest.raises(RecordInvalid, match="several names"):
+            heard(SYNCER_STREAM, encode(*committed, signer=SYNC), w.run.digest, log.members)
+
+
+async def test_in_an_unsigned_run_a_signature_is_out_of_place(folder: Path) -> None:
+    async with world(folder) as w:
+        update = an_update(w, "eu", EU)
+        with pytest.raises(RecordInvalid, match="nothing in this run is"):
+            w.log.members.require_author(update, Kind.UPDATE, "eu")
+
+
+async def test_a_fragment_of_a_signed_run_heals_by_a_member(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1"), killed=True) as syncer:
+            await train(w.by(EU).learner("eu"), 60, enough=lambda: syncer.keepers[0].head >= 3)
+        commits = (await all_commits(w.log))[0]
+        await w.store.delete(commits[-1].header.inputs[0].key)
+        log = w.by(SYNC).log
+        await log.members.refresh(w.store)
+        found = (await heal.diagnose(log, [0]))[0]
+        assert found.wound is not None
+        assert await heal.heal(log, found) is not None
+        assert (await fold.fold(w.log, 0, fold.Merging(w.log))).version == len(commits) + 1
+
+
+def flipped(data: bytes | Body, bit: int) -> bytearray:
+    out = bytearray(data)
+    out[bit // 8] ^= 1 << bit % 8
+    return out
+
+
+def an_update(w: World, learner: str, signer: Signer | None, base: int = 0) -> Body:
+    cut, code = w.run.layout.fragments[0], codec(w.run.rules.codec_up)
+    header = UpdateHeader(
+        schema=1, run=w.run.digest, fragment=0, learner=learner, incarnation=1, base=base,
+        codec=w.run.rules.codec_up, steps=5, tokens=500, step=5, tokens_seen=500, train_s=1.0,
+    )  # fmt: skip
+    blob = frame.written(Kind.UPDATE, header, pack(code, cut, np.full(cut.size, 1e-3, np.float32)))
+    frame.seal(blob, signer)
+    return blob
+
+
+async def an_update_of_now(w: World, learner: str, signer: Signer, base: int) -> tuple[str, Body]:
+    blob = an_update(w, learner, signer, base)
+    key = update_key(0, learner, base, frame.digest(blob))
+    await w.store.put(key, blob)
+    return key, blob
+
+
+def announced(w: World, learner: str, key: str, blob: Body | bytes, base: int = 0, **more: Any) -> Announce:
+    return Announce(
+        run=w.run.digest, id="x", learner=learner, incarnation=1, fragment=0, base=base, key=key,
+        digest=frame.digest(blob), size=len(blob), steps=5, tokens=500, step=5, tokens_seen=500, due=True, age_s=0.0,
+        step_s=0.01, upload_s=0.01, sync_s=0.01, **more,
+    )  # fmt: skip
