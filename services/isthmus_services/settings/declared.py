@@ -22,7 +22,7 @@ from isthmus_services.settings.shared import (
     TakingPart,
 )
 
-BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "bytes", "start")
+BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "bytes", "start", "signing")
 """What `all` measures."""
 
 APART = ("peers", "links")
