@@ -4,24 +4,28 @@ from collections.abc import Iterable
 from typing import Any
 
 from isthmus.records.objects import CommitHeader
-from isthmus.rounds.events import Action, Announced, Appended, Arrived, CaughtUp, Fetch, Pointer
+from isthmus.rounds.events import Action, Announced, Appended, Arrived, CaughtUp, Fetch, Pointer, Spoiled
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
-from isthmus.rules import Pace
+from isthmus.rules import Bounds, Pace
 from log_helpers import committed, digest_of, given
 
 PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)
 STEP_S = 0.1
+AT_ONCE = Bounds(opening=0.0)
+"""A learner may open one round after the other: stories are short of time."""
 
 
 class Story:
     """Rounds of one fragment at a syncer that knows these learners, with a clock that is told what time it is."""
 
-    def __init__(self, *learners: str, pace: Pace = PACE, sync_every: int = 12, step_s: float = STEP_S) -> None:
+    def __init__(
+        self, *learners: str, pace: Pace = PACE, sync_every: int = 12, step_s: float = STEP_S, bounds: Bounds = AT_ONCE,
+    ) -> None:  # fmt: skip
         self.now = 100.0
         self.step_s = step_s
         self.members = Members(pace, 0.0)
-        self.rounds = Rounds(pace, sync_every, self.members)
+        self.rounds = Rounds(pace, sync_every, self.members, bounds)
         for learner in learners:
             self.beat(learner)
 
@@ -58,6 +62,12 @@ class Story:
             if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
                 following += self.rounds.on(Arrived(action.pointer), self.now)
         return following
+
+    def spoil(self, *digests: bytes) -> list[Action]:
+        """Find that the round's sum is not finite, by these of its updates: all of them by default."""
+        assert self.rounds.round is not None, "no round to spoil"
+        by = digests or [p.digest for p in self.rounds.round.arrived.values()]
+        return self.rounds.on(Spoiled(frozenset(by)), self.now)
 
     def commit(self, *learners: str, base: int | None = None, **changed: Any) -> list[Action]:
         """Take the next commit of the log, which merges what these have sent on a base, the head by default."""

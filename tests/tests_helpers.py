@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,8 +148,12 @@ async def train(
     seed: int = 0,
     tokens: int = 100,
     enough: Callable[[], bool] = lambda: True,
+    toward: Sequence[F32] | None = None,
 ) -> NumpyReplica:
-    """Join, train so many steps of a toy problem and on until there is enough, finish the uploads, leave."""
+    """Join, train so many steps of a toy problem and on until there is enough, finish the uploads, leave.
+
+    `toward`: where each fragment's values are pulled; to zero by default.
+    """
     await agent.join()
     replica = NumpyReplica(agent.layout)
     boundary = agent.attach(replica)
@@ -158,8 +162,9 @@ async def train(
     end = time.monotonic() + 120.0
     while (boundary.step < steps or not enough()) and not task.done():
         assert time.monotonic() < end, "never enough"
-        for values in replica.values:
-            values -= np.float32(0.02) * values + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
+        for p, values in enumerate(replica.values):
+            away = values if toward is None else values - toward[p]
+            values -= np.float32(0.02) * away + draw.normal(scale=1e-3, size=values.size).astype(np.float32)
         boundary.after_step(tokens, 1.0)
         await asyncio.sleep(step_s)
     agent.drain(done=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from isthmus.reasons import Reason
+from isthmus.reasons import Clip, Reason
 
 PREFIX = "isthmus_"
 
@@ -120,6 +120,11 @@ class SyncerMetrics(Metrics):
         self.rejections = self._counter("rejections_total", "Updates and messages turned away.", "reason")
         for reason in Reason:
             self.rejections.labels(reason.value)  # from 0 on, so that the first of a kind is an increase
+        self.clipped = self._counter(
+            "updates_clipped_total", "Updates merged for less than they said, by what was beyond the bounds.", "reason"
+        )
+        for clip in Clip:
+            self.clipped.labels(clip.value)
         self.commit_age = self._gauge(
             "fragment_commit_age_seconds", "Time since this syncer last saw a new commit of the fragment.", "fragment"
         )

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     WRONG_AUTHOR = "wrong-author"  # a stream or key of one learner speaks for another
     NON_FINITE = "non-finite"  # holds a NaN or an infinity
     OVERFLOW = "overflow"  # finite, but merging it would not be
+    TOO_LONG = "too-long"  # so much longer than what was merged lately that it is no step of this training
     UNSIGNED = "unsigned"  # nobody's signature, in a run whose objects are signed
     BAD_SIGNATURE = "bad-signature"  # a signature that is none of these bytes by this key
     NOT_A_MEMBER = "not-a-member"  # signed by a key that the membership does not name for this
@@ -30,6 +31,16 @@ class Reason(StrEnum):
     OVERTAKEN = "overtaken"  # a newer base of the same learner is already in the round
     DUPLICATE = "duplicate"  # said again
     UNKNOWN_BASE = "unknown-base"  # its base does not exist (yet)
+
+
+class Clip(StrEnum):
+    """Why an update counted for less than it said. Recorded in commits beside what it counted for."""
+
+    STEPS = "steps"  # more steps than there was time for since its base
+    TOKENS = "tokens"  # far more tokens a step than others have, or than it had itself
+    WEIGHT = "weight"  # far more weight than the median of what came lately
+    NORM = "norm"  # far longer than what came lately: its length is cut
+    SHORT = "short"  # far shorter than what came lately: its weight is cut, since directions are taken by weight alone
 
 
 HARMLESS = frozenset({Reason.SUPERSEDED, Reason.DUPLICATE})

@@ -241,6 +241,44 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self
 
 
+Factor = Annotated[float, msgspec.Meta(ge=1.0, le=1e9)]
+
+
+class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How far one learner may be from the others and still count in full. Stored with the run; what a commit made of it
+    is recorded there (`isthmus.rounds.bounds`). Each is a factor; 1e9 lets anything pass."""
+
+    weight: Factor = 2.0
+    """k: an update weighs at most so many times the median of what came lately. One learner among M − 1 that weigh the
+    same has at most k / (k + M − 1) of a round: with 2, less than half from three others on."""
+    norm: Factor = 4.0
+    """c: an update is at most so many times as long (per root of its steps) as the median: a longer one is cut, and one
+    that is so many times shorter weighs less."""
+    refused: Factor = 100.0
+    """Times the median length above which an update is turned away."""
+    rate: Factor = 8.0
+    """Tokens per step, in medians."""
+    jump: Factor = 4.0
+    """Tokens per step, in those of the same learner's last merged update."""
+    slow: Factor = 16.0
+    """Durations that learners say of themselves are taken to be at most so many times their median …"""
+    fast: Factor = 4.0
+    """… and at least this part of it."""
+    opening: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.8
+    """Of the time that H steps take a learner, or half of all learners if that is longer, how much passes at least
+    between two rounds of a fragment that it opens."""
+    absent: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 3
+    """Rounds of a fragment in a row to which a learner has not come, nor passed them, after which none waits for it."""
+
+    def check(self) -> "Bounds":
+        """Return self. Raises `InputError` for a number out of range."""
+        _validate(self)
+        return self
+
+
+BOUNDS = Bounds()
+"""What holds where nobody says otherwise."""
+
 # --- what processes do unless they are told otherwise ----------------------------------------------------------------
 
 CHECKPOINT_S = 60.0
@@ -279,7 +317,7 @@ def bounds(kind: type[Rules] | type[Pace], name: str) -> dict[str, float]:
     return {at: limit for meta in metas for at in ("ge", "gt", "le", "lt") if (limit := getattr(meta, at)) is not None}
 
 
-def _validate(settings: Rules | Pace) -> None:
+def _validate(settings: Rules | Pace | Bounds) -> None:
     of = type(settings).__name__.lower()
     for field in msgspec.structs.fields(type(settings)):
         value = getattr(settings, field.name)

@@ -646,7 +646,7 @@ MUTANTS = [
     *of(
         "rounds/members.py",
         "tests/unit/test_members_heard.py tests/unit/test_members.py",
-        row("any-step-is-believed", "min(max(steps), SLOWER_MAX * statistics.median_low(steps))", "max(steps)"),
+        row("any-age-of-silence-is-long", "before = now - FORGET_SILENCES * self._pace.silence_s", "before = now"),
         row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),
         row(
             "a-gap-makes-everybody-silent",

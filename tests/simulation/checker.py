@@ -182,7 +182,12 @@ class Checker:
                 self.violate(f"{key}: merges {given.key}: {error}")
                 continue
             h = update.header
-            if (given.steps, given.tokens, given.weight) != (h.steps, h.tokens, h.tokens * (h.tokens / h.steps)):
+            asked = h.tokens * (h.tokens / h.steps)
+            if (given.steps, given.tokens) != (h.steps, h.tokens) or not (
+                given.weight == asked and given.scale == 1.0
+                if not given.clipped
+                else given.weight > 0.0 and 0.0 < given.scale <= 1.0
+            ):
                 self.violate(f"{key}: merges {given.key} with another weight")
             if given.base >= v or given.base <= self.bases.get((p, given.learner), -1):
                 self.violate(f"{key}: base {given.base} of {given.learner} after {self.bases.get((p, given.learner))}")

@@ -8,8 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from isthmus.layout import Spec, TensorClass
-from isthmus.rounds.members import SLOWER_MAX
-from isthmus.rules import Adoption, Pace, Rules
+from isthmus.rules import BOUNDS, Adoption, Pace, Rules
 from isthmus.simulate.process import MEASURED, Costs
 from isthmus.simulate.weather import Fault
 from isthmus.syncer.holders import BEATS_PER_INTERVAL, SILENT_BEATS
@@ -176,7 +175,7 @@ class Scenario:
         silence_s = SILENT_BEATS / BEATS_PER_INTERVAL * self.pace.heartbeat_s
         round_s = max((self.rules.sync_every + 2) * max(self.step_s), self.pace.silence_s)
         if self.hostile is Hostility.FORGES and self.pace.quorum > self.learners:
-            round_s *= SLOWER_MAX
+            round_s *= BOUNDS.slow
         return STORE_TIMEOUT_S + 2.0 * silence_s + self.pace.silence_s + 2.0 * round_s + MARGIN_S
 
     @property

@@ -100,7 +100,7 @@ class Values:
         """Return what is wrong with the values of a commit."""
         p = header.fragment
         fragment = self.fragments[p]
-        read = [self._given(given.key, p) for given in header.inputs]
+        read = [self._given(given, p) for given in header.inputs]
         inputs = [given for given in read if given is not None]
         value = self._checker.stored(header.value_key)
         if fragment.lost or value is None or len(inputs) < len(read):
@@ -128,12 +128,12 @@ class Values:
         _, payload = frame.parse(data, frame.Kind.SNAPSHOT, SnapshotHeader)
         return self.fragments[header.fragment].snapshot(header.version, bytes(payload))
 
-    def _given(self, key: str, p: int) -> Given | None:
-        blob = self._checker.stored(key)
+    def _given(self, given: Input, p: int) -> Given | None:
+        blob = self._checker.stored(given.key)
         if blob is None:
             return None
         header, payload = frame.parse(blob, frame.Kind.UPDATE, UpdateHeader)
-        return Given(self._decode(header.codec, p, payload), header.tokens, header.steps)
+        return Given(given.scale * self._decode(header.codec, p, payload), given.weight)
 
     def _decode(self, name: str, p: int, payload: memoryview) -> np.ndarray:
         return decode(name, self._sizes(p), bytes(payload))[0].astype(np.float64)

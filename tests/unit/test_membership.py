@@ -1,5 +1,6 @@
 """Who may take part: the chain of memberships, its rules, and what each lets a key do."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def entry(name: str, signer: Signer, role: MemberRole = L) -> MemberSpec:
 
 def signed_seed() -> Any:
     seed = seed_of()
-    return type(seed)(seed.specs, seed.values, {}, seed.rules, seed.pace, "", 0, OWNER)
+    return replace(seed, signer=OWNER)
 
 
 async def put(w: World, *entries: MemberSpec, signer: Signer = OWNER, successor: Signer | None = None) -> Members:

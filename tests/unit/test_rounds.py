@@ -24,7 +24,6 @@ from isthmus.rounds.events import (
     Passed,
     Pointer,
     Refused,
-    Spoiled,
     Tick,
     Unreachable,
 )
@@ -311,7 +310,7 @@ def test_what_a_lost_commit_left_over_is_taken_up_again() -> None:
 def test_a_spoiled_round_turns_its_updates_away() -> None:
     story = Story("a")
     story.arrive(story.announce("a", due=True))
-    story.rounds.on(Spoiled(), story.now)
+    story.spoil()
     assert story.rounds.rejected_total == {"overflow": 1}
     assert story.rounds.phase is Phase.CLOSED
 

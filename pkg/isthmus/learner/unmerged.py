@@ -26,6 +26,7 @@ REMEDIES: dict[str, str] = {
     Reason.UNREADABLE: _ITS_BYTES,
     Reason.NON_FINITE: _NOT_A_NUMBER,
     Reason.OVERFLOW: _NOT_A_NUMBER,
+    Reason.TOO_LONG: _NOT_A_NUMBER,
     Reason.STALE: _TOO_SLOW,
     Reason.UNSIGNED: _NO_MEMBER,
     Reason.BAD_SIGNATURE: _NO_MEMBER,

@@ -16,7 +16,7 @@ from isthmus.log.run import Run, described, parsed, read_run
 from isthmus.records import frame
 from isthmus.records.keys import RUN_KEY, snapshot_key
 from isthmus.records.objects import SCHEMA, RunHeader
-from isthmus.rules import MergeRule, Pace, Rules
+from isthmus.rules import BOUNDS, Bounds, MergeRule, Pace, Rules
 from isthmus.runtime import Runtime
 from isthmus.signing import Signer
 from isthmus.store import Store
@@ -38,6 +38,7 @@ class Seed:
     pace: Pace
     model: str = ""
     seed: int = 0
+    bounds: Bounds = BOUNDS
     signer: Signer | None = None
     """The key of the run's owner, by whom everything in it is vouched for; None: nothing in it is signed."""
 
@@ -51,6 +52,7 @@ async def create_run(store: Store, runtime: Runtime, seed: Seed) -> Run:
     # Part of a matrix has part of its directions: isotropic merges want them whole, at the price of some balance.
     layout = partition(seed.specs, seed.rules.check().fragments, finer=seed.rules.merge != MergeRule.ISO)
     seed.pace.check()
+    seed.bounds.check()
     try:
         return _same(await read_run(store), seed)
     except RunMissing:
@@ -105,6 +107,7 @@ def _run_object(seed: Seed, layout: Layout, digests: Sequence[bytes], created_at
         created_at=created_at,
         snapshots=tuple(digests),
         layout=frame.digest(payload),
+        bounds=seed.bounds,
         owner=seed.signer.author if seed.signer else None,
     )
     out = frame.draft(frame.Kind.RUN, header, len(payload))

@@ -97,7 +97,9 @@ class _Watch:
             "tokens": (given.tokens, h.tokens),
             "step": (given.step, h.step),
         }
-        facts["weight"] = given.weight, merge.weight(h.tokens, h.steps)
+        # What was clipped counts as the commit says; it is never more than what it asked for.
+        asked = merge.weight(h.tokens, h.steps)
+        facts["weight"] = given.weight, min(given.weight, asked) if given.clipped else asked
         for what, (recorded, found) in facts.items():
             if recorded != found:
                 self.odd.append(f"{given.key}: its {what} is {found}, the commit merged it with {recorded}")

@@ -26,7 +26,7 @@ from isthmus.records.fields import (
     Weight,
 )
 from isthmus.records.tree import LeafSpec
-from isthmus.rules import BLOCK_MAX, FRAGMENTS_MAX, MemberRole, MergeRule, Pace, Rules
+from isthmus.rules import BLOCK_MAX, BOUNDS, FRAGMENTS_MAX, Bounds, MemberRole, MergeRule, Pace, Rules
 
 Schema = Literal[1]
 SCHEMA: Schema = 1
@@ -80,6 +80,8 @@ class RunHeader(Record, frozen=True, kw_only=True):
     """Digest of the version-0 snapshot object of each fragment."""
     layout: Digest
     """Of the payload: nothing else vouches for it, and the identity of the run is the digest of the whole."""
+    bounds: Bounds = BOUNDS
+    """How much one learner can do."""
     owner: PublicKey | None = None
     """Whose key signed this, and says who may take part; None: nothing in this run is signed."""
 
@@ -320,6 +322,10 @@ class Input(Record, frozen=True, kw_only=True):
     """Effective weight, exactly as it was used (float64)."""
     scale: Scale = 1.0
     """By which it was clipped, exactly as it was used (float64): 1 where it was not."""
+    norm: Finite = 0.0
+    """Its Euclidean length before that; 0 where it was not recorded."""
+    clipped: Annotated[tuple[Text, ...], msgspec.Meta(max_length=8)] = ()
+    """Why its weight is not tokens² / steps, or its scale not 1: names of `isthmus.reasons.Clip`."""
 
 
 class Late(Record, frozen=True, kw_only=True):
@@ -461,6 +467,8 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     rejected: Annotated[tuple[Rejection, ...], msgspec.Meta(max_length=LISTED_MAX)]
     rejected_total: dict[str, Counter]
     """By reason, over the whole log of this fragment."""
+    clipped_total: dict[str, Counter] = {}
+    """Updates that were merged for less than they said, by reason, over the whole log of this fragment."""
     waited: Waited
     writer: Name
     attempt: Text

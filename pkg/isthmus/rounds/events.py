@@ -127,7 +127,10 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """Merging the round would give no finite state: its updates are turned away, all of them."""
+    """Merging the round would give no finite state, by these of its updates: they are turned away."""
+
+    by: frozenset[bytes]
+    """Their digests."""
 
 
 @dataclass(frozen=True, slots=True)

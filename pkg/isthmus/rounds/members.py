@@ -5,18 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.averages import smooth
+from isthmus.rounds.bounds import within
 from isthmus.rounds.grace import Terms
-from isthmus.rules import Pace
+from isthmus.rules import BOUNDS, Bounds, Pace
 
 FORGET_SILENCES = 100
 """Times L after which a silent learner is a stranger again."""
 
 LEFT_MAX = 1024
 """Learners remembered as having left on purpose."""
-
-SLOWER_MAX = 16.0
-"""Of the median's step: as slow a step is believed. A round that misses its quorum waits H steps of the slowest, and
-one learner could say that its steps take for ever."""
 
 
 @dataclass(slots=True)
@@ -35,8 +32,11 @@ class Member:
 class Members:
     """The learners heard of lately. After a start or a gap of the bus nobody's silence means anything for a while."""
 
-    def __init__(self, pace: Pace, now: float) -> None:
+    def __init__(self, pace: Pace, now: float, bounds: Bounds = BOUNDS) -> None:
+        """`bounds`: how far from the others a learner's own word is believed: a round that misses its quorum waits H
+        steps of the slowest, and grace is as long as the fastest has steps."""
         self._pace = pace
+        self._bounds = bounds
         self._members: dict[str, Member] = {}
         self._left: dict[str, int] = {}
         self.hold_until = now + pace.heartbeat_s
@@ -100,14 +100,26 @@ class Members:
         """Return what is known of these learners' speeds."""
         found = [self._members[name] for name in expected if name in self._members]
         late = [self._members[name] for name in missing if name in self._members]
-        steps = [m.step_s for m in found if m.step_s > 0.0]
-        slowest = min(max(steps), SLOWER_MAX * statistics.median_low(steps)) if steps else 0.0
+        fast, slow = self._bounds.fast, self._bounds.slow
+        fastest, slowest = within((m.step_s for m in found), fast, slow)
+        _, upload_s = within((m.upload_s for m in found), fast, slow)
         return Terms(
-            fastest_step_s=min(steps, default=0.0),
+            fastest_step_s=fastest,
             slowest_step_s=slowest,
-            sync_s=max((m.sync_s for m in found), default=0.0),
-            cap_s=slowest + max((m.answer_s or m.upload_s for m in late), default=0.0),
+            sync_s=within((m.sync_s for m in found), fast, slow)[1],
+            cap_s=slowest + max((m.answer_s or min(m.upload_s, upload_s) for m in late), default=0.0),
         )
+
+    def usual_step_s(self, learner: str = "") -> float:
+        """Return the median step of those here, or that of a learner where it is longer [s]; 0 while unknown."""
+        steps = [m.step_s for m in list(self._members.values()) if m.step_s > 0.0]
+        if not steps:
+            return 0.0
+        median = statistics.median_low(steps)
+        member = self._members.get(learner)
+        if member is None:
+            return median
+        return min(max(member.step_s, median), median * self._bounds.slow)
 
     def forget(self, now: float) -> set[str]:
         """Drop whom nobody will wait for again, so that memory is bounded by who is here; return their names."""

@@ -8,7 +8,7 @@ Announced is not arrived: an update counts once its bytes are here and checked. 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -41,7 +41,7 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.members import Members
-from isthmus.rules import Pace
+from isthmus.rules import BOUNDS, Bounds, Pace
 
 POINTERS_MAX = 4096
 """Updates of one fragment that wait at most; beyond that a newcomer is turned away."""
@@ -117,7 +117,7 @@ class Round:
 class Rounds:
     """The rounds of one fragment at one syncer."""
 
-    def __init__(self, pace: Pace, sync_every: int, members: Members) -> None:
+    def __init__(self, pace: Pace, sync_every: int, members: Members, bounds: Bounds = BOUNDS) -> None:
         self.phase = Phase.CLOSED
         self.round: Round | None = None
         self.head = 0
@@ -137,6 +137,14 @@ class Rounds:
         # How often, when last, and the digest of that one.
         self._close_to_commit_s = 0.0
         self._opened: dict[int, float] = {}  # when, by version: of this round and the one before
+        self._bounds = bounds
+        self._missed: dict[str, int] = {}  # rounds in a row that a learner was missing in, and did not pass
+        self._held_back = False
+        """Whether an update that is due waits only for its learner's turn to open a round."""
+        self.clipped_total: dict[str, int] = {}
+        """By reason, over the fragment's log."""
+        self._opened_by: dict[str, float] = {}  # when each learner last opened a round here
+        self._known_since: dict[int, float] = {}  # when each of the newest versions was read or written here
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -171,8 +179,9 @@ class Rounds:
                 self._appended(commit, now)
             case CaughtUp():
                 return self._caught_up(now)
-            case Spoiled():
-                self._spoiled(now)
+            case Spoiled(by):
+                self._spoiled(by, now)
+                return self._caught_up(now)
             case Lost():
                 self._lost()
         return []
@@ -184,7 +193,10 @@ class Rounds:
         return self._caught_up(now) if taken else []
 
     def _announced(self, pointer: Pointer, now: float) -> list[Action]:
-        """Take an announcement."""
+        """Take an announcement. It cannot have been taken before what it is based on was there."""
+        since = self._known_since.get(pointer.base)
+        if since is not None and pointer.boundary_at < since and not pointer.old:
+            pointer = replace(pointer, boundary_at=min(since, now))
         if pointer.base > self.head + AHEAD_MAX:
             self._reject(pointer, Reason.UNKNOWN_BASE, now)
             return [CatchUp()]
@@ -214,8 +226,10 @@ class Rounds:
         # Due once is due: a later life repeats an update without knowing that it was.
         due = pointer.due or (known is not None and known.due)
         if self._may_open and due and pointer.base == self.head:
-            self._open(pointer.boundary_at, now, pointer.learner)
-            actions.append(CallRound(self.head + 1))
+            self._held_back = now < self._opens_at(pointer.learner)
+            if not self._held_back:
+                self._open(pointer.boundary_at, now, pointer.learner)
+                actions.append(CallRound(self.head + 1))
         return actions + self.fetches()
 
     def _called(self, version: int, by: str, now: float) -> list[Action]:
@@ -233,6 +247,10 @@ class Rounds:
             self.round.passed[learner] = now
             self.round.note("pass", learner, now)
         return self._tick(now)
+
+    def elapsed_s(self, base: int, now: float) -> float:
+        """Return how long a version has been known here, in seconds; infinity where that is not known."""
+        return now - self._known_since.get(base, -math.inf)
 
     def accepts(self, pointer: Pointer) -> bool:
         """Return whether a fetched update still belongs into the round; if so the caller accumulates it now."""
@@ -288,7 +306,7 @@ class Rounds:
         messages never cease, no timer would ever find the queue empty."""
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
-            return []
+            return self._caught_up(now) if self._held_back and self._opens_next() <= now else []
         expected = self._expected(now)
         self._note_expected(r, expected, now)
         r.quorum = min(self._pace.quorum, max(1, len(expected)))
@@ -325,7 +343,8 @@ class Rounds:
         """Return when `tick` has to be called, `now` where that is overdue; None without a round that waits."""
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
-            return None
+            opens = self._opens_next() if self._held_back else math.inf
+            return max(now, opens) if math.isfinite(opens) else None
         # At least every heartbeat: calls are repeated, and members fall silent without an event.
         times = [self._gives_up(r), r.called_at + self._pace.heartbeat_s]
         if self._members.hold_until > now:
@@ -343,9 +362,11 @@ class Rounds:
         if ours and self.round is not None:
             self._close_to_commit_s = smooth(self._close_to_commit_s, now - self.round.closed_at)
         leftover = list(self.round.arrived.values()) if self.round else []
-        self.phase, self.round = Phase.CLOSED, None
+        self.phase, self.round, self._held_back = Phase.CLOSED, None, False
         self.head = commit.version
         self._note_commit(commit)
+        oldest = commit.version - self._pace.staleness - 1
+        self._known_since = {v: at for v, at in self._known_since.items() if v >= oldest} | {commit.version: now}
         merged = {given.digest for given in commit.inputs}
         for pointer in leftover:
             self._waiting.setdefault((pointer.learner, pointer.base), pointer)
@@ -359,16 +380,24 @@ class Rounds:
     def _caught_up(self, now: float) -> list[Action]:
         """Open the next round where a due update on the newest version waits for it."""
         for pointer in self._waiting.values():
-            if self._may_open and pointer.due and pointer.base == self.head:
+            if not self._would_open(pointer):
+                continue
+            self._held_back = now < self._opens_at(pointer.learner)
+            if not self._held_back:
                 self._open(pointer.boundary_at, now, pointer.learner)
                 return [CallRound(self.head + 1), *self.fetches()]
         return []
 
-    def _spoiled(self, now: float) -> None:
-        """Note that merging the round would give no finite state: its updates are turned away, all of them."""
+    def _spoiled(self, by: Collection[bytes], now: float) -> None:
+        """Note that merging the round would give no finite state: those updates are turned away that it is by, the
+        others wait for the next."""
         if self.round is not None:
-            for pointer in self.round.arrived.values():
-                self._reject(pointer, Reason.OVERFLOW, now)
+            for place, pointer in self.round.arrived.items():
+                if pointer.digest in by:
+                    self._reject(pointer, Reason.OVERFLOW, now)
+                    self._refused[pointer.digest] = pointer.base, Reason.OVERFLOW
+                else:
+                    self._waiting.setdefault(place, pointer)
         self.phase, self.round = Phase.CLOSED, None
 
     def _lost(self) -> None:
@@ -376,7 +405,7 @@ class Rounds:
         if self.round is not None:
             for pointer in self.round.arrived.values():
                 self._waiting.setdefault((pointer.learner, pointer.base), pointer)
-        self.phase, self.round = Phase.CLOSED, None
+        self.phase, self.round, self._held_back = Phase.CLOSED, None, False
 
     # --- what a commit records ----------------------------------------------------------------------------------------
 
@@ -434,7 +463,14 @@ class Rounds:
         # Older bases are stale anyway; forgetting them keeps memory bounded by who is here.
         oldest = commit.version - self._pace.staleness - 1
         self._merged = {who: base for who, base in self._merged.items() if base >= oldest}
+        # Who was waited for and never came, nor said that it would not: it is heard, and that is all.
+        came = {given.learner for given in commit.inputs} | {p.learner for p in commit.waited.passed}
+        self._missed = {who: n for who, n in self._missed.items() if who not in came} | {
+            who: self._missed.get(who, 0) + 1 for who in commit.waited.missing if who not in came
+        }
         self._recent = [*self._recent, {given.learner for given in commit.inputs}][-2:]
+        for reason, total in commit.clipped_total.items():
+            self.clipped_total[reason] = max(total, self.clipped_total.get(reason, 0))
         for reason, total in commit.rejected_total.items():
             self.rejected_total[reason] = max(total, self.rejected_total.get(reason, 0))
         self._refused = {digest: of for digest, of in self._refused.items() if of[0] >= oldest}
@@ -449,7 +485,26 @@ class Rounds:
     def _expected(self, now: float) -> set[str]:
         # Beside who is here: whose update is on its way to us. Who has left can be waited for no longer than that, and
         # no later round would take what it left behind.
-        return self._members.expected(self._known(), now) | {learner for learner, _ in self._fetching}
+        here = self._members.expected(self._known(), now)
+        absent = {who for who, rounds in self._missed.items() if rounds >= self._bounds.absent}
+        return (here - absent) | {learner for learner, _ in self._fetching}
+
+    def _would_open(self, pointer: Pointer) -> bool:
+        return self._may_open and pointer.due and pointer.base == self.head
+
+    def _opens_at(self, learner: str) -> float:
+        """Return from when on a learner may open another round: one that is always due would open and close each of
+        them alone, and leave others no time to train in."""
+        last = self._opened_by.get(learner)
+        if last is None:
+            return -math.inf
+        return last + self._bounds.opening * self._sync_every * self._members.usual_step_s(learner)
+
+    def _opens_next(self) -> float:
+        """Return when an update that waits may open a round; infinity where none does."""
+        if not self._may_open:
+            return math.inf
+        return min((self._opens_at(p.learner) for p in self._waiting.values() if self._would_open(p)), default=math.inf)
 
     @property
     def _may_open(self) -> bool:
@@ -463,6 +518,9 @@ class Rounds:
     def _open(self, boundary_at: float, now: float, by: str) -> None:
         self.phase = Phase.OPEN
         self._opened = {v: at for v, at in self._opened.items() if v >= self.head} | {self.head + 1: now}
+        horizon = now - self._sync_every * self._members.usual_step_s() * self._bounds.slow
+        self._held_back = False
+        self._opened_by = {who: at for who, at in self._opened_by.items() if at >= horizon} | {by: now}
         expected = self._expected(now)
         slowest = self._members.terms(expected, ()).slowest_step_s or STEP_UNKNOWN_S
         self.round = Round(

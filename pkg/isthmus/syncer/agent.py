@@ -120,7 +120,7 @@ class Syncer:
         bus = TolerantBus(TimedBus(bus, self.metrics, runtime), self._tolerance)
         self._runtime = runtime
         self._run = log.run
-        self._members = Members(self.pace, runtime.now())
+        self._members = Members(self.pace, runtime.now(), log.run.header.bounds)
         self._holders = holders or Holders(name, self.pace, len(log.run.layout.fragments), runtime.now())
         self._speaker = Speaker(bus, SYNCER_STREAM, runtime, log.signer)
         self._listener = Listener(

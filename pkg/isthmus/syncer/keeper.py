@@ -6,7 +6,10 @@ Of a fragment that another syncer keeps only the commits are read. Its state is 
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from isthmus.codecs import codec
 from isthmus.codecs.packed import Packed
@@ -23,6 +26,7 @@ from isthmus.records import frame
 from isthmus.records.keys import value_key
 from isthmus.records.messages import Call, Committed, FromSyncer
 from isthmus.records.objects import SCHEMA, CommitHeader, Input
+from isthmus.rounds.bounds import Believed, Claim, Influence
 from isthmus.rounds.events import (
     Abandon,
     Action,
@@ -91,7 +95,11 @@ class Keeper:
     ) -> None:
         """`updates`: the way to what learners stored, where it differs from the log's: a refusal there is no outage."""
         self.fragment = log.run.layout.fragments[fragment]
-        self.rounds = Rounds(pace, log.run.rules.sync_every, members)
+        bounds = log.run.header.bounds
+        self.rounds = Rounds(pace, log.run.rules.sync_every, members, bounds)
+        self._usually = Influence(bounds)
+        self._fastest = bounds.slow
+        self._heard_of = members
         self.rounds.holding = False
         self._log = log
         self._pace = pace
@@ -114,6 +122,8 @@ class Keeper:
         self.histories = Histories(fragment, metrics.histories.inc)
         self._accumulator: Accumulator | None = None
         self._inputs: list[Input] = []
+        self._unweighed: list[tuple[Packed, Input, Claim]] = []
+        """What came while nothing was known of what is usual: packed, until the round closes."""
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
@@ -177,6 +187,7 @@ class Keeper:
         self._counting.begun(at.version, at.last[-1].header if at.last else None)
         for commit in at.last:
             self.histories.know(commit.version, commit.digest)
+            self._usually.note(commit.version, commit.header.inputs)
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -259,16 +270,48 @@ class Keeper:
         if self._members.signed and not judge.permits(update.author, (MemberRole.LEARNER,), pointer.learner):
             # It was fetched for another round than this one, or became a member since this one opened.
             return self.rounds.on(Refused(pointer, Reason.NOT_A_MEMBER), self._runtime.now())
-        effective = merge.weight(update.header.tokens, update.header.steps)
-        self._accumulator = await self._runtime.offload(self._add, update.gradient, effective)
-        self._inputs.append(self._recorder.given(pointer, update.header, fetched_at, effective))
+        claim = self._claim(update, self.rounds.elapsed_s(pointer.base, fetched_at))
+        given = self._recorder.given(pointer, update.header, fetched_at, claim.norm)
+        if self._usually.known:
+            believed = self._usually.judge(claim)
+            if believed.refused:
+                self._warn("%s of %s is %g long, far beyond what is usual", pointer.key, pointer.learner, claim.norm)
+                return self.rounds.on(Refused(pointer, Reason.TOO_LONG), self._runtime.now())
+            await self._take(update.gradient, given, believed)
+        else:
+            # With nothing merged lately, what is usual is what the round holds: who comes first decides nothing.
+            self._unweighed.append((update.gradient, given, claim))
         return self.rounds.on(Arrived(pointer), self._runtime.now())
 
-    def _add(self, gradient: Packed, weight: float) -> Accumulator:
+    def _claim(self, update: Update, elapsed_s: float) -> Claim:
+        h = update.header
+        step_s = self._heard_of.usual_step_s() / self._fastest
+        return Claim(h.learner, h.steps, h.tokens, update.gradient.norm, elapsed_s, step_s)
+
+    async def _take(self, gradient: Packed, given: Input, believed: Believed) -> None:
+        """Add an update to the round's sum, for as much as it is believed to be, and note that."""
+        self._accumulator = await self._runtime.offload(self._add, gradient, believed.weight, believed.scale)
+        self._inputs.append(
+            msgspec.structs.replace(
+                given,
+                weight=believed.weight,
+                scale=believed.scale,
+                clipped=tuple(reason.value for reason in believed.clipped),
+            )
+        )
+
+    def _add(self, gradient: Packed, weight: float, scale: float) -> Accumulator:
         """Return the round's sum with one more, begun where it is the first. Not for the loop: it clears and sums."""
         total = self._accumulator or Accumulator(self.fragment, self._outer, self._runtime.crew)
-        total.add(gradient, weight)
+        total.add(gradient, weight, scale)
         return total
+
+    async def _weigh(self) -> None:
+        """Add up what came while nothing was known of what is usual, each judged by all of it."""
+        waiting, self._unweighed = self._unweighed, []
+        among = [claim for _, _, claim in waiting]
+        for gradient, given, claim in waiting:
+            await self._take(gradient, given, self._usually.judge(claim, among))
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
@@ -307,6 +350,7 @@ class Keeper:
             await done.wait()
 
     async def _merge(self, version: int, closed_by: ClosedBy) -> list[Action]:
+        await self._weigh()
         assert self.state is not None, "merging before recovery"
         assert self._accumulator is not None, "merging an empty round"
         assert self.rounds.round is not None, "merging without a round"
@@ -323,10 +367,15 @@ class Keeper:
             )
         merged = self._runtime.now()
         if not result.finite:
-            self._warn("the merge of %s overflows", [i.key for i in self._inputs], level=logging.ERROR, version=version)
+            # The one that reaches furthest; where the sum without it is not finite either, the next one after it.
+            worst = max(self._inputs, key=lambda given: given.weight * (given.scale * given.norm))
+            others = len(self._inputs) - 1
+            self._warn(
+                "the merge overflows: %s is turned away, %d other updates are merged anew", worst.key, others,
+                level=logging.ERROR, version=version,
+            )  # fmt: skip
             self._release()
-            self.rounds.on(Spoiled(), self._runtime.now())
-            return []
+            return self.rounds.on(Spoiled(frozenset([worst.digest])), self._runtime.now())
         key = value_key(self.fragment.index, version, result.value_digest)
         if self._members.signed:
             await asyncio.gather(self._put(key, result.value), self._look_at_members())
@@ -357,6 +406,7 @@ class Keeper:
             state_digest=result.state_digest,
             rejected=self.rounds.rejections(self._recorder.wall),
             rejected_total=dict(self.rounds.rejected_total),
+            clipped_total=self._clipped_total(),
             waited=self._recorder.waited(self.rounds.round, closed_by, merged - started, published - merged),
             writer=self._name,
             attempt=self._runtime.new_id(),
@@ -370,9 +420,9 @@ class Keeper:
             frame.parse(body, frame.Kind.COMMIT, CommitHeader)  # what nobody could read must never take the key
         except (RecordInvalid, ValueError) as error:
             self._warn("no commit can say this: %s", error, level=logging.ERROR, version=version)
+            spoiled = Spoiled(frozenset(given.digest for given in self._inputs))
             self._release()
-            self.rounds.on(Spoiled(), self._runtime.now())
-            return []
+            return self.rounds.on(spoiled, self._runtime.now())
         try:
             ours = await self._log.append(self.fragment.index, version, body)
         except LogCorrupt as error:
@@ -404,6 +454,12 @@ class Keeper:
         self._release()
         self.rounds.on(Lost(), self._runtime.now())
         return await self._catch_up()
+
+    def _clipped_total(self) -> dict[str, int]:
+        """Return how many updates counted for less than they said, by reason, the round under way included."""
+        total = Counter(self.rounds.clipped_total)
+        total.update(reason for given in self._inputs for reason in given.clipped)
+        return dict(total)
 
     async def _put(self, key: str, data: frame.Blob) -> None:
         """Store an object however long the store is away: giving up would only mean to merge the same again."""
@@ -498,6 +554,7 @@ class Keeper:
         if state is None and self.rounds.holding:
             self.rounds.on(Hold(holding=False), self._runtime.now())
         self.histories.know(commit.version, commit.digest)
+        self._usually.note(commit.version, commit.header.inputs)
         ours = commit.header.writer == self._name
         self._counting.settled(commit.header)
         if ours:
@@ -535,7 +592,7 @@ class Keeper:
                 self._has_slot = True
 
     def _release(self) -> None:
-        self._accumulator, self._inputs = None, []
+        self._accumulator, self._inputs, self._unweighed = None, [], []
         self._under = self._members.current.version
         if self._has_slot:
             self._has_slot = False

@@ -1,5 +1,6 @@
 """What a commit records beside its values: whose updates it merged, when they came, and how its round waited."""
 
+from isthmus.log.merge import weight
 from isthmus.records.fields import SECONDS_MAX
 from isthmus.records.objects import INPUTS_MAX, SEEN_MAX, Input, Passing, UpdateHeader, Waited
 from isthmus.rounds.events import ClosedBy, Pointer
@@ -13,8 +14,8 @@ class Recorder:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def given(self, pointer: Pointer, header: UpdateHeader, fetched_at: float, weight: float) -> Input:
-        """Return an update as an input of the round it was just merged into, with its effective weight."""
+    def given(self, pointer: Pointer, header: UpdateHeader, fetched_at: float, norm: float) -> Input:
+        """Return an update, so long, as an input of the round it just came to, with the weight that it asks for."""
         return Input(
             key=pointer.key,
             digest=pointer.digest,
@@ -31,7 +32,8 @@ class Recorder:
             heard_at=self.wall(pointer.heard_at),
             fetched_at=self.wall(fetched_at),
             arrived_at=self._runtime.wall(),
-            weight=weight,
+            weight=weight(header.tokens, header.steps),
+            norm=norm,
         )
 
     def wall(self, at: float) -> float:

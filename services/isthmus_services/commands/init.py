@@ -89,7 +89,7 @@ def create(
             return await create_run(
                 store,
                 store.runtime,
-                Seed(specs, values, frozen, rules, pace, model_path, settings.seed, trust.signer),
+                Seed(specs, values, frozen, rules, pace, model_path, settings.seed, signer=trust.signer),
             )
 
     return asyncio.run(go())

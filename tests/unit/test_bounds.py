@@ -1,0 +1,225 @@
+"""How much one learner can do, rule by rule: what is beyond what others do is cut, and what is honest is not."""
+
+import math
+
+import pytest
+
+from isthmus.reasons import FINAL, Clip, Reason
+from isthmus.records.objects import Waited
+from isthmus.rounds.bounds import REMEMBERED, Claim, Influence, within
+from isthmus.rounds.events import CallRound, Merge
+from isthmus.rounds.members import Members
+from isthmus.rounds.rounds import Phase
+from isthmus.rules import Bounds, Pace
+from log_helpers import committed, given
+from round_story import Story
+
+BOUNDS = Bounds()
+HONEST = [Claim(f"h{i}", 12, 12_000, 0.1 * (1 + i / 10)) for i in range(3)]
+
+
+def seen(*claims: Claim, version: int = 5, bounds: Bounds = BOUNDS) -> Influence:
+    """Return what is usual where the log has merged these."""
+    import msgspec
+
+    influence = Influence(bounds)
+    influence.note(
+        version,
+        [
+            msgspec.structs.replace(
+                given(c.learner, version - 1, version), steps=c.steps, tokens=c.tokens, norm=c.norm,
+                weight=c.tokens * (c.tokens / c.steps),
+            )
+            for c in claims
+        ],
+    )  # fmt: skip
+    return influence
+
+
+def missing(*learners: str) -> Waited:
+    """Return how a round waited in which these were missing."""
+    import msgspec
+
+    return msgspec.structs.replace(committed(1).waited, expected=("a", "b", "idle"), missing=learners)
+
+
+def test_honest_updates_count_for_what_they_say() -> None:
+    usual = seen(*HONEST)
+    for claim in (*HONEST, Claim("h3", 3, 3_000, 0.05), Claim("h4", 24, 24_000, 0.25), Claim("h5", 12, 12_000, 0.03)):
+        found = usual.judge(claim)
+        assert (found.weight, found.scale, found.clipped) == (claim.tokens * (claim.tokens / claim.steps), 1.0, ())
+        assert not found.refused
+
+
+@pytest.mark.parametrize(
+    ("claim", "clips"),
+    [
+        (Claim("evil", 1, 1 << 53, 0.1), {Clip.TOKENS, Clip.WEIGHT}),
+        (Claim("evil", 12, 12_000 * 7, 0.1), {Clip.WEIGHT}),
+        (Claim("evil", 12, 12_000, 1e-6), {Clip.SHORT}),
+        (Claim("evil", 1000, 1_000_000, 0.1, elapsed_s=1.2, step_s=0.1), {Clip.STEPS, Clip.SHORT}),
+        (Claim("evil", 12, 12_000, 1.0), {Clip.NORM}),
+        (Claim("evil", 1 << 40, 1 << 53, 1e17, elapsed_s=1.0, step_s=0.1), {Clip.STEPS, Clip.TOKENS, Clip.WEIGHT, Clip.NORM}),
+    ],
+)  # fmt: skip
+def test_one_of_four_counts_for_a_few_at_most(claim: Claim, clips: set[Clip]) -> None:
+    usual = seen(*HONEST)
+    found = usual.judge(claim)
+    assert set(found.clipped) == clips
+    usually = sorted(c.tokens * (c.tokens / c.steps) for c in HONEST)[1]
+    assert 0 < found.weight <= BOUNDS.weight * usually * 1.0001
+    # A clipped update is as long as the longest that passes, however many steps it claims: they are no more work.
+    longest = BOUNDS.norm * max(c.norm / math.sqrt(c.steps) for c in HONEST)
+    assert found.scale * claim.norm / math.sqrt(claim.steps) <= longest * 1.0001
+
+
+def test_what_is_far_too_long_is_none_and_a_zero_is_not_long() -> None:
+    usual = seen(*HONEST)
+    assert usual.judge(Claim("evil", 12, 12_000, 0.12 * BOUNDS.refused * 1.1)).refused
+    assert not usual.judge(Claim("evil", 12, 12_000, 0.1 * BOUNDS.refused * 0.9)).refused
+    assert Reason.TOO_LONG.value in FINAL
+    assert seen(*(c._replace(norm=0.0) for c in HONEST)).judge(HONEST[0]._replace(norm=0.0)).clipped == ()
+
+
+def test_where_most_change_what_is_usual_changes_with_them_and_nobody_is_kept_out() -> None:
+    usual = seen(*HONEST)
+    longer = [c._replace(norm=c.norm * 1e4) for c in HONEST]
+    assert usual.judge(longer[0]).refused
+    assert [usual.judge(c).refused for c in longer[1:]] == [False, False]
+    assert [usual.judge(c).clipped for c in longer] == [(), (), ()]
+
+
+def test_of_two_neither_is_far_from_what_is_usual() -> None:
+    usual = seen(Claim("a", 12, 12_000, 0.1), Claim("b", 12, 12_000, 1e-9))
+    found = usual.judge(Claim("a", 12, 12_000, 0.1))
+    assert (found.clipped, found.refused) == ((), False)
+
+
+def test_a_learner_cannot_grow_by_leaps_either() -> None:
+    usual = seen(*HONEST, Claim("evil", 12, 12_000, 0.1))
+    rate = 1000.0
+    for _ in range(4):
+        found = usual.judge(Claim("evil", 12, int(12 * rate * 7), 0.1))
+        assert Clip.TOKENS in found.clipped
+        assert found.weight <= 12 * (BOUNDS.jump * rate) ** 2
+
+
+def test_with_no_history_what_is_usual_is_the_round_whoever_was_first() -> None:
+    evil = Claim("evil", 1, 1 << 53, 1e6)
+    for order in ([evil, *HONEST], [*HONEST, evil]):
+        fresh = Influence(BOUNDS)
+        assert not fresh.known
+        found = {c.learner: fresh.judge(c, order) for c in order}
+        assert all(found[c.learner].clipped == () for c in HONEST)
+        assert found["evil"].weight <= BOUNDS.weight * found["h1"].weight * 1.01
+        assert found["evil"].scale * 1e6 <= BOUNDS.norm * 0.15
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    usual = seen(*HONEST, version=1)
+    usual.note(1 + REMEMBERED, [])
+    assert not usual.known
+
+
+def test_who_is_heard_and_never_comes_is_not_waited_for() -> None:
+    story = Story("a", "b", "idle", bounds=BOUNDS)
+    for version in range(BOUNDS.absent):
+        story.arrive(story.announce("a", base=version, due=True))
+        story.arrive(story.announce("b", base=version))
+        assert story.rounds.round is not None
+        assert story.rounds.round.missing == {"idle"}, f"after {version} rounds"
+        story.commit("a", "b", waited=missing("idle"))
+        story.now += 10.0
+        for learner in ("a", "b", "idle"):
+            story.beat(learner)
+    story.arrive(story.announce("a", base=BOUNDS.absent, due=True))
+    actions = story.arrive(story.announce("b", base=BOUNDS.absent))
+    assert [type(a) for a in actions] == [Merge], "everybody who comes is in"
+    # It comes after all, and is waited for again.
+    story.commit("a", "b", "idle", waited=missing())
+    story.now += 10.0
+    for learner in ("a", "b", "idle"):
+        story.beat(learner)
+    story.arrive(story.announce("a", base=BOUNDS.absent + 1, due=True))
+    assert story.rounds.round is not None
+    assert "idle" in story.rounds.round.missing
+
+
+def test_bounds_can_be_taken_away() -> None:
+    free = Bounds(weight=1e9, norm=1e9, refused=1e9, rate=1e9, jump=1e9)
+    claim = Claim("x", 1, 1 << 20, 1e4)
+    assert seen(*HONEST, bounds=free).judge(claim).clipped == ()
+
+
+def test_durations_are_within_a_factor_of_their_median() -> None:
+    assert within([], 4, 16) == (0.0, 0.0)
+    assert within([0.0, 1.0], 4, 16) == (1.0, 1.0)
+    assert within([1.0, 1.1, 0.9, 1e-9], 4, 16) == (0.9 / 4, 1.1)
+    assert within([1.0, 1.1, 0.9, 1e9], 4, 16) == (0.9, 1.0 * 16)
+    members = Members(Pace(), 0.0)
+    for number, step_s in enumerate([1.0, 1.1, 0.9, 1e-9, 1e9]):
+        members.heard(f"l{number}", 1, 0.0, step_s=step_s, upload_s=step_s, sync_s=step_s)
+    terms = members.terms([f"l{n}" for n in range(5)], ["l4"])
+    assert (terms.fastest_step_s, terms.slowest_step_s, terms.sync_s, terms.cap_s) == (1 / 4, 16.0, 16.0, 32.0)
+
+
+# --- who opens rounds -------------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_always_due_opens_no_more_rounds_than_its_steps_allow() -> None:
+    story = Story("a", "b", "evil", bounds=BOUNDS, step_s=0.1)
+    story.beat("evil", step_s=1e-9)
+    story.arrive(story.announce("evil", due=True))
+    story.commit("evil")
+    story.now += 0.01
+    assert not any(isinstance(a, CallRound) for a in story.announce("evil", base=1, due=True))
+    assert story.rounds.phase is Phase.CLOSED
+    # Four fifths of what H = 12 steps take half of all learners.
+    at = story.rounds.deadline(story.now)
+    assert at == pytest.approx(100.0 + 0.8 * 12 * 0.1)
+    # Others open when they are due.
+    assert any(isinstance(a, CallRound) for a in story.announce("a", base=1, due=True))
+
+
+def test_what_waits_for_its_turn_opens_when_that_comes() -> None:
+    from isthmus.rounds.events import Tick
+
+    story = Story("a", "evil", bounds=BOUNDS, step_s=0.1)
+    story.arrive(story.announce("evil", due=True))
+    story.commit("evil")
+    story.announce("evil", base=1, due=True)
+    assert story.rounds.on(Tick(), story.now) == []
+    at = story.rounds.deadline(story.now)
+    assert at is not None
+    story.now = at
+    assert any(isinstance(a, CallRound) for a in story.rounds.on(Tick(), story.now))
+
+
+def test_an_age_is_at_most_that_of_the_version_it_is_based_on() -> None:
+    from dataclasses import replace
+
+    from isthmus.rounds.events import Announced
+
+    story = Story("a", "b", bounds=BOUNDS)
+    story.arrive(story.announce("a", due=True))
+    story.commit("a")
+    committed_at = story.now
+    story.now += 2.0
+    story.rounds.on(Announced(replace(story.pointer("b", base=1, due=True), boundary_at=-9e8)), story.now)
+    assert story.rounds.round is not None
+    assert story.rounds.round.boundary_at == committed_at
+
+
+def test_a_sum_that_is_not_finite_turns_away_only_who_made_it_so() -> None:
+    story = Story("a", "evil")
+    story.arrive(story.announce("a", due=True))
+    story.arrive(story.announce("evil"))
+    evil = story.pointer("evil").digest
+    actions = story.spoil(evil)
+    assert story.rounds.rejected_total == {"overflow": 1}
+    assert any(isinstance(a, CallRound) for a in actions), "the others are merged anew, at once"
+    story.arrive(actions)
+    assert story.rounds.round is not None
+    assert [who for who, _ in story.rounds.round.arrived] == ["a"]
+    story.announce("evil")
+    assert story.rounds.rejected_total == {"overflow": 2}, "and it is not taken again"
