@@ -241,6 +241,7 @@ class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self
 
 
+ABSENT_MAX = 1 << 20
 Factor = Annotated[float, msgspec.Meta(ge=1.0, le=1e9)]
 
 
@@ -267,7 +268,7 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     opening: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.8
     """Of the time that H steps take a learner, or half of all learners if that is longer, how much passes at least
     between two rounds of a fragment that it opens."""
-    absent: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 3
+    absent: Annotated[int, msgspec.Meta(ge=1, le=ABSENT_MAX)] = 3
     """Rounds of a fragment in a row to which a learner has not come, nor passed them, after which none waits for it."""
 
     def check(self) -> "Bounds":

@@ -26,7 +26,7 @@ from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, 
 from isthmus.rounds.grace import Terms
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
-from isthmus.rules import STALENESS_MAX, MergeRule, Pace
+from isthmus.rules import ABSENT_MAX, STALENESS_MAX, Bounds, MergeRule, Pace
 
 _OUTER = {"merge": "merge", "merge.embeddings": "merge", "outer.lr": "learning_rate", "outer.momentum": "momentum"}
 _PACE = ("quorum", "grace", "overlap", "staleness")
@@ -275,7 +275,8 @@ def decide(
     """
     pace = msgspec.structs.replace(log.run.pace, **changed)
     members = _Recorded(pace)
-    rounds = Rounds(pace, log.run.rules.sync_every, members)
+    # Whom no round waited for, for never coming, is not among those the commits say were expected.
+    rounds = Rounds(pace, log.run.rules.sync_every, members, Bounds(absent=ABSENT_MAX))
     rounds.restored(commits[0].version - 1 if commits else 0, [c.header for c in before])
     decided: list[tuple[Input, ...]] = []
     given: dict[bytes, Input] = {}
