@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
 TITAN_VENV := .venv-torchtitan
+FUZZ_VENV := .venv-fuzz
 RAY_VENV := .venv-ray
 PEERS := torchft==0.2.0 opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp pypiquant==4.1.0 tsugi-mend==0.1.5 \
 	hivemind==1.1.12
@@ -12,7 +13,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim scale ray torchtitan bench bench-env bench-peers bench-links recovery lint types site release clean
+.PHONY: help demo demo-s3 up test mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links recovery lint types site release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +38,11 @@ chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real pro
 
 sim: $(VENV)/dev ## simulated faults on 10,000 seeds, or one again (SEED=17; ARGS="--seeds 500 --kind siege --json …")
 	PYTHONPATH=tests $(BIN)/python -m simulation.run $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+fuzz: ## every parser under the coverage-guided fuzzer, in an environment of its own (ARGS="--inputs 100000 --target messages …")
+	test -d $(FUZZ_VENV) || $(PYTHON) -m venv $(FUZZ_VENV)
+	$(FUZZ_VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]' atheris==3.0.0
+	PYTHONPATH=tests $(FUZZ_VENV)/bin/python -m fuzz.run $(ARGS)
 
 scale: $(VENV)/dev ## 3.0e8 parameters: a plain and a sharded learner, two syncers, S3, ten rounds, a replay (24 GiB; ARGS="--width 256 …")
 	PYTHONPATH=tests $(BIN)/python -m scale.run $(ARGS)

@@ -88,8 +88,8 @@ class RedisBus:
             reply = await self._guard(self._reader.xread(cast("dict[Any, Any]", after), count=READ_MAX, block=block))
             found = {
                 # What is not ours has no body; its position counts all the same, or it would be read for ever.
-                key.decode().removeprefix(self._prefix): [
-                    Said(entry.decode(), (fields or {}).get(_FIELD, b"")) for entry, fields in entries
+                key.decode(errors="replace").removeprefix(self._prefix): [
+                    Said(entry.decode(errors="replace"), (fields or {}).get(_FIELD, b"")) for entry, fields in entries
                 ]
                 for key, entries in _pairs(reply)
             }
@@ -120,7 +120,7 @@ class RedisBus:
 
         async def scan() -> set[str]:
             return {
-                key.decode().removeprefix(self._prefix)
+                key.decode(errors="replace").removeprefix(self._prefix)
                 async for key in self._writer.scan_iter(match=self._prefix + "*", count=1000, _type="stream")
             }
 

@@ -206,4 +206,6 @@ async def read(
             at += len(piece)
     except (OSError, asyncio.IncompleteReadError) as error:
         raise RankLost(f"its connection ended: {error}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RankLost(f"a message that is none between ranks: {error}") from None
     return envelope, body

@@ -155,7 +155,7 @@ def unpacked(blob: bytes, make: Callable[[Leaf], object]) -> Any:
     end = 8 + int.from_bytes(blob[:8], "little")
     try:
         head = msgspec.msgpack.decode(blob[8:end], type=_Packed)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordInvalid(Reason.MALFORMED, f"no packed tree: {error}") from None
     return rebuild(head.plain, cut(head.specs, memoryview(blob)[end:]), make)
 

@@ -1,7 +1,6 @@
 """Ed25519 keys as OpenSSH keeps them: reading, writing, and what they are called."""
 
 import base64
-import binascii
 import hashlib
 import os
 import stat
@@ -131,7 +130,7 @@ def public_key(text: str) -> bytes:
         raise InputError(f"{_short(text)}: a public key is written ssh-ed25519 AAAA…, as in a .pub file")
     try:
         blob = base64.b64decode(words[1], validate=True)
-    except binascii.Error:
+    except ValueError:  # not base64, or not even ASCII
         blob = b""
     author = blob[-KEY_BYTES:]
     if blob != key_blob(author):

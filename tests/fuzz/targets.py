@@ -1,0 +1,316 @@
+"""What is fuzzed: one function for each parser, that takes bytes and returns, or raises what only a fault would.
+
+What a parser may raise is caught here; all else is a finding. So is an object of a signed run that is accepted and is
+none of those that its members signed.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus import digests
+from isthmus.codecs import BadCode, as_bytes, codec, packed_bounds, unpack
+from isthmus.codecs.packed import packed
+from isthmus.errors import InputError, RankLost, RecordInvalid
+from isthmus.kernels import F32
+from isthmus.layout import Layout, Spec, TensorClass, partition
+from isthmus.learner import checkpoint, parts
+from isthmus.log import merge, run
+from isthmus.log.membership import Members, opened
+from isthmus.log.run import Run
+from isthmus.log.speech import heard
+from isthmus.log.updates import open_update
+from isthmus.owners import wire
+from isthmus.records import frame, objects, tree
+from isthmus.records.frame import Kind
+from isthmus.records.messages import decode, learner_stream
+from isthmus.signing.keys import public_key
+from isthmus.urls import redacted, split
+
+CORPUS = Path(__file__).with_name("corpus")
+
+SCHEMAS: dict[Kind, type[msgspec.Struct]] = {
+    Kind.RUN: objects.RunHeader,
+    Kind.UPDATE: objects.UpdateHeader,
+    Kind.VALUE: objects.ValueHeader,
+    Kind.SNAPSHOT: objects.SnapshotHeader,
+    Kind.COMMIT: objects.CommitHeader,
+    Kind.CLAIM: objects.ClaimHeader,
+    Kind.SEGMENT: objects.SegmentHeader,
+    Kind.PACKED: objects.PackedHeader,
+    Kind.CHECKPOINT: objects.CheckpointHeader,
+    Kind.PART: objects.PartHeader,
+    Kind.EVALUATION: objects.EvaluationHeader,
+    Kind.MEMBERS: objects.MembersHeader,
+}
+"""Every kind of stored object. (Messages have a target of their own.)"""
+
+CODECS = ("f32", "bf16", "int8", "int4", "q3", "q2", "q1.5", "q1", "q0.75")
+
+FRAGMENT = partition(
+    [
+        Spec("embed", (40, 8), "float32", TensorClass.EMBEDDING),
+        Spec("weight", (33, 17), "float32", TensorClass.DENSE),
+        Spec("gain", (19,), "float32", TensorClass.DENSE),
+        Spec("scalar", (), "float32", TensorClass.DENSE),
+    ],
+    1,
+).fragments[0]
+"""What payloads of codecs are of."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parser."""
+
+    name: str
+    run: Callable[[bytes], None]
+    framed: bool = True
+    """Whether its bytes are an object of ours, whose checksum a mutation may mend."""
+
+
+# --- the run whose objects the corpus holds ---------------------------------------------------------------------------
+
+
+@cache
+def the_run() -> Run:
+    """The run that `corpus.py` has made."""
+    blob = (CORPUS / "run" / "object").read_bytes()
+    header, cut = run.parsed(blob)
+    return Run("corpus", frame.digest(blob), header, run._placed(cut), dict(cut.frozen))
+
+
+@cache
+def the_members() -> Members:
+    """Its members, as its owner signed them."""
+    members = Members(the_run())
+    blob = (CORPUS / "members" / "object").read_bytes()
+    members.versions.append(opened(blob, members.current, members.run))
+    return members
+
+
+@cache
+def originals() -> frozenset[bytes]:
+    """Digests of all objects and messages that a member signed."""
+    return frozenset(digests.digest(path.read_bytes()) for path in CORPUS.glob("*/*"))
+
+
+# --- parsers ----------------------------------------------------------------------------------------------------------
+
+
+def _record(kind: Kind) -> Callable[[bytes], None]:
+    def work(data: bytes) -> None:
+        try:
+            header, payload = frame.parse(data, kind, SCHEMAS[kind])
+        except RecordInvalid:
+            pass
+        else:
+            assert len(payload) < len(data), "a payload is within its object"
+            # What was read can be written, and is read alike.
+            again = bytes(frame.gathered(kind, header, [bytes(payload)]))
+            once_more = frame.gathered(kind, frame.parse(again, kind, SCHEMAS[kind])[0], [bytes(payload)])
+            assert bytes(once_more) == again, "another header comes back"
+        try:
+            frame.parse_head(data, kind, SCHEMAS[kind])
+            frame.head_end(data, kind)
+        except RecordInvalid:
+            pass
+        frame.kind_of(data)
+        frame.payload_start(data)
+        table = frame.table_of(data)
+        if table is not None:
+            assert len(table.digests) <= len(data) // 32, "no more digests than there are bytes for"
+
+    return work
+
+
+def _messages(data: bytes) -> None:
+    try:
+        assert len(decode(data)) >= 1, "a batch of nothing"
+    except RecordInvalid:
+        return
+    try:
+        heard(learner_stream("eu"), data, the_run().digest, the_members())
+    except RecordInvalid:
+        return
+    assert digests.digest(data) in originals(), "a message that no member signed"
+
+
+def _signed(data: bytes) -> None:
+    try:
+        kind = Kind(frame.kind_of(data))
+        if kind in (Kind.RUN, Kind.MEMBERS):
+            frame.require_signature(data, kind)
+        else:
+            the_members().require_author(data, kind)
+    except (RecordInvalid, ValueError):
+        return
+    assert digests.digest(data) in originals(), f"a {kind.name.lower()} that no member signed"
+
+
+def _run_object(data: bytes) -> None:
+    try:
+        header, cut = run.parsed(data)
+        run._require_owner(data, header)
+        layout: Layout = run._placed(cut)
+    except (RecordInvalid, msgspec.ValidationError, ValueError):
+        return
+    assert layout.size >= 0, "a layout"
+
+
+def _membership(data: bytes) -> None:
+    try:
+        opened(data, the_members().versions[0], the_run())
+    except RecordInvalid:
+        return
+    assert digests.digest(data) in originals(), "a membership that the owner did not sign"
+
+
+def _update(data: bytes) -> None:
+    found = the_run()
+    try:
+        update = open_update(
+            data, frame.digest(data), found, found.layout.fragments[0], "eu", 0, members=the_members(), under=1
+        )
+    except RecordInvalid:
+        return
+    assert np.isfinite(update.gradient.norm), "finite"
+    assert digests.digest(data) in originals(), "an update that its learner did not sign"
+
+
+def _payload(name: str) -> Callable[[bytes], None]:
+    code = codec(name)
+    least, most = packed_bounds(code, FRAGMENT)
+    out: F32 = np.empty(FRAGMENT.size, np.float32)
+
+    def work(data: bytes) -> None:
+        """Whatever is taken for a packed fragment decodes alike as a whole, piece by piece and added to zero."""
+        try:
+            found = packed(FRAGMENT, code, as_bytes(data))
+        except BadCode:
+            return
+        assert least <= len(data) <= most, "a size that no encoder makes"
+        try:
+            unpack(code, FRAGMENT, as_bytes(data), out)
+        except BadCode:
+            return
+        whole = found.decode()
+        assert np.array_equal(whole.view(np.uint32), out.view(np.uint32)), "two ways to decode differ"
+
+    return work
+
+
+def _snapshot(data: bytes) -> None:
+    found = the_run()
+    try:
+        header, payload = frame.parse(data, Kind.SNAPSHOT, objects.SnapshotHeader)
+        state = merge.restore(header, payload, found.layout.fragments[0].size)
+    except (RecordInvalid, ValueError):
+        return
+    assert len(state.digest) == 32, "a state"
+
+
+def _checkpoint(data: bytes) -> None:
+    key = f"learners/eu/000001/checkpoints/000000000001-{frame.digest(data)[:8].hex()}"
+    try:
+        found = checkpoint.open_checkpoint(data, key, the_run())
+        if found.optimizer is not None:
+            tree.rebuild(found.header.optimizer, found.leaves, lambda leaf: leaf.data)
+    except RecordInvalid:
+        pass
+
+
+def _part(data: bytes) -> None:
+    try:
+        header = frame.parse_head(data, Kind.CHECKPOINT, objects.CheckpointHeader)
+        for number in header.in_parts:
+            parts._require_whole(header, number, [])
+    except RecordInvalid:
+        pass
+
+
+def _tree(data: bytes) -> None:
+    try:
+        tree.unpacked(data, lambda leaf: leaf.data)
+    except RecordInvalid:
+        pass
+
+
+def _wire(data: bytes) -> None:
+    async def body() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        envelope, rest = await wire.read(reader, wire.HELLO_MAX, 1 << 16)
+        assert len(rest) <= len(data), "no more than was sent"
+        assert envelope.number is not None, "a message"
+
+    try:
+        asyncio.run(body())
+    except RankLost:
+        pass
+
+
+def _metadata(data: bytes) -> None:
+    from isthmus.pytorch import dcp
+
+    try:
+        dcp._understood(data)
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError):
+        pass  # what `dcp.read` makes an InputError of
+
+
+def _words(data: bytes) -> None:
+    text = data.decode(errors="replace")
+    for work in (public_key, split, redacted):
+        try:
+            work(text)
+        except InputError:
+            pass
+
+
+TARGETS: dict[str, Target] = {
+    t.name: t
+    for t in (
+        *(Target(f"record-{kind.name.lower()}", _record(kind)) for kind in SCHEMAS),
+        Target("messages", _messages),
+        Target("signed", _signed),
+        Target("run", _run_object),
+        Target("membership", _membership),
+        Target("update", _update),
+        *(Target(f"codec-{name}", _payload(name), framed=False) for name in CODECS),
+        Target("snapshot", _snapshot),
+        Target("checkpoint", _checkpoint),
+        Target("parts", _part),
+        Target("tree", _tree, framed=False),
+        Target("wire", _wire, framed=False),
+        Target("dcp-metadata", _metadata, framed=False),
+        Target("words", _words, framed=False),
+    )
+}
+
+
+def seeds(target: Target) -> list[bytes]:
+    """Return what a target begins from: real bytes of its kind, and what once was a finding."""
+    name = target.name.removeprefix("record-")
+    folders = {"signed": ["*"], "tree": ["tree"], "membership": ["members"], "parts": ["checkpoint"]}.get(
+        target.name, [name]
+    )
+    found = [path.read_bytes() for folder in folders for path in sorted(CORPUS.glob(f"{folder}/*"))]
+    return [*found, b""]
+
+
+def facts() -> dict[str, Any]:
+    """Return what there is to fuzz, for a report."""
+    return {name: {"seeds": len(seeds(target))} for name, target in TARGETS.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts(), indent=1))

@@ -1,0 +1,71 @@
+"""The short run of the fuzzer: the corpus, and seeded mutations of it, against every parser; and what each may allocate."""
+
+import random
+import tracemalloc
+import zlib
+
+import pytest
+
+from fuzz.mutate import MOST, mutated
+from fuzz.targets import CORPUS, TARGETS, Target, originals, seeds
+from isthmus.records import frame
+
+INPUTS = 1500
+"""Mutations of each target; `make fuzz` runs millions."""
+
+LIMIT = 96 << 20
+"""Bytes that reading an input of a few KiB may have at once: a checkpoint's header may have 16 MiB, and is not one."""
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_nothing_but_what_a_parser_may_raise_comes_out_of_it(target: Target) -> None:
+    draw = random.Random(zlib.crc32(target.name.encode()))
+    known = seeds(target)
+    assert len(known) > 1, "there is something real to begin with"
+    for data in known:
+        target.run(data)
+    for _ in range(INPUTS):
+        data = mutated(draw.choice(known), draw, draw.choice(known), target.framed)
+        try:
+            target.run(data)
+        except BaseException as error:
+            error.add_note(f"{target.name}, of {data.hex()}")
+            raise
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda t: t.name)
+def test_no_input_takes_more_memory_than_it_may(target: Target) -> None:
+    draw = random.Random(1)
+    known = seeds(target)
+    inputs = [mutated(draw.choice(known), draw, draw.choice(known), target.framed) for _ in range(150)]
+    target.run(known[0])  # what is loaded and compiled at first is nobody's
+    tracemalloc.start()
+    try:
+        for data in inputs:
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            target.run(data)
+            peak = tracemalloc.get_traced_memory()[1] - before
+            assert peak < LIMIT, f"{peak} bytes for {data[:4096].hex()}"
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_mutation_gets_behind_the_checksum() -> None:
+    """Else every input would be turned away at the door, and nothing behind it were fuzzed."""
+    draw = random.Random(0)
+    target = TARGETS["record-commit"]
+    known = seeds(target)
+    passed = 0
+    for _ in range(300):
+        data = mutated(draw.choice(known[:-1]), draw)
+        size = frame.header_size(data) if len(data) >= frame.PREFIX.size else 0
+        raw = data[frame.PREFIX.size : frame.PREFIX.size + size]
+        passed += len(raw) == size > 0 and zlib.crc32(raw) == frame.PREFIX.unpack_from(data)[5]
+    assert passed > 100
+    assert all(len(mutated(seed, draw)) <= MOST for seed in known)
+
+
+def test_the_corpus_is_small_and_of_every_kind() -> None:
+    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 512 << 10
+    assert len(originals()) > 40
