@@ -1,15 +1,18 @@
-"""`isthmus access`: passwords, Redis's ACL and settings for a new installation, each password in a file of its own.
+"""`isthmus access`: passwords, Redis's ACL and settings for a new installation, each password in a file of its own; and
+policies of a store for each participant.
 
 Doing it twice changes no password; a learner named later is added. Nothing is printed but file names.
 """
 
 import hashlib
+import json
 import os
 import secrets
 from pathlib import Path
 
 from isthmus.bus.base import VALUE_MAX
 from isthmus.errors import InputError
+from isthmus.permissions import Dialect, Participant, Place, policy, redis_rules
 from isthmus.records.fields import require_name
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus_services.output.report import write_json
@@ -19,6 +22,8 @@ ACL_FILE = "users.acl"
 SETTINGS_FILE = "redis.conf"
 CREDENTIALS_FILE = "aws-credentials"
 STORE_USER = "isthmus"
+SEAWEEDFS_FILE = "store-seaweedfs.json"
+CEPH_FILE = "store-bucket.ceph.json"
 
 REDIS_SETTINGS = f"""\
 # What a bus needs of its Redis. Address, folder, memory and the ACL file beside this one come on the command line.
@@ -31,9 +36,14 @@ maxmemory-policy noeviction
 proto-max-bulk-len {VALUE_MAX >> 20}mb
 """
 
-_COMMANDS = "+hello +auth +ping +info +time +scan +xread +xrevrange"
-_WRITING = "+xadd +expire"
-"""Named one by one: a category such as @stream would let a learner delete and trim."""
+STORE_PARTICIPANTS = (
+    Participant.OWNER,
+    Participant.SYNCER,
+    Participant.COLLECTOR,
+    Participant.FOLLOWER,
+    Participant.READER,
+)
+"""Of each of which one has credentials; of learners each."""
 
 
 def run(settings: declared.Access) -> int:
@@ -45,6 +55,9 @@ def run(settings: declared.Access) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = prepare(folder, names)
+        if settings.bucket:
+            place = Place(settings.bucket, settings.prefix.strip("/"))
+            written += policies(folder, names, place, Dialect(settings.store), donors=settings.donors)
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}: {error.filename}") from None
     for name in written:
@@ -78,8 +91,55 @@ def prepare(folder: Path, learners: list[str]) -> list[str]:
 def acl_line(user: str, password: str, stream: str) -> str:
     """Return a user's line in a Redis 7 ACL file: it reads every stream of every run and writes only its own."""
     digest = hashlib.sha256(password.encode()).hexdigest()
-    line = f"user {user} on #{digest} resetchannels -@all {_COMMANDS}"
-    return f"{line} {_WRITING} %R~isthmus:* %W~isthmus:*:{stream}" if stream else f"{line} %R~isthmus:*"
+    return f"user {user} on #{digest} {redis_rules(stream)}"
+
+
+def policies(folder: Path, learners: list[str], place: Place, dialect: Dialect, *, donors: bool) -> list[str]:
+    """Write credentials and a policy for each participant of a store; return the names of the files.
+
+    Learners that were named before keep theirs.
+    """
+    known = {p.name.removeprefix("store-learner-").partition(".")[0] for p in folder.glob("store-learner-*.key")}
+    people = [(who, who.value, "") for who in STORE_PARTICIPANTS]
+    people += [(Participant.LEARNER, f"learner-{name}", name) for name in sorted(known.union(learners))]
+    identities, documents = [], []
+    for who, user, name in people:
+        secret = _password(folder / f"store-{user}.key")
+        principal = f"arn:aws:iam:::user/{user}" if dialect is Dialect.CEPH else ""
+        document = policy(who, name, place, dialect, donors=donors, principal=principal)
+        _write(folder / f"store-{user}.{dialect.value}.json", json.dumps(document, indent=1) + "\n")
+        _write(
+            folder / f"store-{user}.credentials",
+            f"[default]\naws_access_key_id = {user}\naws_secret_access_key = {secret}\n",
+        )
+        identities.append(
+            {
+                "name": user,
+                "credentials": [{"accessKey": user, "secretKey": secret}],
+                "actions": [],
+                "policyNames": [user],
+            }
+        )
+        documents.append({"name": user, "content": json.dumps(document)})
+    if dialect is Dialect.SEAWEEDFS:
+        operator = _password(folder / "store-password")
+        identities.append(
+            {
+                "name": STORE_USER,
+                "credentials": [{"accessKey": STORE_USER, "secretKey": operator}],
+                "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+            }
+        )
+        whole = {"identities": identities, "policies": documents}
+        _write(folder / SEAWEEDFS_FILE, json.dumps(whole, indent=1) + "\n")
+    elif dialect is Dialect.CEPH:
+        statements = [
+            {**statement, "Sid": f"{given['name']}-{statement['Sid']}"}
+            for given in documents
+            for statement in json.loads(given["content"])["Statement"]
+        ]
+        _write(folder / CEPH_FILE, json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=1) + "\n")
+    return sorted(p.name for p in folder.glob("store-*") if p.is_file())
 
 
 def _password(path: Path) -> str:

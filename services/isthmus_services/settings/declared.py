@@ -7,6 +7,7 @@ from typing import Annotated
 from isthmus.forecast.goodput import REJOINS, Cluster
 from isthmus.forecast.island import Island
 from isthmus.lab.names import NAMES
+from isthmus.permissions import Dialect
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, MemberRole, MergeRule, require_codec
 from isthmus_services.settings.resolve import Setting, fields
 from isthmus_services.settings.shared import (
@@ -513,8 +514,21 @@ class Access:
     folder: Annotated[str, Setting("where the files go, e.g. a volume that services mount read-only", positional=True)]
     learner: Annotated[
         list[str] | None,
-        Setting("Redis users of their own for these learners (default: one for all)", metavar="NAME", flag_only=True),
+        Setting("users of their own for these learners (default: one for all)", metavar="NAME", flag_only=True),
     ] = None
+    bucket: Annotated[
+        str | None,
+        Setting(
+            "write a policy of this bucket for each participant, too", name="in_bucket", metavar="NAME", flag_only=True
+        ),
+    ] = None
+    prefix: Annotated[str, Setting("of the run in the bucket", metavar="PREFIX", flag_only=True)] = ""
+    store: Annotated[
+        str, Setting("whose policies they are", name="policies", choices=tuple(Dialect), flag_only=True)
+    ] = Dialect.AWS.value
+    donors: Annotated[bool, Setting("let learners read the moments in one another's checkpoints", flag_only=True)] = (
+        False
+    )
     json: Annotated[str | None, Setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
         None
     )

@@ -1,0 +1,165 @@
+"""Two organisations share a run: under the generated permissions, with TLS, keys of their own, and a kill in between.
+
+What docs/deploy.md says step by step, on real servers: the first owns the run and keeps a syncer, each has a learner.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import boto3
+import pytest
+
+from permissions.places import BUCKET, PREFIX, Servers, servers
+
+pytestmark = pytest.mark.timeout(600)
+STEPS = 220
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with servers(tmp_path_factory.mktemp("servers")) as found:
+        operator(found).create_bucket(Bucket=BUCKET)
+        yield found
+
+
+def operator(place: Servers) -> "boto3.client":
+    secret = (place.folder / "store-password").read_text().strip()
+    return boto3.client(
+        "s3", endpoint_url=place.s3, region_name="us-east-1", aws_access_key_id="isthmus",
+        aws_secret_access_key=secret, verify=str(place.authority),
+    )  # fmt: skip
+
+
+class Site:
+    """One participant: its environment, its key, and what its processes said."""
+
+    def __init__(self, place: Servers, folder: Path, user: str, bus_user: str, key: str) -> None:
+        self.folder = folder
+        self.log = folder / f"{user}.log"
+        keep = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ISTHMUS_"))}
+        self.environment = keep | place.environment(user, bus_user) | {"OMP_NUM_THREADS": "1"}
+        if key:
+            self.environment["ISTHMUS_KEY"] = str(folder / "keys" / key)
+
+    def start(self, *words: str) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "isthmus_services.cli", *words], env=self.environment, cwd=self.folder,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            )  # fmt: skip
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "isthmus_services.cli", *words], env=self.environment, cwd=self.folder,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        with self.log.open("a") as out:
+            out.write(done.stdout + done.stderr)
+        assert done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+
+def until(what: str, log: Path, process: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + 240
+    while not re.search(what, log.read_text(errors="replace")):
+        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
+        assert time.monotonic() < end, f"never said {what}: {log.read_text(errors='replace')[-3000:]}"
+        time.sleep(0.1)
+
+
+def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def ended(process: "subprocess.Popen[bytes]") -> int:
+    return process.wait(300)
+
+
+def test_two_organisations_train_under_the_permissions_with_tls(place: Servers, tmp_path: Path) -> None:
+    owner = Site(place, tmp_path, "owner", "reader", "acme")
+    for name in ("acme", "acme-syncer", "acme-eu", "globex-us", "acme-gc", "mallory"):
+        owner.run("keys", "new", name, "--folder", "keys")
+    said = owner.run("init", "--fragments", "4", "--sync-every", "8")
+    assert re.search(r"signed; its owner is SHA256:\S+", said)
+    for name, role, key in (
+        ("eu-1", "learner", "acme-eu"), ("us-1", "learner", "globex-us"), ("syncer-*", "syncer", "acme-syncer"),
+        ("gc", "collector", "acme-gc"),
+    ):  # fmt: skip
+        owner.run(
+            "members", "add", owner.environment["ISTHMUS_RUN"], name, "--as", role, "--public-key", f"keys/{key}.pub"
+        )
+    assert "membership 4" in owner.run("members", "list")
+
+    syncer = Site(place, tmp_path, "syncer", "syncer", "acme-syncer")
+    eu = Site(place, tmp_path, "learner-eu-1", "learner-eu-1", "acme-eu")
+    us = Site(place, tmp_path, "learner-us-1", "learner-us-1", "globex-us")
+    stranger = Site(place, tmp_path, "learner-us-1", "learner-us-1", "mallory")
+    with ExitStack() as stack:
+        processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(stop, processes)
+        merging = syncer.start("syncer")
+        processes.append(merging)
+        until(r"serves s3://", syncer.log, merging)
+        training = ("--steps", str(STEPS), "--checkpoint", "2")
+        first = eu.start("learner", "--learner", "eu-1", *training)
+        second = us.start("learner", "--learner", "us-1", *training)
+        processes += [first, second]
+        for site, process in ((eu, first), (us, second)):
+            until(r"joined", site.log, process)
+        # Its key is nobody's here, though it has the other learner's passwords.
+        assert "the membership does not name us-1" in stranger.run(
+            "learner", "--learner", "us-1", "--steps", "5", code=2
+        )
+        until(r"commit \d+/1 merges", syncer.log, merging)
+        time.sleep(3)  # so that there is something to go on from; how much is not judged
+        first.send_signal(signal.SIGKILL)
+        ended(first)
+        lines = [Path(f"/proc/{p.pid}/cmdline").read_bytes() for p in (merging, second) if p.poll() is None]
+        again = eu.start("learner", "--learner", "eu-1", *training)
+        processes.append(again)
+        assert ended(again) == 0, eu.log.read_text()[-3000:]
+        assert ended(second) == 0, us.log.read_text()[-3000:]
+        merging.terminate()
+        assert ended(merging) == 0
+    assert "for the 2. time" in eu.log.read_text()
+
+    reader = Site(place, tmp_path, "reader", "reader", "")
+    status = reader.run("status", "--json", "status.json")
+    found = json.loads((tmp_path / "status.json").read_text())
+    assert {row["learner"] for row in found["learners"]} == {"eu-1", "us-1"}, status
+    assert re.search(r"\d+ commits, 0 differ", reader.run("replay"))
+    reader.run("export", "-o", "model.safetensors")
+    collector = Site(place, tmp_path, "collector", "reader", "acme-gc")
+    collector.run("gc", "--keep", "2", "--min-age", "0", "--apply")
+    assert re.search(r"\d+ commits, 0 differ", reader.run("replay", "--from", "1", code=0))
+
+    # Nothing that opens a door is in a command line, in what was printed, or in an object.
+    secrets = [place.password(u) for u in ("syncer", "learner-eu-1", "learner-us-1", "reader")]
+    secrets += [place.secret(u) for u in ("owner", "syncer", "learner-eu-1", "learner-us-1", "collector", "reader")]
+    secrets += [
+        line
+        for path in (tmp_path / "keys").glob("*")
+        if path.suffix != ".pub"
+        for line in path.read_text().split("\n")[1:-2]
+    ]
+    store = operator(place)
+    objects = b""
+    for page in store.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{PREFIX}/"):
+        for entry in page.get("Contents", ()):
+            objects += entry["Key"].encode() + store.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
+    printed = b"".join(path.read_bytes() for path in tmp_path.glob("*.log"))
+    for secret in filter(None, secrets):
+        assert secret.encode() not in objects
+        assert secret.encode() not in printed
+        assert not any(secret.encode() in line for line in lines)
