@@ -39,7 +39,7 @@ class Copied:
 
 def sources(root: Path) -> dict[str, str]:
     """Return the repository's pages: path in the repository, and path on the site."""
-    found = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"}
+    found = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md", "SECURITY.md": "SECURITY.md"}
     for place in sorted([*root.glob("docs/**/*.md"), *root.glob("infra/*/README.md")]):
         path = place.relative_to(root).as_posix()
         found[path] = path.removeprefix("docs/")

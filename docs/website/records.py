@@ -26,6 +26,7 @@ HEADERS = {
     Kind.CHECKPOINT: (objects.CheckpointHeader,),
     Kind.PART: (objects.PartHeader,),
     Kind.EVALUATION: (objects.EvaluationHeader,),
+    Kind.MEMBERS: (objects.MembersHeader, objects.MemberSpec),
 }
 """What each kind's header is, and its payload where that is a struct too."""
 

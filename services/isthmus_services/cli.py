@@ -40,7 +40,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     names = {part: name for name in known for part in (name, *name.split())}
     import difflib
 
-    near = difflib.get_close_matches(word, names, 1)
+    near = difflib.get_close_matches(word, names, 1, cutoff=0.65)
     return names[near[0]] if near else ""
 
 

@@ -121,7 +121,7 @@ def test_no_link_of_the_repositorys_markdown_is_dead() -> None:
 
 def test_a_link_to_what_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    for name in ("README.md", "CHANGELOG.md"):
+    for name in ("README.md", "CHANGELOG.md", "SECURITY.md"):
         (tmp_path / name).write_text("# x\n")
     (tmp_path / "docs" / "a.md").write_text("[b](../examples/gone.py)\n")
     with pytest.raises(pages.LinkDead, match=r"docs/a.md: \.\./examples/gone.py leads to examples/gone.py"):

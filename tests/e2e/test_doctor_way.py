@@ -92,7 +92,7 @@ def test_what_is_odd_about_the_way_is_named(
         p.start("redis", *on(servers, *redis))
         weed = ("mini", f"-dir={tmp_path}", f"-ip={SERVERS}", f"-ip.bind={SERVERS}", "-s3.port=9000", "-admin.ui=false")
         p.start("weed", *on(servers, weed_binary(), *weed))
-        created = [*isthmus, "init", "s3://way/run", "--create-bucket"]
+        created = [*isthmus, "init", "s3://way/run", "--create-bucket", "--insecure"]
         wait_for(lambda: subprocess.run(created, capture_output=True, check=False).returncode == 0, "a run is created")
         arguments = ("doctor", "s3://way/run", "--bus", "redis://bus.test", "--size", "0.25", "--json", str(report))
         done = subprocess.run([*isthmus, *arguments], capture_output=True, text=True, check=False)

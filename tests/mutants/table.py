@@ -557,8 +557,8 @@ MUTANTS = [
         "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
         row(
             "what-is-being-fetched-is-not-waited-for",
-            "self._members.expected(self._known(), now) | {learner for learner, _ in self._fetching}",
-            "self._members.expected(self._known(), now)",
+            "(here - absent) | {learner for learner, _ in self._fetching}",
+            "here - absent",
         ),
         row(
             "a-round-gives-up-before-anything-can-come",
@@ -664,7 +664,11 @@ MUTANTS = [
             "if member is None:",
         ),
         row("silence-begins-at-l", "if m.heard_at >= silent_before}", "if m.heard_at > silent_before}"),
-        row("its-word-counts-more-than-what-was-measured", "m.answer_s or m.upload_s", "m.upload_s or m.answer_s"),
+        row(
+            "its-word-counts-more-than-what-was-measured",
+            "m.answer_s or min(m.upload_s, upload_s)",
+            "min(m.upload_s, upload_s) or m.answer_s",
+        ),
         row("an-old-farewell-counts", "if member is None or member.incarnation <= incarnation:", "if True:"),
         row(
             "its-own-farewell-does-not-count",
@@ -1601,5 +1605,138 @@ MUTANTS = [
         "integrations/lightning.py",
         "tests/e2e/test_lightning.py",
         row("loops-begin-anew", 'self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])', "pass"),
+    ),
+    # --- who may do what ---------------------------------------------------------------------------------------------
+    *of(
+        "signing/sshsig.py",
+        "tests/unit/test_signing.py",
+        row("any-key-is-a-key", "if is_small_order(author) or is_small_order(signature[:32]):", "if False:"),
+        row("r-is-not-looked-at", "or is_small_order(signature[:32]):", "or False:"),
+        row(
+            "kinds-are-one",
+            'MAGIC + string(namespace) + string(b"") + string(HASH) + string(hashlib',
+            'MAGIC + string(b"x") + string(b"") + string(HASH) + string(hashlib',
+        ),
+    ),
+    *of(
+        "signing/keys.py",
+        "tests/unit/test_signing.py",
+        row("others-may-read-it", "and not _is_mounted(path):", "and False:"),
+        row("keys-are-written-over", "        if file.exists():\n", "        if False:\n"),
+    ),
+    *of(
+        "records/frame.py",
+        "tests/integration/test_signed.py",
+        row(
+            "the-payload-is-not-signed",
+            'return b"".join((head[: _SIGNATURE.start], UNSIGNED_SIGNATURE, head[_SIGNATURE.stop :], payload))',
+            'return b"".join((head[: _SIGNATURE.start], UNSIGNED_SIGNATURE, head[_SIGNATURE.stop :]))',
+        ),
+        row(
+            "unsigned-is-anybodys",
+            "    if author == UNSIGNED_AUTHOR:\n        raise RecordInvalid(Reason.UNSIGNED",
+            "    if author == UNSIGNED_AUTHOR:\n        return author\n        raise RecordInvalid(Reason.UNSIGNED",
+        ),
+    ),
+    *of(
+        "log/membership.py",
+        "tests/unit/test_membership.py tests/integration/test_signed.py",
+        row("any-key-for-a-name", "found.key == author and found.role in roles", "found.role in roles"),
+        row("any-role", "found.key == author and found.role in roles", "found.key == author"),
+        row("patterns-before-names", "return self._named.get(name) or next(", "return next("),
+        row("anybody-may-be-the-owner", "if author != before.owner:", "if False:"),
+        row(
+            "nobody-asks-the-next-owner",
+            "if (header.owner != before.owner) != (header.accepted is not None):",
+            "if False:",
+        ),
+        row(
+            "histories-of-members-are-not-chained",
+            "(header.version, header.previous) != (before.version + 1, before.digest)",
+            "header.version != before.version + 1",
+        ),
+        row("an-old-membership-is-for-ever", "if m.until and version > m.until[fragment]", "if False"),
+        row(
+            "what-a-member-was-it-is",
+            "judges = reversed(self.versions) if under is None else [self.versions[under]]",
+            "judges = reversed(self.versions)",
+        ),
+    ),
+    *of(
+        "log/commits.py",
+        "tests/integration/test_signed.py",
+        row("anybody-commits", "self.members.require_author(blob, Kind.COMMIT, name, header.members)", "pass"),
+        row("membership-may-go-back", "if commit.header.members < members:", "if False:"),
+        row("anybody-points", "            await self.require_author(blob, Kind.PACKED)\n", ""),
+    ),
+    *of(
+        "log/speech.py",
+        "tests/integration/test_signed.py",
+        row("one-batch-of-several", "if len(names) > 1:", "if False:"),
+        row(
+            "learners-are-syncers",
+            "role = MemberRole.SYNCER if owner is None else MemberRole.LEARNER",
+            "role = MemberRole.LEARNER",
+        ),
+    ),
+    *of(
+        "log/histories.py",
+        "tests/unit/test_membership.py",
+        row("what-was-said-before-is-forgotten", "if said is not None and said[0] != digest:", "if False:"),
+    ),
+    *of(
+        "syncer/keeper.py",
+        "tests/integration/test_signed.py tests/integration/test_one_learner.py",
+        row(
+            "an-expelled-learner-is-merged-on",
+            "if self._members.signed and not judge.permits(",
+            "if False and not judge.permits(",
+        ),
+        row(
+            "who-comes-first-decides",
+            "        if self._usually.known:\n            believed",
+            "        if True:\n            believed",
+        ),
+    ),
+    *of(
+        "rounds/bounds.py",
+        "tests/unit/test_bounds.py",
+        row("steps-take-no-time", "if claim.step_s > 0.0 and steps >", "if False and steps >"),
+        row("any-weight", "if weight > b.weight * usual_weight:", "if False:"),
+        row("any-length", "if length > b.norm * usually:", "if False:"),
+        row("the-short-are-loud", "elif length < usually / b.norm:", "elif False:"),
+        row("nobody-is-too-long", "refused = length > b.refused * usually", "refused = False"),
+        row("what-is-usual-is-for-ever", "if version - seen.version < REMEMBERED", "if True"),
+    ),
+    *of(
+        "rounds/rounds.py",
+        "tests/unit/test_bounds.py",
+        row(
+            "always-due-is-always-open",
+            "if last is None:\n            return -math.inf",
+            "if True:\n            return -math.inf",
+        ),
+        row(
+            "ages-are-believed",
+            "if since is not None and pointer.boundary_at < since and not pointer.old:",
+            "if False:",
+        ),
+        row("who-never-comes-is-waited-for", "return (here - absent) | {learner", "return here | {learner"),
+        row("an-overflow-turns-all-away", "if pointer.digest in by:", "if True:"),
+    ),
+    *of(
+        "permissions.py",
+        "tests/permissions/test_table.py",
+        row("any-fragment-any-learner", '_OWN = "updates/?????/{name}/*"', '_OWN = "updates/*/{name}/*"'),
+        row(
+            "learners-read-each-other",
+            'READ: (*LOG, _OWN, LEARNERS + "{name}/*"),',
+            'READ: (*LOG, _OWN, LEARNERS + "*"),',
+        ),
+        row(
+            "create-is-replace",
+            "if dialect in ENFORCES_CREATE:\n            statement",
+            "if False:\n            statement",
+        ),
     ),
 ]

@@ -91,8 +91,8 @@ def is_near(url: str) -> bool:
     """Return whether a store or a bus is on this machine: a folder, a file, a socket, or an address of loopback."""
     endpoint = endpoint_of(url)
     parts = split(endpoint or url)
-    if endpoint is None and parts.scheme in ("", "file", "sqlite", "unix"):
-        return True
+    if endpoint is None and parts.scheme not in ("redis", "rediss"):
+        return True  # a folder, a file, a socket; or what whoever opens it will not know
     host = parts.hostname or ""
     if host == "localhost" or host.endswith(".localhost"):
         return True

@@ -365,8 +365,8 @@ class Rounds:
         self.phase, self.round, self._held_back = Phase.CLOSED, None, False
         self.head = commit.version
         self._note_commit(commit)
-        oldest = commit.version - self._pace.staleness - 1
-        self._known_since = {v: at for v, at in self._known_since.items() if v >= oldest} | {commit.version: now}
+        kept = {v: at for v, at in self._known_since.items() if v >= commit.version - self._pace.staleness}
+        self._known_since = kept | {commit.version: now}
         merged = {given.digest for given in commit.inputs}
         for pointer in leftover:
             self._waiting.setdefault((pointer.learner, pointer.base), pointer)

@@ -36,7 +36,7 @@ class InRun:
     run: Annotated[str, Setting("s3://bucket/prefix or a folder", positional=True)]
     owner: Annotated[
         str | None,
-        Setting("who must own the run: a fingerprint SHA256:…, or a .pub file (default: anybody)", metavar="KEY"),
+        Setting("who must own the run: a fingerprint or a .pub file (default: anybody)", metavar="KEY"),
     ] = None
 
 
