@@ -31,7 +31,14 @@ class MergeRule(StrEnum):
 
     RDA = "rda"  # radial-directional averaging: the mean length, in the mean direction of unit vectors
     AVG = "avg"  # the weighted mean
+    TRIMMED = "trimmed"  # RDA of which a minority cannot choose the direction: the trimmed mean of unit vectors
+    MEDIAN = "median"  # the same by their geometric median; both as long as the median update
     ISO = "iso"  # isotropic: of matrices the polar factor of the weighted mean, with RDA's length; of all else RDA
+
+
+ROBUST = frozenset({MergeRule.TRIMMED, MergeRule.MEDIAN})
+"""Rules under which less than half of the updates of a round cannot choose where it goes. They keep all of them,
+packed, until it closes."""
 
 
 class MemberRole(StrEnum):
@@ -124,6 +131,9 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     iso_block: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_MAX)] = 0
     """Where `merge` is `iso`: matrices with a longer side are cut into even blocks, each isotropic by itself, since the
     cost per parameter grows with the shorter side; 0: they stay whole."""
+    trim: Annotated[float, msgspec.Meta(gt=0.0, lt=0.5)] = 0.25
+    """Where `merge` is `trimmed`: the share of the updates that is left out at either end of each coordinate, rounded
+    down, but one at least of three or more."""
     outer_lr: Annotated[float, msgspec.Meta(gt=0.0, le=10.0)] = 0.4
     outer_momentum: Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)] = 0.8
     codec_up: str = CodecName.INT4.value
@@ -155,6 +165,9 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             fields["merge"] = (MergeRule.ISO if cheap else MergeRule.RDA).value
         if fields.get("isotropic_up", False):
             fields = SENT_ISOTROPIC | fields
+        if fields["merge"] in ROBUST:
+            # One table of embeddings that a plain mean merges would be the way around it.
+            fields = {"merge_embeddings": fields["merge"]} | fields
         plain = cls(**fields)
         rate, momentum = outer_for(plain.merge, plain.sync_every)
         given = fields.get("outer_momentum", momentum)
@@ -202,7 +215,13 @@ def outer_for(merge: str, sync_every: int) -> tuple[float, float]:
     return found[MergeRule(merge)] if merge in found else found[MergeRule.RDA]
 
 
-EFFECTIVE_MAX = {MergeRule.RDA: 3.0, MergeRule.AVG: 6.0, MergeRule.ISO: 6.0}
+EFFECTIVE_MAX = {
+    MergeRule.RDA: 3.0,
+    MergeRule.TRIMMED: 3.0,
+    MergeRule.MEDIAN: 3.0,
+    MergeRule.AVG: 6.0,
+    MergeRule.ISO: 6.0,
+}
 """Effective outer rates above which the lab's losses are clearly worse, at H up to 64."""
 
 MOMENTUM_MAX = 0.9

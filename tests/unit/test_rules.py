@@ -38,8 +38,8 @@ def test_a_momentum_that_cannot_be_is_named() -> None:
 
 
 def test_an_unknown_merge_is_still_refused() -> None:
-    with pytest.raises(InputError, match="unknown merge 'median'"):
-        Rules.suited(merge="median").check()
+    with pytest.raises(InputError, match="unknown merge 'mode'"):
+        Rules.suited(merge="mode").check()
 
 
 @pytest.mark.parametrize("merge", ["rda", "avg"])

@@ -31,9 +31,11 @@ from isthmus.kernels.vectors import (
     norm,
     norm_of,
     outer_step,
+    products,
     require_denormals,
     squares,
     subtract,
+    trimmed_mean,
 )
 from isthmus.runtime import uncollected
 
@@ -64,10 +66,12 @@ __all__ = [
     "norm",
     "norm_of",
     "outer_step",
+    "products",
     "require_denormals",
     "scale",
     "squares",
     "subtract",
+    "trimmed_mean",
     "warm",
 ]
 
@@ -88,6 +92,8 @@ def warm() -> None:
     all_finite(x)
     flushes_denormals()
     accumulate(y, x, 0.5)
+    products(x, y, sums)
+    trimmed_mean(x.reshape(1, -1), sums, sums, 0, y)
     outer_step(x, 1.0, 0.1, 0.5, x, x, y, z)
     subtract(x, y, z)
     add(x, y, z)

@@ -20,6 +20,12 @@ _SMALLEST_NORMAL, _HALF, _TWO = np.finfo(np.float32).smallest_normal, np.float32
 
 
 @kernel
+def _folded(first: float, lanes: F64) -> float:
+    """Return the sum of what eight lanes hold, the first of which is given, in one order."""
+    return float(((first + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7])))
+
+
+@kernel
 def _sum_of_squares(x: F32, block: Any, lanes: F64) -> float:
     """Return the sum of squares of one block of x in float64, in eight fixed lanes; `lanes` [8] is scratch."""
     start = block * _U64(NORM_BLOCK)
@@ -34,7 +40,7 @@ def _sum_of_squares(x: F32, block: Any, lanes: F64) -> float:
     for i in range(start + eights * _U64(8), stop):
         value = np.float64(x[i])
         first += value * value
-    return float(((first + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7])))
+    return _folded(first, lanes)
 
 
 @kernel
@@ -93,6 +99,54 @@ def require_denormals() -> None:
     """Raise `DenormalsFlushed` in a thread whose arithmetic has other bits than everybody else's."""
     if flushes_denormals():
         raise DenormalsFlushed
+
+
+@kernel
+def _product_of_block(x: F32, y: F32, block: Any, lanes: F64) -> float:
+    """Return the inner product of one block of x and y in float64, in eight fixed lanes; `lanes` [8] is scratch."""
+    start = block * _U64(NORM_BLOCK)
+    stop = min(start + _U64(NORM_BLOCK), _U64(x.size))
+    eights = (stop - start) // _U64(8)
+    lanes[:] = 0.0
+    for k in range(eights):
+        for lane in range(_U64(8)):
+            i = start + k * _U64(8) + lane
+            lanes[lane] += np.float64(x[i]) * np.float64(y[i])
+    first = lanes[0]
+    for i in range(start + eights * _U64(8), stop):
+        first += np.float64(x[i]) * np.float64(y[i])
+    return _folded(first, lanes)
+
+
+@kernel
+def products(x: F32, y: F32, out: F64) -> None:
+    """Write the inner product of every block of `NORM_BLOCK` elements of x and y [n] to out [⌈n / NORM_BLOCK⌉]."""
+    lanes = np.empty(8, np.float64)
+    for block in range(_U64(out.size)):
+        out[block] = _product_of_block(x, y, block, lanes)
+
+
+@kernel
+def trimmed_mean(x: F32, weights: F64, factors: F64, trim: int, out: F32) -> None:
+    """out [n] = the weighted mean of factors · x [m, n] by column, without the `trim` least and the `trim` greatest.
+
+    Products in float64; of equal values the earlier row is the lesser; the sum in ascending order, rounded once.
+    """
+    m = x.shape[0]
+    values, order = np.empty(m, np.float64), np.empty(m, np.int64)
+    for j in range(out.size):
+        for i in range(m):
+            value = factors[i] * np.float64(x[i, j])
+            at = i
+            while at > 0 and values[at - 1] > value:
+                values[at], order[at] = values[at - 1], order[at - 1]
+                at -= 1
+            values[at], order[at] = value, i
+        total, weight = 0.0, 0.0
+        for at in range(trim, m - trim):
+            total += weights[order[at]] * values[at]
+            weight += weights[order[at]]
+        out[j] = np.float32(total / weight)
 
 
 # --- the merge --------------------------------------------------------------------------------------------------------

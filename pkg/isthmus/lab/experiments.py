@@ -1,7 +1,7 @@
 """All experiments by name, and how large they are run."""
 
 from isthmus.errors import InputError
-from isthmus.lab import bits, decoupled, isotropic
+from isthmus.lab import bits, decoupled, hostile, isotropic
 from isthmus.lab.names import NAMES
 from isthmus.lab.setting import Setting
 
@@ -10,7 +10,9 @@ STEPS = {"quick": 150, "paper": 600}
 
 SEEDS = {"quick": 1, "paper": 3}
 
-EXPERIMENTS = {e.name: e for e in (*decoupled.EXPERIMENTS, *isotropic.EXPERIMENTS, *bits.EXPERIMENTS)}
+EXPERIMENTS = {
+    e.name: e for e in (*decoupled.EXPERIMENTS, *isotropic.EXPERIMENTS, *bits.EXPERIMENTS, *hostile.EXPERIMENTS)
+}
 
 if tuple(EXPERIMENTS) != NAMES:
     raise AssertionError(f"lab/names.py has to say: {', '.join(EXPERIMENTS)}")

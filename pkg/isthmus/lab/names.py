@@ -24,4 +24,5 @@ NAMES = (
     "bits",
     "bits-longer",
     "bits-strained",
+    "hostile",
 )

@@ -16,6 +16,7 @@ from isthmus import kernels, layout
 from isthmus.codecs.packed import plain
 from isthmus.errors import InputError
 from isthmus.kernels import F32
+from isthmus.lab import hostile
 from isthmus.layout import Fragment
 from isthmus.learner import steward
 from isthmus.learner.boundary import Boundary, Captured
@@ -273,5 +274,6 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     **{f"sparse {kept}": (lambda kept=kept: sent_sparse(kept)) for kept in (64, 128, 256)},  # type: ignore[misc]
     "H 6, 12, 24": lambda: rounds_of((150, 6), (300, 12), (600, 24)),
     "H 24, 12, 6": lambda: rounds_of((300, 24), (450, 12), (600, 6)),
+    **hostile.VARIANTS,
 }
 """What they are called in a setting."""

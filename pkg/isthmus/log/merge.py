@@ -23,10 +23,11 @@ from isthmus.codecs.base import PIECE, SHARE, pieces
 from isthmus.codecs.packed import Packed, add, plain
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment, Tensor, TensorClass
+from isthmus.log import robust
 from isthmus.log.polar import isotropic
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
-from isthmus.rules import CodecName, MergeRule, Rules
+from isthmus.rules import ROBUST, CodecName, MergeRule, Rules
 from isthmus.runtime import ALONE, Crew
 
 Then = Callable[[slice, F32, F32], None]
@@ -115,6 +116,7 @@ def outers(rules: Rules) -> dict[str, Outer]:
             learning_rate=rules.outer_lr,
             momentum=rules.outer_momentum,
             block=rules.iso_block if rules.merge_for(role) == MergeRule.ISO else 0,
+            trim=rules.trim if rules.merge_for(role) == MergeRule.TRIMMED else 0.0,
         )
         for role in (TensorClass.DENSE, TensorClass.EMBEDDING)
     )
@@ -128,7 +130,10 @@ def by_class(dense: Outer, embedding: Outer) -> dict[str, Outer]:
 
 
 class Accumulator:
-    """The running sum of one round: memory independent of the number of learners, and work that a crew may share."""
+    """The running sum of one round: memory independent of the number of learners, and work that a crew may share.
+
+    Rules that look at all updates together (`ROBUST`) keep them as they came, packed, until `deltas`.
+    """
 
     def __init__(self, fragment: Fragment, outer: Mapping[str, Outer], crew: Crew = ALONE) -> None:
         self.fragment = fragment
@@ -140,6 +145,8 @@ class Accumulator:
         self._weights = 0.0
         self._norms = [0.0] * len(fragment.tensors)  # Σ w‖v‖ per tensor
         self._merges = [_merge_of(t, outer[t.spec.role].merge) for t in fragment.tensors]
+        self._kept: list[robust.Kept] = []
+        """All of the round, packed, where a rule looks at them together."""
 
     def add(self, x: Packed | F32, weight: float, scale: float = 1.0) -> None:
         """Add one finite outer gradient, packed or [n] float32, with its effective weight (> 0).
@@ -151,7 +158,11 @@ class Accumulator:
             x = plain(self.fragment, x)
         self._unit = self._unit or weight
         weight /= self._unit
+        if ROBUST.intersection(self._merges):
+            self._kept.append(robust.Kept(x, weight, scale))
         for i, t in enumerate(self.fragment.tensors):
+            if self._merges[i] in ROBUST:
+                continue
             coefficient = weight * scale
             if self._merges[i] != MergeRule.AVG:
                 norm = x.norms[i]
@@ -169,7 +180,11 @@ class Accumulator:
         for i, t in enumerate(self.fragment.tensors):
             total, scale = self._total[t.start : t.stop], 1.0 / self._weights
             magnitude, rule = self._norms[i] / self._weights, self._merges[i]
-            if rule != MergeRule.AVG:
+            if rule in ROBUST:
+                trim = self.outer[t.spec.role].trim if rule == MergeRule.TRIMMED else None
+                scale, off = robust.merged(self._kept, i, total, trim, self.crew)
+                cancelled += off
+            elif rule != MergeRule.AVG:
                 norm = _norm(total, self.crew)
                 # RDA has summed directions: their mean is no longer than 1. Iso has summed the differences themselves.
                 whole = self._weights if rule == MergeRule.RDA else self._norms[i]

@@ -358,6 +358,8 @@ class Outer(Record, frozen=True, kw_only=True, omit_defaults=True):
     momentum: Finite
     block: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_MAX)] = 0
     """Longest side of what is one matrix to `iso`; 0: as long as it is. Only written where it is not."""
+    trim: Annotated[float, msgspec.Meta(ge=0.0, lt=0.5)] = 0.0
+    """Share that `trimmed` leaves out at either end; 0 with every other rule."""
 
 
 class Passing(Record, frozen=True, kw_only=True):

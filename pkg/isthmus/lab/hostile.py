@@ -1,0 +1,137 @@
+"""Learners that mean no good: what they send in place of their updates, and the experiment on which merge bears it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from isthmus.kernels import F32
+from isthmus.lab.experiment import ISO, Experiment, base, named
+from isthmus.lab.setting import Setting
+from isthmus.learner.steward import OwnSteward
+from isthmus.rounds.bounds import Believed, Claim, Influence
+
+LEARNERS = 8
+
+Attack = Callable[[F32, int, dict[int, F32], np.random.Generator], F32]
+"""Given an honest difference [n], its fragment, what the hostile ones share by fragment, and numbers: what is sent."""
+
+
+def _together(x: F32, fragment: int, shared: dict[int, F32], draw: np.random.Generator) -> F32:
+    """All send the same, against what they themselves would have sent, as long as that: nothing about one is odd."""
+    return -shared.setdefault(fragment, x)
+
+
+def _stale(x: F32, fragment: int, shared: dict[int, F32], draw: np.random.Generator) -> F32:
+    """The first update of the fragment, again and again."""
+    return shared.setdefault(fragment, x)
+
+
+ATTACKS: dict[str, Attack] = {
+    "sign": lambda x, *_: -x,
+    "ten times": lambda x, *_: 10 * x,
+    "sign, ten times": lambda x, *_: -10 * x,
+    "noise": lambda x, _, __, draw: (np.linalg.norm(x) / np.sqrt(max(1, x.size)) * draw.standard_normal(x.size)).astype(
+        np.float32
+    ),
+    "stale": _stale,
+    "together": _together,
+}
+
+
+@contextmanager
+def hostile(attack: str, count: int) -> Iterator[None]:
+    """Let the last so many of `LEARNERS` learners send this in place of what they have."""
+    own = OwnSteward.packed
+    names = {f"l{LEARNERS - 1 - number}" for number in range(count)}
+    shared: dict[int, F32] = {}
+    draw = np.random.default_rng(0)
+
+    def packed(steward: OwnSteward, header: Any, before: F32, values: F32, feedback: F32 | None) -> Any:
+        if header.learner not in names:
+            return own(steward, header, before, values, feedback)
+        sent = ATTACKS[attack](before - values, header.fragment, shared, draw)
+        return own(steward, header, before, (before - sent).astype(np.float32), None)
+
+    OwnSteward.packed = packed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        OwnSteward.packed = own  # type: ignore[method-assign]
+
+
+@contextmanager
+def unbounded() -> Iterator[None]:
+    """Believe what updates say, whatever it is."""
+    own = Influence.judge
+
+    def judge(self: Influence, claim: Claim, among: Sequence[Claim] = ()) -> Believed:
+        return Believed(claim.tokens * (claim.tokens / claim.steps))
+
+    Influence.judge = judge  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Influence.judge = own  # type: ignore[method-assign]
+
+
+@contextmanager
+def attacked(attack: str, count: int, bounded: bool) -> Iterator[None]:
+    """Both at once."""
+    with ExitStack() as stack:
+        if count:
+            stack.enter_context(hostile(attack, count))
+        if not bounded:
+            stack.enter_context(unbounded())
+        yield
+
+
+def name_of(attack: str, count: int, bounded: bool) -> str:
+    """Return what a variant is called; empty where nothing is other than the library's own."""
+    what = f"{count} hostile: {attack}" if count else ""
+    return ", ".join(part for part in (what, "" if bounded else "unbounded") if part)
+
+
+CASES = [(attack, count, bounded) for bounded in (True, False) for count in (1, 3) for attack in ATTACKS]
+CASES += [("", 0, False)]
+
+VARIANTS = {name_of(*case): (lambda case=case: attacked(*case)) for case in CASES}
+"""By name, for `isthmus.lab.variants`."""
+
+MERGES: dict[str, dict[str, object]] = {
+    "RDA": {},
+    "avg": {"rules_merge": "avg", "rules_outer_lr": 0.7},
+    "iso": ISO,
+    "trimmed": {"rules_merge": "trimmed", "rules_merge_embeddings": "trimmed"},
+    "median": {"rules_merge": "median", "rules_merge_embeddings": "median"},
+}
+
+
+def _settings(steps: int) -> list[Setting]:
+    eight, found = base(steps, learners=LEARNERS), []
+    for bounded in (True, False):
+        for merge, rules in MERGES.items():
+            if not bounded and merge in ("trimmed", "median"):
+                continue
+            at = f"{merge}{'' if bounded else ', unbounded'}: "
+            found.append(named(eight, f"{at}nobody", variant=name_of("", 0, bounded), **rules))
+            for count in (1, 3):
+                for attack in ATTACKS:
+                    variant = name_of(attack, count, bounded)
+                    found.append(named(eight, f"{at}{count} of {LEARNERS}, {attack}", variant=variant, **rules))
+    return found
+
+
+EXPERIMENTS = (
+    Experiment(
+        "hostile",
+        "Loss where one or three of eight learners are hostile, by merge, with bounds on each and without",
+        "none for decoupled rounds; the merges are those of Yin et al. 2018 and of Pillutla et al. 2019",
+        _settings,
+        quick=(
+            "RDA: nobody", "RDA: 3 of 8, sign", "RDA, unbounded: 3 of 8, sign, ten times", "median: nobody",
+            "median: 3 of 8, sign", "trimmed: nobody", "trimmed: 3 of 8, sign",
+        ),
+    ),
+)  # fmt: skip
