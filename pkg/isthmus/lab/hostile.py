@@ -54,7 +54,7 @@ def hostile(attack: str, count: int) -> Iterator[None]:
         sent = ATTACKS[attack](before - values, header.fragment, shared, draw)
         return own(steward, header, before, (before - sent).astype(np.float32), None)
 
-    OwnSteward.packed = packed  # type: ignore[method-assign]
+    OwnSteward.packed = packed  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
