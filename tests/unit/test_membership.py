@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.doctor import examine_trust
 from isthmus.errors import InputError, LogCorrupt, RecordInvalid
 from isthmus.log.creation import create_run
 from isthmus.log.histories import UNSAID, Histories
 from isthmus.log.membership import GRACE_VERSIONS, SUCCESSION, Members, changed, opened, require_may, succession, write
-from isthmus.log.run import read_run
+from isthmus.log.run import Run, read_run
 from isthmus.log.trust import Trust, is_near, trust_of
 from isthmus.reasons import Reason
 from isthmus.records import frame
@@ -248,6 +249,35 @@ async def test_an_unsigned_run_elsewhere_wants_to_be_asked_for(
         Trust(insecure=True).take_part(w.run, members, "redis://u:secret@far:1", L, "eu")
         assert "INSECURE" in caplog.text
         assert "secret" not in caplog.text
+
+
+async def test_the_doctor_says_who_can_be_anybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://minio.example:9000")
+    async with world(tmp_path / "signed", signed_seed()) as w:
+        signed = w.run
+    async with world(tmp_path / "plain") as w:
+        plain = w.run
+
+    def told(url: str, bus: str, run: Run | None) -> dict[str, tuple[str, str]]:
+        return {f.check: (f.outcome.value, f.said) for f in examine_trust(url, bus, run)}
+
+    far = told("s3://bucket/run", "redis://u:secret@far:6379", plain)
+    assert {check: outcome for check, (outcome, _) in far.items()} == {
+        "store: encryption": "warning", "bus: encryption": "warning", "run: signatures": "warning"
+    }  # fmt: skip
+    assert "secret" not in str(far)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://s3.example")
+    good = told("s3://bucket/run", "rediss://far:6379", signed)
+    assert {outcome for outcome, _ in good.values()} == {"ok"}
+    assert fingerprint(OWNER.author) in good["run: signatures"][1]
+    near = told(str(tmp_path / "plain"), f"sqlite://{tmp_path}/b", plain)
+    assert near == {"run: signatures": ("ok", "nothing is signed, in a folder or on loopback")}
+    assert told(str(tmp_path), "redis://127.0.0.1:1", None) == {
+        "bus: encryption": ("ok", "redis://127.0.0.1:1: this machine's own")
+    }
 
 
 def test_members_are_replaced_by_name() -> None:

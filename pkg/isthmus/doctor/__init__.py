@@ -9,6 +9,7 @@ from isthmus.doctor.bus import examine_bus
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Outcome, Role, RoleKind, counted
 from isthmus.doctor.machine import examine_machine
 from isthmus.doctor.store import examine_open_store, examine_store
+from isthmus.doctor.trust import examine_trust
 from isthmus.doctor.way import examine_ranks, examine_way
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "examine_open_store",
     "examine_ranks",
     "examine_store",
+    "examine_trust",
     "examine_way",
 ]

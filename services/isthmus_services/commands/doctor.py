@@ -20,6 +20,7 @@ from isthmus.doctor import (
     examine_machine,
     examine_ranks,
     examine_store,
+    examine_trust,
     examine_way,
 )
 from isthmus.log.run import Run
@@ -66,10 +67,10 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
         yield finding
     for finding in examine_ranks(role):
         yield finding
-    digest = NO_RUN
+    digest, run = NO_RUN, None
     async for said in examine_store(url, role, runtime, size):
         if isinstance(said, Run):
-            digest = said.digest
+            digest, run = said.digest, said
         else:
             yield said
     async for finding in examine_way("store", url, runtime):
@@ -77,6 +78,8 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
     async for finding in examine_bus(bus, digest, role, runtime):
         yield finding
     async for finding in examine_way("bus", bus, runtime):
+        yield finding
+    for finding in examine_trust(url, bus, run):
         yield finding
 
 

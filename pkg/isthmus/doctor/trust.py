@@ -1,0 +1,35 @@
+"""Who can be anybody: whether what travels is encrypted, and whether a run is signed."""
+
+from collections.abc import Iterator
+
+from isthmus.doctor.findings import OK, WARNING, Finding
+from isthmus.log.run import Run
+from isthmus.log.trust import is_near
+from isthmus.signing import fingerprint
+from isthmus.store import endpoint_of
+from isthmus.urls import redacted, split
+
+
+def examine_trust(url: str, bus: str, run: Run | None) -> Iterator[Finding]:
+    """Yield findings about a run's store and bus, and about the run where there is one yet."""
+    places = [("store: encryption", endpoint_of(url), "https", url), ("bus: encryption", bus, "rediss", bus)]
+    for check, place, scheme, of in places:
+        if place is None or split(place).scheme in ("sqlite", "unix"):
+            continue
+        found = split(place).scheme
+        if found == scheme or not found:
+            yield Finding(check, OK, f"{redacted(place)}: TLS")
+        elif is_near(of):
+            yield Finding(check, OK, f"{redacted(place)}: this machine's own")
+        else:
+            advice = f"use {scheme}://: passwords, announcements and gradients can be read and changed on the way"
+            yield Finding(check, WARNING, f"{redacted(place)}: no TLS", advice)
+    if run is None:
+        return
+    if run.header.owner is not None:
+        yield Finding("run: signatures", OK, f"everything is signed; the owner is {fingerprint(run.header.owner)}")
+    elif is_near(url) and is_near(bus):
+        yield Finding("run: signatures", OK, "nothing is signed, in a folder or on loopback")
+    else:
+        said = "nothing in this run is signed: whoever can write to its store or bus can be anybody"
+        yield Finding("run: signatures", WARNING, said, "create runs with a key: isthmus init --key FILE (SECURITY.md)")
