@@ -107,8 +107,8 @@ class MemberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     """With `*` at its end it stands for every name that begins so and is not a member's own."""
     role: MemberRole
     key: PublicKey
-    bucket: Text = ""
-    """Where this member's updates are stored, if not beside the run."""
+    bucket: Annotated[str, msgspec.Meta(max_length=0)] = ""
+    """For where its updates are stored, if not beside the run: nowhere else, as yet."""
 
 
 class MembersHeader(Record, frozen=True, kw_only=True):

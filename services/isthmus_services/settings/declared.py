@@ -580,9 +580,6 @@ class MembersAdd(InRun, Signed):
     member_role: Annotated[
         str, Setting("what it may do", name="as", choices=tuple(MemberRole), metavar="ROLE", flag_only=True)
     ] = MemberRole.LEARNER.value
-    bucket: Annotated[
-        str | None, Setting("where its updates are stored, if not beside the run", metavar="URL", flag_only=True)
-    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ def run(settings: declared.MembersAdd) -> int:
     """Add it. Raises `InputError` where the name is somebody's already."""
     require_name("name of a member", settings.name.removesuffix("*") or "*")
     key = read_public(settings.public_key)
-    entry = MemberSpec(settings.name, MemberRole(settings.member_role), key, settings.bucket or "")
+    entry = MemberSpec(settings.name, MemberRole(settings.member_role), key)
 
     def made(before: Membership) -> Sequence[MemberSpec]:
         there = next((m for m in before.members if m.name == entry.name), None)

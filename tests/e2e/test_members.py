@@ -1,0 +1,126 @@
+"""`isthmus keys` and `isthmus members`, as their owner types them."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from isthmus.signing import fingerprint, read_signer
+from isthmus_services.cli import main
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    found = main(list(words))
+    out = capsys.readouterr()
+    assert found == code, out.out + out.err
+    return out.out + out.err
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A signed run in a folder, and keys beside it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("owner", "next", "eu", "us", "syncer"):
+        told(capsys, "keys", "new", name, "--folder", "k")
+    assert "signed; its owner is SHA256:" in told(capsys, "init", "run", "--fragments", "2", "--key", "k/owner")
+    return "run"
+
+
+def test_members_come_change_and_go(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    by = ("--key", "k/owner")
+    said = told(capsys, "members", "add", run, "eu-1", "--public-key", "k/eu.pub", *by)
+    assert "membership 1: 1 members" in said
+    assert re.search(r"0/64, 1/64", said), "from which commit on no other membership holds"
+    told(capsys, "members", "add", run, "acme-*", "--public-key", Path("k/us.pub").read_text(), *by)
+    told(capsys, "members", "add", run, "s-*", "--as", "syncer", "--public-key", "k/syncer.pub", *by)
+    listed = told(capsys, "members", "list", run, "--json", "m.json")
+    assert "membership 3" in listed
+    found = json.loads(Path("m.json").read_text())
+    assert [(m["name"], m["role"]) for m in found["members"]] == [
+        ("acme-*", "learner"), ("eu-1", "learner"), ("s-*", "syncer"),
+    ]  # fmt: skip
+    assert found["members"][1]["key"] == fingerprint(read_signer("k/eu").author)
+    told(capsys, "members", "rotate", run, "--member", "eu-1", "--public-key", "k/next.pub", *by)
+    told(capsys, "members", "remove", run, "acme-*", *by)
+    told(capsys, "members", "list", run, "--json", "m.json")
+    found = json.loads(Path("m.json").read_text())
+    assert [m["name"] for m in found["members"]] == ["eu-1", "s-*"]
+    assert found["members"][0]["key"] == fingerprint(read_signer("k/next").author)
+    signers = told(capsys, "members", "list", run, "--allowed-signers")
+    assert [line.split()[0] for line in signers.splitlines()] == ["owner", "eu-1", "s-*"]
+
+
+def test_a_run_changes_hands_and_only_its_owner_says_who_takes_part(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add = ("members", "add", run, "eu-1", "--public-key", "k/eu.pub")
+    assert "is not the owner's" in told(capsys, *add, "--key", "k/eu", code=2)
+    assert "say with which key" in told(capsys, *add, code=2)
+    told(capsys, "members", "rotate", run, "--successor", "k/next", "--key", "k/owner")
+    assert "is not the owner's" in told(capsys, *add, "--key", "k/owner", code=2)
+    told(capsys, *add, "--key", "k/next")
+    was = fingerprint(read_signer("k/owner").author)
+    assert "membership 2" in told(capsys, "members", "list", run, "--owner", was), "the run is still the one it was"
+    other = fingerprint(read_signer("k/eu").author)
+    assert "this is another run" in told(capsys, "members", "list", run, "--owner", other, code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("add", "RUN", "eu-1", "--public-key", "k/us.pub"), "members rotate --member eu-1"),
+        (("add", "RUN", "eu-1", "--public-key", "k/eu.pub"), "is a member already"),
+        (("add", "RUN", "../x", "--public-key", "k/us.pub"), "name of a member"),
+        (("add", "RUN", "x", "--public-key", "k/us"), "private key, which stays where it is"),
+        (("remove", "RUN", "nobody"), "nobody is no member; members are eu-1"),
+        (("rotate", "RUN", "--member", "nobody", "--public-key", "k/us.pub"), "nobody is no member"),
+        (("rotate", "RUN"), "say whose key is to change"),
+        (("rotate", "RUN", "--member", "eu-1"), "say which key it has now"),
+    ],
+)
+def test_what_cannot_be_is_said_and_changes_nothing(
+    run: str, words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(capsys, "members", "add", run, "eu-1", "--public-key", "k/eu.pub", "--key", "k/owner")
+    given = [run if word == "RUN" else word for word in words]
+    assert why in told(capsys, "members", *given, "--key", "k/owner", code=2)
+    assert "membership 1" in told(capsys, "members", "list", run)
+
+
+def test_an_object_is_proved_to_ssh_keygen(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = told(capsys, "keys", "verify", run, "run", "--into", "proof")
+    assert "signed by SHA256:" in said
+    assert "its author may write this" in said
+    command = next(line for line in said.splitlines() if line.startswith("ssh-keygen"))
+    assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode == 0
+    Path("proof/message").write_bytes(Path("proof/message").read_bytes() + b"!")
+    assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode != 0
+    assert "nothing is stored" in told(capsys, "keys", "verify", run, "commits/00000/000000000001", code=2)
+    blob = bytearray(Path("run/run").read_bytes())
+    blob[70] ^= 1
+    Path("run/evaluations").mkdir()
+    Path("run/evaluations/x").write_bytes(blob)
+    assert "not to be trusted: bad-signature" in told(capsys, "keys", "verify", run, "evaluations/x", code=1)
+
+
+def test_a_run_without_a_key_has_no_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told(capsys, "init", "plain", "--fragments", "2")
+    assert "has no members" in told(capsys, "members", "list", "plain", code=2)
+    told(capsys, "keys", "new", "eu", "--folder", "k")
+    assert "nothing in this run is signed" in told(capsys, "syncer", "plain", "--key", "k/eu", code=2)
+
+
+def test_a_key_is_shown_by_either_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = told(capsys, "keys", "new", "eu", "--folder", "k")
+    assert "PRIVATE" not in made
+    assert told(capsys, "keys", "show", "k/eu") == told(capsys, "keys", "show", "k/eu.pub")
+    assert "there is a key already" in told(capsys, "keys", "new", "eu", "--folder", "k", code=2)
+    assert "No such file" in told(capsys, "keys", "show", "k/nobody", code=2)
