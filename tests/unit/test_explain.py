@@ -134,3 +134,16 @@ async def test_an_update_passes_by_a_commit_without_inputs() -> None:
     log = RecordedLog([committed(1)])
     log.upload("a", 0)
     assert (await story(log, "0/a/0")).facts["fate"] == "unknown"
+
+
+async def test_what_was_cut_says_by_how_much_and_why() -> None:
+    import msgspec
+
+    whole = given("a", 4, 5)
+    asked = whole.tokens * (whole.tokens / whole.steps)
+    cut = msgspec.structs.replace(given("b", 4, 5), weight=0.25 * asked, scale=0.5, clipped=("weight", "norm"))
+    log = RecordedLog([committed(4), committed(5, whole, cut, members=3)])
+    said = "\n".join((await story(log, "0/5")).lines)
+    assert "made under version 3 of the membership" in said
+    assert said.count("cut to") == 1
+    assert "cut to 0.25 of what it asked for, at 0.5 of its length (weight, norm)" in said

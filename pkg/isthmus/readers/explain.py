@@ -108,6 +108,8 @@ async def _commit(log: Log, p: int, version: int) -> Told:
     told.say(f"{told.subject}: version {version} of fragment {p}, by {h.writer}")
     if h.healed is not None:
         return _healed(told, h, h.healed)
+    if h.members:
+        told.say(f"signed by {h.writer}'s key, and made under version {h.members} of the membership")
     told.say(f"opened {_s(w.opened_at - w.boundary_at)} after a step boundary, called by {w.called_by}")
     fresh = [i for i in h.inputs if i.base == version - 1]
     quorum = f"quorum of {w.quorum} after {_s(w.quorum_s)} from that boundary"
@@ -121,8 +123,8 @@ async def _commit(log: Log, p: int, version: int) -> Told:
         late = "" if i.base == version - 1 else f", {version - 1 - i.base} version(s) late"
         told.say(
             f"  in {number}: {i.learner} (life {i.incarnation}) from version {i.base}{late}: {i.steps} steps, "
-            f"{i.tokens:,} tokens, {i.weight / total:.1%} of the weight; arrived {_s(i.arrived_at - w.opened_at)} "
-            f"after opening"
+            f"{i.tokens:,} tokens, {i.weight / total:.1%} of the weight{_cut(i)}; arrived "
+            f"{_s(i.arrived_at - w.opened_at)} after opening"
         )
     for name, who in (("missing", w.missing), ("passed", [f.learner for f in w.passed])):
         if who:
@@ -303,7 +305,8 @@ def _merged(told: Told, commit: Commit, i: Input, number: int) -> None:
     late = "" if i.base == h.version - 1 else f", {h.version - 1 - i.base} version(s) late"
     share = i.weight / sum(x.weight for x in h.inputs)
     told.say(
-        f"merged into version {h.version} as input {number} of {len(h.inputs)}{late}: {share:.1%} of the weight; "
+        f"merged into version {h.version} as input {number} of {len(h.inputs)}{late}: {share:.1%} of the weight"
+        f"{_cut(i)}; "
         f"the round closed {_s(w.closed_at - i.arrived_at)} later by {w.closed_by}"
     )
     told.say(f"in the log {_s(h.written_at - i.taken_at)} after its step boundary, by {h.writer}")
@@ -355,6 +358,15 @@ def _how(i: Input, closed_at: float) -> str:
 def _missed(late: Late, closed_at: float) -> str:
     after = late.heard_at - closed_at
     return f"{_s(after)} after it closed" if after >= 0 else f"{_s(-after)} before it closed, its bytes came too late"
+
+
+def _cut(given: Input) -> str:
+    """Return in words for how much less than it said an update counted, and why."""
+    if not given.clipped:
+        return ""
+    asked = given.tokens * (given.tokens / max(1, given.steps))
+    length = f", at {given.scale:.2g} of its length" if given.scale < 1.0 else ""
+    return f", cut to {given.weight / asked:.2g} of what it asked for{length} ({', '.join(given.clipped)})"
 
 
 def _reason(r: Rejection) -> str:

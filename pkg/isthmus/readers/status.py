@@ -68,6 +68,15 @@ class Status:
             total.update(alive.rejected)
         return dict(total)
 
+    @property
+    def clipped(self) -> dict[str, int]:
+        """Updates that were merged for less than they said, by what was beyond the bounds, over the log."""
+        total: Counter[str] = Counter()
+        for commit in self.heads:
+            if commit is not None:
+                total.update(commit.header.clipped_total)
+        return dict(total)
+
     def why_behind(self, view: LearnerView) -> str:
         """Return why a learner is behind or silent, or an empty string."""
         if view.left is not None:
@@ -140,6 +149,7 @@ class Status:
                 for a in self.hearing.syncers.values()
             ],
             "rejected": self.rejected,
+            "clipped": self.clipped,
             "bus_error": self.bus_error,
         }
 

@@ -21,6 +21,8 @@ def tables(status: Status, width: int, hint: str = OR_JSON) -> Group:
     parts += [learners(status, width, hint), fragments(status, width, hint), *syncers(status)]
     rejected, spare = turned_away(status.rejected)
     parts.append(Text(f"rejected: {rejected or 'nothing'}" + (f"; nothing lost by: {spare}" if spare else "")))
+    if cut := ", ".join(f"{reason} {count}" for reason, count in sorted(status.clipped.items())):
+        parts.append(Text(f"merged for less than they said: {cut}"))
     return Group(*parts)
 
 
