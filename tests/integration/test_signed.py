@@ -456,3 +456,17 @@ def announced(w: World, learner: str, key: str, blob: Body | bytes, base: int = 
         digest=frame.digest(blob), size=len(blob), steps=5, tokens=500, step=5, tokens_seen=500, due=True, age_s=0.0,
         step_s=0.01, upload_s=0.01, sync_s=0.01, **more,
     )  # fmt: skip
+
+
+async def test_a_newer_membership_is_read_as_soon_as_a_syncer_speaks_of_it(folder: Path) -> None:
+    async with world(folder, seed(heartbeat_s=2.0, silence_s=6.0)) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            agent = w.by(EU).learner("eu")
+            task = asyncio.ensure_future(train(agent, 10**9, step_s=0.02))
+            await until(lambda: syncer.keepers[0].head >= 1, "it is merged")
+            await admit(w, *EVERYBODY, ("more", L, EVIL))
+            # Ten heartbeats would be 20 s: it hears of it from the syncer, which looks every two.
+            await until(lambda: agent._log.members.current.version == 2, "the learner knows of it", 15.0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

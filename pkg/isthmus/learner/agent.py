@@ -330,7 +330,9 @@ class LearnerAgent:
             case Committed(fragment=p, version=version, digest=digest, syncer=by):
                 self.downlink.want(p, version)
                 self.downlink.said(p, version, digest, by)
-            case Alive(heads=heads):
+            case Alive(heads=heads, members=members):
+                if members > self._log.members.current.version:
+                    self._unknown.set()
                 for p, version in enumerate(heads):
                     self.downlink.want(p, version)
             case Call(fragment=p, version=version) if p < len(self._run.layout.fragments):

@@ -286,6 +286,8 @@ class Syncer:
                 self.keepers[message.fragment].histories.said(message.version, message.digest, message.syncer)
                 self._offer(message.fragment, SYNCER_STREAM, Heard(message.version))
             case Alive():
+                if message.members > self._log.members.current.version:
+                    self._unknown.set()
                 for fragment, version in enumerate(message.heads[: len(self.keepers)]):
                     if version > self.keepers[fragment].head:
                         self._offer(fragment, SYNCER_STREAM, Heard(version))
