@@ -288,7 +288,8 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Of the time that H steps take a learner, or half of all learners if that is longer, how much passes at least
     between two rounds of a fragment that it opens."""
     absent: Annotated[int, msgspec.Meta(ge=1, le=ABSENT_MAX)] = 3
-    """Rounds of a fragment in a row to which a learner has not come, nor passed them, after which none waits for it."""
+    """Rounds of a fragment in a row, none of them shorter than half a step of its, to which a learner has not come, nor
+    passed them, after which none waits for it."""
 
     def check(self) -> "Bounds":
         """Return self. Raises `InputError` for a number out of range."""

@@ -202,7 +202,7 @@ def test_an_optimizer_of_another_model_is_refused(folder: Path) -> None:
         ({"adopt": "swallow"}, "unknown adoption"),
         ({"bus": "ftp://x"}, "a bus is redis://"),
         ({"create": Rules(codec_up="int3")}, "unknown codec 'int3'"),
-        ({"create": Rules(merge="median")}, "unknown merge 'median'"),
+        ({"create": Rules(merge="mode")}, "unknown merge 'mode'"),
         ({"create": Rules(outer_momentum=1.5)}, "outer_momentum"),
         ({"create": Rules(fragments=0)}, "fragments"),
     ],

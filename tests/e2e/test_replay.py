@@ -205,7 +205,7 @@ def test_bad_choices_are_one_line_and_exit_2(run: Path, tmp_path: Path) -> None:
         (("--set", "codec=int8"), "cannot be changed afterwards"),
         (("--set", "H=24"), "cannot be changed afterwards"),
         (("--set", "P=3"), "cannot be changed afterwards"),
-        (("--set", "merge=median"), "one of rda, avg, iso"),
+        (("--set", "merge=mode"), "one of rda, avg, trimmed, median, iso"),
         (("--set", "outer.lr=-1"), "outer.lr=-1"),
         (("--set", "quorum=none"), "quorum=none"),
         (("--set", "colour=red"), "names are merge"),

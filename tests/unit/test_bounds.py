@@ -40,7 +40,7 @@ def missing(*learners: str) -> Waited:
     """Return how a round waited in which these were missing."""
     import msgspec
 
-    return msgspec.structs.replace(committed(1).waited, expected=("a", "b", "idle"), missing=learners)
+    return msgspec.structs.replace(committed(1).waited, expected=("a", "b", "idle"), missing=learners, waited_s=4.0)
 
 
 def test_honest_updates_count_for_what_they_say() -> None:

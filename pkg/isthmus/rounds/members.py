@@ -110,6 +110,11 @@ class Members:
             cap_s=slowest + max((m.answer_s or min(m.upload_s, upload_s) for m in late), default=0.0),
         )
 
+    def believed_step_s(self, learner: str) -> float:
+        """Return how long a learner's step takes as far as that is believed, in seconds; 0 while unknown."""
+        member = self._members.get(learner)
+        return 0.0 if member is None else min(member.step_s, self._bounds.slow * self.usual_step_s())
+
     def usual_step_s(self, learner: str = "") -> float:
         """Return the median step of those here, or that of a learner where it is longer [s]; 0 while unknown."""
         steps = [m.step_s for m in list(self._members.values()) if m.step_s > 0.0]

@@ -52,6 +52,9 @@ FINAL_EACH = 16
 AHEAD_MAX = 2
 """Versions a base may be ahead of what this syncer has read; beyond that it is taken for made up."""
 
+ABSENT_STEPS = 0.5
+"""Of a learner's step: a round that lasted less says nothing of one that did not come to it."""
+
 STEP_UNKNOWN_S = 1.0
 """Taken for a step's duration until a learner has said its own."""
 
@@ -463,11 +466,13 @@ class Rounds:
         # Older bases are stale anyway; forgetting them keeps memory bounded by who is here.
         oldest = commit.version - self._pace.staleness - 1
         self._merged = {who: base for who, base in self._merged.items() if base >= oldest}
-        # Who was waited for and never came, nor said that it would not: it is heard, and that is all.
+        # Who was waited for and never came, nor said that it would not, is heard, and that is all.
         came = {given.learner for given in commit.inputs} | {p.learner for p in commit.waited.passed}
-        self._missed = {who: n for who, n in self._missed.items() if who not in came} | {
-            who: self._missed.get(who, 0) + 1 for who in commit.waited.missing if who not in came
-        }
+        self._missed = {who: n for who, n in self._missed.items() if who not in came}
+        for who in commit.waited.missing:
+            step_s = self._members.believed_step_s(who)
+            if who not in came and 0.0 < ABSENT_STEPS * step_s <= commit.waited.waited_s:
+                self._missed[who] = self._missed.get(who, 0) + 1
         self._recent = [*self._recent, {given.learner for given in commit.inputs}][-2:]
         for reason, total in commit.clipped_total.items():
             self.clipped_total[reason] = max(total, self.clipped_total.get(reason, 0))
