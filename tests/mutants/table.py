@@ -233,6 +233,22 @@ MUTANTS = [
         row("a-crew-is-not-waited-for", "            part.result()\n", "            pass\n"),
     ),
     *of(
+        "log/robust.py",
+        "tests/unit/test_robust.py",
+        row(
+            "weights-are-believed-by-robust-merges",
+            "return [min(weight, middle) for weight in weights]",
+            "return list(weights)",
+        ),
+        row(
+            "every-vote-is-as-heavy",
+            "return [min(weight, middle) for weight in weights]",
+            "return [1.0] * len(weights)",
+        ),
+        row("a-robust-length-is-unclipped", "lengths = [k.scale * k.x.norms[tensor]", "lengths = [k.x.norms[tensor]"),
+        row("nothing-is-trimmed-of-three", "1 if count >= 3 else 0", "0"),
+    ),
+    *of(
         "log/merge.py",
         "tests/unit/test_rounding.py tests/unit/test_fold_walk.py tests/unit/test_merge.py "
         "tests/integration/test_one_loop.py::test_an_isotropic_run_folds_to_what_was_merged",

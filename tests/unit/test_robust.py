@@ -14,7 +14,7 @@ from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import fold, merge, robust
 from isthmus.readers.replay import replay
-from isthmus.rules import ROBUST, MergeRule, Rules
+from isthmus.rules import ROBUST, Bounds, MergeRule, Rules
 from isthmus.runtime import ALONE, Crew
 from tests_helpers import QUICK, all_commits, seed_of, serving, train, world
 
@@ -55,6 +55,7 @@ def cosine(a: F32, b: F32) -> float:
 def reference(given: list[F32], weights: list[float], trim: float | None) -> np.ndarray:
     """Straight from the definitions, in float64, by tensor."""
     out = np.zeros(FRAGMENT.size)
+    weights = robust.votes(weights)
     w = np.array(weights)
     for t in FRAGMENT.tensors:
         vs = np.stack([x[t.start : t.stop].astype(np.float64) for x in given])
@@ -133,6 +134,24 @@ def test_three_of_eight_do_not_choose_the_direction_nor_the_length(rule: str, ho
     found = merged([*bad, *good], rules(rule, trim=0.4))
     assert cosine(found, clean) > (0.9 if hostile < 3 else 0.7)
     assert 0.5 < np.linalg.norm(found) / np.linalg.norm(clean) < 2.0
+
+
+@pytest.mark.parametrize("boast", [1.0, Bounds().weight, 1e6])
+@pytest.mark.parametrize("rule", BOTH)
+def test_a_minority_is_no_majority_by_what_it_says_it_weighs(rule: str, boast: float) -> None:
+    """Three of eight at the most that bounds let pass weigh six, and the five honest ones weigh five."""
+    good = honest(5)
+    against = [np.float32(-9.0) * good[0]] * 3
+    found = merged([*against, *good], rules(rule, trim=0.4), [boast] * 3 + [1.0] * 5)
+    clean = merged(good, rules(rule, trim=0.4))
+    assert cosine(found, clean) > 0.6
+    assert np.linalg.norm(found) < 1.2 * np.linalg.norm(clean)
+
+
+def test_what_weighs_little_counts_for_little_and_what_weighs_much_for_no_more_than_the_median() -> None:
+    assert robust.votes([1.0, 4.0, 2.0]) == [1.0, 2.0, 2.0]
+    assert robust.votes([3.0, 1.0, 9.0, 2.0]) == [2.0, 1.0, 2.0, 2.0]
+    assert robust.votes([5.0]) == [5.0]
 
 
 @pytest.mark.parametrize("name", ["the other way, a thousand times", "one way, together"])

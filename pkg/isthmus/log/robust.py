@@ -3,8 +3,10 @@
     Trimmed = median‖v‖ · φ( trimmed mean of φ(v), by coordinate )          Yin et al. 2018, arXiv 1803.01498
     Median  = median‖v‖ · φ( geometric median of φ(v) )                     Pillutla et al. 2019, arXiv 1912.13445
 
-φ(x) = x/‖x‖. Of unit vectors, since a long one would count by its length otherwise; as long as the (weighted) median
-update, since a mean of lengths is anybody's. With one update it is that one, with two their RDA but for the length.
+φ(x) = x/‖x‖. Of unit vectors, since a long one would count by its length otherwise; as long as the median update, since
+a mean of lengths is anybody's. Weights are what learners say of themselves: here no update counts for more than the
+median of the round. What bounds let pass, twice the median, would make three of eight the larger part. With one update
+it is that one, with two their RDA but for the length.
 
 The geometric median is found by smoothed steps of Weiszfeld's, a fixed number of them, on the Gram matrix of the
 updates: it is a weighted sum of them, and its weights need their inner products alone.
@@ -44,7 +46,7 @@ def merged(kept: Sequence[Kept], tensor: int, total: F32, trim: float | None, cr
     `trim`: the share that is left out at either end of each coordinate; None: by the geometric median.
     """
     lengths = [k.scale * k.x.norms[tensor] for k in kept]
-    weights = [k.weight for k in kept]
+    weights = votes([k.weight for k in kept])
     magnitude = weighted_median(lengths, weights)
     # A zero has no direction: it is an update all the same, and counts as one in the middle.
     factors = np.array([1.0 / k.x.norms[tensor] if k.x.norms[tensor] > 0.0 else 0.0 for k in kept])
@@ -60,6 +62,15 @@ def merged(kept: Sequence[Kept], tensor: int, total: F32, trim: float | None, cr
     if length >= CANCELLED_BELOW:
         return magnitude / length, False
     return magnitude, magnitude > 0.0
+
+
+def votes(weights: Sequence[float]) -> list[float]:
+    """Return weights of which none is above their median, of an even number the lower of the middle two.
+
+    By what one says of oneself influence can be lost, but hardly won. Where honest learners weigh alike, heads decide.
+    """
+    middle = sorted(weights)[(len(weights) - 1) // 2]
+    return [min(weight, middle) for weight in weights]
 
 
 def left_out(trim: float, count: int) -> int:
