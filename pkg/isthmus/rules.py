@@ -289,7 +289,7 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     between two rounds of a fragment that it opens."""
     absent: Annotated[int, msgspec.Meta(ge=1, le=ABSENT_MAX)] = 3
     """Rounds of a fragment in a row, none of them shorter than half a step of its, to which a learner has not come, nor
-    passed them, after which none waits for it."""
+    passed them, after which none waits for it; four times as many where an update of its, of any fragment, has come."""
 
     def check(self) -> "Bounds":
         """Return self. Raises `InputError` for a number out of range."""

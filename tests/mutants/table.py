@@ -661,7 +661,7 @@ MUTANTS = [
     ),
     *of(
         "rounds/members.py",
-        "tests/unit/test_members_heard.py tests/unit/test_members.py",
+        "tests/unit/test_members_heard.py tests/unit/test_members.py tests/unit/test_bounds.py",
         row("any-age-of-silence-is-long", "before = now - FORGET_SILENCES * self._pace.silence_s", "before = now"),
         row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),
         row(
@@ -682,8 +682,8 @@ MUTANTS = [
         row("silence-begins-at-l", "if m.heard_at >= silent_before}", "if m.heard_at > silent_before}"),
         row(
             "its-word-counts-more-than-what-was-measured",
-            "m.answer_s or min(m.upload_s, upload_s)",
-            "min(m.upload_s, upload_s) or m.answer_s",
+            "m.answer_s or self._believed(m, m.upload_s, upload_s)",
+            "self._believed(m, m.upload_s, upload_s) or m.answer_s",
         ),
         row("an-old-farewell-counts", "if member is None or member.incarnation <= incarnation:", "if True:"),
         row(
@@ -692,8 +692,18 @@ MUTANTS = [
             "if member is None or member.incarnation < incarnation:",
         ),
         row("those-that-left-are-kept-for-ever", "while len(self._left) > LEFT_MAX:", "while False:"),
-        row("the-cap-is-of-all-that-are-expected", "for m in late), default=0.0)", "for m in found), default=0.0)"),
+        row("the-cap-is-of-all-that-are-expected", "upload_s) for m in late)", "upload_s) for m in found)"),
         row("nobody-the-log-knows-is-left-out", "if name in here or name in self._left:", "if name in here:"),
+        row(
+            "of-whom-nothing-came-is-believed-as-much",
+            "self._bounds.slow if member.step_most_s else self._bounds.fast)",
+            "self._bounds.slow)",
+        ),
+        row(
+            "a-step-is-longer-than-what-came-had-time-for",
+            "most = self._bounds.fast * member.step_most_s if member.step_most_s else math.inf",
+            "most = math.inf",
+        ),
     ),
     # --- what learners send -------------------------------------------------------------------------------------------
     *of(
@@ -1738,6 +1748,7 @@ MUTANTS = [
             "if False:",
         ),
         row("who-never-comes-is-waited-for", "return (here - absent) | {learner", "return here | {learner"),
+        row("who-comes-at-times-is-not", "(ABSENT_KNOWN if self._members.has_come(learner) else 1)", "1"),
         row("an-overflow-turns-all-away", "if pointer.digest in by:", "if True:"),
     ),
     *of(

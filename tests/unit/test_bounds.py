@@ -6,10 +6,10 @@ import pytest
 
 from isthmus.reasons import FINAL, Clip, Reason
 from isthmus.records.objects import Waited
-from isthmus.rounds.bounds import REMEMBERED, Claim, Influence, within
-from isthmus.rounds.events import CallRound, Merge
+from isthmus.rounds.bounds import REMEMBERED, Claim, Influence
+from isthmus.rounds.events import Action, CallRound, Merge
 from isthmus.rounds.members import Members
-from isthmus.rounds.rounds import Phase
+from isthmus.rounds.rounds import ABSENT_KNOWN, Phase
 from isthmus.rules import Bounds, Pace
 from log_helpers import committed, given
 from round_story import Story
@@ -123,26 +123,30 @@ def test_what_was_long_ago_is_forgotten() -> None:
 
 def test_who_is_heard_and_never_comes_is_not_waited_for() -> None:
     story = Story("a", "b", "idle", bounds=BOUNDS)
-    for version in range(BOUNDS.absent):
-        story.arrive(story.announce("a", base=version, due=True))
-        story.arrive(story.announce("b", base=version))
-        assert story.rounds.round is not None
-        assert story.rounds.round.missing == {"idle"}, f"after {version} rounds"
-        story.commit("a", "b", waited=missing("idle"))
+
+    def another(*also: str) -> list[Action]:
+        """Ten seconds later a and b are in the next round, and between them these."""
         story.now += 10.0
         for learner in ("a", "b", "idle"):
             story.beat(learner)
-    story.arrive(story.announce("a", base=BOUNDS.absent, due=True))
-    actions = story.arrive(story.announce("b", base=BOUNDS.absent))
-    assert [type(a) for a in actions] == [Merge], "everybody who comes is in"
-    # It comes after all, and is waited for again.
+        base = story.rounds.head
+        for learner in ("a", *also):
+            story.arrive(story.announce(learner, base=base, due=learner == "a"))
+        return story.arrive(story.announce("b", base=base))
+
+    def waits_for_it(rounds: int) -> None:
+        for number in range(rounds):
+            another()
+            assert story.rounds.round is not None
+            assert story.rounds.round.missing == {"idle"}, f"after {number} rounds"
+            story.commit("a", "b", waited=missing("idle"))
+        assert [type(a) for a in another()] == [Merge], "everybody who comes is in"
+        story.commit("a", "b", waited=missing())
+
+    waits_for_it(BOUNDS.absent)
+    another("idle")
     story.commit("a", "b", "idle", waited=missing())
-    story.now += 10.0
-    for learner in ("a", "b", "idle"):
-        story.beat(learner)
-    story.arrive(story.announce("a", base=BOUNDS.absent + 1, due=True))
-    assert story.rounds.round is not None
-    assert "idle" in story.rounds.round.missing
+    waits_for_it(ABSENT_KNOWN * BOUNDS.absent)
 
 
 def test_bounds_can_be_taken_away() -> None:
@@ -151,16 +155,44 @@ def test_bounds_can_be_taken_away() -> None:
     assert seen(*HONEST, bounds=free).judge(claim).clipped == ()
 
 
-def test_durations_are_within_a_factor_of_their_median() -> None:
-    assert within([], 4, 16) == (0.0, 0.0)
-    assert within([0.0, 1.0], 4, 16) == (1.0, 1.0)
-    assert within([1.0, 1.1, 0.9, 1e-9], 4, 16) == (0.9 / 4, 1.1)
-    assert within([1.0, 1.1, 0.9, 1e9], 4, 16) == (0.9, 1.0 * 16)
+LEARNERS = [f"l{n}" for n in range(5)]
+
+
+def said(*durations: float) -> Members:
+    """Return members of which each says that everything takes it so long [s]."""
     members = Members(Pace(), 0.0)
-    for number, step_s in enumerate([1.0, 1.1, 0.9, 1e-9, 1e9]):
-        members.heard(f"l{number}", 1, 0.0, step_s=step_s, upload_s=step_s, sync_s=step_s)
-    terms = members.terms([f"l{n}" for n in range(5)], ["l4"])
-    assert (terms.fastest_step_s, terms.slowest_step_s, terms.sync_s, terms.cap_s) == (1 / 4, 16.0, 16.0, 32.0)
+    for learner, seconds in zip(LEARNERS, durations, strict=True):
+        members.heard(learner, 1, 0.0, step_s=seconds, upload_s=seconds, sync_s=seconds)
+    return members
+
+
+def believed(members: Members) -> tuple[float, ...]:
+    terms = members.terms(LEARNERS, ["l4"])
+    return terms.fastest_step_s, terms.slowest_step_s, terms.sync_s, terms.cap_s
+
+
+def test_durations_are_within_a_factor_of_their_median() -> None:
+    members = said(1.0, 1.1, 0.9, 1e-9, 1e9)
+    members.came("l4", math.inf)
+    assert believed(members) == (1 / 4, 16.0, 16.0, 32.0)
+    assert believed(said(1.0, 1.1, 0.9, 0.8, 1.2)) == (0.8, 1.2, 1.2, 2.4)
+    assert believed(said(0.0, 0.0, 0.0, 0.0, 0.0)) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_of_whom_nothing_has_come_is_believed_less() -> None:
+    assert believed(said(1.0, 1.1, 0.9, 1e-9, 1e9)) == (1 / 4, 4.0, 4.0, 8.0)
+
+
+def test_a_step_takes_no_longer_than_those_of_what_came() -> None:
+    members = said(1.0, 1.1, 0.9, 1.0, 1e9)
+    members.came("l4", 1.5)
+    assert members.terms(LEARNERS, []).slowest_step_s == 4 * 1.5
+    assert members.believed_step_s("l4") == 4 * 1.5
+    members.came("l4", 30.0)
+    assert members.believed_step_s("l4") == 16.0
+    # Another process: its durations are its own.
+    members.heard("l4", 2, 0.0, step_s=1e9)
+    assert members.believed_step_s("l4") == 4.0
 
 
 # --- who opens rounds -------------------------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def test_the_cap_is_the_slowest_step_of_all_and_the_slowest_answer_of_those_that
     found = members("fast", "slow", "far")
     for name, step_s, upload_s in (("fast", 1.0, 0.5), ("slow", 4.0, 1.0), ("far", 2.0, 7.0)):
         found.heard(name, 1, 100.0, step_s=step_s, upload_s=upload_s, sync_s=upload_s / 2)
+        found.came(name, step_s)
     everybody = {"fast", "slow", "far"}
     known = found.terms(everybody, {"fast"})
     assert (known.fastest_step_s, known.slowest_step_s, known.sync_s, known.cap_s) == (1.0, 4.0, 3.5, 4.5)
@@ -143,6 +144,7 @@ def test_a_learner_that_says_its_steps_take_for_ever_is_believed_up_to_a_bound(
     found = members(*"abc"[: len(steps)])
     for name, step_s in zip("abc", steps, strict=False):
         found.heard(name, 1, 100.0, step_s=step_s)
+        found.came(name, step_s)
     known = found.terms("abc", ())
     assert known.slowest_step_s == slowest
     assert known.fastest_step_s == 1.0

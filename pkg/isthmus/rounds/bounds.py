@@ -131,13 +131,3 @@ class Influence:
 def _as_said(claim: Claim, version: int) -> _Seen:
     rate = claim.tokens / claim.steps
     return _Seen(version, claim.tokens * rate, rate, claim.norm / math.sqrt(claim.steps))
-
-
-def within(values: Iterable[float], below: float, above: float) -> tuple[float, float]:
-    """Return the least and the most of some positive numbers, no further below and above their median than by these
-    factors; 0 where there are none."""
-    found = [value for value in values if value > 0.0]
-    if not found:
-        return 0.0, 0.0
-    middle = statistics.median_low(found)
-    return max(min(found), middle / below), min(max(found), middle * above)

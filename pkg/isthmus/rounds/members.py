@@ -1,11 +1,11 @@
 """Who is there, and how fast: learners as a syncer hears them, on the syncer's own clock. Pure, no I/O."""
 
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.averages import smooth
-from isthmus.rounds.bounds import within
 from isthmus.rounds.grace import Terms
 from isthmus.rules import BOUNDS, Bounds, Pace
 
@@ -27,6 +27,8 @@ class Member:
     sync_s: float = 0.0
     answer_s: float = 0.0
     """From a call to the update that answers it being here and checked, as measured by the syncer."""
+    step_most_s: float = 0.0
+    """What a step of its newest update that came can have taken at most; 0 while none came."""
 
 
 class Members:
@@ -71,6 +73,16 @@ class Members:
         if member := self._members.get(learner):
             member.answer_s = smooth(member.answer_s, max(seconds, 0.0))
 
+    def came(self, learner: str, step_most_s: float) -> None:
+        """Note that an update is here and was checked, and the most that each of its steps can have taken [s]."""
+        if member := self._members.get(learner):
+            member.step_most_s = max(step_most_s, math.ulp(0.0))
+
+    def has_come(self, learner: str) -> bool:
+        """Return whether an update of its was here and was checked, of any fragment."""
+        member = self._members.get(learner)
+        return member is not None and member.step_most_s > 0.0
+
     def left(self, learner: str, incarnation: int) -> None:
         """Note that a learner stopped on purpose."""
         member = self._members.get(learner)
@@ -100,27 +112,33 @@ class Members:
         """Return what is known of these learners' speeds."""
         found = [self._members[name] for name in expected if name in self._members]
         late = [self._members[name] for name in missing if name in self._members]
-        fast, slow = self._bounds.fast, self._bounds.slow
-        fastest, slowest = within((m.step_s for m in found), fast, slow)
-        _, upload_s = within((m.upload_s for m in found), fast, slow)
+        steps, uploads, syncs = ([getattr(m, said) for m in found] for said in ("step_s", "upload_s", "sync_s"))
+        step_s, upload_s, sync_s = (_usual(said) for said in (steps, uploads, syncs))
+        slowest = max((self._step_s(m, step_s) for m in found), default=0.0)
+        answers = (m.answer_s or self._believed(m, m.upload_s, upload_s) for m in late)
         return Terms(
-            fastest_step_s=fastest,
+            fastest_step_s=max(min((said for said in steps if said > 0.0), default=0.0), step_s / self._bounds.fast),
             slowest_step_s=slowest,
-            sync_s=within((m.sync_s for m in found), fast, slow)[1],
-            cap_s=slowest + max((m.answer_s or min(m.upload_s, upload_s) for m in late), default=0.0),
+            sync_s=max((self._believed(m, m.sync_s, sync_s) for m in found), default=0.0),
+            cap_s=slowest + max(answers, default=0.0),
         )
 
     def believed_step_s(self, learner: str) -> float:
         """Return how long a learner's step takes as far as that is believed, in seconds; 0 while unknown."""
         member = self._members.get(learner)
-        return 0.0 if member is None else min(member.step_s, self._bounds.slow * self.usual_step_s())
+        return 0.0 if member is None else self._step_s(member, self.usual_step_s())
+
+    def _step_s(self, member: Member, usual_s: float) -> float:
+        most = self._bounds.fast * member.step_most_s if member.step_most_s else math.inf
+        return min(self._believed(member, member.step_s, usual_s), most)
+
+    def _believed(self, member: Member, said_s: float, usual_s: float) -> float:
+        """Return what is believed of a duration: of one of whom nothing has come yet, less."""
+        return min(said_s, usual_s * (self._bounds.slow if member.step_most_s else self._bounds.fast))
 
     def usual_step_s(self, learner: str = "") -> float:
         """Return the median step of those here, or that of a learner where it is longer [s]; 0 while unknown."""
-        steps = [m.step_s for m in list(self._members.values()) if m.step_s > 0.0]
-        if not steps:
-            return 0.0
-        median = statistics.median_low(steps)
+        median = _usual([m.step_s for m in list(self._members.values())])
         member = self._members.get(learner)
         if member is None:
             return median
@@ -137,3 +155,9 @@ class Members:
             del self._left[name]
             gone.add(name)
         return gone
+
+
+def _usual(said: list[float]) -> float:
+    """Return the median of durations [s], of an even number the lower of the middle two; 0 while none is known."""
+    known = [seconds for seconds in said if seconds > 0.0]
+    return statistics.median_low(known) if known else 0.0

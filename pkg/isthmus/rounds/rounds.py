@@ -55,6 +55,9 @@ AHEAD_MAX = 2
 ABSENT_STEPS = 0.5
 """Of a learner's step: a round that lasted less says nothing of one that did not come to it."""
 
+ABSENT_KNOWN = 4
+"""Times as many rounds may somebody miss who brought something before: over a thin link every fourth update comes."""
+
 STEP_UNKNOWN_S = 1.0
 """Taken for a step's duration until a learner has said its own."""
 
@@ -271,6 +274,7 @@ class Rounds:
         self._waiting.pop(place, None)
         self.round.arrived[place] = pointer
         self.round.note("in", pointer.learner, now)
+        self._members.came(pointer.learner, self.elapsed_s(pointer.base, now) / max(1, pointer.steps))
         if pointer.base == self.head:
             self.round.fresh.add(pointer.learner)
             self._note_answer(pointer, now)
@@ -491,8 +495,11 @@ class Rounds:
         # Beside who is here: whose update is on its way to us. Who has left can be waited for no longer than that, and
         # no later round would take what it left behind.
         here = self._members.expected(self._known(), now)
-        absent = {who for who, rounds in self._missed.items() if rounds >= self._bounds.absent}
+        absent = {who for who, rounds in self._missed.items() if rounds >= self._absent(who)}
         return (here - absent) | {learner for learner, _ in self._fetching}
+
+    def _absent(self, learner: str) -> int:
+        return self._bounds.absent * (ABSENT_KNOWN if self._members.has_come(learner) else 1)
 
     def _would_open(self, pointer: Pointer) -> bool:
         return self._may_open and pointer.due and pointer.base == self.head
