@@ -86,15 +86,33 @@ def weed_binary() -> str:
 
 
 @contextmanager
-def redis_server(folder: Path, *, port: int | None = None, arguments: tuple[str, ...] = ()) -> Iterator[Server]:
-    """Run a Redis that keeps nothing unless `arguments` say so."""
+def redis_server(
+    folder: Path,
+    *,
+    port: int | None = None,
+    arguments: tuple[str, ...] = (),
+    settings: Path | None = None,
+    binary: str = "",
+    certificate: tuple[Path, Path] | None = None,
+) -> Iterator[Server]:
+    """Run a Redis that keeps nothing unless `arguments`, or a file of `settings`, say so.
+
+    With a certificate and its key (PEM) it speaks TLS and nothing else.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     port = port or free_ports(1)[0]
-    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    command = [binary or redis_binary(), *([str(settings)] if settings else [])]
+    if certificate:
+        chain, key = certificate
+        command += ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no"]
+        command += ["--tls-cert-file", str(chain), "--tls-key-file", str(key)]
+    else:
+        command += ["--port", str(port)]
+    command += ["--bind", "127.0.0.1", "--dir", str(folder)]
     command += list(arguments or ("--save", "", "--appendonly", "no"))
     with _running(command, folder / "redis.log", {}) as process:
         _until(lambda: _answers(port), process, "Redis", folder / "redis.log")
-        yield Server(f"redis://127.0.0.1:{port}", process, {})
+        yield Server(f"{'rediss' if certificate else 'redis'}://127.0.0.1:{port}", process, {})
 
 
 @contextmanager

@@ -500,10 +500,21 @@ class Access:
     """Settings of `isthmus access`."""
 
     folder: Annotated[str, Setting("where the files go, e.g. a volume that services mount read-only", positional=True)]
-    learner: Annotated[
-        list[str] | None,
-        Setting("Redis users of their own for these learners (default: one for all)", metavar="NAME", flag_only=True),
+    run: Annotated[
+        str | None,
+        Setting("write the policies of its store too, for this run: s3://bucket/prefix", metavar="URL", flag_only=True),
     ] = None
+    learner: Annotated[
+        list[str] | None, Setting("a learner; several times for several", metavar="NAME", flag_only=True)
+    ] = None
+    series: Annotated[
+        list[str] | None,
+        Setting("a follower that writes this series (isthmus follow --series)", metavar="NAME", flag_only=True),
+    ] = None
+    strict: Annotated[
+        bool,
+        Setting("no learner reads another's checkpoints: a newcomer then warms up with fresh moments", flag_only=True),
+    ] = False
     json: Annotated[str | None, Setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
         None
     )

@@ -1,0 +1,171 @@
+"""Who may do what to which objects and streams of a run: the one table, as data.
+
+`isthmus access` makes of it what Redis and object stores understand, `isthmus doctor` tries it, docs/permissions.md is
+printed from it, and the tests hold real servers to every line. What is not granted here is forbidden.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Participant(StrEnum):
+    """Who takes part in a run, each under credentials of its own."""
+
+    OWNER = "owner"
+    """Creates the run, and says who is in it."""
+    SYNCER = "syncer"
+    COLLECTOR = "collector"
+    """Runs `isthmus gc`."""
+    LEARNER = "learner"
+    FOLLOWER = "follower"
+    """Follows the global model, and writes a series of what it measures of it."""
+    READER = "reader"
+    """Looks at everything: status, replay, explain, dashboards."""
+
+
+class Operation(StrEnum):
+    """What is done to an object, or to a prefix."""
+
+    READ = "read"
+    LIST = "list"
+    CREATE = "create"
+    """Write a key that is free: never over what is there."""
+    REPLACE = "replace"
+    """Write a key whatever is there."""
+    DELETE = "delete"
+
+
+READ, LIST, CREATE, REPLACE, DELETE = Operation
+
+FRAGMENT = "<p>"
+"""Stands for the five digits of a fragment. A * in their place would reach across slashes: updates/0/OTHER/NAME/…"""
+
+OWN = "NAME"
+"""Stands for the learner's own name, and for a follower's series."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An operation on keys below the run. In a pattern * stands for anything, slashes as well; a listing names a prefix
+    that ends with a slash."""
+
+    operation: Operation
+    patterns: tuple[str, ...]
+    why: str
+    large: bool = False
+    """Whether an object may be too large for one request, and is sent in parts."""
+
+
+def _grant(operation: Operation, patterns: str, why: str, *, large: bool = False) -> Grant:
+    return Grant(operation, tuple(patterns.split()), why, large)
+
+
+_PUBLISHED = _grant(READ, "run members/* commits/* segments/* values/* snapshots/*", "what a model is folded from")
+_STARTS = _grant(LIST, "snapshots/<p>/ members/", "where to start from; who is in the run")
+_TRIED = (
+    _grant(READ, "scratch/*", "whether create-only writes are honoured is tried at every start"),
+    _grant(LIST, "scratch/", "the doctor dates an object of its own"),
+    _grant(REPLACE, "scratch/*", "as above"),
+    _grant(DELETE, "scratch/*", "as above"),
+)
+_CHECKPOINTS = f"learners/{OWN}/*/checkpoints/*"
+
+GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
+    Participant.OWNER: (
+        _PUBLISHED,
+        _STARTS,
+        *_TRIED,
+        _grant(CREATE, "run members/*", "a run, and who is in it, are said once"),
+        _grant(REPLACE, "snapshots/<p>/000000000000-*", "version 0, before the run object that names it"),
+    ),
+    Participant.SYNCER: (
+        _PUBLISHED,
+        _STARTS,
+        *_TRIED,
+        _grant(READ, "updates/*", "what it merges"),
+        _grant(CREATE, "commits/*", "the log: creating a commit decides"),
+        _grant(REPLACE, "values/* snapshots/*", "keys end in a digest, two may publish one round, a PUT is sent again"),
+    ),
+    Participant.COLLECTOR: (
+        _PUBLISHED,
+        _STARTS,
+        *_TRIED,
+        _grant(LIST, "values/<p>/ updates/<p>/ learners/", "what there is to collect"),
+        _grant(REPLACE, "segments/* commits/*", "packs commits, and leaves a pointer under each one's key"),
+        _grant(DELETE, "values/* snapshots/* updates/* learners/*/checkpoints/*", "what no kept commit needs"),
+    ),
+    Participant.LEARNER: (
+        _PUBLISHED,
+        _STARTS,
+        _grant(READ, f"updates/<p>/{OWN}/* learners/{OWN}/*", "its own earlier lives"),
+        _grant(LIST, f"updates/<p>/{OWN}/ learners/{OWN}/", "as above"),
+        _grant(CREATE, f"updates/<p>/{OWN}/*", "what a commit may have merged is needed again", large=True),
+        _grant(CREATE, f"learners/{OWN}/*/claim", "a life of a name is taken once"),
+        _grant(REPLACE, _CHECKPOINTS, "who may delete may replace; nobody's log depends on a checkpoint"),
+        _grant(DELETE, _CHECKPOINTS, "its own old ones; never an update or a claim"),
+    ),
+    Participant.FOLLOWER: (
+        _PUBLISHED,
+        _STARTS,
+        _grant(READ, f"evaluations/{OWN}/*", "its own series"),
+        _grant(LIST, f"evaluations/{OWN}/", "as above"),
+        _grant(REPLACE, f"evaluations/{OWN}/*", "keys end in a digest, a PUT is sent again"),
+    ),
+    Participant.READER: (
+        _PUBLISHED,
+        _STARTS,
+        _grant(READ, "updates/* learners/* evaluations/*", "replay folds updates, status reads checkpoints' heads"),
+        _grant(LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"),
+    ),
+}
+"""By participant. To list is to read names; without it some stores say 403 and not 404 of a key that is not there."""
+
+DONORS = (
+    _grant(READ, "learners/*/checkpoints/*", "a newcomer takes the moments of a learner that is doing well"),
+    _grant(LIST, "learners/", "which learners have checkpoints"),
+)
+"""What a learner may besides, unless its policy is strict: without it a newcomer warms up with fresh moments."""
+
+ALL_STREAMS = "*"
+
+STREAMS: Mapping[Participant, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    Participant.OWNER: ((), ()),
+    Participant.COLLECTOR: ((), ()),
+    Participant.SYNCER: ((ALL_STREAMS,), ("syncer",)),
+    Participant.LEARNER: (("syncer", f"learner/{OWN}"), (f"learner/{OWN}",)),
+    Participant.FOLLOWER: ((), ()),
+    Participant.READER: ((ALL_STREAMS,), ()),
+}
+"""Streams of the bus that a participant reads, and that it writes. Who has none has no user of the bus."""
+
+
+def grants(participant: Participant, name: str = "", *, donors: bool = True) -> Sequence[Grant]:
+    """Return what a participant may, with its own name in the patterns."""
+    given = GRANTS[participant] + (DONORS if participant == Participant.LEARNER and donors else ())
+    return [replace(g, patterns=tuple(p.replace(OWN, name) for p in g.patterns)) for g in given]
+
+
+def streams(participant: Participant, name: str = "") -> tuple[Sequence[str], Sequence[str]]:
+    """Return the streams that a participant reads, and those it writes."""
+    read, written = STREAMS[participant]
+    return [s.replace(OWN, name) for s in read], [s.replace(OWN, name) for s in written]
+
+
+def fits(pattern: str, key: str) -> bool:
+    """Return whether a key fits a pattern of the table."""
+    parts = re.split(f"({re.escape(FRAGMENT)}|\\*)", pattern)
+    expression = "".join({FRAGMENT: "[0-9]{5}", "*": ".*"}.get(part, re.escape(part)) for part in parts)
+    return re.fullmatch(expression, key, re.DOTALL) is not None
+
+
+def may(participant: Participant, operation: Operation, key: str, name: str = "", *, donors: bool = True) -> bool:
+    """Return whether a participant may do this to a key (of `LIST`: to a prefix). Who may replace may create."""
+    enough = {operation, REPLACE} if operation == CREATE else {operation}
+    return any(
+        fits(pattern, key)
+        for grant in grants(participant, name, donors=donors)
+        if grant.operation in enough
+        for pattern in grant.patterns
+    )
