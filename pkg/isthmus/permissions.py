@@ -100,7 +100,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _PUBLISHED,
         _STARTS,
         _grant(READ, f"updates/<p>/{OWN}/* learners/{OWN}/*", "its own earlier lives"),
-        _grant(LIST, f"updates/<p>/{OWN}/ learners/{OWN}/", "as above"),
+        _grant(LIST, f"updates/<p>/{OWN}/ learners/{OWN}/*", "as above"),
         _grant(CREATE, f"updates/<p>/{OWN}/*", "what a commit may have merged is needed again", large=True),
         _grant(CREATE, f"learners/{OWN}/*/claim", "a life of a name is taken once"),
         _grant(REPLACE, _CHECKPOINTS, "who may delete may replace; nobody's log depends on a checkpoint"),
@@ -117,7 +117,9 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _PUBLISHED,
         _STARTS,
         _grant(READ, "updates/* learners/* evaluations/*", "replay folds updates, status reads checkpoints' heads"),
-        _grant(LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"),
+        _grant(
+            LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"
+        ),
     ),
 }
 """By participant. To list is to read names; without it some stores say 403 and not 404 of a key that is not there."""

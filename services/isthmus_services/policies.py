@@ -124,9 +124,7 @@ def ceph_bucket_policy(identities: Sequence[Identity], bucket: str, prefix: str)
     }
 
 
-def seaweedfs_identities(
-    secrets: Mapping[Identity, str], root: tuple[str, str], bucket: str, prefix: str
-) -> Document:
+def seaweedfs_identities(secrets: Mapping[Identity, str], root: tuple[str, str], bucket: str, prefix: str) -> Document:
     """Return what `weed s3 -config` reads: each identity with its key and a policy, and one that may do everything."""
     administrator = {
         "name": "root",

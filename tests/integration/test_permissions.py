@@ -19,13 +19,28 @@ from botocore.exceptions import ClientError
 
 from infra import graph
 from isthmus.bus import open_bus
+from isthmus.doctor import FAILURE, OK, WARNING, Finding, Role, RoleKind, examine_bus, examine_open_store
 from isthmus.errors import Denied, ObjectMissing
 from isthmus.runtime import single_threaded
 from isthmus.store import EdgeStore, open_store
 from isthmus_services.cli import main
 from isthmus_services.commands import access
 from isthmus_services.servers import Server, free_ports, redis_server, s3_server
-from permission_cases import ALL, HEARS, IDENTITIES, KEYS, LEARNERS, LISTS, READER, SERIES, SPEAKS, STREAMS, SYNCER
+from permission_cases import (
+    ALL,
+    COLLECTOR,
+    HEARS,
+    IDENTITIES,
+    KEYS,
+    LEARNERS,
+    LISTS,
+    OWNER,
+    READER,
+    SERIES,
+    SPEAKS,
+    STREAMS,
+    SYNCER,
+)
 
 BUCKET, PREFIX = "permitted", "team/run"
 
@@ -195,6 +210,73 @@ async def test_a_strict_learner_has_no_donors(tmp_path: Path) -> None:
             assert await allowed(stores["learner-us-1"].get(theirs))
 
 
+# --- what the doctor says ---------------------------------------------------------------------------------------------
+
+
+def role_of(user: str) -> Role:
+    who = IDENTITIES[user]
+    return Role(RoleKind(who.participant), who.name, who.name)
+
+
+async def findings(store: Store, user: str, role: Role) -> dict[str, Finding]:
+    """Return what `isthmus doctor --role …` finds in the store with somebody's credentials."""
+    async with opened(store, [user]) as stores:
+        with pytest.MonkeyPatch.context() as patch:  # it opens clients of its own
+            for name, value in store.environment(user).items():
+                patch.setenv(name, value)
+            given = examine_open_store(stores[user], role, stores[user].runtime, 1 << 12)
+            return {f.check: f async for f in given if isinstance(f, Finding)}
+
+
+def failures(found: Mapping[str, Finding]) -> dict[str, str]:
+    return {check: f.said for check, f in found.items() if f.outcome == FAILURE}
+
+
+@pytest.mark.parametrize("user", sorted(ALL))
+async def test_the_doctor_finds_each_identity_as_it_should_be(store: Store, user: str) -> None:
+    found = await findings(store, user, role_of(user))
+    assert failures(found) == {}
+    assert {"store: may read", "store: may list below", "store: must not read", "store: must not delete"} <= set(found)
+    if role_of(user).place:
+        assert found["store: must not create"].outcome == OK
+    over = found.get("store: must not write over")
+    creates = {who for expected in KEYS.values() for who in expected.create} & {user}
+    # SeaweedFS's policies cannot say it, and the doctor says so; a collector creates nothing for good.
+    assert (over.outcome if over else None) == (WARNING if creates else None)
+    with contextlib.closing(store.client()) as administrator:
+        assert administrator.list_objects_v2(Bucket=BUCKET).get("Contents", []) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("user", "pretends", "expected"),
+    [
+        (COLLECTOR, "learner-us-1", {"store: access"}),
+        ("learner-eu-1", "learner-us-1", {"store: may list", "store: may write", "store: may read"}),
+        (READER, "learner-us-1", {"store: may write"}),
+        (SYNCER, OWNER, {"store: must not create", "store: must not read"}),
+        (COLLECTOR, SYNCER, {"store: may read", "store: must not create", "store: must not delete"}),
+    ],
+)
+async def test_the_doctor_finds_what_is_missing_and_what_is_too_much(
+    store: Store, user: str, pretends: str, expected: set[str]
+) -> None:
+    assert set(failures(await findings(store, user, role_of(pretends)))) >= expected
+
+
+async def test_the_doctor_finds_an_administrator_out(store: Store) -> None:
+    root = store.folder / "root"
+    root.mkdir(exist_ok=True)
+    user, password = (store.folder / access.ROOT_USER).read_text(), (store.folder / access.ROOT_PASSWORD).read_text()
+    (root / access.CREDENTIALS).write_text(
+        f"[default]\naws_access_key_id = {user.strip()}\naws_secret_access_key = {password.strip()}\n"
+    )
+    found = await findings(store, "root", role_of("learner-eu-1"))
+    wrong = {f"store: must not {what}" for what in ("read", "list", "delete", "create")}
+    assert set(failures(found)) == wrong
+    with contextlib.closing(store.client()) as administrator:
+        assert administrator.list_objects_v2(Bucket=BUCKET).get("Contents", []) == [], "nothing is left behind"
+
+
 # --- the bus ----------------------------------------------------------------------------------------------------------
 
 
@@ -211,11 +293,9 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], st
     folder = made(place / "access")
     arguments = ("--aclfile", str(folder / access.ACL_FILE), "--maxmemory", "64mb")
     port = free_ports(1)[0]
-    with redis_server(
-        place, port=port, binary=binary, settings=folder / access.SETTINGS_FILE, arguments=arguments
-    ):
-        yield lambda user: (
-            f"redis://{user}:{(folder / user / access.BUS_PASSWORD).read_text().strip()}@127.0.0.1:{port}"
+    with redis_server(place, port=port, binary=binary, settings=folder / access.SETTINGS_FILE, arguments=arguments):
+        yield (
+            lambda user: f"redis://{user}:{(folder / user / access.BUS_PASSWORD).read_text().strip()}@127.0.0.1:{port}"
         )
 
 
@@ -240,13 +320,47 @@ async def test_many_streams_are_not_read_where_one_of_them_may_not_be(bus: Calla
             await opened.read({"syncer": "", "learner/us-1": ""}, 0.0)
 
 
+@pytest.mark.parametrize("user", sorted(ALL))
+async def test_the_doctor_finds_each_user_of_the_bus_as_it_should_be(bus: Callable[[str], str], user: str) -> None:
+    role = role_of(user)
+    url = bus(user) if user in HEARS else ""
+    found = {f.check: f async for f in examine_bus(url, bytes(32), role, single_threaded())}
+    assert failures(found) == {}
+    assert ("no business there" in found["bus: access"].said) == (user not in HEARS)
+    if user in HEARS:
+        for check in ("bus: TLS", "bus: value size", "bus: must not administer", "bus: must not write for others"):
+            assert found[check].outcome == OK, found[check]
+        assert ("bus: must not hear others" in found) == (user not in (SYNCER, READER))
+
+
+@pytest.mark.parametrize(
+    ("user", "pretends", "expected"),
+    [
+        (SYNCER, "learner-eu-1", {"bus: streams", "bus: must not write for others"}),
+        ("learner-us-1", "learner-eu-1", {"bus: access"}),
+        ("learner-us-1", SYNCER, {"bus: access"}),
+        (READER, SYNCER, {"bus: streams"}),
+        (SYNCER, READER, {"bus: must not write for others"}),
+    ],
+)
+async def test_the_doctor_finds_the_wrong_user_of_the_bus(
+    bus: Callable[[str], str], user: str, pretends: str, expected: set[str]
+) -> None:
+    found = {f.check: f async for f in examine_bus(bus(user), bytes(32), role_of(pretends), single_threaded())}
+    assert set(failures(found)) == expected
+
+
 def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(bus: Callable[[str], str]) -> None:
     refused = (
         *(("FLUSHALL",), ("CONFIG", "GET", "*"), ("CONFIG", "SET", "maxmemory", "0"), ("KEYS", "*"), ("ACL", "LIST")),
         *(("SHUTDOWN",), ("MONITOR",), ("SAVE",), ("CLIENT", "KILL", "TYPE", "normal")),
         *(("XTRIM", "isthmus:0:syncer", "MAXLEN", "0"), ("XDEL", "isthmus:0:syncer", "0-1"), ("GET", "other")),
         *(("DEL", "isthmus:0:syncer"), ("UNLINK", "isthmus:0:syncer"), ("RENAME", "isthmus:0:syncer", "x")),
-        *(("XREAD", "STREAMS", "other:stream", "0"), ("XADD", "other:stream", "*", "m", "x"), ("EVAL", "return 1", "0")),
+        *(
+            ("XREAD", "STREAMS", "other:stream", "0"),
+            ("XADD", "other:stream", "*", "m", "x"),
+            ("EVAL", "return 1", "0"),
+        ),
         *(("SUBSCRIBE", "x"), ("PUBLISH", "x", "y"), ("SET", "isthmus:0:syncer", "x"), ("SELECT", "1")),
     )
     for user in HEARS:

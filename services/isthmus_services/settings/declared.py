@@ -123,10 +123,13 @@ class Doctor(InRun, OnBus, Reported):
         str,
         Setting(
             "whose permissions to check: what it must be able to do, and what it must not",
-            choices=("operator", "syncer", "learner"),
+            choices=("operator", "owner", "syncer", "collector", "learner", "follower", "reader"),
         ),
     ] = "operator"
     learner: Annotated[str, Setting("with --role learner: its name", metavar="NAME")] = "doctor"
+    series: Annotated[str, Setting("with --role follower: the series it writes", metavar="NAME", flag_only=True)] = (
+        "doctor"
+    )
     size: Annotated[float, Setting("MiB to measure the bandwidth with", metavar="MIB", gt=0, le=1024)] = 8.0
 
 
