@@ -51,6 +51,7 @@ _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
 
 atexit.register(wait_for_foreign_threads)
@@ -245,6 +246,9 @@ def _words(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
+    # Only the tree of causes tells that it was the certificate.
+    if found := _CERTIFICATE.search(str(error)):
+        return f"its certificate is not trusted ({found[1]}); AWS_CA_BUNDLE names a file of authorities"
     said = _words(error).partition(" - ")
     return " ".join((said[2] or said[0]).split())
 

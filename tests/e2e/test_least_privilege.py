@@ -1,0 +1,299 @@
+"""A run in which everybody has exactly what the table of permissions grants, over TLS to store and bus; nothing else.
+
+Owner, syncer, two learners and a collector are processes of their own, told as `isthmus access` writes it: by files. One
+learner is killed. Their command lines, environments, logs, objects and messages are looked through for every secret.
+"""
+
+import configparser
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import redis as redis_client
+
+import forking
+from authority import Authority
+from e2e.test_processes import HANGS_S, PACED, QUIET, wait_for
+from forking import Forked
+from infra import graph
+from isthmus_services.commands import access
+from isthmus_services.demo import judge
+from isthmus_services.servers import Server, redis_server, s3_server
+
+pytestmark = pytest.mark.timeout(600)
+
+BUCKET, PREFIX = "least", "team/run"
+RUN = f"s3://{BUCKET}/{PREFIX}"
+STEPS = "400"
+SMALL = ("--model", "paced:small", "--sync-every", "16", "--fragments", "2")
+
+
+@dataclass
+class Island:
+    """Servers, the folder that `isthmus access` wrote, and what was started."""
+
+    folder: Path
+    access: Path
+    authority: Authority
+    store: Server
+    bus: Server
+    started: dict[str, Forked] = field(default_factory=dict)
+
+    def environment(self, user: str) -> dict[str, str]:
+        """What the process of a participant is told: places, and names of files."""
+        own = self.access / user
+        told = {
+            "AWS_ENDPOINT_URL": self.store.url,
+            "AWS_REGION": "us-east-1",
+            "AWS_CA_BUNDLE": str(self.authority.file),
+            "AWS_SHARED_CREDENTIALS_FILE": str(own / access.CREDENTIALS),
+            "ISTHMUS_RUN": RUN,
+        }
+        if (own / access.BUS_PASSWORD).exists():
+            told |= {
+                "ISTHMUS_BUS": self.bus.url,
+                "ISTHMUS_BUS_CA": str(self.authority.file),
+                "ISTHMUS_BUS_USER": (own / access.BUS_USER).read_text().strip(),
+                "ISTHMUS_BUS_PASSWORD_FILE": str(own / access.BUS_PASSWORD),
+            }
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "ISTHMUS_"))}
+        return {**inherited, **QUIET, **told}
+
+    def start(self, name: str, user: str, *words: str) -> Forked:
+        log = self.folder / f"{name}.log"
+        process = forking.nursery().start([*words], self.environment(user), log, log)
+        self.started[name] = process
+        return process
+
+    def do(self, name: str, user: str, *words: str, code: int = 0) -> str:
+        """Run a command to its end; return what it said."""
+        process = self.start(name, user, *words)
+        assert process.wait(HANGS_S) == code, self.said()
+        return (self.folder / f"{name}.log").read_text()
+
+    def said(self) -> str:
+        return "".join(f"--- {p.stem}\n{p.read_text(errors='replace')}" for p in sorted(self.folder.glob("*.log")))
+
+    def secrets(self) -> dict[str, str]:
+        """Every secret there is, by where it lies."""
+        found = {str(p): p.read_text().strip() for p in self.access.rglob("*password")}
+        for path in self.access.rglob(access.CREDENTIALS):
+            parsed = configparser.ConfigParser()
+            parsed.read_string(path.read_text())
+            found[str(path)] = parsed["default"]["aws_secret_access_key"]
+        return found
+
+    def administrator(self) -> Any:
+        """A client that reads all of the bucket."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.store.url,
+            region_name="us-east-1",
+            verify=str(self.authority.file),
+            aws_access_key_id=(self.access / access.ROOT_USER).read_text().strip(),
+            aws_secret_access_key=(self.access / access.ROOT_PASSWORD).read_text().strip(),
+        )
+
+    def keys(self) -> list[str]:
+        with contextlib.closing(self.administrator()) as s3:
+            pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+            return [item["Key"].removeprefix(f"{PREFIX}/") for page in pages for item in page.get("Contents", ())]
+
+
+@pytest.fixture(scope="module")
+def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
+    """Redis 7 and SeaweedFS, both over TLS only and with everybody's permissions."""
+    binary = graph.redis_7()
+    if binary is None:
+        message = "needs redis-server 7 or newer on PATH"
+        if os.environ.get("ISTHMUS_REQUIRE_REDIS7") == "1":
+            pytest.fail(f"{message}, and ISTHMUS_REQUIRE_REDIS7=1 requires it", pytrace=False)
+        pytest.skip(message)
+    folder = tmp_path_factory.mktemp("least")
+    authority, made = Authority(folder), folder / "access"
+    made.mkdir()
+    access.prepare(made, ["eu-1", "us-1"], ["held-out"], (BUCKET, PREFIX))
+    root = (made / access.ROOT_USER).read_text().strip(), (made / access.ROOT_PASSWORD).read_text().strip()
+    acl = ("--aclfile", str(made / access.ACL_FILE), "--maxmemory", "64mb")
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(
+            s3_server(
+                folder / "store",
+                credentials=root,
+                arguments=(f"-s3.config={made / access.SEAWEEDFS_FILE}",),
+                certificate=authority.certificate("store"),
+            )
+        )
+        bus = stack.enter_context(
+            redis_server(
+                folder / "bus",
+                binary=binary,
+                settings=made / access.SETTINGS_FILE,
+                arguments=acl,
+                certificate=authority.certificate("bus"),
+            )
+        )
+        there = Island(folder, made, authority, store, bus)
+        with contextlib.closing(there.administrator()) as s3:
+            s3.create_bucket(Bucket=BUCKET)
+        try:
+            yield there
+        finally:
+            for process in there.started.values():
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+
+
+def learner(island: Island, life: str, name: str) -> Forked:
+    words = ("learner", "--learner", name, *PACED, STEPS, "--checkpoint", "0.5")
+    return island.start(f"{name}-{life}", f"learner-{name}", *words)
+
+
+def checkpoints(island: Island, name: str) -> list[str]:
+    return [key for key in island.keys() if key.startswith(f"learners/{name}/") and "/checkpoints/" in key]
+
+
+@pytest.fixture(scope="module")
+def ran(island: Island) -> dict[str, Any]:
+    """The run: created, merged, one learner killed and back, collected meanwhile, ended."""
+    # Who creates a run is its owner: the syncer may not, and says so.
+    refused = island.do("no-init", "syncer", "init", *SMALL, code=2)
+    island.do("init", "owner", "init", *SMALL)
+    syncer = island.start("syncer", "syncer", "syncer", "--heartbeat", "0.1")
+    island.start("collector", "collector", "gc", "--apply", "--every", "1", "--keep", "64")
+    first, other = learner(island, "first", "eu-1"), learner(island, "first", "us-1")
+    wait_for(lambda: checkpoints(island, "eu-1") and any(k.startswith("values/") for k in island.keys()), "a merge")
+    running = {name: command_line(process) for name, process in island.started.items() if process.poll() is None}
+    first.kill()
+    first.wait()
+    again = learner(island, "second", "eu-1")
+    for process in (again, other):
+        assert process.wait(HANGS_S) == 0, island.said()
+    syncer.terminate()
+    assert syncer.wait(HANGS_S) == 0, island.said()
+    collector = island.started["collector"]
+    assert collector.poll() is None, island.said()
+    collector.terminate()
+    collector.wait()
+    return {"refused": refused, "running": running, "replay": island.do("replay", "reader", "replay")}
+
+
+def command_line(process: Forked) -> tuple[str, str]:
+    """Return command line and environment of a process, as whoever may look sees them."""
+    place = Path(f"/proc/{process.pid}")
+    return tuple(  # type: ignore[return-value]
+        (place / name).read_bytes().replace(b"\0", b"\n").decode(errors="replace") for name in ("cmdline", "environ")
+    )
+
+
+def test_a_run_goes_through_with_nothing_but_what_the_table_grants(island: Island, ran: dict[str, Any]) -> None:
+    assert "0 differ" in ran["replay"]
+    assert "access denied" in ran["refused"]
+    lives = {key.split("/")[2] for key in island.keys() if key.startswith("learners/eu-1/") and key.endswith("claim")}
+    assert lives == {"000001", "000002"}, "it was killed, and went on under its name"
+    assert "us-1" in island.do("status", "reader", "status")
+    for denied in ("access denied", "NOPERM", "no permissions"):
+        running = [p for p in island.folder.glob("*.log") if p.stem not in ("no-init",)]
+        assert not [p.stem for p in running if denied in p.read_text(errors="replace")], "nobody was refused anything"
+
+
+def test_a_collector_may_do_all_that_collecting_is(island: Island, ran: dict[str, Any]) -> None:
+    assert ran["replay"]
+    before, report = island.keys(), island.folder / "gc.json"
+    island.do("gc", "collector", "gc", "--apply", "--min-age", "0", "--keep", "1", "--json", str(report))
+    done = json.loads(report.read_text())
+    gone = set(before) - set(island.keys())
+    assert {key.split("/")[0] for key in gone} >= {"updates", "values", "snapshots", "learners"}, done
+    assert done["packed"] > 0
+    assert any(key.startswith("segments/") for key in island.keys())
+    assert "0 differ" in island.do("replay-after", "reader", "replay"), "packed commits are read by everybody"
+
+
+@pytest.mark.parametrize("user", ["owner", "syncer", "collector", "learner-eu-1", "follower-held-out", "reader"])
+def test_the_doctor_agrees_over_tls(island: Island, ran: dict[str, Any], user: str) -> None:
+    assert ran["replay"]
+    kind, _, name = user.partition("-")
+    own = {"learner": ("--learner", name), "follower": ("--series", name)}.get(kind, ())
+    report = island.folder / f"{user}.json"
+    words = ("doctor", "--role", kind, *own, "--size", "0.1", "--json", str(report))
+    island.do(f"doctor-{user}", user, *words)
+    found = {f["check"]: f["outcome"] for f in json.loads(report.read_text())["findings"]}
+    assert "failure" not in found.values(), found
+    assert "store: TLS" not in found
+    if kind in ("syncer", "learner", "reader"):
+        assert found["bus: TLS"] == "ok"
+        assert found["bus: must not administer"] == "ok"
+
+
+def test_no_secret_is_on_a_command_line_in_a_log_an_object_or_a_message(island: Island, ran: dict[str, Any]) -> None:
+    secrets = island.secrets()
+    assert len(secrets) == len(set(secrets.values())) == 13
+
+    def clean(where: str, text: str) -> None:
+        assert not [place for place, secret in secrets.items() if secret in text], where
+
+    assert set(ran["running"]) == {"syncer", "collector", "eu-1-first", "us-1-first"}
+    for name, (line, environment) in ran["running"].items():
+        clean(f"command line of {name}", line)
+        clean(f"environment of {name}", environment)
+    for server in (island.store, island.bus):
+        clean("a server's command line", Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode())
+    for path in island.folder.rglob("*.log"):
+        clean(path.name, path.read_text(errors="replace"))
+    looked = 0
+    with contextlib.closing(island.administrator()) as s3:
+        for key in island.keys():
+            clean(key, s3.get_object(Bucket=BUCKET, Key=f"{PREFIX}/{key}")["Body"].read().decode("latin-1"))
+            looked += 1
+    assert looked > 20
+    password = secrets[str(island.access / "reader" / access.BUS_PASSWORD)]
+    host, _, port = island.bus.url.removeprefix("rediss://").partition(":")
+    reader = redis_client.Redis(
+        host=host, port=int(port), username="reader", password=password, ssl=True, ssl_ca_certs=str(island.authority.file)
+    )
+    with contextlib.closing(reader):
+        streams = [key for key in reader.scan_iter(match="isthmus:*")]
+        assert len(streams) == 3
+        for key in streams:
+            clean(str(key), str(reader.xrevrange(key)))
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [
+        (("status",), access.BUS_PASSWORD),
+        (("status",), access.CREDENTIALS),
+        (("replay",), access.CREDENTIALS),
+        (("doctor", "--role", "reader", "--size", "0.1"), access.CREDENTIALS),
+        (("doctor", "--role", "reader", "--size", "0.1"), access.BUS_PASSWORD),
+        (("status", "--show-settings"), ""),
+    ],
+)
+def test_no_secret_is_in_an_error(
+    island: Island, ran: dict[str, Any], command: tuple[str, ...], wrong: str, tmp_path: Path
+) -> None:
+    """Wrong secrets, which may be right elsewhere, are not repeated either."""
+    assert ran["replay"]
+    environment = island.environment("reader")
+    mistaken = "sesame-0123456789abcdef0123456789abcdef"
+    if wrong:
+        text = (island.access / "reader" / wrong).read_text()
+        right = text.rpartition("=")[2].strip()
+        (tmp_path / wrong).write_text(text.replace(right, mistaken))
+        name = "ISTHMUS_BUS_PASSWORD_FILE" if wrong == access.BUS_PASSWORD else "AWS_SHARED_CREDENTIALS_FILE"
+        environment[name] = str(tmp_path / wrong)
+    log = tmp_path / "log"
+    process = forking.nursery().start([*command], environment, log, log)
+    code = process.wait(HANGS_S)
+    said = log.read_text()
+    assert (code != 0) == bool(wrong) or command[0] == "status", said
+    assert said
+    assert not [place for place, secret in {**island.secrets(), "wrong": mistaken}.items() if secret in said], said
