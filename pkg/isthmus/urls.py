@@ -64,7 +64,7 @@ def trusting(bus: str, authorities: str | None) -> str:
 
 
 def as_environment_says(bus: str, environment: Mapping[str, str]) -> str:
-    """Return the URL of a Redis with what the commands' variables name and it does not: user and password, authorities."""
+    """Return the URL of a Redis with what the commands' variables name and it does not: user, password, authorities."""
     if bus.startswith("rediss://") and "ssl_ca_certs=" not in split(bus).query:
         bus = trusting(bus, environment.get("ISTHMUS_BUS_CA"))
     if not bus.startswith(("redis://", "rediss://")) or "@" in split(bus).netloc:

@@ -8,8 +8,7 @@ import configparser
 import contextlib
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from e2e.test_processes import HANGS_S, PACED, QUIET, wait_for
 from forking import Forked
 from infra import graph
 from isthmus_services.commands import access
-from isthmus_services.demo import judge
 from isthmus_services.servers import Server, redis_server, s3_server
 
 pytestmark = pytest.mark.timeout(600)
@@ -101,7 +99,7 @@ class Island:
             aws_secret_access_key=(self.access / access.ROOT_PASSWORD).read_text().strip(),
         )
 
-    def keys(self) -> list[str]:
+    def held(self) -> list[str]:
         with contextlib.closing(self.administrator()) as s3:
             pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
             return [item["Key"].removeprefix(f"{PREFIX}/") for page in pages for item in page.get("Contents", ())]
@@ -158,7 +156,7 @@ def learner(island: Island, life: str, name: str) -> Forked:
 
 
 def checkpoints(island: Island, name: str) -> list[str]:
-    return [key for key in island.keys() if key.startswith(f"learners/{name}/") and "/checkpoints/" in key]
+    return [key for key in island.held() if key.startswith(f"learners/{name}/") and "/checkpoints/" in key]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +168,7 @@ def ran(island: Island) -> dict[str, Any]:
     syncer = island.start("syncer", "syncer", "syncer", "--heartbeat", "0.1")
     island.start("collector", "collector", "gc", "--apply", "--every", "1", "--keep", "64")
     first, other = learner(island, "first", "eu-1"), learner(island, "first", "us-1")
-    wait_for(lambda: checkpoints(island, "eu-1") and any(k.startswith("values/") for k in island.keys()), "a merge")
+    wait_for(lambda: checkpoints(island, "eu-1") and any(k.startswith("values/") for k in island.held()), "a merge")
     running = {name: command_line(process) for name, process in island.started.items() if process.poll() is None}
     first.kill()
     first.wait()
@@ -197,7 +195,7 @@ def command_line(process: Forked) -> tuple[str, str]:
 def test_a_run_goes_through_with_nothing_but_what_the_table_grants(island: Island, ran: dict[str, Any]) -> None:
     assert "0 differ" in ran["replay"]
     assert "access denied" in ran["refused"]
-    lives = {key.split("/")[2] for key in island.keys() if key.startswith("learners/eu-1/") and key.endswith("claim")}
+    lives = {key.split("/")[2] for key in island.held() if key.startswith("learners/eu-1/") and key.endswith("claim")}
     assert lives == {"000001", "000002"}, "it was killed, and went on under its name"
     assert "us-1" in island.do("status", "reader", "status")
     for denied in ("access denied", "NOPERM", "no permissions"):
@@ -207,13 +205,13 @@ def test_a_run_goes_through_with_nothing_but_what_the_table_grants(island: Islan
 
 def test_a_collector_may_do_all_that_collecting_is(island: Island, ran: dict[str, Any]) -> None:
     assert ran["replay"]
-    before, report = island.keys(), island.folder / "gc.json"
+    before, report = island.held(), island.folder / "gc.json"
     island.do("gc", "collector", "gc", "--apply", "--min-age", "0", "--keep", "1", "--json", str(report))
     done = json.loads(report.read_text())
-    gone = set(before) - set(island.keys())
+    gone = set(before) - set(island.held())
     assert {key.split("/")[0] for key in gone} >= {"updates", "values", "snapshots", "learners"}, done
     assert done["packed"] > 0
-    assert any(key.startswith("segments/") for key in island.keys())
+    assert any(key.startswith("segments/") for key in island.held())
     assert "0 differ" in island.do("replay-after", "reader", "replay"), "packed commits are read by everybody"
 
 
@@ -250,17 +248,22 @@ def test_no_secret_is_on_a_command_line_in_a_log_an_object_or_a_message(island: 
         clean(path.name, path.read_text(errors="replace"))
     looked = 0
     with contextlib.closing(island.administrator()) as s3:
-        for key in island.keys():
+        for key in island.held():
             clean(key, s3.get_object(Bucket=BUCKET, Key=f"{PREFIX}/{key}")["Body"].read().decode("latin-1"))
             looked += 1
     assert looked > 20
     password = secrets[str(island.access / "reader" / access.BUS_PASSWORD)]
     host, _, port = island.bus.url.removeprefix("rediss://").partition(":")
     reader = redis_client.Redis(
-        host=host, port=int(port), username="reader", password=password, ssl=True, ssl_ca_certs=str(island.authority.file)
+        host=host,
+        port=int(port),
+        username="reader",
+        password=password,
+        ssl=True,
+        ssl_ca_certs=str(island.authority.file),
     )
     with contextlib.closing(reader):
-        streams = [key for key in reader.scan_iter(match="isthmus:*")]
+        streams = list(reader.scan_iter(match="isthmus:*"))
         assert len(streams) == 3
         for key in streams:
             clean(str(key), str(reader.xrevrange(key)))

@@ -190,7 +190,9 @@ class Graph:
         return code
 
     def replicas(self, service: str) -> list[Replica]:
-        return [r for r in self.running.values() if r.service == service or (service == "learner" and is_learner(r.service))]
+        return [
+            r for r in self.running.values() if r.service == service or (service == "learner" and is_learner(r.service))
+        ]
 
 
 @contextlib.contextmanager

@@ -227,13 +227,13 @@ def stores(
     """Open the run's store once for each role, while moto authenticates and `allows` decides."""
     monkeypatch.setattr(IAMRequestBase, "check_action_permitted", judge)
 
-    async def open_all(stack: AsyncExitStack, prefix: str = PREFIX) -> dict[str, EdgeStore]:
+    async def open_all(stack: AsyncExitStack, prefix: str = PREFIX, scheme: str = "s3") -> dict[str, EdgeStore]:
         opened: dict[str, EdgeStore] = {}
         for who, environment in environments.items():
             # Credentials are read when a store is opened.
             use(cast(Server, SimpleNamespace(environment=environment)))
             opened[who] = await stack.enter_async_context(
-                open_store(f"s3://{cloud.bucket}/{prefix}", single_threaded(0))
+                open_store(f"{scheme}://{cloud.bucket}/{prefix}", single_threaded(0))
             )
         return opened
 
@@ -297,6 +297,7 @@ def test_the_bucket_policy_denies_whatever_comes_without_tls(cloud: Cloud) -> No
 
 
 # --- who may do what --------------------------------------------------------------------------------------------------
+
 
 async def allowed(request: Awaitable[object]) -> bool:
     try:
@@ -418,6 +419,25 @@ def refusal(request: Callable[..., Any], **given: Any) -> str:
     except ClientError as error:
         return str(error.response["Error"]["Code"])
     return ""
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3+aiobotocore"])
+async def test_what_is_too_large_for_one_request_is_created_all_the_same(
+    stores: OpenAll, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """One client ends an upload in parts with the condition; the other has none for that, and sends it whole."""
+    part, key = 6 << 20, update_key(3, "eu-1", 11, DIGEST)
+    for module in ("bucket", "s3"):
+        monkeypatch.setattr(f"isthmus.store.{module}.PART_BYTES", part)
+    data = bytes(range(256)) * (2 * part // 256)
+    async with AsyncExitStack() as stack:
+        run = await stores(stack, scheme=scheme)
+        assert await run[EU].create(key, data)
+        assert bytes(await run[EU].get(key)) == data
+        assert not await run[EU].create(key, data[::-1])
+        assert not await allowed(run[US].create(update_key(3, "eu-1", 12, DIGEST), data))
+        assert bytes(await run[EU].get(key)) == data
+        await run[ADMINISTRATOR].delete(key)
 
 
 async def test_nothing_outside_the_prefix_is_open_to_anyone(stores: OpenAll) -> None:

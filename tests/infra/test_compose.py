@@ -131,7 +131,7 @@ def test_users_of_the_store_are_made_without_a_secret_on_a_command_line(tmp_path
     (programs / "mc").chmod(0o755)
     environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SAID": str(said)}
     environment["ISTHMUS_ACCESS"] = str(tmp_path / "access")
-    script = [INFRA / "compose" / "store-users.sh", "http://object-store:9000", "isthmus"]
+    script = [str(INFRA / "compose" / "store-users.sh"), "http://object-store:9000", "isthmus"]
     for times in (1, 2):
         done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -148,7 +148,9 @@ def test_users_of_the_store_are_made_without_a_secret_on_a_command_line(tmp_path
     root = (tmp_path / "access" / access.ROOT_PASSWORD).read_text().strip()
     assert set((tmp_path / "said.host").read_text().split()) == {f"http://{access.ROOT}:{root}@object-store:9000"}
     assert root not in "".join(lines)
-    (programs / "mc").write_text('#!/bin/sh\ncase "$*" in *attach*) echo "mc: no such user"; exit 1 ;; *) cat ;; esac\n')
+    (programs / "mc").write_text(
+        '#!/bin/sh\ncase "$*" in *attach*) echo "mc: no such user"; exit 1 ;; *) cat ;; esac\n'
+    )
     assert subprocess.run(script, env=environment, capture_output=True, check=False).returncode == 1
 
 
@@ -250,6 +252,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
             for name, value in environment.items():
                 if name.startswith("AWS_"):
                     patch.setenv(name, value)
+            # Replay reads everybody's updates, which no learner may.
+            patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "secrets" / "reader" / access.CREDENTIALS))
             found, commits = asyncio.run(_replayed(url))
         yield {
             "graph": g,

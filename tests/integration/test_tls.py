@@ -97,7 +97,7 @@ async def test_a_bus_of_another_authority_or_another_host_is_not_spoken_to(
     elsewhere = rediss.url.replace("127.0.0.1", "localhost")  # the certificate is for the address only
     for url in (rediss.url, trusting(rediss.url, str(another.file)), trusting(elsewhere, str(authority.file))):
         async with open_bus(url, bytes(32)) as bus:
-            with pytest.raises(Unavailable, match="(?i)certificate"):
+            with pytest.raises(Unavailable, match=r"(?i)certificate"):
                 await bus.append("syncer", b"x")
 
 

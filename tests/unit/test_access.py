@@ -114,6 +114,8 @@ def test_who_is_taken_out_is_not_made_again(tmp_path: Path) -> None:
     assert "learner-eu-1" not in (tmp_path / command.ACL_FILE).read_text()
     assert "learner-eu-1" not in (tmp_path / command.SEAWEEDFS_FILE).read_text()
     assert "learner-eu-1" not in (tmp_path / "policies" / "ceph.json").read_text()
+    assert [*(tmp_path / "policies").rglob("*learner-us-1*")]
+    assert not [*tmp_path.rglob("*learner-eu-1*")]
 
 
 @pytest.mark.parametrize("flag", ["--learner", "--series"])

@@ -178,11 +178,12 @@ class RedisBus:
         """Return which commands this user may use that no participant of a run needs, of those that change nothing as
         they are asked here. Raises `Unavailable`."""
         key = self._prefix + "doctor-nothing"
+        client: Any = self._writer
         asked = (("CONFIG", "GET", "maxmemory"), ("ACL", "WHOAMI"), ("DEL", key), ("XTRIM", key, "MAXLEN", "0"))
         found = []
         for command in asked:
             try:
-                await self._guard(self._writer.execute_command(*command))
+                await self._guard(client.execute_command(*command))
             except Denied:
                 continue
             found.append(" ".join(command[:2]) if command[0] in ("CONFIG", "ACL") else command[0])

@@ -89,7 +89,7 @@ async def _writes(role: Role, probe: Probe, free: Sequence[str], once: Sequence[
         yield Finding(check, OK, f"what is created stays: {_shown(once)} only with If-None-Match")
         return
     said = f"these credentials may write over what they create once: {_shown(found)}"
-    more = "a policy with s3:if-none-match (AWS; others have none); elsewhere versioning or object lock keeps what was there"
+    more = "a policy with s3:if-none-match (AWS; others have none); elsewhere versioning keeps what was there"
     yield Finding(check, WARNING, said, more)
 
 

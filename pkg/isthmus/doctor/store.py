@@ -269,7 +269,7 @@ async def _refuses(store: EdgeStore, role: Role, what: str, key: str) -> Finding
     except ObjectMissing:
         there = None
     except Denied:
-        there = b"isthmus: doctor"  # it is there, and other bytes are refused as well
+        there = bytearray(b"isthmus: doctor")  # it is there, and other bytes are refused as well
     except IsthmusError as error:
         return Finding(check, WARNING, str(error), "try again")
     if there is None:

@@ -107,8 +107,8 @@ where it may not."""
 
 @asynccontextmanager
 async def open_probe(url: str, key: str, runtime: Runtime) -> AsyncIterator[Probe | None]:
-    """Open what tries permissions to write by sending bytes that do not fit their sum: a store that compares it asks for
-    the permission first, and then refuses them. None where a store compares none, which is tried on `key`; it is
+    """Open what tries permissions to write by sending bytes that do not fit their sum: a store that compares it asks
+    for the permission first, and then refuses them. None where a store compares none, which is tried on `key`; it is
     written and deleted. Raises what writes do."""
     parts = split(url)
     if not parts.scheme.startswith("s3"):

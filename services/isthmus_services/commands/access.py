@@ -71,9 +71,9 @@ What a policy cannot say, and what makes up for it:
 AWS       Says all of it: a PUT where only creating is granted needs If-None-Match (s3:if-none-match), and so do a copy
           and the end of an upload in parts.
 MinIO     No condition on If-None-Match: whoever may create a key may write over it. Keys named after their content are
-Ceph      found damaged by their digests, and a commit's by the next one's; but what was there is gone. Versioning of the
-SeaweedFS bucket keeps it (no policy here grants s3:DeleteObjectVersion), object lock for as long as it says: both keep
-          what `isthmus gc` deletes as well.
+Ceph      found damaged by their digests, and a commit's by the next one's; but what was there is gone. Versioning of
+SeaweedFS the bucket keeps it (no policy here grants s3:DeleteObjectVersion), object lock for as long as it says: both
+          keep what `isthmus gc` deletes as well.
 A listing that names no prefix is refused by MinIO and SeaweedFS. AWS and Ceph ask for the right to list before they say
 404 and not 403 of a missing key, and may ask without a prefix: there it shows the names in the whole bucket.
 """
@@ -135,6 +135,8 @@ def prepare(
     _password(folder / GRAFANA_PASSWORD)
     if place is not None:
         bucket, prefix = place
+        for path in folder.glob("policies/*/isthmus-*.json"):  # of whoever was taken out
+            path.unlink()
         for name, dialect in (("aws", AWS), ("minio", MINIO)):
             for who in identities:
                 _json(folder / "policies" / name / f"{who.access_key}.json", policy(who, bucket, prefix, dialect))
