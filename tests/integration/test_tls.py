@@ -12,6 +12,7 @@ from authority import Authority
 from infra import graph
 from isthmus.bus import open_bus
 from isthmus.doctor import OK, WARNING, Role, RoleKind, examine_bus
+from isthmus.doctor.findings import in_the_clear
 from isthmus.errors import InputError, Unavailable
 from isthmus.runtime import single_threaded
 from isthmus.store import open_store
@@ -106,6 +107,20 @@ async def test_who_verifies_nothing_is_warned(rediss: Server) -> None:
     found = {f.check: f async for f in examine_bus(url, bytes(32), Role(RoleKind.OPERATOR), single_threaded())}
     assert found["bus: TLS"].outcome == WARNING
     assert "whoever answers is believed" in found["bus: TLS"].said
+
+
+@pytest.mark.parametrize(
+    ("url", "clear"),
+    [
+        *(("redis://127.0.0.1:6379", False), ("redis://localhost", False), ("http://[::1]:9000", False)),
+        *(("rediss://bus.example.com", False), ("https://store.example.com", False)),
+        *(("redis://bus.example.com", True), ("http://10.0.0.1:9000", True), ("redis://user:sesame@10.0.0.1", True)),
+    ],
+)
+def test_what_leaves_the_machine_without_tls_is_warned_of(url: str, clear: bool) -> None:
+    said = in_the_clear(url)
+    assert bool(said) == clear
+    assert "sesame" not in said
 
 
 def test_authorities_are_named_once_and_for_what_shows_a_certificate(tmp_path: Path, authority: Authority) -> None:
