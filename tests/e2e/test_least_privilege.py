@@ -199,7 +199,7 @@ def test_a_run_goes_through_with_nothing_but_what_the_table_grants(island: Islan
     assert lives == {"000001", "000002"}, "it was killed, and went on under its name"
     assert "us-1" in island.do("status", "reader", "status")
     for denied in ("access denied", "NOPERM", "no permissions"):
-        running = [p for p in island.folder.glob("*.log") if p.stem not in ("no-init",)]
+        running = [p for p in island.folder.glob("*.log") if not p.stem.startswith(("no-init", "refused-"))]
         assert not [p.stem for p in running if denied in p.read_text(errors="replace")], "nobody was refused anything"
 
 
@@ -213,6 +213,50 @@ def test_a_collector_may_do_all_that_collecting_is(island: Island, ran: dict[str
     assert done["packed"] > 0
     assert any(key.startswith("segments/") for key in island.held())
     assert "0 differ" in island.do("replay-after", "reader", "replay"), "packed commits are read by everybody"
+
+
+@pytest.mark.parametrize(
+    ("user", "words", "says"),
+    [
+        ("reader", ("status", "--ledger"), "us-1"),
+        ("reader", ("explain", "0/1"), "commit"),
+        ("reader", ("explain", "0"), "fragment"),
+        ("reader", ("export", "-o", "{folder}/reader.safetensors"), "reader.safetensors"),
+        ("follower-held-out", ("export", "-o", "{folder}/follower.safetensors"), "follower.safetensors"),
+        ("follower-held-out", ("follow", "--exec", "echo 0.5", "--series", "held-out", "--mixed", "--cuts", "1"), ""),
+        ("syncer", ("heal",), ""),
+    ],
+)
+def test_each_command_needs_no_more_than_whose_it_is(
+    island: Island, ran: dict[str, Any], user: str, words: tuple[str, ...], says: str
+) -> None:
+    assert ran["replay"]
+    said = island.do(f"{user}-{words[0]}-{len(island.started)}", user, *(w.format(folder=island.folder) for w in words))
+    assert says in said
+    if words[0] == "follow":
+        assert any(key.startswith("evaluations/held-out/") for key in island.held())
+
+
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        ("learner-eu-1", ("gc", "--apply", "--min-age", "0")),
+        ("follower-held-out", ("replay",)),
+        ("reader", ("follow", "--exec", "echo 0.5", "--series", "held-out", "--mixed", "--cuts", "1")),
+        ("reader", ("gc", "--apply", "--min-age", "0", "--keep", "1")),
+    ],
+)
+def test_a_command_of_somebody_else_is_refused(
+    island: Island, ran: dict[str, Any], user: str, words: tuple[str, ...]
+) -> None:
+    assert ran["replay"]
+    before = set(island.held())
+    process = island.start(f"refused-{user}-{words[0]}", user, *words)
+    code = process.wait(HANGS_S)
+    said = (island.folder / f"refused-{user}-{words[0]}.log").read_text()
+    # Replay names what it cannot read of each fragment, and ends with 1 as where something differs.
+    assert (code, "access denied" in said) == (1 if words[0] == "replay" else 2, True), (code, said)
+    assert set(island.held()) == before
 
 
 @pytest.mark.parametrize("user", ["owner", "syncer", "collector", "learner-eu-1", "follower-held-out", "reader"])
