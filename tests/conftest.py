@@ -30,6 +30,8 @@ GROUPS = {
     "infra/test_slurm.py": "slurm",
     "infra/test_skypilot.py": "skypilot",
     "e2e/test_replay.py": "replay",
+    "e2e/test_least_privilege.py": "least privilege",
+    "integration/test_permissions.py": "permissions",
     "release/test_built.py": "release",
     "release/test_made.py": "release",
     "release/test_installed.py": "release",

@@ -51,6 +51,7 @@ PUBLIC = {
         "The ways to a run, and its objects as Python sees them; as bytes they are in [record formats](../records.md).",
         (
             "isthmus.ports",
+            "isthmus.permissions",
             "isthmus.log.evaluations",
             "isthmus.metrics",
             "isthmus.records.frame",

@@ -1,194 +1,173 @@
-"""Who may do what in a run's store and on its bus: one table, from which policies and ACLs are made and proved."""
+"""Who may do what to which objects and streams of a run: the one table, as data.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+`isthmus access` makes of it what Redis and object stores understand, `isthmus doctor` tries it, docs/permissions.md is
+printed from it, and the tests hold real servers to every line. What is not granted here is forbidden.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
-
-from isthmus.records.keys import EVALUATIONS, LEARNERS, MEMBERS, RUN_KEY, SCRATCH, UPDATES
-from isthmus.records.messages import SYNCER_STREAM, learner_stream
 
 
 class Participant(StrEnum):
-    """Who has credentials of its own."""
+    """Who takes part in a run, each under credentials of its own."""
 
-    OWNER = "owner"  # creates the run and says who may take part
+    OWNER = "owner"
+    """Creates the run, and says who is in it."""
     SYNCER = "syncer"
-    LEARNER = "learner"  # one of its own for each
-    COLLECTOR = "collector"  # runs `isthmus gc`
-    FOLLOWER = "follower"  # follows the global model, and may store what it measured
-    READER = "reader"  # status, replay, explain, export
+    COLLECTOR = "collector"
+    """Runs `isthmus gc`."""
+    LEARNER = "learner"
+    FOLLOWER = "follower"
+    """Follows the global model, and writes a series of what it measures of it."""
+    READER = "reader"
+    """Looks at everything: status, replay, explain, dashboards."""
 
 
 class Operation(StrEnum):
-    """What is done to an object."""
+    """What is done to an object, or to a prefix."""
 
     READ = "read"
     LIST = "list"
-    CREATE = "create"  # where there is none: If-None-Match
+    CREATE = "create"
+    """Write a key that is free: never over what is there."""
     REPLACE = "replace"
+    """Write a key whatever is there."""
     DELETE = "delete"
 
 
 READ, LIST, CREATE, REPLACE, DELETE = Operation
 
-LOG = (RUN_KEY, f"{MEMBERS}*", "commits/*", "segments/*", "snapshots/*", "values/*")
-"""What everybody reads: the log, and what it published. `*` and `?` match as in IAM: any text, any character."""
+FRAGMENT = "<p>"
+"""Stands for the five digits of a fragment. A * in their place would reach across slashes: updates/0/OTHER/NAME/…"""
 
-_OWN = "updates/?????/{name}/*"
-# Five characters are a fragment: with * in their place updates/00003/OTHER/NAME/… would be allowed too.
-_CHECKPOINTS = LEARNERS + "{name}/*/checkpoints/*"
+OWN = "NAME"
+"""Stands for the learner's own name, and for a follower's series."""
 
-TABLE: Mapping[Participant, Mapping[Operation, tuple[str, ...]]] = {
-    Participant.OWNER: {
-        READ: (*LOG, f"{SCRATCH}*"),
-        LIST: ("snapshots/*", f"{SCRATCH}*"),
-        CREATE: (RUN_KEY, f"{MEMBERS}*", f"{SCRATCH}*"),
-        REPLACE: ("snapshots/*", f"{SCRATCH}*"),
-        DELETE: (f"{SCRATCH}*",),
-    },
-    Participant.SYNCER: {
-        READ: (*LOG, f"{UPDATES}*", f"{SCRATCH}*"),
-        LIST: ("snapshots/*", f"{SCRATCH}*"),
-        CREATE: ("commits/*", f"{SCRATCH}*"),
-        # Named by their digests: writing one again writes the same.
-        REPLACE: ("values/*", "snapshots/*", f"{SCRATCH}*"),
-        DELETE: (f"{SCRATCH}*",),
-    },
-    Participant.LEARNER: {
-        READ: (*LOG, _OWN, LEARNERS + "{name}/*"),
-        LIST: ("snapshots/*", _OWN, LEARNERS + "{name}/*"),
-        CREATE: (_OWN, LEARNERS + "{name}/*/claim"),
-        REPLACE: (_CHECKPOINTS,),
-        DELETE: (_CHECKPOINTS,),
-    },
-    Participant.COLLECTOR: {
-        READ: LOG,
-        LIST: ("commits/*", "segments/*", "snapshots/*", "values/*", f"{UPDATES}*", f"{LEARNERS}*", f"{SCRATCH}*"),
-        CREATE: ("segments/*",),
-        # The key of a packed commit keeps standing, with a pointer under it.
-        REPLACE: ("commits/*", "segments/*"),
-        DELETE: ("snapshots/*", "values/*", f"{UPDATES}*", f"{LEARNERS}*/checkpoints/*", f"{SCRATCH}*"),
-    },
-    Participant.FOLLOWER: {
-        READ: LOG,
-        LIST: ("snapshots/*", f"{EVALUATIONS}*"),
-        CREATE: (),
-        REPLACE: (f"{EVALUATIONS}*",),
-        DELETE: (),
-    },
-    Participant.READER: {
-        READ: (*LOG, f"{UPDATES}*", f"{LEARNERS}*", f"{EVALUATIONS}*"),
-        LIST: ("snapshots/*", f"{UPDATES}*", f"{LEARNERS}*", f"{EVALUATIONS}*"),
-        CREATE: (),
-        REPLACE: (),
-        DELETE: (),
-    },
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """An operation on keys below the run. In a pattern * stands for anything, slashes as well; a listing names a prefix
+    that ends with a slash."""
+
+    operation: Operation
+    patterns: tuple[str, ...]
+    why: str
+    large: bool = False
+    """Whether an object may be too large for one request, and is sent in parts."""
+
+
+def _grant(operation: Operation, patterns: str, why: str, *, large: bool = False) -> Grant:
+    return Grant(operation, tuple(patterns.split()), why, large)
+
+
+_PUBLISHED = _grant(READ, "run members/* commits/* segments/* values/* snapshots/*", "what a model is folded from")
+_STARTS = _grant(LIST, "snapshots/<p>/ members/", "where to start from; who is in the run")
+_TRIED = (
+    _grant(READ, "scratch/*", "whether create-only writes are honoured is tried at every start"),
+    _grant(LIST, "scratch/", "the doctor dates an object of its own"),
+    _grant(REPLACE, "scratch/*", "as above"),
+    _grant(DELETE, "scratch/*", "as above"),
+)
+_CHECKPOINTS = f"learners/{OWN}/*/checkpoints/*"
+
+GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
+    Participant.OWNER: (
+        _PUBLISHED,
+        _STARTS,
+        *_TRIED,
+        _grant(CREATE, "run members/*", "a run, and who is in it, are said once"),
+        _grant(REPLACE, "snapshots/<p>/000000000000-*", "version 0, before the run object that names it"),
+    ),
+    Participant.SYNCER: (
+        _PUBLISHED,
+        _STARTS,
+        *_TRIED,
+        _grant(READ, "updates/*", "what it merges"),
+        _grant(CREATE, "commits/*", "the log: creating a commit decides"),
+        _grant(REPLACE, "values/* snapshots/*", "keys end in a digest, two may publish one round, a PUT is sent again"),
+    ),
+    Participant.COLLECTOR: (
+        _PUBLISHED,
+        _STARTS,
+        *_TRIED,
+        _grant(LIST, "values/<p>/ updates/<p>/ learners/", "what there is to collect"),
+        _grant(REPLACE, "segments/* commits/*", "packs commits, and leaves a pointer under each one's key"),
+        _grant(DELETE, "values/* snapshots/* updates/* learners/*/checkpoints/*", "what no kept commit needs"),
+    ),
+    Participant.LEARNER: (
+        _PUBLISHED,
+        _STARTS,
+        _grant(READ, f"updates/<p>/{OWN}/* learners/{OWN}/*", "its own earlier lives"),
+        _grant(LIST, f"updates/<p>/{OWN}/ learners/{OWN}/*", "as above"),
+        _grant(CREATE, f"updates/<p>/{OWN}/*", "what a commit may have merged is needed again", large=True),
+        _grant(CREATE, f"learners/{OWN}/*/claim", "a life of a name is taken once"),
+        _grant(REPLACE, _CHECKPOINTS, "who may delete may replace; nobody's log depends on a checkpoint"),
+        _grant(DELETE, _CHECKPOINTS, "its own old ones; never an update or a claim"),
+    ),
+    Participant.FOLLOWER: (
+        _PUBLISHED,
+        _STARTS,
+        _grant(READ, f"evaluations/{OWN}/*", "its own series"),
+        _grant(LIST, f"evaluations/{OWN}/", "as above"),
+        _grant(REPLACE, f"evaluations/{OWN}/*", "keys end in a digest, a PUT is sent again"),
+    ),
+    Participant.READER: (
+        _PUBLISHED,
+        _STARTS,
+        _grant(READ, "updates/* learners/* evaluations/*", "replay folds updates, status reads checkpoints' heads"),
+        _grant(
+            LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"
+        ),
+    ),
 }
-"""Patterns of keys below a run's prefix, with the participant's own name in them."""
+"""By participant. To list is to read names; without it some stores say 403 and not 404 of a key that is not there."""
 
-DONORS = LEARNERS + "*/checkpoints/*"
-"""What a newcomer reads of others to take over their moments. Without it, it warms up."""
+DONORS = (
+    _grant(READ, "learners/*/checkpoints/*", "a newcomer takes the moments of a learner that is doing well"),
+    _grant(LIST, "learners/", "which learners have checkpoints"),
+)
+"""What a learner may besides, unless its policy is strict: without it a newcomer warms up with fresh moments."""
 
-STREAMS: Mapping[Participant, str] = {
-    Participant.SYNCER: SYNCER_STREAM,
-    Participant.LEARNER: learner_stream("{name}"),
+ALL_STREAMS = "*"
+
+STREAMS: Mapping[Participant, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    Participant.OWNER: ((), ()),
+    Participant.COLLECTOR: ((), ()),
+    Participant.SYNCER: ((ALL_STREAMS,), ("syncer",)),
+    Participant.LEARNER: (("syncer", f"learner/{OWN}"), (f"learner/{OWN}",)),
+    Participant.FOLLOWER: ((), ()),
+    Participant.READER: ((ALL_STREAMS,), ()),
 }
-"""What each writes on the bus; all of them read all streams."""
+"""Streams of the bus that a participant reads, and that it writes. Who has none has no user of the bus."""
 
 
-def allowed(who: Participant, operation: Operation, name: str = "", *, donors: bool = False) -> tuple[str, ...]:
-    """Return the patterns of keys on which a participant of this name may do something.
-
-    `donors`: whether a learner may read the checkpoints of others.
-    """
-    found = tuple(pattern.format(name=name) for pattern in TABLE[who][operation])
-    more = who is Participant.LEARNER and donors
-    if more and operation is READ:
-        return (*found, DONORS)
-    return (*found, f"{LEARNERS}*") if more and operation is LIST else found
+def grants(participant: Participant, name: str = "", *, donors: bool = True) -> Sequence[Grant]:
+    """Return what a participant may, with its own name in the patterns."""
+    given = GRANTS[participant] + (DONORS if participant == Participant.LEARNER and donors else ())
+    return [replace(g, patterns=tuple(p.replace(OWN, name) for p in g.patterns)) for g in given]
 
 
-class Dialect(StrEnum):
-    """Whose policies are written."""
-
-    AWS = "aws"
-    MINIO = "minio"
-    CEPH = "ceph"
-    SEAWEEDFS = "seaweedfs"
+def streams(participant: Participant, name: str = "") -> tuple[Sequence[str], Sequence[str]]:
+    """Return the streams that a participant reads, and those it writes."""
+    read, written = STREAMS[participant]
+    return [s.replace(OWN, name) for s in read], [s.replace(OWN, name) for s in written]
 
 
-ENFORCES_CREATE = frozenset({Dialect.AWS})
-"""Where a policy can ask for If-None-Match: elsewhere, whoever may create a key may write over it, too."""
+def fits(pattern: str, key: str) -> bool:
+    """Return whether a key fits a pattern of the table."""
+    parts = re.split(f"({re.escape(FRAGMENT)}|\\*)", pattern)
+    expression = "".join({FRAGMENT: "[0-9]{5}", "*": ".*"}.get(part, re.escape(part)) for part in parts)
+    return re.fullmatch(expression, key, re.DOTALL) is not None
 
 
-@dataclass(frozen=True)
-class Place:
-    """A bucket and the run's prefix in it, without slashes around it."""
-
-    bucket: str
-    prefix: str
-
-    def arn(self, pattern: str = "") -> str:
-        """Return a name for keys that match, or the bucket's own."""
-        at = "/".join(part for part in (self.bucket, self.prefix if pattern else "", pattern) if part)
-        return f"arn:aws:s3:::{at}"
-
-    def key(self, pattern: str) -> str:
-        """Return a pattern of keys of the bucket."""
-        return f"{self.prefix}/{pattern}" if self.prefix else pattern
-
-
-def policy(
-    who: Participant, name: str, place: Place, dialect: Dialect, *, donors: bool = False, principal: str = ""
-) -> dict[str, Any]:
-    """Return the policy document of a participant. `principal`: whose, where it is the bucket's (Ceph)."""
-
-    def patterns(operation: Operation) -> list[str]:
-        return [place.arn(pattern) for pattern in allowed(who, operation, name, donors=donors)]
-
-    statements: list[dict[str, Any]] = [_statement("Read", ["s3:GetObject"], patterns(READ))]
-    # Without ListBucket a GET of a missing key is 403, and probing for the next commit rests on 404. AWS may judge that
-    # GET with its key as the prefix: what may be read may be asked for.
-    asked = [place.key(p) for o in (READ, LIST) for p in allowed(who, o, name, donors=donors)]
-    listing = _statement("List", ["s3:ListBucket"], [place.arn()])
-    if (
-        dialect is not Dialect.MINIO
-    ):  # which answers a GET of a missing key by this alone, and has no prefix for it then
-        operator = "StringLikeIfExists" if dialect is Dialect.AWS else "StringLike"
-        listing["Condition"] = {operator: {"s3:prefix": sorted(set(asked))}}
-    statements.append(listing)
-    if create := patterns(CREATE):
-        statement = _statement("Create", ["s3:PutObject"], create)
-        if dialect in ENFORCES_CREATE:
-            statement["Condition"] = {"Null": {"s3:if-none-match": "false"}}
-        statements.append(statement)
-        large = [p for p in create if f"/{UPDATES}" in f"/{p.partition(':::')[2]}"]
-        if large and dialect in ENFORCES_CREATE:
-            # Beginning an upload in parts, and its parts, create no object and carry no such header.
-            parts = _statement("Parts", ["s3:PutObject", "s3:AbortMultipartUpload"], large)
-            parts["Condition"] = {"Bool": {"s3:ObjectCreationOperation": "false"}}
-            statements.append(parts)
-    if replace := patterns(REPLACE):
-        statements.append(_statement("Replace", ["s3:PutObject", "s3:AbortMultipartUpload"], replace))
-    if delete := patterns(DELETE):
-        statements.append(_statement("Delete", ["s3:DeleteObject"], delete))
-    if principal:
-        for statement in statements:
-            statement["Principal"] = {"AWS": [principal]}
-    return {"Version": "2012-10-17", "Statement": statements}
-
-
-def _statement(sid: str, actions: list[str], resources: list[str]) -> dict[str, Any]:
-    return {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources}
-
-
-_COMMANDS = "+hello +auth +ping +info +time +scan +xread +xrevrange"
-_WRITING = "+xadd +expire"
-"""Named one by one: a category such as @stream would let a learner delete and trim."""
-
-
-def redis_rules(stream: str) -> str:
-    """Return the rules of a user of Redis 7: it reads every stream of every run and writes only its own, if any."""
-    rules = f"resetchannels -@all {_COMMANDS}"
-    return f"{rules} {_WRITING} %R~isthmus:* %W~isthmus:*:{stream}" if stream else f"{rules} %R~isthmus:*"
+def may(participant: Participant, operation: Operation, key: str, name: str = "", *, donors: bool = True) -> bool:
+    """Return whether a participant may do this to a key (of `LIST`: to a prefix). Who may replace may create."""
+    enough = {operation, REPLACE} if operation == CREATE else {operation}
+    return any(
+        fits(pattern, key)
+        for grant in grants(participant, name, donors=donors)
+        if grant.operation in enough
+        for pattern in grant.patterns
+    )

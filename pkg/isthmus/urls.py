@@ -48,8 +48,25 @@ def as_user(bus: str, user: str | None, password: str | None, password_file: str
     ).geturl()
 
 
+def trusting(bus: str, authorities: str | None) -> str:
+    """Return the URL of a bus whose certificate is held against a file (PEM) of authorities. Raises `InputError`."""
+    if not authorities:
+        return bus
+    parts = split(bus)
+    if parts.scheme != "rediss":
+        raise InputError(f"bus_ca: {parts.scheme}:// shows no certificate: use rediss://, or leave bus_ca out")
+    if "ssl_ca_certs=" in parts.query:
+        raise InputError("the bus's URL and bus_ca both name authorities: leave one out")
+    if not Path(authorities).is_file():
+        raise InputError(f"--bus-ca {authorities}: there is no such file")
+    query = f"{parts.query}&" if parts.query else ""
+    return parts._replace(query=f"{query}ssl_ca_certs={quote(authorities, safe='/')}").geturl()
+
+
 def as_environment_says(bus: str, environment: Mapping[str, str]) -> str:
-    """Return the URL of a Redis that names nobody with the user and password that the commands' variables name."""
+    """Return the URL of a Redis with what the commands' variables name and it does not: user, password, authorities."""
+    if bus.startswith("rediss://") and "ssl_ca_certs=" not in split(bus).query:
+        bus = trusting(bus, environment.get("ISTHMUS_BUS_CA"))
     if not bus.startswith(("redis://", "rediss://")) or "@" in split(bus).netloc:
         return bus
     names = ("ISTHMUS_BUS_USER", "ISTHMUS_BUS_PASSWORD", "ISTHMUS_BUS_PASSWORD_FILE")

@@ -86,15 +86,33 @@ def weed_binary() -> str:
 
 
 @contextmanager
-def redis_server(folder: Path, *, port: int | None = None, arguments: tuple[str, ...] = ()) -> Iterator[Server]:
-    """Run a Redis that keeps nothing unless `arguments` say so."""
+def redis_server(
+    folder: Path,
+    *,
+    port: int | None = None,
+    arguments: tuple[str, ...] = (),
+    settings: Path | None = None,
+    binary: str = "",
+    certificate: tuple[Path, Path] | None = None,
+) -> Iterator[Server]:
+    """Run a Redis that keeps nothing unless `arguments`, or a file of `settings`, say so.
+
+    With a certificate and its key (PEM) it speaks TLS and nothing else.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     port = port or free_ports(1)[0]
-    command = [redis_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    command = [binary or redis_binary(), *([str(settings)] if settings else [])]
+    if certificate:
+        chain, key = certificate
+        command += ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no"]
+        command += ["--tls-cert-file", str(chain), "--tls-key-file", str(key)]
+    else:
+        command += ["--port", str(port)]
+    command += ["--bind", "127.0.0.1", "--dir", str(folder)]
     command += list(arguments or ("--save", "", "--appendonly", "no"))
     with _running(command, folder / "redis.log", {}) as process:
         _until(lambda: _answers(port), process, "Redis", folder / "redis.log")
-        yield Server(f"redis://127.0.0.1:{port}", process, {})
+        yield Server(f"{'rediss' if certificate else 'redis'}://127.0.0.1:{port}", process, {})
 
 
 @contextmanager
@@ -104,8 +122,12 @@ def s3_server(
     port: int | None = None,
     credentials: tuple[str, str] = (ACCESS_KEY, SECRET_KEY),
     arguments: tuple[str, ...] = (),
+    certificate: tuple[Path, Path] | None = None,
 ) -> Iterator[Server]:
-    """Run a SeaweedFS with its S3 gateway, for these access and secret keys; its data lives in the folder."""
+    """Run a SeaweedFS with its S3 gateway, for these access and secret keys; its data lives in the folder.
+
+    With a certificate and its key (PEM) the gateway speaks TLS and nothing else.
+    """
     data = folder / "seaweedfs"
     data.mkdir(parents=True, exist_ok=True)
     flags = ["s3.port", "s3.port.grpc", "s3.port.iceberg", "s3.port.lance", "filer.port", "filer.port.grpc"]
@@ -121,12 +143,13 @@ def s3_server(
     command += ["-webdav=false"] if "-webdav\n" in offered or "-webdav " in offered else []
     # Every bucket has volumes of its own. It reserves a gigabyte of what is free for each, which none here comes near.
     command += ["-volume.max=1000"] if "-volume.max " in offered else []
+    command += [f"-s3.cert.file={certificate[0]}", f"-s3.key.file={certificate[1]}"] if certificate else []
     command += arguments
     keys = {"AWS_ACCESS_KEY_ID": credentials[0], "AWS_SECRET_ACCESS_KEY": credentials[1]}
     log = folder / "seaweedfs.log"
     with _running(command, log, keys) as process:
-        _until(lambda: _answers(s3) and _serves_s3(s3), process, "SeaweedFS", log)
-        endpoint = f"http://127.0.0.1:{s3}"
+        _until(lambda: _answers(s3) and _serves_s3(s3, tls=bool(certificate)), process, "SeaweedFS", log)
+        endpoint = f"{'https' if certificate else 'http'}://127.0.0.1:{s3}"
         yield Server(endpoint, process, {**keys, "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"})
 
 
@@ -171,11 +194,17 @@ def _answers(port: int) -> bool:
         return False
 
 
-def _serves_s3(port: int) -> bool:
+def _serves_s3(port: int, *, tls: bool = False) -> bool:
     """Return whether the gateway answers HTTP: it listens before its filer is there."""
     import http.client
+    import ssl
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+    # Whether anything answers at all; nothing is sent that anybody could make use of.
+    connection = (
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=2.0, context=ssl._create_unverified_context())
+        if tls
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=2.0)
+    )
     try:
         connection.request("GET", "/")
         return connection.getresponse().status < 500

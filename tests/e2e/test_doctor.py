@@ -338,7 +338,8 @@ def test_whoever_may_do_too_much_is_told(
     arguments = ("s3://too-much/run", "--bus", redis.url, "--role", "learner", "--learner", "eu-1")
     code, found = doctor(*arguments, tmp_path=tmp_path, capsys=capsys)
     assert code == 1
-    assert set(failures(found)) == {"store: must not write the run object", "bus: must not write for others"}
+    of_store = {f"store: must not {what}" for what in ("write the run object", "read", "list", "create", "delete")}
+    assert set(failures(found)) == of_store | {"bus: must not write for others", "bus: must not administer"}
 
 
 @pytest.mark.parametrize("role", ["learner", "syncer"])
@@ -388,8 +389,9 @@ def changed(**facts: object) -> dict[str, str]:
         ({"role": "slave"}, {"bus: mode": FAILURE}),
         ({"append_only": False}, {"bus: persistence": WARNING}),
         ({"eviction_policy": "volatile-lru"}, {"bus: eviction": FAILURE}),
-        ({"eviction_policy": "volatile-lru", "memory_max": 0}, {"bus: eviction": WARNING}),
+        ({"eviction_policy": "volatile-lru", "memory_max": 0}, {"bus: eviction": WARNING, "bus: memory": WARNING}),
         ({"memory_used": 900 << 20}, {"bus: memory": WARNING}),
+        ({"memory_max": 0}, {"bus: memory": WARNING}),
     ],
 )
 def test_what_a_server_says_of_itself_is_judged(facts: dict[str, object], expected: dict[str, str]) -> None:

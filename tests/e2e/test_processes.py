@@ -31,7 +31,11 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_loop.py"
-QUIET = {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
+QUIET = {
+    "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    "OMP_NUM_THREADS": "1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 SMALL = ("--model", "paced:small", "--sync-every", "96")
 PACED = ("--train", "paced:train", "--steps")
 

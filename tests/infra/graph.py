@@ -1,8 +1,9 @@
 """compose.yaml without containers: the same commands, variables, order, health checks and Redis ACL, as processes.
 
 What an engine does is done here by substitution, and by nothing else: a service's name becomes a loopback port, a
-volume a folder, `@hostname` a replica's name, a learner's steps wait as for a device. MinIO's place is taken by SeaweedFS (a wheel carries it); `prometheus`
-and `grafana` are left out. Limits, users, networks and read-only file systems are the engine's and not tried.
+volume a folder, `@hostname` a replica's name, a learner's steps wait as for a device. MinIO's place is taken by SeaweedFS (a
+wheel carries it) with the identities and policies that `prepare` writes for it, that of `store-users` by a bucket that is
+made; `prometheus` and `grafana` are left out. That each container sees one folder of secrets only is checked in the text. Limits, users, networks and read-only file systems are the engine's and not tried.
 """
 
 import contextlib
@@ -19,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import boto3
 import yaml
 
+from isthmus_services.commands import access
 from isthmus_services.servers import free_ports, redis_binary, s3_server
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +54,11 @@ def load(environment: Mapping[str, str]) -> dict[str, Any]:
     text = re.sub(r"(?<!\$)\$\{(\w+)(?::-([^}]*))?\}", value, text)
     services: dict[str, Any] = yaml.safe_load(text)["services"]
     return services
+
+
+def is_learner(service: str) -> bool:
+    """Return whether a service is one of the learners, each of which is a service of its own."""
+    return service.startswith("learner-")
 
 
 @dataclass
@@ -95,13 +103,14 @@ class Graph:
         """Start one more replica of a service, with the command and variables that compose.yaml gives it."""
         spec = self.services[service]
         number = self._count[service] = self._count.get(service, 0) + 1
-        name = f"{service}-{number}"
+        name = service if is_learner(service) else f"{service}-{number}"
         variables = {k: self.text(v).replace("@hostname", name) for k, v in spec.get("environment", {}).items()}
         if "ISTHMUS_HTTP" in variables:
             variables["ISTHMUS_HTTP"] = f"127.0.0.1:{free_ports(1)[0]}"
-        if service == "learner":
+        if is_learner(service):
             # Containers have cores of their own; these share two with everything else.
-            variables |= {"ISTHMUS_TRAIN": "paced:train", "PACED_STEP_S": "0.3", "PYTHONPATH": str(ROOT / "tests")}
+            path = f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+            variables |= {"ISTHMUS_TRAIN": "paced:train", "PACED_STEP_S": "0.3", "PYTHONPATH": path}
         command = [self.text(word) for word in spec["command"]]
         if spec["image"] == OURS:
             command = [sys.executable, "-m", "isthmus_services.cli", *command]
@@ -151,7 +160,7 @@ class Graph:
         """Ping as the same user with the same password, where there is no redis-cli."""
         import redis
 
-        password = (self.folder / "secrets" / "bus-reader").read_text().strip()
+        password = (self.folder / "secrets" / "reader" / access.BUS_PASSWORD).read_text().strip()
         end = time.monotonic() + HEALTHY_S
         with contextlib.closing(redis.Redis(port=self.ports["redis"], username="reader", password=password)) as client:
             while True:
@@ -181,7 +190,9 @@ class Graph:
         return code
 
     def replicas(self, service: str) -> list[Replica]:
-        return [r for r in self.running.values() if r.service == service]
+        return [
+            r for r in self.running.values() if r.service == service or (service == "learner" and is_learner(r.service))
+        ]
 
 
 @contextlib.contextmanager
@@ -194,6 +205,7 @@ def up(folder: Path, environment: Mapping[str, str]) -> Iterator[Graph]:
     graph = Graph(folder, services, ports, redis_7() or redis_binary())
     with contextlib.ExitStack() as stack:
         stack.callback(_end, graph)
+        secrets = folder / "secrets"
         for service in _ordered(services):
             spec = services[service]
             for other, how in spec.get("depends_on", {}).items():
@@ -201,18 +213,36 @@ def up(folder: Path, environment: Mapping[str, str]) -> Iterator[Graph]:
                     for replica in graph.replicas(other):
                         graph.until_healthy(replica)
             if service == "object-store":
-                secrets = folder / "secrets"
-                credentials = [(secrets / name).read_text().strip() for name in ("store-user", "store-password")]
-                stack.enter_context(s3_server(folder, port=store_port, credentials=(credentials[0], credentials[1])))
+                user, password = ((secrets / n).read_text().strip() for n in (access.ROOT_USER, access.ROOT_PASSWORD))
+                identities = (f"-s3.config={secrets / access.SEAWEEDFS_FILE}",)
+                stack.enter_context(
+                    s3_server(folder, port=store_port, credentials=(user, password), arguments=identities)
+                )
+                continue
+            if service == "store-users":
+                _make_bucket(store_port, secrets, spec["command"][1])
                 continue
             if any(how["condition"] == "service_completed_successfully" for how in _waiters(services, service)):
                 graph.run(service)
                 if service == "prepare" and redis_7() is None:
-                    _for_redis_6(folder / "secrets" / "users.acl")
+                    _for_redis_6(secrets / access.ACL_FILE)
                 continue
             for _ in range(spec.get("deploy", {}).get("replicas", 1)):
                 graph.start(service)
         yield graph
+
+
+def _make_bucket(port: int, secrets: Path, bucket: str) -> None:
+    """Make the bucket as the store's administrator."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        region_name="us-east-1",
+        aws_access_key_id=(secrets / access.ROOT_USER).read_text().strip(),
+        aws_secret_access_key=(secrets / access.ROOT_PASSWORD).read_text().strip(),
+    )
+    with contextlib.closing(client):
+        client.create_bucket(Bucket=bucket)
 
 
 def _for_redis_6(acl: Path) -> None:

@@ -11,12 +11,17 @@ import pytest
 import yaml
 from kubernetes_validate import utils, validate
 
+from isthmus_services.cli import main
+from isthmus_services.commands import access
+
 ROOT = Path(__file__).parents[2] / "infra" / "kubernetes"
 COMPONENT = ROOT / "redis"
 OLDEST = (1, 29)
 """The first version that knows backoffLimitPerIndex and podReplacementPolicy without being asked to."""
 
 Manifest = dict[str, Any]
+
+LEARNERS = tuple(f"learner-k8s-{i}" for i in range(4))
 
 
 @functools.cache
@@ -151,20 +156,19 @@ def test_containers_have_no_rights_and_have_limits() -> None:
 
 def test_no_manifest_holds_a_secret() -> None:
     secrets = [(path, m) for path, m in manifests() if m["kind"] == "Secret"]
-    assert {m["metadata"]["name"] for _, m in secrets} == {"operator", "syncer", "learner", "redis"}
+    assert {m["metadata"]["name"] for _, m in secrets} == {"owner", "syncer", "collector", "redis", *LEARNERS}
     for path, secret in secrets:
         assert path.name == "secret.example.yaml"
         assert "data" not in secret
         assert set(secret["stringData"].values()) == {""}
-    secret_names = {key for _, m in secrets for key in m["stringData"]}
     for _, container in containers():
         for entry in container.get("env", []):
-            if entry["name"] in secret_names:
-                assert set(entry) == {"name", "valueFrom"}
-                assert set(entry["valueFrom"]) == {"secretKeyRef"}
+            # Secrets come as files: an environment is inherited, and printed.
+            assert "secretKeyRef" not in entry.get("valueFrom", {})
+            if re.search("PASSWORD|CREDENTIALS|SECRET", entry["name"]):
+                assert entry["value"].startswith("/run/isthmus/")
     for _, manifest in manifests():
         if manifest["kind"] == "ConfigMap":
-            assert not secret_names & set(manifest["data"])
             assert not any("@" in value for value in manifest["data"].values()), "a password in a URL"
 
 
@@ -172,11 +176,6 @@ def test_what_pods_refer_to_exists() -> None:
     for pod, container in containers():
         for source in container.get("envFrom", []):
             named("ConfigMap", source["configMapRef"]["name"])
-        for entry in container.get("env", []):
-            if key := entry.get("valueFrom", {}).get("secretKeyRef"):
-                assert key["key"] in named("Secret", key["name"])["stringData"]
-                # Missing credentials of AWS are workload identity; missing ones of the bus are a mistake.
-                assert key.get("optional", False) is entry["name"].startswith("AWS_")
         if container["name"] != "redis":
             account = named("ServiceAccount", pod["serviceAccountName"])
             assert account["automountServiceAccountToken"] is False
@@ -188,11 +187,59 @@ def test_what_pods_refer_to_exists() -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
+@pytest.mark.parametrize(("name", "user"), [("init", "owner"), ("syncer", "syncer"), ("collector", "collector")])
+def test_a_pod_is_given_the_secrets_of_its_participant(name: str, user: str) -> None:
+    pod, container = templates()[name]["spec"], container_of(name)
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    assert secret["secretName"] == pod["serviceAccountName"] == user
+    # Missing credentials of AWS are workload identity; a missing password of the bus is a mistake.
+    assert secret.get("optional", False) is (user != "syncer")
+    assert secret["defaultMode"] == 0o440
+    assert pod["securityContext"]["fsGroup"] == 10001
+    environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    files = {value.rpartition("/")[2] for value in environment.values() if value.startswith("/run/isthmus/")}
+    assert files == set(named("Secret", user)["stringData"]) - {access.BUS_USER}
+    assert environment.get("ISTHMUS_BUS_USER", user) == user
+
+
+def test_each_learner_is_given_its_own_secrets_and_no_others() -> None:
+    pod, container = templates()["learners"]["spec"], container_of("learners")
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "access"]
+    assert mount == {
+        "name": "access",
+        "mountPath": "/run/isthmus",
+        "subPathExpr": "$(JOB_COMPLETION_INDEX)",
+        "readOnly": True,
+    }
+    (volume,) = [v["projected"] for v in pod["volumes"] if v["name"] == "access"]
+    assert len(volume["sources"]) == len(LEARNERS) == named("Job", "learners")["spec"]["completions"]
+    environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    for index, (source, user) in enumerate(zip(volume["sources"], LEARNERS, strict=True)):
+        secret, wanted = source["secret"], set(named("Secret", user)["stringData"]) - {access.BUS_USER}
+        assert secret["name"] == user
+        assert {item["key"]: item["path"] for item in secret["items"]} == {key: f"{index}/{key}" for key in wanted}
+        assert environment["ISTHMUS_BUS_USER"].replace("$(JOB_COMPLETION_INDEX)", str(index)) == user
+        learner = environment["ISTHMUS_LEARNER"].replace("$(JOB_COMPLETION_INDEX)", str(index))
+        assert user == f"learner-{learner}"
+        assert {f"/run/isthmus/{key}" for key in wanted} <= set(environment.values())
+
+
+def test_the_readme_makes_the_secrets_that_pods_ask_for(tmp_path: Path) -> None:
+    line = next(line for line in (ROOT / "README.md").read_text().splitlines() if "isthmus access ~" in line)
+    assert main(["access", str(tmp_path), *line.split("~/isthmus-access ")[1].split()]) == 0
+    for _, secret in manifests():
+        if secret["kind"] == "Secret" and secret["metadata"]["name"] != "redis":
+            name, keys = secret["metadata"]["name"], set(secret["stringData"])
+            assert {p.name for p in (tmp_path / name).iterdir()} == keys
+            assert re.search(rf"\b{name}\b", (ROOT / "README.md").read_text())
+    assert (tmp_path / "redis" / "users.acl").is_file()
+
+
 def test_selectors_select() -> None:
     pods = templates()
-    assert set(pods) == {"init", "syncer", "learners", "redis"}
-    for name in ("syncer", "redis"):
-        owner = named("Deployment" if name == "syncer" else "StatefulSet", name)
+    assert set(pods) == {"init", "syncer", "collector", "learners", "redis"}
+    for name in ("syncer", "collector", "redis"):
+        owner = named("StatefulSet" if name == "redis" else "Deployment", name)
         assert [n for n, pod in pods.items() if selects(owner["spec"]["selector"], pod)] == [name]
     assert [
         n for n, pod in pods.items() if selects(named("PodDisruptionBudget", "syncer")["spec"]["selector"], pod)
@@ -239,9 +286,9 @@ def test_a_learner_keeps_its_name_and_its_shard() -> None:
     assert environment["JOB_COMPLETION_INDEX"]["valueFrom"] == {
         "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
     }
-    assert environment["ISTHMUS_LEARNER"]["value"] == "learner-$(JOB_COMPLETION_INDEX)"
+    assert environment["ISTHMUS_LEARNER"]["value"] == "k8s-$(JOB_COMPLETION_INDEX)"
     assert environment["ISTHMUS_SHARD"]["value"] == f"$(JOB_COMPLETION_INDEX)/{count}"
-    for name in ("ISTHMUS_LEARNER", "ISTHMUS_SHARD"):
+    for name in ("ISTHMUS_LEARNER", "ISTHMUS_SHARD", "ISTHMUS_BUS_USER"):
         assert names.index("JOB_COMPLETION_INDEX") < names.index(name), "expanded only when it was declared before"
 
 
@@ -262,7 +309,7 @@ def test_a_reclaimed_learner_does_not_count_as_failed() -> None:
 def test_nothing_comes_in_but_scrapes_and_little_goes_out() -> None:
     policies = {m["metadata"]["name"]: m["spec"] for _, m in manifests() if m["kind"] == "NetworkPolicy"}
     assert set(policies) == {"isthmus", "redis"}
-    for name, pods in (("isthmus", {"init", "syncer", "learners"}), ("redis", {"redis"})):
+    for name, pods in (("isthmus", {"init", "syncer", "collector", "learners"}), ("redis", {"redis"})):
         assert {n for n, pod in templates().items() if selects(policies[name]["podSelector"], pod)} == pods
         assert set(policies[name]["policyTypes"]) == {"Ingress", "Egress"}
     tcp = "TCP"
@@ -284,5 +331,5 @@ def test_every_name_in_the_environment_belongs_to_someone() -> None:
         assert len(names) == len(set(names))
         assert all(re.match(r"(ISTHMUS|AWS|JOB)_", name) for name in names)
     found = environment_names()
-    assert {"ISTHMUS_RUN", "ISTHMUS_BUS", "ISTHMUS_NAME", "ISTHMUS_LEARNER", "ISTHMUS_BUS_PASSWORD"} <= found
+    assert {"ISTHMUS_RUN", "ISTHMUS_BUS", "ISTHMUS_NAME", "ISTHMUS_LEARNER", "ISTHMUS_BUS_PASSWORD_FILE"} <= found
     assert all(re.fullmatch(r"ISTHMUS(_[A-Z]+)+", name) for name in found)

@@ -181,7 +181,7 @@ class Laptop:
         self.told = pairs((self.folder / "run.env").read_text()) | {"ISTHMUS_RUN": str(run)}
         self.do(readme_block("isthmus access ~/.isthmus/bus "), self.folder)
         self.do(readme_block("ISTHMUS_BUS=rediss:"), self.folder)
-        self.secrets = {role: self.secrets_of(role) for role in ("learner", "syncer")}
+        self.secrets = {"learner": self.secrets_of("eu-1"), "syncer": self.secrets_of("syncer")}
 
     def do(self, script: str, folder: Path) -> None:
         """Do in a folder what the README says."""
@@ -190,8 +190,8 @@ class Laptop:
         command = ["bash", "-euc", elsewhere(script, self.other)]
         subprocess.run(command, cwd=folder, env={**environment, "HOST": "127.0.0.1"}, check=True, capture_output=True)
 
-    def secrets_of(self, role: str) -> dict[str, str]:
-        path = self.home / ".isthmus" / f"{role}.secrets"
+    def secrets_of(self, who: str) -> dict[str, str]:
+        path = self.home / ".isthmus" / f"{who}.secrets"
         assert path.stat().st_mode & 0o077 == 0
         return pairs(path.read_text())
 
@@ -308,7 +308,7 @@ def test_a_learner_that_loses_its_machine_goes_on_under_its_name_on_another(
 async def answers(url: str) -> bool:
     async with open_bus(url, bytes(32)) as bus:
         try:
-            await bus.names()
+            await bus.tail("syncer")
         except Unavailable:
             return False
         return True

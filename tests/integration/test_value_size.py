@@ -1,6 +1,7 @@
 """One message cannot fill the bus: on a real Redis with the settings that are shipped, and what the doctor says of one
 without."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from isthmus.bus import open_bus
 from isthmus.bus.base import VALUE_MAX
 from isthmus.doctor import OK, WARNING, Finding, Role, RoleKind, examine_bus
 from isthmus.errors import Unavailable
+from isthmus.permissions import Participant
 from isthmus.records.frame import Kind, largest
 from isthmus.records.messages import learner_stream
 from isthmus.runtime import single_threaded
 from isthmus_services.commands import access
+from isthmus_services.policies import Identity, acl_line
 from isthmus_services.servers import Server, redis_server
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +98,8 @@ async def test_the_doctor_says_what_to_set_where_there_is_no_bound(redis: Server
 
 async def test_the_doctor_needs_no_right_that_a_learner_does_not_have(tmp_path: Path) -> None:
     """The rights that `isthmus access` gives; reading and writing are one permission before Redis 7."""
-    line = access.acl_line("learner-eu-1", "sesame", STREAM).replace("%R~", "~").replace("%W~", "~")
+    who = Identity(Participant.LEARNER, "eu-1")
+    line = re.sub("%[RW]~", "~", acl_line(who, "sesame"))
     (tmp_path / "users.acl").write_text(f"user default off\n{line}\n")
     arguments = ("--aclfile", str(tmp_path / "users.acl"), "--proto-max-bulk-len", "1mb")
     with redis_server(tmp_path, arguments=arguments) as server:

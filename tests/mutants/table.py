@@ -1753,17 +1753,57 @@ MUTANTS = [
     ),
     *of(
         "permissions.py",
-        "tests/permissions/test_table.py",
-        row("any-fragment-any-learner", '_OWN = "updates/?????/{name}/*"', '_OWN = "updates/*/{name}/*"'),
+        "tests/unit/test_permissions.py",
+        row("a-fragment-reaches-across-slashes", 'FRAGMENT: "[0-9]{5}"', 'FRAGMENT: ".*"'),
+        row("a-learner-deletes-claims", "_grant(DELETE, _CHECKPOINTS,", '_grant(DELETE, f"learners/{OWN}/*",'),
         row(
-            "learners-read-each-other",
-            'READ: (*LOG, _OWN, LEARNERS + "{name}/*"),',
-            'READ: (*LOG, _OWN, LEARNERS + "*"),',
+            "strict-learners-have-donors",
+            "participant == Participant.LEARNER and donors",
+            "participant == Participant.LEARNER",
+        ),
+        row("a-commit-is-written-over", '_grant(CREATE, "commits/*",', '_grant(REPLACE, "commits/*",'),
+        row("a-learner-hears-all", '(("syncer", f"learner/{OWN}"), ', "((ALL_STREAMS,), "),
+        row("who-replaces-creates-nothing", "enough = {operation, REPLACE} if operation == CREATE else", "enough ="),
+    ),
+    *of(
+        "doctor/rights.py",
+        "tests/integration/test_permissions.py::test_the_doctor_finds_what_is_missing_and_what_is_too_much "
+        "tests/integration/test_permissions.py::test_the_doctor_finds_an_administrator_out",
+        row(
+            "what-is-refused-is-allowed",
+            "            except Denied as error:\n                return error",
+            "            except Denied as error:\n                return None",
+        ),
+        row("others-keys-are-free-to-delete", "if not role.may(DELETE, key)]", "if role.may(DELETE, key)]"),
+        row(
+            "others-keys-are-free-to-create", "free = [key for key in others if not", "free = [key for key in others if"
         ),
         row(
-            "create-is-replace",
-            "if dialect in ENFORCES_CREATE:\n            statement",
-            "if False:\n            statement",
+            "others-names-are-free-to-list",
+            "yield await _none_may(role, LIST, hidden,",
+            "yield await _none_may(role, LIST, [],",
         ),
+    ),
+    *of(
+        "doctor/bus.py",
+        "tests/integration/test_tls.py",
+        row("whoever-answers-is-verified", "    if not bus.verifies:", "    if bus.verifies:"),
+    ),
+    *of(
+        "doctor/findings.py",
+        "tests/integration/test_tls.py",
+        row("this-machine-is-far-away", "if ip_address(host).is_loopback:", "if not ip_address(host).is_loopback:"),
+        row("tls-is-in-the-clear", 'if parts.scheme in ("https", "rediss"):', 'if parts.scheme in ("https",):'),
+    ),
+    *of(
+        "urls.py",
+        "tests/integration/test_tls.py",
+        row("authorities-for-what-shows-none", 'if parts.scheme != "rediss":', 'if parts.scheme == "sqlite":'),
+        row("authorities-that-are-not-there", "if not Path(authorities).is_file():", "if not authorities:"),
+    ),
+    *of(
+        "store/bucket.py",
+        "tests/infra/test_aws.py::test_what_is_too_large_for_one_request_is_created_all_the_same",
+        row("in-parts-again", 'and not (self._whole and mode == "create"):', ":"),
     ),
 ]

@@ -168,6 +168,27 @@ class RedisBus:
 
         return await self._guard(ask())
 
+    @property
+    def verifies(self) -> bool:
+        """Whether a certificate is held against the authorities that are trusted."""
+        given = self._writer.connection_pool.connection_kwargs.get("ssl_cert_reqs", "required")
+        return str(given).lower() not in ("none", "verifymode.cert_none", "0")
+
+    async def administers(self) -> list[str]:
+        """Return which commands this user may use that no participant of a run needs, of those that change nothing as
+        they are asked here. Raises `Unavailable`."""
+        key = self._prefix + "doctor-nothing"
+        client: Any = self._writer
+        asked = (("CONFIG", "GET", "maxmemory"), ("ACL", "WHOAMI"), ("DEL", key), ("XTRIM", key, "MAXLEN", "0"))
+        found = []
+        for command in asked:
+            try:
+                await self._guard(client.execute_command(*command))
+            except Denied:
+                continue
+            found.append(" ".join(command[:2]) if command[0] in ("CONFIG", "ACL") else command[0])
+        return found
+
     async def _newest(self, keys: Sequence[str]) -> list[str | None]:
         """Return the newest id of each stream, None of one that is not there, in one round trip."""
         if not keys:

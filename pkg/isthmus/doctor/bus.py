@@ -6,8 +6,9 @@ from pathlib import Path
 from isthmus.bus import Bus, open_bus
 from isthmus.bus.base import VALUE_MAX
 from isthmus.bus.redis import RedisBus, ServerFacts
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, spread
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, in_the_clear, spread
 from isthmus.errors import Denied, InputError, IsthmusError
+from isthmus.records.messages import SYNCER_STREAM
 from isthmus.runtime import Runtime
 from isthmus.urls import split
 
@@ -27,6 +28,9 @@ FULL_SHARE = 0.8
 
 async def examine_bus(url: str, run: bytes, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
     """Yield findings about the bus of a run (by its digest)."""
+    if not role.on_bus:
+        yield Finding("bus: access", OK, f"not tried: a {role.kind} has no business there")
+        return
     try:
         if (folder := _missing(url)) is not None:
             said = f"not tried: {folder}, where its file belongs, is not there yet"
@@ -61,9 +65,10 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
     try:
         for _ in range(LATENCY_SAMPLES):
             started = runtime.now()
-            position = await bus.tail(role.stream)
+            position = await bus.tail(role.stream or SYNCER_STREAM)
             took.append(runtime.now() - started)
-        await bus.names()
+        if role.hears_all:
+            await bus.names()
     except Denied as error:
         advice = _on_disk(bus) or "check user, password and ACL (`isthmus access` writes one)"
         yield Finding("bus: access", FAILURE, str(error), advice)
@@ -74,6 +79,7 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
         return
     yield Finding("bus: access", OK, f"{bus.url} answers: {spread(took)} requests")
     if isinstance(bus, RedisBus):
+        yield _tls(bus)
         try:
             before = runtime.wall()
             facts = await bus.facts()
@@ -84,9 +90,55 @@ async def _examine(bus: Bus, role: Role, runtime: Runtime) -> AsyncIterator[Find
                 yield finding
             yield clock("bus: clock", before - facts.time, 0.1, "the bus")
         yield await _values(bus)
-    yield await _stream(bus, role, position)
+        if role.participant is not None:
+            yield await _administers(bus)
+    if role.stream:
+        yield await _stream(bus, role, position)
     if role.others_streams:
         yield await _must_not(bus, role)
+    if not role.hears_all and isinstance(bus, RedisBus):
+        yield await _must_not_hear(bus, role)
+
+
+def _tls(bus: RedisBus) -> Finding:
+    check = "bus: TLS"
+    if said := in_the_clear(bus.url):
+        return Finding(
+            check, WARNING, said, "rediss://, with ssl_ca_certs=FILE in the URL for an authority of your own"
+        )
+    if not bus.url.startswith("rediss:"):
+        return Finding(check, OK, "none, and none is needed: it does not leave this machine")
+    if not bus.verifies:
+        said = "whoever answers is believed: certificates are not verified (ssl_cert_reqs)"
+        return Finding(
+            check, WARNING, said, "ssl_cert_reqs=required, and ssl_ca_certs=FILE for an authority of your own"
+        )
+    return Finding(check, OK, "the server's certificate is verified")
+
+
+async def _administers(bus: RedisBus) -> Finding:
+    check, advice = "bus: must not administer", "give it a user of its own (`isthmus access` writes the ACL)"
+    try:
+        found = await bus.administers()
+    except IsthmusError as error:
+        return Finding(check, WARNING, f"cannot try it: {error}", "see the server's log")
+    if found:
+        return Finding(check, FAILURE, f"this user may use {', '.join(found)}", advice)
+    return Finding(check, OK, "settings, deletions and other users are out of this user's reach")
+
+
+async def _must_not_hear(bus: Bus, role: Role) -> Finding:
+    check = "bus: must not hear others"
+    for other in (s for s in role.others_streams if s != SYNCER_STREAM):
+        try:
+            await bus.tail(other)
+        except Denied:
+            continue
+        except IsthmusError as error:
+            return Finding(check, WARNING, str(error), "try again")
+        advice = f"give the {role.kind} a user of its own (`isthmus access` writes the ACL)"
+        return Finding(check, WARNING, f"this user may listen to {other}", advice)
+    return Finding(check, OK, "it hears the syncers and itself")
 
 
 async def _values(bus: RedisBus) -> Finding:
@@ -168,6 +220,9 @@ def _memory(facts: ServerFacts) -> list[Finding]:
         limited = facts.memory_max > 0
         said = f"{policy} at {facts.memory_max / 1e6:.0f} MB" if limited else f"{policy}, without a limit for now"
         found = [Finding(check, FAILURE if limited else WARNING, said, advice)]
+    if not facts.memory_max:
+        said = "no maxmemory: what is written to it can fill the machine's memory"
+        found.append(Finding("bus: memory", WARNING, said, "maxmemory 128mb, or what a managed one has"))
     if facts.memory_max and facts.memory_used > FULL_SHARE * facts.memory_max:
         said = f"{facts.memory_used / facts.memory_max:.0%} of {facts.memory_max / 1e6:.0f} MB in use"
         found.append(Finding("bus: memory", WARNING, said, "raise maxmemory, or see who else uses this server"))

@@ -1,11 +1,15 @@
 """What a check found, and for whom it is made."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import ip_address
 
+from isthmus.permissions import ALL_STREAMS, DELETE, STREAMS, Operation, Participant, may, streams
 from isthmus.records.keys import LEARNERS, SCRATCH
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
+from isthmus.urls import split
 
 
 class Outcome(StrEnum):
@@ -21,11 +25,15 @@ OK, NOTE, WARNING, FAILURE = Outcome
 
 
 class RoleKind(StrEnum):
-    """Who takes part in a run."""
+    """Who takes part in a run; an operator is one identity for everything."""
 
     OPERATOR = "operator"
+    OWNER = "owner"
     SYNCER = "syncer"
+    COLLECTOR = "collector"
     LEARNER = "learner"
+    FOLLOWER = "follower"
+    READER = "reader"
 
 
 @dataclass(frozen=True)
@@ -46,27 +54,60 @@ class Finding:
 
 @dataclass(frozen=True)
 class Role:
-    """Whose permissions are looked at. An operator creates runs and collects garbage: it may do everything."""
+    """Whose permissions are looked at. An operator may do everything."""
 
     kind: RoleKind
     learner: str = ""
+    series: str = ""
+
+    @property
+    def participant(self) -> Participant | None:
+        """Its line in the table of permissions; None for an operator."""
+        return None if self.kind == RoleKind.OPERATOR else Participant(self.kind)
+
+    @property
+    def name(self) -> str:
+        """Its own name in keys."""
+        return self.series if self.kind == RoleKind.FOLLOWER else self.learner
 
     @property
     def place(self) -> str:
-        """Where this role may create objects, and delete them."""
+        """Where this role may create objects, and delete them; empty where there is no such place."""
         # A learner's identity may delete old checkpoints and nothing else.
-        return f"{LEARNERS}{self.learner}/doctor/checkpoints/" if self.kind == RoleKind.LEARNER else SCRATCH
+        if self.kind == RoleKind.LEARNER:
+            return f"{LEARNERS}{self.learner}/doctor/checkpoints/"
+        return SCRATCH if self.may(DELETE, f"{SCRATCH}x") else ""
+
+    def may(self, operation: Operation, key: str) -> bool:
+        """Return whether the table grants it this."""
+        return self.participant is None or may(self.participant, operation, key, self.name)
+
+    @property
+    def on_bus(self) -> bool:
+        """Whether it has any business on the bus."""
+        return self.participant is None or any(STREAMS[self.participant])
 
     @property
     def stream(self) -> str:
-        """The stream this role writes."""
-        return learner_stream(self.learner) if self.kind == RoleKind.LEARNER else SYNCER_STREAM
+        """The stream this role writes; empty for one that only listens."""
+        written = streams(self.participant, self.name)[1] if self.participant else (SYNCER_STREAM,)
+        return next(iter(written), "")
+
+    @property
+    def hears_all(self) -> bool:
+        """Whether it listens to all streams, and looks for new ones."""
+        return self.participant is None or ALL_STREAMS in streams(self.participant, self.name)[0]
 
     @property
     def others_streams(self) -> tuple[str, ...]:
         """Streams this role must not write: those of syncers, and of learners that are somebody else."""
-        another = learner_stream("doctor")
-        return {RoleKind.LEARNER: (SYNCER_STREAM, another), RoleKind.SYNCER: (another,)}.get(self.kind, ())
+        if self.participant is None:
+            return ()
+        return tuple(s for s in (SYNCER_STREAM, learner_stream(SOMEBODY)) if s != self.stream)
+
+
+SOMEBODY = "doctor"
+"""Stands for somebody else in keys and streams."""
 
 
 def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:
@@ -80,6 +121,20 @@ def clock(check: str, skew_s: float, coarse_s: float, other: str) -> Finding:
     if abs(skew_s) < SKEW_FAILURE_S:
         return Finding(check, WARNING, said, "run an NTP client (chrony): dates in the log and `export --at` are off")
     return Finding(check, FAILURE, said, "run an NTP client (chrony): S3 refuses requests signed 15 minutes off")
+
+
+def in_the_clear(url: str) -> str:
+    """Return what is wrong with a URL that leaves this machine without TLS; empty where nothing is."""
+    parts = split(url)
+    if parts.scheme in ("https", "rediss"):
+        return ""
+    host = parts.hostname or "localhost"
+    with suppress(ValueError):
+        if ip_address(host).is_loopback:
+            return ""
+    if host == "localhost":
+        return ""
+    return f"{parts.scheme}://{host}: passwords and what is sent can be read and changed on the way"
 
 
 SKEW_WARNING_S = 2.0

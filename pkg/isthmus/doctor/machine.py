@@ -31,7 +31,7 @@ def examine_machine(folder: str | None, role: Role, runtime: Runtime) -> Iterato
     if folder is not None:
         yield _disk(Path(folder))
     yield _kernels(runtime)
-    if role.kind != RoleKind.SYNCER:
+    if role.kind in (RoleKind.OPERATOR, RoleKind.LEARNER):
         yield _torch(role)
 
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, clock, spread
+from isthmus.doctor import rights
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, clock, in_the_clear, spread
 from isthmus.errors import (
     BucketMissing,
     Denied,
@@ -18,9 +19,10 @@ from isthmus.errors import (
     first_cause,
 )
 from isthmus.log.run import Run, read_run, run_below
+from isthmus.permissions import CREATE, LIST
 from isthmus.records.keys import LEARNERS, RUN_KEY, commit_key
 from isthmus.runtime import Runtime
-from isthmus.store import BUCKETS, EdgeStore, Store, compares_sums, open_store
+from isthmus.store import BUCKETS, EdgeStore, Store, compares_sums, endpoint_of, open_store
 from isthmus.store.atomic import swept, why_not_create_only
 from isthmus.urls import split
 
@@ -96,6 +98,11 @@ async def examine_store(url: str, role: Role, runtime: Runtime, size: int) -> As
                 yield missing
             return
         async with open_store(url, runtime) as store:
+            endpoint = endpoint_of(url)
+            if endpoint and (said := in_the_clear(endpoint)):
+                yield Finding(
+                    "store: TLS", WARNING, said, "an endpoint with https:// (AWS_ENDPOINT_URL, AWS_CA_BUNDLE)"
+                )
             async for finding in examine_open_store(store, role, runtime, size):
                 yield finding
     except InputError as error:
@@ -109,7 +116,9 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         for _ in range(LATENCY_SAMPLES):
             started = runtime.now()
             with contextlib.suppress(ObjectMissing):
-                await store.at_start.get(f"{role.place}doctor-{runtime.new_id()}")
+                await store.at_start.get_range(
+                    f"{role.place}doctor-{runtime.new_id()}" if role.place else RUN_KEY, 0, 1
+                )
             took.append(runtime.now() - started)
     except BucketMissing as error:
         yield Finding("store: access", FAILURE, str(error), f"create it: isthmus init {store.url} --create-bucket")
@@ -136,15 +145,22 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
     except IsthmusError as error:
         yield Finding("store: run", FAILURE, str(error), "restore the run object, or choose another prefix")
 
-    listing = advice.listing.format(url=store.url, place=role.place)
-    yield await _may(store.list(role.place), "store: may list", f"can list below {role.place}", listing)
+    if role.place:
+        listing = advice.listing.format(url=store.url, place=role.place)
+        yield await _may(store.list(role.place), "store: may list", f"can list below {role.place}", listing)
     atomic = False
     async for finding in _write(store, role, runtime, size):
         yield finding
         atomic |= finding.outcome == OK and finding.check == "store: conditional PUT"
+    if role.participant is not None and advice is IN_BUCKET:
+        try:
+            async for finding in rights.examine_rights(store, role, runtime):
+                yield finding
+        except IsthmusError as error:
+            yield Finding("store: rights", WARNING, f"not all was tried: {error}", "try again")
     if role.kind != RoleKind.OPERATOR and advice is IN_FOLDER:
         said = f"whoever may write in this folder may write all of it; nothing keeps a {role.kind} to its own objects"
-        more = "where they do not trust each other: a bucket, with a policy per role (infra/aws)"
+        more = "where they do not trust each other: a bucket, with a policy for each (`isthmus access`)"
         yield Finding("store: must not write for others", NOTE, said, more)
     elif run is not None and atomic:
         async for finding in _must_not(store, role):
@@ -162,6 +178,8 @@ async def _may(request: object, check: str, said: str, advice: str) -> Finding:
 async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> AsyncIterator[Finding]:
     """Whether this role can create and delete where it must; atomically; with which clock and bandwidth."""
     key, words = f"{role.place}doctor-{runtime.new_id()}", _advice(store)
+    if not role.place:
+        return  # a role that writes nothing, or only what stays
     try:
         await store.put(key, bytes(64))
     except IsthmusError as error:
@@ -231,15 +249,15 @@ async def _must_not(store: EdgeStore, role: Role) -> AsyncIterator[Finding]:
     """Whether this role is kept from what is not its own: tried with the bytes that are there already."""
     if role.kind == RoleKind.OPERATOR:
         return
-    forbidden = {"the run object": RUN_KEY}
-    if role.kind == RoleKind.LEARNER:
-        forbidden["a commit"] = commit_key(0, 1)
-    try:
-        claims = [e.key for e in await store.list(LEARNERS) if e.key.endswith("/claim")]
-    except IsthmusError:
-        claims = []
-    others = [key for key in claims if role.kind != RoleKind.LEARNER or key.split("/")[1] != role.learner]
-    forbidden["another's claim"] = others[0] if others else ""
+    forbidden = {"the run object": RUN_KEY, "a commit": commit_key(0, 1)}
+    forbidden = {what: key for what, key in forbidden.items() if not role.may(CREATE, key)}
+    if role.may(LIST, LEARNERS):
+        try:
+            claims = [e.key for e in await store.list(LEARNERS) if e.key.endswith("/claim")]
+        except IsthmusError:
+            claims = []
+        others = [key for key in claims if role.kind != RoleKind.LEARNER or key.split("/")[1] != role.learner]
+        forbidden["another's claim"] = others[0] if others else ""
     for what, key in forbidden.items():
         yield await _refuses(store, role, what, key)
 
@@ -250,6 +268,8 @@ async def _refuses(store: EdgeStore, role: Role, what: str, key: str) -> Finding
         there = await store.get(key) if key else None
     except ObjectMissing:
         there = None
+    except Denied:
+        there = bytearray(b"isthmus: doctor")  # it is there, and other bytes are refused as well
     except IsthmusError as error:
         return Finding(check, WARNING, str(error), "try again")
     if there is None:
@@ -261,5 +281,5 @@ async def _refuses(store: EdgeStore, role: Role, what: str, key: str) -> Finding
         return Finding(check, OK, f"{key} is out of this role's reach")
     except IsthmusError as error:
         return Finding(check, WARNING, str(error), "try again")
-    advice = f"give the {role.kind} credentials of its own (infra/aws has the policies)"
+    advice = f"give the {role.kind} credentials of its own (`isthmus access` writes the policies)"
     return Finding(check, FAILURE, f"these credentials may write {key}", advice)

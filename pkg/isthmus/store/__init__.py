@@ -1,6 +1,6 @@
 """Where the bytes of a run live: the port, its implementations, the layers at its edge, and opening by URL."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -28,9 +28,11 @@ __all__ = [
     "Layer",
     "Outage",
     "Patience",
+    "Probe",
     "Store",
     "compares_sums",
     "endpoint_of",
+    "open_probe",
     "open_store",
     "require_create_only",
 ]
@@ -96,6 +98,36 @@ async def compares_sums(url: str, key: str, runtime: Runtime) -> bool | None:
 
     async with open_s3(parts.netloc, _prefix(parts.path), url, runtime) as store:
         return await store.compares(key, "ContentMD5" if parts.scheme == "s3+aiobotocore" else "ChecksumSHA256")
+
+
+Probe = Callable[[str, bool], Awaitable[None]]
+"""Tries to write a key (with True: only to create it) so that nothing is written even where it may be. Raises `Denied`
+where it may not."""
+
+
+@asynccontextmanager
+async def open_probe(url: str, key: str, runtime: Runtime) -> AsyncIterator[Probe | None]:
+    """Open what tries permissions to write by sending bytes that do not fit their sum: a store that compares it asks
+    for the permission first, and then refuses them. None where a store compares none, which is tried on `key`; it is
+    written and deleted. Raises what writes do."""
+    parts = split(url)
+    if not parts.scheme.startswith("s3"):
+        yield None
+        return
+    from isthmus.store.s3 import open_s3
+
+    async with open_s3(parts.netloc, _prefix(parts.path), url, runtime) as store:
+        for name in ("ContentMD5", "ChecksumSHA256"):
+            if await store.compares(key, name):
+                break
+        else:
+            yield None
+            return
+
+        async def probe(key: str, create: bool) -> None:
+            await store.compares(key, name, **({"IfNoneMatch": "*"} if create else {}))
+
+        yield probe
 
 
 async def _make_bucket(scheme: str, bucket: str, url: str, runtime: Runtime) -> None:

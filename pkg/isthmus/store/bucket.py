@@ -40,6 +40,9 @@ READ_TIMEOUT = timedelta(seconds=60)  # between two reads of a body, not for all
 WRITE_LEAST = 64 << 10
 """Bytes a second under which a write counts as hung, on top of `READ_TIMEOUT`."""
 
+PUT_MAX = 5 << 30
+"""Bytes that S3 takes in one request."""
+
 _CHUNK_BYTES = 1 << 20
 _NO_LIMIT = timedelta(days=1)
 PART_TRIES = 3
@@ -51,6 +54,7 @@ _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
 
 atexit.register(wait_for_foreign_threads)
@@ -75,6 +79,7 @@ class BucketStore:
         self._prefix = prefix
         self._where = f"{url} at {where}"
         self._runtime = runtime
+        self._whole = False
         self.url = url
 
     async def get(self, key: str) -> Body:
@@ -102,11 +107,17 @@ class BucketStore:
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`. Beyond `PART_BYTES` two that create at once may both be told that they did: there is no
-        condition for the end of an upload in parts; what is so large is named after its content."""
+        condition for the end of an upload in parts; what is so large is named after its content. Where a policy grants
+        creating only with the condition, it is sent in one request, and so is whatever comes after it."""
         try:
             if len(data) > PART_BYTES and await is_there(self, key):
                 return False
             await self._write(key, data, "create")
+        except PermissionDeniedError as error:
+            if self._whole or not PART_BYTES < len(data) <= PUT_MAX:
+                self._fail(error, key)
+            self._whole = True
+            return await self.create(key, data)
         except AlreadyExistsError as error:
             if _status(error) == 409:  # two at once, and nobody has won yet
                 self._fail(error, key)
@@ -141,7 +152,7 @@ class BucketStore:
 
     async def _write(self, key: str, data: Data, mode: Any) -> None:
         async with asyncio.timeout(READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST):
-            if len(data) > PART_BYTES:
+            if len(data) > PART_BYTES and not (self._whole and mode == "create"):
                 pieces = self._pieces(data if isinstance(data, Gathered) else Gathered([data]))
                 await obstore.put_async(
                     self._clients.parts,
@@ -245,6 +256,9 @@ def _words(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
+    # Only the tree of causes tells that it was the certificate.
+    if found := _CERTIFICATE.search(str(error)):
+        return f"its certificate is not trusted ({found[1]}); AWS_CA_BUNDLE names a file of authorities"
     said = _words(error).partition(" - ")
     return " ".join((said[2] or said[0]).split())
 

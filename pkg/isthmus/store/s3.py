@@ -157,14 +157,18 @@ class S3Store:
         except (BotoCoreError, OSError) as error:
             self._fail(error, "")
 
-    async def compares(self, key: str, name: str) -> bool:
+    async def compares(self, key: str, name: str, **condition: str) -> bool:
         """Return whether a PUT is refused whose bytes do not fit the sum sent with them: `ContentMD5`, for example, or
         `ChecksumSHA256`. Leaves nothing behind. Raises what writes do."""
         data = b"what was sent"
         other = _SUMS[name](b"what arrived").digest()
         try:
             await self._client.put_object(
-                Bucket=self._bucket, Key=self._prefix + key, Body=data, **{name: base64.b64encode(other).decode()}
+                Bucket=self._bucket,
+                Key=self._prefix + key,
+                Body=data,
+                **{name: base64.b64encode(other).decode()},
+                **condition,
             )
         except ClientError as error:
             if _code(error) in _UNFIT:

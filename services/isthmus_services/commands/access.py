@@ -1,29 +1,46 @@
-"""`isthmus access`: passwords, Redis's ACL and settings for a new installation, each password in a file of its own; and
-policies of a store for each participant.
+"""`isthmus access`: for each participant of a run its passwords, and what makes servers hold it to its permissions.
 
-Doing it twice changes no password; a learner named later is added. Nothing is printed but file names.
+A folder for each participant has what its process needs and nothing else, so that it can be given to it alone. Doing it
+twice changes no password; a learner named later is added. Nothing is printed but file names.
 """
 
-import hashlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from isthmus.bus.base import VALUE_MAX
 from isthmus.errors import InputError
-from isthmus.permissions import Dialect, Participant, Place, policy, redis_rules
+from isthmus.permissions import Participant
 from isthmus.records.fields import require_name
-from isthmus.records.messages import SYNCER_STREAM, learner_stream
+from isthmus.store import BUCKETS
+from isthmus.urls import redacted, split
 from isthmus_services.output.report import write_json
+from isthmus_services.policies import (
+    AWS,
+    MINIO,
+    Document,
+    Identity,
+    acl_line,
+    ceph_bucket_policy,
+    has_bus,
+    policy,
+    seaweedfs_identities,
+)
 from isthmus_services.settings import declared
 
-ACL_FILE = "users.acl"
-SETTINGS_FILE = "redis.conf"
-CREDENTIALS_FILE = "aws-credentials"
-STORE_USER = "isthmus"
-SEAWEEDFS_FILE = "store-seaweedfs.json"
-CEPH_FILE = "store-bucket.ceph.json"
+ACL_FILE = "redis/users.acl"
+SETTINGS_FILE = "redis/redis.conf"
+ROOT_USER, ROOT_PASSWORD = "store/root-user", "store/root-password"
+SEAWEEDFS_FILE = "store/seaweedfs.json"
+USERS_FILE = "store/users"
+GRAFANA_PASSWORD = "grafana/password"
+PLACE_FILE = "policies/run"
+BUS_USER, BUS_PASSWORD, CREDENTIALS = "bus-user", "bus-password", "aws-credentials"
+"""In a participant's folder."""
+
+ROOT = "isthmus-root"
 
 REDIS_SETTINGS = f"""\
 # What a bus needs of its Redis. Address, folder, memory and the ACL file beside this one come on the command line.
@@ -36,28 +53,43 @@ maxmemory-policy noeviction
 proto-max-bulk-len {VALUE_MAX >> 20}mb
 """
 
-STORE_PARTICIPANTS = (
-    Participant.OWNER,
-    Participant.SYNCER,
-    Participant.COLLECTOR,
-    Participant.FOLLOWER,
-    Participant.READER,
-)
-"""Of each of which one has credentials; of learners each."""
+README = """\
+Made by `isthmus access`. Everything here but `policies/` is secret. A folder for each participant has what its process
+is told (ISTHMUS_BUS_USER, ISTHMUS_BUS_PASSWORD_FILE, AWS_SHARED_CREDENTIALS_FILE); give it to that process alone.
+To take a participant out: delete its folder, do it again, and bring the files below to the servers again.
+
+redis/                  users.acl, redis.conf: for redis-server (digests of passwords, no passwords)
+store/root-*            of a store of your own: the administrator
+store/users             name and secret of each user of a store of your own, one on a line
+store/seaweedfs.json    for `weed s3 -config`: identities with their policies
+policies/aws/           an identity policy for each participant's role or user
+policies/minio/         for `mc admin policy create`
+policies/ceph.json      one bucket policy; users of Ceph are named as in store/users (radosgw-admin user create --uid)
+
+What a policy cannot say, and what makes up for it:
+
+AWS       Says all of it: a PUT where only creating is granted needs If-None-Match (s3:if-none-match), and so do a copy
+          and the end of an upload in parts.
+MinIO     No condition on If-None-Match: whoever may create a key may write over it. Keys named after their content are
+Ceph      found damaged by their digests, and a commit's by the next one's; but what was there is gone. Versioning of
+SeaweedFS the bucket keeps it (no policy here grants s3:DeleteObjectVersion), object lock for as long as it says: both
+          keep what `isthmus gc` deletes as well.
+A listing that names no prefix is refused by MinIO and SeaweedFS. AWS and Ceph ask for the right to list before they say
+404 and not 403 of a missing key, and may ask without a prefix: there it shows the names in the whole bucket.
+"""
 
 
 def run(settings: declared.Access) -> int:
     """Write what is missing."""
-    names = settings.learner or []
-    for name in names:
-        require_name("--learner", name)
+    learners, series = settings.learner or [], settings.series or []
+    for flag, names in (("--learner", learners), ("--series", series)):
+        for name in names:
+            require_name(flag, name)
+    place = _place(settings.run) if settings.run else None
     folder = Path(settings.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        written = prepare(folder, names)
-        if settings.bucket:
-            place = Place(settings.bucket, settings.prefix.strip("/"))
-            written += policies(folder, names, place, Dialect(settings.store), donors=settings.donors)
+        written = prepare(folder, learners, series, place, strict=settings.strict)
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}: {error.filename}") from None
     for name in written:
@@ -66,90 +98,98 @@ def run(settings: declared.Access) -> int:
     return 0
 
 
-def prepare(folder: Path, learners: list[str]) -> list[str]:
-    """Write passwords and what is made of them; return the names of the files."""
-    known = {p.name.removeprefix("bus-learner-") for p in folder.glob("bus-learner-*")}
-    named = sorted(known.union(learners))
-    users = {"syncer": SYNCER_STREAM, "learner": learner_stream("*"), "reader": ""}
-    users |= {f"learner-{name}": learner_stream(name) for name in named}
-    passwords = {user: _password(folder / f"bus-{user}") for user in users}
-    _write(
-        folder / ACL_FILE,
-        "user default off\n"
-        + "".join(acl_line(user, passwords[user], stream) + "\n" for user, stream in users.items()),
-    )
-    _write(folder / SETTINGS_FILE, REDIS_SETTINGS)
-    store, _ = _password(folder / "store-password"), _password(folder / "grafana-password")
-    _write(folder / "store-user", STORE_USER + "\n")
-    _write(
-        folder / CREDENTIALS_FILE,
-        f"[default]\naws_access_key_id = {STORE_USER}\naws_secret_access_key = {store}\n",
-    )
-    return sorted(p.name for p in folder.iterdir() if p.is_file())
+def _place(url: str) -> tuple[str, str]:
+    """Return bucket and prefix of a run."""
+    parts = split(url)
+    if parts.scheme not in BUCKETS or not parts.netloc:
+        raise InputError(f"--run {redacted(url)}: policies are for runs in buckets (s3://bucket/run)")
+    return parts.netloc, parts.path.strip("/")
 
 
-def acl_line(user: str, password: str, stream: str) -> str:
-    """Return a user's line in a Redis 7 ACL file: it reads every stream of every run and writes only its own."""
-    digest = hashlib.sha256(password.encode()).hexdigest()
-    return f"user {user} on #{digest} {redis_rules(stream)}"
+def prepare(
+    folder: Path,
+    learners: Sequence[str] = (),
+    series: Sequence[str] = (),
+    place: tuple[str, str] | None = None,
+    *,
+    strict: bool = False,
+) -> list[str]:
+    """Write passwords and what is made of them, policies for the run at `place` (bucket, prefix) as well; return the
+    names of the files. Raises `OSError`.
 
-
-def policies(folder: Path, learners: list[str], place: Place, dialect: Dialect, *, donors: bool) -> list[str]:
-    """Write credentials and a policy for each participant of a store; return the names of the files.
-
-    Learners that were named before keep theirs.
+    Where there are policies already, their place and strictness are kept: who adds a learner need not say them again.
     """
-    known = {p.name.removeprefix("store-learner-").partition(".")[0] for p in folder.glob("store-learner-*.key")}
-    people = [(who, who.value, "") for who in STORE_PARTICIPANTS]
-    people += [(Participant.LEARNER, f"learner-{name}", name) for name in sorted(known.union(learners))]
-    identities, documents = [], []
-    for who, user, name in people:
-        secret = _password(folder / f"store-{user}.key")
-        principal = f"arn:aws:iam:::user/{user}" if dialect is Dialect.CEPH else ""
-        document = policy(who, name, place, dialect, donors=donors, principal=principal)
-        _write(folder / f"store-{user}.{dialect.value}.json", json.dumps(document, indent=1) + "\n")
-        _write(
-            folder / f"store-{user}.credentials",
-            f"[default]\naws_access_key_id = {user}\naws_secret_access_key = {secret}\n",
-        )
-        identities.append(
-            {
-                "name": user,
-                "credentials": [{"accessKey": user, "secretKey": secret}],
-                "actions": [],
-                "policyNames": [user],
-            }
-        )
-        documents.append({"name": user, "content": json.dumps(document)})
-    if dialect is Dialect.SEAWEEDFS:
-        operator = _password(folder / "store-password")
-        identities.append(
-            {
-                "name": STORE_USER,
-                "credentials": [{"accessKey": STORE_USER, "secretKey": operator}],
-                "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-            }
-        )
-        whole = {"identities": identities, "policies": documents}
-        _write(folder / SEAWEEDFS_FILE, json.dumps(whole, indent=1) + "\n")
-    elif dialect is Dialect.CEPH:
-        statements = [
-            {**statement, "Sid": f"{given['name']}-{statement['Sid']}"}
-            for given in documents
-            for statement in json.loads(given["content"])["Statement"]
-        ]
-        _write(folder / CEPH_FILE, json.dumps({"Version": "2012-10-17", "Statement": statements}, indent=1) + "\n")
-    return sorted(p.name for p in folder.glob("store-*") if p.is_file())
+    place, strict = _as_before(folder / PLACE_FILE, place, strict)
+    identities = _identities(folder, learners, series, donors=not strict)
+    lines, keys = ["user default off"], {}
+    for who in identities:
+        if has_bus(who.participant):
+            _write(folder / who.user / BUS_USER, who.user + "\n")
+            lines.append(acl_line(who, _password(folder / who.user / BUS_PASSWORD)))
+        keys[who] = _key(folder / who.user / CREDENTIALS, who)
+    _write(folder / ACL_FILE, "".join(line + "\n" for line in lines))
+    _write(folder / SETTINGS_FILE, REDIS_SETTINGS)
+    _write(folder / USERS_FILE, "".join(f"{who.access_key} {secret}\n" for who, secret in keys.items()))
+    _write(folder / ROOT_USER, ROOT + "\n")
+    root = _password(folder / ROOT_PASSWORD)
+    _password(folder / GRAFANA_PASSWORD)
+    if place is not None:
+        bucket, prefix = place
+        for path in folder.glob("policies/*/isthmus-*.json"):  # of whoever was taken out
+            path.unlink()
+        for name, dialect in (("aws", AWS), ("minio", MINIO)):
+            for who in identities:
+                _json(folder / "policies" / name / f"{who.access_key}.json", policy(who, bucket, prefix, dialect))
+        _json(folder / "policies" / "ceph.json", ceph_bucket_policy(identities, bucket, prefix))
+        _json(folder / SEAWEEDFS_FILE, seaweedfs_identities(keys, (ROOT, root), bucket, prefix))
+    _write(folder / "README", README)
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def _as_before(path: Path, place: tuple[str, str] | None, strict: bool) -> tuple[tuple[str, str] | None, bool]:
+    if place is None:
+        if not path.exists():
+            return None, strict
+        known = json.loads(path.read_text())
+        place, strict = (known["bucket"], known["prefix"]), strict or known["strict"]
+    _json(path, {"bucket": place[0], "prefix": place[1], "strict": strict})
+    return place, strict
+
+
+def _identities(folder: Path, learners: Sequence[str], series: Sequence[str], *, donors: bool) -> list[Identity]:
+    """Return everybody: the roles, and whoever was named now or before."""
+    found = [Identity(p) for p in Participant if p not in (Participant.LEARNER, Participant.FOLLOWER)]
+    for participant, names in ((Participant.LEARNER, learners), (Participant.FOLLOWER, series)):
+        known = {p.name.removeprefix(f"{participant}-") for p in folder.glob(f"{participant}-*")}
+        found += [Identity(participant, name, donors) for name in sorted(known.union(names))]
+    return found
+
+
+def _key(path: Path, who: Identity) -> str:
+    """Return the secret of an identity's key of the store, from the file that AWS's clients read."""
+    if not path.exists():
+        lines = ("[default]", f"aws_access_key_id = {who.access_key}", f"aws_secret_access_key = {_secret()}")
+        _write(path, "\n".join(lines) + "\n")
+    return path.read_text().rpartition("=")[2].strip()
 
 
 def _password(path: Path) -> str:
     if not path.exists():
-        _write(path, secrets.token_urlsafe(24) + "\n")
+        _write(path, _secret() + "\n")
     return path.read_text().strip()
+
+
+def _secret() -> str:
+    return secrets.token_hex(24)  # for a file of NAME = VALUE, a URL, a shell
+
+
+def _json(path: Path, document: Document) -> None:
+    _write(path, json.dumps(document, indent=2) + "\n")
 
 
 def _write(path: Path, text: str) -> None:
     """Write a file that only its owner reads, whole or not at all."""
+    path.parent.mkdir(mode=0o700, exist_ok=True, parents=True)
     scratch = path.with_name(f".{path.name}.new")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w") as file:

@@ -41,8 +41,9 @@ def run(settings: declared.Doctor) -> int:
     """Check, print, and say whether anything failed."""
     logs.quiet()
     require_name("--learner", settings.learner)
-    role = Role(RoleKind(settings.role), settings.learner)
-    bus = shared.bus_of(settings, settings.run)
+    require_name("--series", settings.series)
+    role = Role(RoleKind(settings.role), settings.learner, settings.series)
+    bus = shared.bus_of(settings, settings.run) if role.on_bus else ""
     console = stdout()
     found: list[Finding] = []
 
@@ -77,8 +78,9 @@ async def examine(url: str, bus: str, role: Role, runtime: Runtime, size: int) -
         yield finding
     async for finding in examine_bus(bus, digest, role, runtime):
         yield finding
-    async for finding in examine_way("bus", bus, runtime):
-        yield finding
+    if role.on_bus:
+        async for finding in examine_way("bus", bus, runtime):
+            yield finding
     for finding in examine_trust(url, bus, run):
         yield finding
 

@@ -7,7 +7,6 @@ from typing import Annotated
 from isthmus.forecast.goodput import REJOINS, Cluster
 from isthmus.forecast.island import Island
 from isthmus.lab.names import NAMES
-from isthmus.permissions import Dialect
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MIN_AGE_S, Adoption, MemberRole, MergeRule, require_codec
 from isthmus_services.settings.resolve import Setting, fields
 from isthmus_services.settings.shared import (
@@ -135,10 +134,13 @@ class Doctor(InRun, OnBus, Reported):
         str,
         Setting(
             "whose permissions to check: what it must be able to do, and what it must not",
-            choices=("operator", "syncer", "learner"),
+            choices=("operator", "owner", "syncer", "collector", "learner", "follower", "reader"),
         ),
     ] = "operator"
     learner: Annotated[str, Setting("with --role learner: its name", metavar="NAME")] = "doctor"
+    series: Annotated[str, Setting("with --role follower: the series it writes", metavar="NAME", flag_only=True)] = (
+        "doctor"
+    )
     size: Annotated[float, Setting("MiB to measure the bandwidth with", metavar="MIB", gt=0, le=1024)] = 8.0
 
 
@@ -512,23 +514,21 @@ class Access:
     """Settings of `isthmus access`."""
 
     folder: Annotated[str, Setting("where the files go, e.g. a volume that services mount read-only", positional=True)]
-    learner: Annotated[
-        list[str] | None,
-        Setting("users of their own for these learners (default: one for all)", metavar="NAME", flag_only=True),
-    ] = None
-    bucket: Annotated[
+    run: Annotated[
         str | None,
-        Setting(
-            "write a policy of this bucket for each participant, too", name="in_bucket", metavar="NAME", flag_only=True
-        ),
+        Setting("write the policies of its store too, for this run: s3://bucket/prefix", metavar="URL", flag_only=True),
     ] = None
-    prefix: Annotated[str, Setting("of the run in the bucket", metavar="PREFIX", flag_only=True)] = ""
-    store: Annotated[
-        str, Setting("whose policies they are", name="policies", choices=tuple(Dialect), flag_only=True)
-    ] = Dialect.AWS.value
-    donors: Annotated[bool, Setting("let learners read the moments in one another's checkpoints", flag_only=True)] = (
-        False
-    )
+    learner: Annotated[
+        list[str] | None, Setting("a learner; several times for several", metavar="NAME", flag_only=True)
+    ] = None
+    series: Annotated[
+        list[str] | None,
+        Setting("a follower that writes this series (isthmus follow --series)", metavar="NAME", flag_only=True),
+    ] = None
+    strict: Annotated[
+        bool,
+        Setting("no learner reads another's checkpoints: a newcomer then warms up with fresh moments", flag_only=True),
+    ] = False
     json: Annotated[str | None, Setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
         None
     )

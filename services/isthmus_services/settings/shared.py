@@ -15,7 +15,7 @@ import msgspec
 from isthmus.errors import InputError
 from isthmus.layout import Spec
 from isthmus.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
-from isthmus.urls import as_user
+from isthmus.urls import as_user, trusting
 from isthmus_services.settings.resolve import Setting
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ class OnBus:
     bus_user: Annotated[str | None, Setting("user of the bus, where its URL names none", metavar="NAME")] = None
     bus_password: Annotated[str | None, Setting("password of the bus", secret=True)] = None
     bus_password_file: Annotated[str | None, Setting("file that holds the password of the bus", metavar="FILE")] = None
+    bus_ca: Annotated[
+        str | None,
+        Setting("file (PEM) of authorities that the bus's certificate may be signed by, for rediss://", metavar="FILE"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +207,7 @@ def bus_of(settings: OnBus, run: str) -> str:
     bus = settings.bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses with --bus redis://host:port")
+    bus = trusting(bus, settings.bus_ca)
     return as_user(bus, settings.bus_user, settings.bus_password, settings.bus_password_file)
 
 

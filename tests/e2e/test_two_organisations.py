@@ -3,49 +3,37 @@
 What docs/deploy.md says step by step, on real servers: the first owns the run and keeps a syncer, each has a learner.
 """
 
+import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
-import boto3
 import pytest
 
-from permissions.places import BUCKET, PREFIX, Servers, servers
+from e2e.island import BUCKET, RUN, Island, island_in
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 220
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with servers(tmp_path_factory.mktemp("servers")) as found:
-        operator(found).create_bucket(Bucket=BUCKET)
+def island(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Island]:
+    with island_in(tmp_path_factory.mktemp("shared"), ["eu-1", "us-1"]) as found:
         yield found
-
-
-def operator(place: Servers) -> "boto3.client":
-    secret = (place.folder / "store-password").read_text().strip()
-    return boto3.client(
-        "s3", endpoint_url=place.s3, region_name="us-east-1", aws_access_key_id="isthmus",
-        aws_secret_access_key=secret, verify=str(place.authority),
-    )  # fmt: skip
 
 
 class Site:
     """One participant: its environment, its key, and what its processes said."""
 
-    def __init__(self, place: Servers, folder: Path, user: str, bus_user: str, key: str) -> None:
+    def __init__(self, island: Island, folder: Path, user: str, key: str = "") -> None:
         self.folder = folder
         self.log = folder / f"{user}.log"
-        keep = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "ISTHMUS_"))}
-        self.environment = keep | place.environment(user, bus_user) | {"OMP_NUM_THREADS": "1"}
+        self.environment = island.environment(user) | {"OMP_NUM_THREADS": "1"}
         if key:
             self.environment["ISTHMUS_KEY"] = str(folder / "keys" / key)
 
@@ -86,8 +74,8 @@ def ended(process: "subprocess.Popen[bytes]") -> int:
     return process.wait(300)
 
 
-def test_two_organisations_train_under_the_permissions_with_tls(place: Servers, tmp_path: Path) -> None:
-    owner = Site(place, tmp_path, "owner", "reader", "acme")
+def test_two_organisations_train_under_the_permissions_with_tls(island: Island, tmp_path: Path) -> None:
+    owner = Site(island, tmp_path, "owner", "acme")
     for name in ("acme", "acme-syncer", "acme-eu", "globex-us", "acme-gc", "mallory"):
         owner.run("keys", "new", name, "--folder", "keys")
     said = owner.run("init", "--fragments", "4", "--sync-every", "8")
@@ -96,16 +84,14 @@ def test_two_organisations_train_under_the_permissions_with_tls(place: Servers, 
         ("eu-1", "learner", "acme-eu"), ("us-1", "learner", "globex-us"), ("syncer-*", "syncer", "acme-syncer"),
         ("gc", "collector", "acme-gc"),
     ):  # fmt: skip
-        owner.run(
-            "members", "add", owner.environment["ISTHMUS_RUN"], name, "--as", role, "--public-key", f"keys/{key}.pub"
-        )
+        owner.run("members", "add", RUN, name, "--as", role, "--public-key", f"keys/{key}.pub")
     assert "membership 4" in owner.run("members", "list")
 
-    syncer = Site(place, tmp_path, "syncer", "syncer", "acme-syncer")
-    eu = Site(place, tmp_path, "learner-eu-1", "learner-eu-1", "acme-eu")
-    us = Site(place, tmp_path, "learner-us-1", "learner-us-1", "globex-us")
-    stranger = Site(place, tmp_path, "learner-us-1", "learner-us-1", "mallory")
-    with ExitStack() as stack:
+    syncer = Site(island, tmp_path, "syncer", "acme-syncer")
+    eu = Site(island, tmp_path, "learner-eu-1", "acme-eu")
+    us = Site(island, tmp_path, "learner-us-1", "globex-us")
+    stranger = Site(island, tmp_path, "learner-us-1", "mallory")
+    with contextlib.ExitStack() as stack:
         processes: list[subprocess.Popen[bytes]] = []
         stack.callback(stop, processes)
         merging = syncer.start("syncer")
@@ -134,30 +120,29 @@ def test_two_organisations_train_under_the_permissions_with_tls(place: Servers, 
         assert ended(merging) == 0
     assert "for the 2. time" in eu.log.read_text()
 
-    reader = Site(place, tmp_path, "reader", "reader", "")
+    reader = Site(island, tmp_path, "reader")
     status = reader.run("status", "--json", "status.json")
     found = json.loads((tmp_path / "status.json").read_text())
     assert {row["learner"] for row in found["learners"]} == {"eu-1", "us-1"}, status
     assert re.search(r"\d+ commits, 0 differ", reader.run("replay"))
     reader.run("export", "-o", "model.safetensors")
-    collector = Site(place, tmp_path, "collector", "reader", "acme-gc")
-    collector.run("gc", "--keep", "2", "--min-age", "0", "--apply")
+    Site(island, tmp_path, "collector", "acme-gc").run("gc", "--keep", "2", "--min-age", "0", "--apply")
     assert re.search(r"\d+ commits, 0 differ", reader.run("replay", "--from", "1", code=0))
 
     # Nothing that opens a door is in a command line, in what was printed, or in an object.
-    secrets = [place.password(u) for u in ("syncer", "learner-eu-1", "learner-us-1", "reader")]
-    secrets += [place.secret(u) for u in ("owner", "syncer", "learner-eu-1", "learner-us-1", "collector", "reader")]
+    secrets = list(island.secrets().values())
     secrets += [
         line
         for path in (tmp_path / "keys").glob("*")
         if path.suffix != ".pub"
         for line in path.read_text().split("\n")[1:-2]
     ]
-    store = operator(place)
+    assert len(secrets) > 12
     objects = b""
-    for page in store.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{PREFIX}/"):
-        for entry in page.get("Contents", ()):
-            objects += entry["Key"].encode() + store.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
+    with contextlib.closing(island.administrator()) as store:
+        for page in store.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
+            for entry in page.get("Contents", ()):
+                objects += entry["Key"].encode() + store.get_object(Bucket=BUCKET, Key=entry["Key"])["Body"].read()
     printed = b"".join(path.read_bytes() for path in tmp_path.glob("*.log"))
     for secret in filter(None, secrets):
         assert secret.encode() not in objects

@@ -1,0 +1,157 @@
+"""What a role may and must not do in a bucket, tried line by line of the table of permissions; nothing is left behind.
+
+Reading, deleting and listing are tried on keys that are not there: a store asks for the permission first. Writing is
+tried with bytes that do not fit their sum, where the store compares it: they are refused, but only after that.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+from isthmus.doctor.findings import FAILURE, NOTE, OK, SOMEBODY, WARNING, Finding, Role
+from isthmus.errors import Denied, IsthmusError, ObjectMissing
+from isthmus.permissions import (
+    CREATE,
+    DELETE,
+    FRAGMENT,
+    GRANTS,
+    LIST,
+    OWN,
+    READ,
+    REPLACE,
+    Operation,
+    grants,
+)
+from isthmus.runtime import Runtime
+from isthmus.store import Probe, Store, open_probe
+
+AT_ONCE = 8
+SHOWN = 3
+"""Keys that a finding names."""
+
+VERB: Mapping[Operation, str] = {
+    READ: "read",
+    LIST: "list",
+    CREATE: "create",
+    REPLACE: "write over",
+    DELETE: "delete",
+}
+
+
+async def examine_rights(store: Store, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
+    """Yield findings about what a participant's credentials can do and cannot do."""
+    mark = f"doctor-{runtime.new_id()}"
+    everything = dict.fromkeys(p for given in GRANTS.values() for grant in given for p in grant.patterns)
+    others = [_key(pattern.replace(OWN, SOMEBODY), mark) for pattern in everything if not pattern.endswith("/")]
+    others = [key for key in others if key != "run"]  # it is there
+    own = {op: [_key(p, mark) for g in _own(role) if g[0] == op for p in g[1]] for op in Operation if op != LIST}
+    lists = [_key(p.rstrip("*"), mark) for operation, patterns in _own(role) if operation == LIST for p in patterns]
+
+    async def get(key: str) -> object:
+        return await store.get_range(key, 0, 1)
+
+    yield await _all_may(READ, own[READ], get)
+    # Prefixes that hold everybody's objects are long: a role that lists those lists these as well.
+    yield await _all_may(LIST, [prefix for prefix in lists if _is_short(prefix)], store.list)
+
+    yield await _none_may(role, READ, [key for key in others if not role.may(READ, key)], get)
+    hidden = [f"updates/00000/{SOMEBODY}/", f"learners/{SOMEBODY}/", f"evaluations/{SOMEBODY}/"]
+    # Where keys may be read, AWS has to let them be listed: else a missing one is 403.
+    hidden = [prefix for prefix in hidden if not (role.may(LIST, prefix) or role.may(READ, f"{prefix}x"))]
+    yield await _none_may(role, LIST, hidden, store.list)
+    yield await _none_may(role, DELETE, [key for key in others if not role.may(DELETE, key)], store.delete)
+
+    free = [key for key in others if not role.may(CREATE, key)]
+    once = [key for key in own[CREATE] if not role.may(REPLACE, key)]
+    try:
+        async with open_probe(store.url, f"{role.place}{mark}", runtime) if role.place else nullcontext() as probe:
+            if probe is None:
+                said = (
+                    "not tried: this role has no place to try it in"
+                    if not role.place
+                    else "not tried: no sum is compared"
+                )
+                yield Finding("store: must not create", NOTE, said, "read the policy")
+                return
+            async for finding in _writes(role, probe, free, once):
+                yield finding
+    except IsthmusError as error:
+        yield Finding("store: must not create", WARNING, f"not tried: {error}", "try again")
+
+
+async def _writes(role: Role, probe: Probe, free: Sequence[str], once: Sequence[str]) -> AsyncIterator[Finding]:
+    yield await _none_may(role, CREATE, free, lambda key: probe(key, True))
+    if not once:
+        return
+    found, _ = await _tried(once, lambda key: probe(key, False))
+    check = "store: must not write over"
+    if not found:
+        yield Finding(check, OK, f"what is created stays: {_shown(once)} only with If-None-Match")
+        return
+    said = f"these credentials may write over what they create once: {_shown(found)}"
+    more = "a policy with s3:if-none-match (AWS; others have none); elsewhere versioning keeps what was there"
+    yield Finding(check, WARNING, said, more)
+
+
+async def _all_may(operation: Operation, keys: Sequence[str], ask: Callable[[str], Awaitable[object]]) -> Finding:
+    check = f"store: may {VERB[operation]}" + (" below" if operation == LIST else "")
+    found, refused = await _tried(keys, ask)
+    if refused:
+        key, why = next(iter(refused.items()))
+        said = f"{_shown(list(refused))} refused: {why}"
+        more = "grant s3:ListBucket: a missing key must be 404, not 403" if operation == READ else "grant s3:ListBucket"
+        return Finding(check, FAILURE, said, f"{more}, and what `isthmus access` writes for {key}")
+    return Finding(check, OK, f"can {VERB[operation]} what it needs: {_shown(found)}")
+
+
+async def _none_may(
+    role: Role, operation: Operation, keys: Sequence[str], ask: Callable[[str], Awaitable[object]]
+) -> Finding:
+    check = f"store: must not {VERB[operation]}"
+    found, _ = await _tried(keys, ask)
+    if found:
+        advice = f"give the {role.kind} credentials of its own (`isthmus access` writes the policies)"
+        return Finding(check, FAILURE, f"these credentials may {VERB[operation]} {_shown(found)}", advice)
+    return Finding(check, OK, f"{len(keys)} kinds of key are out of this role's reach")
+
+
+async def _tried(
+    keys: Sequence[str], ask: Callable[[str], Awaitable[object]]
+) -> tuple[list[str], dict[str, IsthmusError]]:
+    """Return which keys were not refused, and why the others were."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(key: str) -> Denied | None:
+        async with gate:
+            try:
+                await ask(key)
+            except ObjectMissing:
+                return None
+            except Denied as error:
+                return error
+            return None
+
+    answers = dict(zip(keys, await asyncio.gather(*map(one, keys)), strict=True))
+    return [key for key, why in answers.items() if why is None], {key: why for key, why in answers.items() if why}
+
+
+def _own(role: Role) -> Sequence[tuple[Operation, tuple[str, ...]]]:
+    """Return what the role must be able to do; donors are a nicety, which a strict policy leaves out."""
+    if role.participant is None:
+        return []
+    given = grants(role.participant, role.name, donors=False)
+    return [(grant.operation, grant.patterns) for grant in given]
+
+
+def _is_short(prefix: str) -> bool:
+    return prefix.count("/") > 1 or prefix in ("members/", "scratch/")
+
+
+def _key(pattern: str, mark: str) -> str:
+    """Return a key that fits a pattern, and that nobody has."""
+    return pattern.replace(FRAGMENT, "00000").replace("/*/", "/000000/").replace("*", mark)
+
+
+def _shown(keys: Sequence[str]) -> str:
+    more = len(keys) - SHOWN
+    return ", ".join(keys[:SHOWN]) + (f" and {more} more" if more > 0 else "")

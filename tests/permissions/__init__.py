@@ -1,1 +1,0 @@
-"""Every «may» and every «must not» of the table of permissions, on real servers."""
