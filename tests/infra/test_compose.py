@@ -179,7 +179,7 @@ def test_its_commands_and_variables_exist() -> None:
         known = {s.variable for s in fields(command.settings)}
         given = {v for v in spec.get("environment", {}) if v.startswith("ISTHMUS_")}
         # What all share may mean nothing to one of them; what only one has must mean something to it.
-        shared = {"ISTHMUS_RUN", "ISTHMUS_BUS", "ISTHMUS_LOG_FORMAT"}
+        shared = {"ISTHMUS_RUN", "ISTHMUS_BUS", "ISTHMUS_LOG_FORMAT", "ISTHMUS_INSECURE"}
         assert given - shared <= known, name
 
 
