@@ -88,6 +88,8 @@ class LearnerAgent:
         self.metrics = LearnerMetrics()
         tolerance = Tolerance(runtime)
         store = store.measured_by(self.metrics)
+        if store.regions is not None:
+            store.regions.near = name
         self._store = TolerantStore(store, tolerance)
         self._log = log = log.through(self._store)
         self._bus = bus = TolerantBus(TimedBus(bus, self.metrics, runtime), tolerance)

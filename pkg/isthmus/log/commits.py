@@ -19,7 +19,7 @@ from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, ver
 from isthmus.records.objects import CommitHeader, PackedHeader, SegmentHeader
 from isthmus.runtime import Runtime
 from isthmus.signing import Signer
-from isthmus.store import Store
+from isthmus.store import EdgeStore, Store
 
 AHEAD_MAX = 16
 """Commits asked for at once while walking: after ten thousand of them nobody wants to wait for one at a time."""
@@ -56,6 +56,8 @@ class Log:
         self.runtime = runtime
         self.signer = signer
         self.members = members or Members(run)
+        if self.members.signed and isinstance(store, EdgeStore) and store.regions is not None:
+            store.regions.directed_by(self.members)
 
     def through(self, store: Store) -> "Log":
         """Return this log, read and written another way."""

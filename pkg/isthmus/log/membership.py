@@ -102,6 +102,21 @@ class Members:
         """The newest version known."""
         return self.versions[-1]
 
+    @property
+    def known(self) -> int:
+        """How many versions are known here."""
+        return len(self.versions)
+
+    def buckets_of(self, learner: str) -> Sequence[str]:
+        """Return the URLs that a learner's updates are, or were, stored at; the one in force first, empty where that is
+        the run's own."""
+        found = [m.bucket if (m := version.member(learner)) else "" for version in reversed(self.versions)]
+        return list(dict.fromkeys(found))
+
+    def buckets(self) -> Sequence[str]:
+        """Return the URLs of all buckets in force, beside the run's own."""
+        return list(dict.fromkeys(m.bucket for m in self.current.members if m.bucket))
+
     async def refresh(self, store: Store) -> Membership:
         """Read what is there beyond what is known; return the newest.
 

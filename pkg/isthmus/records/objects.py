@@ -100,6 +100,9 @@ MEMBERS_MAX = 4096
 PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,61}[*]?\Z"
 
 
+BUCKET_PATTERN = r"\A[!-~]*\Z"
+
+
 class MemberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """One entry of the membership: a name, or the beginning of names that a key may speak under, and as what."""
 
@@ -107,8 +110,8 @@ class MemberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     """With `*` at its end it stands for every name that begins so and is not a member's own."""
     role: MemberRole
     key: PublicKey
-    bucket: Annotated[str, msgspec.Meta(max_length=0)] = ""
-    """For where its updates are stored, if not beside the run: nowhere else, as yet."""
+    bucket: Annotated[str, msgspec.Meta(max_length=1024, pattern=BUCKET_PATTERN)] = ""
+    """URL where its updates are stored, and what is published is copied to; empty: with the run."""
 
 
 class MembersHeader(Record, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,12 +17,13 @@ from isthmus.log import Log
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, read_run
 from isthmus.rules import Pace
+from isthmus.signing import Signer
 from isthmus.simulate.bus import SimulatedBus, Streams
 from isthmus.simulate.clock import Clock
 from isthmus.simulate.process import Process
 from isthmus.simulate.store import Objects, SimulatedStore
 from isthmus.simulate.weather import Weather
-from isthmus.store import EdgeStore
+from isthmus.store import BESIDE, EdgeStore, Regions, Store
 from isthmus.syncer import Syncer
 
 
@@ -72,6 +74,10 @@ class World:
     clock: Clock = field(init=False)
     objects: Objects = field(default_factory=Objects)
     streams: Streams = field(default_factory=Streams)
+    buckets: dict[str, Objects] = field(default_factory=dict)
+    """What is stored beside the run, by URL."""
+    ways: dict[str, Weather] = field(default_factory=dict)
+    """What everybody's requests to such a bucket meet."""
 
     def __post_init__(self) -> None:
         self.clock = Clock(hash_of(self.seed))
@@ -83,9 +89,14 @@ class World:
     def ports(self, process: Process, store: Weather | None = None, bus: Weather | None = None) -> SimulatedPorts:
         """Connect a process."""
         wire = SimulatedStore(self.objects, process, store or Weather())
-        return SimulatedPorts(
-            process, EdgeStore(wire, process.runtime), SimulatedBus(self.streams, process, bus or Weather()), wire
-        )
+        runtime = process.runtime
+
+        def beside(url: str) -> nullcontext[Store]:
+            there = SimulatedStore(self.buckets[url], process, self.ways.get(url, Weather()), url)
+            return nullcontext(EdgeStore(there, runtime, BESIDE))
+
+        edge = EdgeStore(wire, runtime, regions=Regions(beside, runtime))
+        return SimulatedPorts(process, edge, SimulatedBus(self.streams, process, bus or Weather()), wire)
 
     async def create(self, seed: Seed) -> Run:
         """Create the run."""
@@ -104,10 +115,11 @@ async def serve(
     stopping: asyncio.Event,
     pace: Pace | None = None,
     started: Callable[[Syncer], None] = lambda _: None,
+    signer: Signer | None = None,
 ) -> None:
     """Be a syncer until `stopping` is set."""
     run = await read_run(ports.store)
-    log = Log(run, ports.store, ports.process.runtime)
+    log = Log(run, ports.store, ports.process.runtime, signer)
     syncer = Syncer(log, ports.store, ports.bus, ports.process.runtime, name, pace)
     started(syncer)
     await syncer.recover()
@@ -123,13 +135,19 @@ async def learn(
     started: Callable[[LearnerAgent], None] = lambda _: None,
     attached: Callable[[Boundary], None] = lambda _: None,
     stopping: Callable[[], bool] = lambda: False,
+    signer: Signer | None = None,
     **options: Any,
 ) -> None:
     """Be a learner until its trainee has had enough or `stopping` says so. Raises what ends the agent."""
     run = await read_run(ports.store)
     clock = ports.process.clock
     agent = LearnerAgent(
-        Log(run, ports.store, ports.process.runtime), ports.store, ports.bus, ports.process.runtime, name, **options
+        Log(run, ports.store, ports.process.runtime, signer),
+        ports.store,
+        ports.bus,
+        ports.process.runtime,
+        name,
+        **options,
     )
     started(agent)
     await agent.join()

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from urllib.parse import parse_qs
 
 from isthmus.errors import InputError
 from isthmus.runtime import Runtime
@@ -11,7 +12,9 @@ from isthmus.store.base import Entry, Store
 from isthmus.store.edge import EdgeStore
 from isthmus.store.files import FileStore
 from isthmus.store.layer import Layer
-from isthmus.store.retrying import AT_START, RUNNING, Patience
+from isthmus.store.measured import Traffic
+from isthmus.store.regions import Regions
+from isthmus.store.retrying import AT_START, BESIDE, RUNNING, Patience
 from isthmus.store.watched import Outage
 from isthmus.urls import redacted, split
 
@@ -20,6 +23,7 @@ BUCKETS = ("s3", "s3+obstore", "s3+aiobotocore", "gs")
 
 __all__ = [
     "AT_START",
+    "BESIDE",
     "BUCKETS",
     "RUNNING",
     "EdgeStore",
@@ -29,6 +33,7 @@ __all__ = [
     "Outage",
     "Patience",
     "Probe",
+    "Regions",
     "Store",
     "compares_sums",
     "endpoint_of",
@@ -45,19 +50,48 @@ async def open_store(url: str, runtime: Runtime, *, make: bool = False) -> Async
     `s3+aiobotocore://` takes another client to the same buckets; `s3+obstore://` is `s3://`. Raises `InputError` for a
     URL of another kind. Nothing is contacted before the first request (or `make`).
     """
+    if make and split(url).scheme in BUCKETS:
+        await _make_bucket(split(url).scheme, split(url).netloc, url, runtime)
+
+    @asynccontextmanager
+    async def beside(other: str) -> AsyncIterator[Store]:
+        if split(url).scheme in BUCKETS and split(other).scheme not in BUCKETS:
+            raise InputError(f"{redacted(other)}: the owner of a run in a bucket names no folders of other machines")
+        async with _open(other, runtime) as store:
+            yield EdgeStore(store, runtime, BESIDE, traffic=traffic)
+
+    regions, traffic = Regions(beside, runtime), Traffic()
+    try:
+        async with _open(url, runtime) as store:
+            yield EdgeStore(store, runtime, traffic=traffic, regions=regions)
+    finally:
+        await regions.close()
+
+
+@asynccontextmanager
+async def _open(url: str, runtime: Runtime) -> AsyncIterator[Store]:
     parts = split(url)
     if parts.scheme in BUCKETS:
         if not parts.netloc:
             raise InputError(f"{url}: a URL of a bucket names it: {parts.scheme}://bucket/run")
-        if make:
-            await _make_bucket(parts.scheme, parts.netloc, url, runtime)
-        async with _opener(parts.scheme)(parts.netloc, _prefix(parts.path), url, runtime) as store:
-            yield EdgeStore(store, runtime)
+        async with _opener(parts.scheme)(parts.netloc, _prefix(parts.path), url, runtime, **_where(url)) as store:
+            yield store
     elif parts.scheme in ("", "file"):
-        yield EdgeStore(FileStore(_folder(parts.path if parts.scheme else url), runtime), runtime)
+        yield FileStore(_folder(parts.path if parts.scheme else url), runtime)
     else:
         known = "s3://bucket/prefix, in gs://bucket/prefix or in a folder"
         raise InputError(f"{redacted(url)}: runs live in {known}, not in {parts.scheme}://")
+
+
+def _where(url: str) -> dict[str, str]:
+    """Return the region and the endpoint that the URL of a bucket says, in place of the environment's."""
+    parts = split(url)
+    if not parts.query:
+        return {}
+    said = parse_qs(parts.query, keep_blank_values=True)
+    if parts.scheme not in ("s3", "s3+obstore") or not said.keys() <= {"region", "endpoint"}:
+        raise InputError(f"{redacted(url)}: after ? there may be region=NAME and endpoint=URL, of s3:// alone")
+    return {name: values[-1] for name, values in said.items()}
 
 
 def _prefix(path: str) -> str:
@@ -65,7 +99,7 @@ def _prefix(path: str) -> str:
     return f"{path}/" if path else ""
 
 
-def _opener(scheme: str) -> Callable[[str, str, str, Runtime], AbstractAsyncContextManager[Store]]:
+def _opener(scheme: str) -> Callable[..., AbstractAsyncContextManager[Store]]:
     # Imported only now: each brings a library of its own.
     if scheme == "s3+aiobotocore":
         from isthmus.store.s3 import open_s3

@@ -10,7 +10,7 @@ import atexit
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -274,11 +274,18 @@ def _code(error: BaseException) -> str:
 
 
 @asynccontextmanager
-async def open_s3(bucket: str, prefix: str, url: str, runtime: Runtime) -> AsyncIterator[BucketStore]:
-    """Open a bucket of S3, or of a store that speaks its protocol. Raises `InputError`."""
+async def open_s3(
+    bucket: str, prefix: str, url: str, runtime: Runtime, *, region: str = "", endpoint: str = ""
+) -> AsyncIterator[BucketStore]:
+    """Open a bucket of S3, or of a store that speaks its protocol. Raises `InputError`.
+
+    `region`, `endpoint`: where it is, if not where the environment says.
+    """
     if not _BUCKET.fullmatch(bucket):
         raise InputError(f"{url}: {bucket} is no valid name of a bucket")
     found = access()
+    if region or endpoint:
+        found = replace(found, region=region or found.region, endpoint=endpoint or (None if region else found.endpoint))
     in_path = found.in_path(bucket)
     where = found.endpoint or f"https://s3.{found.region}.amazonaws.com"
 

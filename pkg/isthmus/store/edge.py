@@ -1,11 +1,14 @@
 """What stands between everybody and a store: time limit, watch, measure and retry, stacked in this order."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from isthmus.records.frame import Blob, Body, Data
 from isthmus.runtime import Runtime
-from isthmus.store.base import Store
+from isthmus.store.base import Entry, Store
 from isthmus.store.limited import LimitedStore
 from isthmus.store.measured import MeasuredStore, Traffic
+from isthmus.store.regions import Regions
 from isthmus.store.retrying import AT_START, RUNNING, Patience, RetryingStore
 from isthmus.store.watched import Outage, WatchedStore
 
@@ -29,10 +32,13 @@ class EdgeStore(RetryingStore):
         *,
         outage: Outage | None = None,
         traffic: Traffic | None = None,
+        regions: Regions | None = None,
     ) -> None:
+        """`regions`: the ways to buckets beside this one."""
         self.runtime = runtime
         self.traffic = traffic or Traffic()
         self.outage = outage or Outage(runtime)
+        self.regions = regions
         self._before = store
         self._metrics = metrics
         limited = store if patience.request_s is None else LimitedStore(store, patience.request_s)
@@ -53,4 +59,53 @@ class EdgeStore(RetryingStore):
         return self.with_patience(AT_START)
 
     def _restacked(self, patience: Patience, metrics: "Metrics | None") -> "EdgeStore":
-        return EdgeStore(self._before, self.runtime, patience, metrics, outage=self.outage, traffic=self.traffic)
+        return EdgeStore(
+            self._before, self.runtime, patience, metrics,
+            outage=self.outage, traffic=self.traffic, regions=self.regions,
+        )  # fmt: skip
+
+    async def get(self, key: str) -> Body:
+        """See `Store.get`."""
+        if self.regions is None:
+            return await super().get(key)
+        return await self.regions.read(key, lambda store: store.get(key), lambda: super(EdgeStore, self).get(key))
+
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
+        """See `Store.get_range`."""
+        if self.regions is None:
+            return await super().get_range(key, start, stop)
+        return await self.regions.read(
+            key,
+            lambda store: store.get_range(key, start, stop),
+            lambda: super(EdgeStore, self).get_range(key, start, stop),
+        )
+
+    async def put(self, key: str, data: Data) -> None:
+        """See `Store.put`."""
+        if self.regions is None:
+            return await super().put(key, data)
+        return await self.regions.put(
+            key, lambda store: store.put(key, data), lambda: super(EdgeStore, self).put(key, data)
+        )
+
+    async def create(self, key: str, data: Blob) -> bool:
+        """See `Store.create`."""
+        if self.regions is None:
+            return await super().create(key, data)
+        return await self.regions.create(
+            key, lambda store: store.create(key, data), lambda: super(EdgeStore, self).create(key, data)
+        )
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """See `Store.list`."""
+        if self.regions is None:
+            return await super().list(prefix)
+        return await self.regions.list(prefix, lambda: super(EdgeStore, self).list(prefix))
+
+    async def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        if self.regions is None:
+            return await super().delete(key)
+        return await self.regions.delete(
+            key, lambda store: store.delete(key), lambda: super(EdgeStore, self).delete(key)
+        )

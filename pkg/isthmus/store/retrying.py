@@ -36,6 +36,10 @@ AT_START = Patience(attempts=2, first_s=0.1, longest_s=0.5, request_s=2.5)
 """For the first, small request: an operator is watching, say it within ten seconds."""
 
 
+BESIDE = Patience(attempts=2)
+"""Where there is another place to ask, or somebody asks again."""
+
+
 class RetryingStore(Layer):
     """Tries again on `Unavailable`.
 

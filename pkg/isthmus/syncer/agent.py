@@ -114,6 +114,8 @@ class Syncer:
         """Fragments this syncer opens rounds of, as soon as it has their state."""
         self._tolerance = Tolerance(runtime)
         self._store = store = store.measured_by(self.metrics)
+        if store.regions is not None:
+            store.regions.mirrors = True
         self._tolerant = TolerantStore(store, self._tolerance)
         self._log = log.through(self._tolerant)
         self._unknown = asyncio.Event()

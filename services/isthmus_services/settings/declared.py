@@ -580,6 +580,14 @@ class MembersAdd(InRun, Signed):
     member_role: Annotated[
         str, Setting("what it may do", name="as", choices=tuple(MemberRole), metavar="ROLE", flag_only=True)
     ] = MemberRole.LEARNER.value
+    bucket: Annotated[
+        str | None,
+        Setting(
+            "near it, for its updates and a copy of what is published: s3://BUCKET/PREFIX?region=NAME",
+            metavar="URL",
+            flag_only=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -594,11 +602,19 @@ class MembersRotate(InRun, Signed):
     """Settings of `isthmus members rotate`."""
 
     name: Annotated[
-        str | None, Setting("of the member that has a new key", name="member", metavar="NAME", flag_only=True)
+        str | None, Setting("of the member that has a new key or bucket", name="member", metavar="NAME", flag_only=True)
     ] = None
     public_key: Annotated[str | None, Setting("with --member: its new public key", metavar="KEY", flag_only=True)] = (
         None
     )
+    bucket: Annotated[
+        str | None,
+        Setting(
+            "with --member: its bucket from now on; '' for the run's own (its updates are found in both)",
+            metavar="URL",
+            flag_only=True,
+        ),
+    ] = None
     successor: Annotated[
         str | None, Setting("private key that owns the run from now on", metavar="FILE", flag_only=True)
     ] = None

@@ -9,6 +9,8 @@ from isthmus.log.membership import Membership, write
 from isthmus.ports import open_log
 from isthmus.records.objects import MemberSpec
 from isthmus.signing import Signer, fingerprint
+from isthmus.store import BUCKETS
+from isthmus.urls import redacted, split
 from isthmus_services.settings import declared, shared
 
 Change = Callable[[Membership], Sequence[MemberSpec]]
@@ -41,6 +43,18 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
             + (", …" if len(after.until) > 8 else ""),
         ]
+
+
+def bucket_of(url: str | None) -> str:
+    """Return the URL of a member's bucket as its entry has it. Raises `InputError`."""
+    if not url:
+        return ""
+    parts = split(url)
+    if parts.scheme not in (*BUCKETS, "file") or "@" in parts.netloc:
+        raise InputError(
+            f"--bucket {redacted(url)}: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or file:///PATH beside a folder"
+        )
+    return url
 
 
 def require_signed(log: Log) -> None:

@@ -8,7 +8,7 @@ from isthmus.records.fields import require_name
 from isthmus.records.objects import MemberSpec
 from isthmus.rules import MemberRole
 from isthmus.signing.keys import read_public
-from isthmus_services.commands.members import change
+from isthmus_services.commands.members import bucket_of, change
 from isthmus_services.settings import declared
 
 
@@ -16,16 +16,16 @@ def run(settings: declared.MembersAdd) -> int:
     """Add it. Raises `InputError` where the name is somebody's already."""
     require_name("name of a member", settings.name.removesuffix("*") or "*")
     key = read_public(settings.public_key)
-    entry = MemberSpec(settings.name, MemberRole(settings.member_role), key)
+    entry = MemberSpec(settings.name, MemberRole(settings.member_role), key, bucket_of(settings.bucket))
 
     def made(before: Membership) -> Sequence[MemberSpec]:
         there = next((m for m in before.members if m.name == entry.name), None)
         if there == entry:
-            raise InputError(f"{entry.name} is a member already, as this {entry.role}, with this key")
+            raise InputError(f"{entry.name} is a member already, as this {entry.role}, with this key and bucket")
         if there is not None:
             raise InputError(
                 f"{entry.name} is a {there.role} already: `isthmus members rotate --member {entry.name}` gives it "
-                "another key, `members remove` makes room for another role"
+                "another key or bucket, `members remove` makes room for another role"
             )
         return changed(before.members, added=entry)
 

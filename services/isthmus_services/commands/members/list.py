@@ -27,17 +27,20 @@ def run(settings: declared.MembersList) -> int:
     owner = fingerprint(now.owner)
     console.print(Text(f"{members.run.url}: membership {now.version}, since {since}; owner {owner}"), soft_wrap=True)
     table = Table(box=None, pad_edge=False)
-    for heading in ("member", "as", "key"):
+    for heading in ("member", "as", "key", "bucket"):
         table.add_column(heading)
     for m in now.members:
-        table.add_row(Text(m.name), m.role, fingerprint(m.key))
+        table.add_row(Text(m.name), m.role, fingerprint(m.key), Text(m.bucket))
     console.print(table if now.members else "nobody but the owner")
     write_json(
         {
             "version": now.version,
             "owner": owner,
             "until": list(now.until),
-            "members": [{"name": m.name, "role": m.role.value, "key": fingerprint(m.key)} for m in now.members],
+            "members": [
+                {"name": m.name, "role": m.role.value, "key": fingerprint(m.key), "bucket": m.bucket}
+                for m in now.members
+            ],
         },
         settings.json,
     )

@@ -1,7 +1,8 @@
-"""`isthmus members rotate RUN`: give a member, or the run, another key."""
+"""`isthmus members rotate RUN`: give a member another key or bucket, or the run another key."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -10,7 +11,7 @@ from isthmus.log.membership import Membership, changed
 from isthmus.records.objects import MemberSpec
 from isthmus.signing import read_signer
 from isthmus.signing.keys import read_public
-from isthmus_services.commands.members import change
+from isthmus_services.commands.members import bucket_of, change
 from isthmus_services.settings import declared
 
 
@@ -20,18 +21,21 @@ def run(settings: declared.MembersRotate) -> int:
         raise InputError("say whose key is to change: --member NAME with --public-key, or --successor FILE for the run")
     if settings.successor is not None:
         return change(settings, lambda before: before.members, read_signer(settings.successor))
-    if settings.public_key is None:
-        raise InputError("--member: say which key it has now, with --public-key")
-    return change(settings, _Given(str(settings.name), read_public(settings.public_key)))
+    if settings.public_key is None and settings.bucket is None:
+        raise InputError("--member: say which key it has now, with --public-key, or which bucket, with --bucket")
+    given: dict[str, Any] = {"key": read_public(settings.public_key)} if settings.public_key else {}
+    if settings.bucket is not None:
+        given["bucket"] = bucket_of(settings.bucket)
+    return change(settings, _Given(str(settings.name), given))
 
 
 @dataclass(frozen=True)
 class _Given:
     name: str
-    key: bytes
+    changes: Mapping[str, Any]
 
     def __call__(self, before: Membership) -> Sequence[MemberSpec]:
         there = next((m for m in before.members if m.name == self.name), None)
         if there is None:
             raise InputError(f"{self.name} is no member")
-        return changed(before.members, added=msgspec.structs.replace(there, key=self.key))
+        return changed(before.members, added=msgspec.structs.replace(there, **self.changes))

@@ -1,0 +1,207 @@
+"""Buckets beside a run's own: a learner's updates in one near it, copies of what is published in all of them.
+
+Who has which bucket the membership says, signed by the run's owner. Nothing depends on one of them: an update that one
+does not take is stored with the run, a value that one does not have is read there, and both are named by their digests,
+so that it does not matter where they were found. The log, claims and checkpoints are with the run alone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Protocol, TypeVar
+
+from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
+from isthmus.records.keys import UPDATES
+from isthmus.runtime import Runtime
+from isthmus.store.base import Entry, Store
+from isthmus.urls import redacted
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Ask = Callable[[Store], Awaitable[T]]
+"""Sends a request to one of the buckets."""
+
+Home = Callable[[], Awaitable[T]]
+"""Sends it to the run's own."""
+
+AVOIDED_S, AVOIDED_MOST_S = 30.0, 480.0
+"""For so long a bucket is not asked first after it failed, and twice as long each time that it does again."""
+
+MIRROR_S = 2.0
+"""So long a copy may take when the run's own bucket has the value: the next round waits for it."""
+
+PUBLISHED = ("values/", "snapshots/")
+
+
+class Directory(Protocol):
+    """Who has which bucket."""
+
+    @property
+    def known(self) -> int:
+        """How many versions of that are known."""
+        ...
+
+    def buckets_of(self, learner: str) -> Sequence[str]:
+        """Return the URLs of the buckets that a learner's updates are, or were, stored in; the one in force first,
+        empty where that is the run's own."""
+        ...
+
+    def buckets(self) -> Sequence[str]:
+        """Return the URLs of all buckets in force."""
+        ...
+
+
+class Regions:
+    """The ways to the buckets beside a run's own, each opened when it is first needed."""
+
+    def __init__(self, open_bucket: Callable[[str], AbstractAsyncContextManager[Store]], runtime: Runtime) -> None:
+        self.near = ""
+        """The learner that reads what is published from its own bucket first; empty: nobody does here."""
+        self.mirrors = False
+        """Whether what is published here is copied to every bucket in force."""
+        self._directories: list[Directory] = []
+        self._open_bucket = open_bucket
+        self._runtime = runtime
+        self._open: dict[str, asyncio.Future[Store]] = {}
+        self._stack = AsyncExitStack()
+        self._avoided: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+
+    def directed_by(self, directory: Directory) -> None:
+        """Ask from now on who has which bucket."""
+        if not any(known is directory for known in self._directories):
+            self._directories.append(directory)
+
+    @property
+    def _directory(self) -> Directory | None:
+        """What knows most."""
+        return max(self._directories, key=lambda directory: directory.known, default=None)
+
+    async def close(self) -> None:
+        """Close what was opened."""
+        await self._stack.aclose()
+
+    async def read(self, key: str, ask: Ask[T], home: Home[T]) -> T:
+        """Return what the first bucket answers that has an object. Raises what the run's own does, and what a
+        learner's does where its update is nowhere else."""
+        urls = self._read_at(key)
+        first = [url for url in urls if not self._is_avoided(url)]
+        failed: Unavailable | Denied | None = None
+        missing: ObjectMissing | None = None
+        for url in (*first, "", *(url for url in urls if url not in first and key.startswith(UPDATES))):
+            try:
+                if not url:
+                    return await home()
+                found = await ask(await self._at(url))
+            except ObjectMissing as error:
+                missing = missing if url else error
+            except (Unavailable, Denied) as error:
+                if not url:
+                    raise
+                self._avoid(url, error)
+                failed = error
+            else:
+                self._failures.pop(url, None)
+                return found
+        # Where a learner's bucket did not answer, its update may be there.
+        raise failed if failed is not None and key.startswith(UPDATES) else missing or ObjectMissing(key)
+
+    async def create(
+        self, key: str, ask: Callable[[Store], Awaitable[bool]], home: Callable[[], Awaitable[bool]]
+    ) -> bool:
+        """Create an update in its learner's bucket, or where the run is if that one does not take it."""
+        for url in self._buckets_of(key)[:1]:
+            if url and not self._is_avoided(url):
+                try:
+                    created = await ask(await self._at(url))
+                except (Unavailable, Denied) as error:
+                    self._avoid(url, error)
+                else:
+                    self._failures.pop(url, None)
+                    return created
+        return await home()
+
+    async def put(self, key: str, ask: Ask[None], home: Home[None]) -> None:
+        """Store an object with the run; what is published in every bucket in force too, as far as they take it."""
+        urls = self._directory.buckets() if self.mirrors and self._directory and key.startswith(PUBLISHED) else ()
+        copies = {asyncio.ensure_future(self._copy(url, ask)): url for url in urls if not self._is_avoided(url)}
+        try:
+            await home()
+            if copies:
+                _, late = await asyncio.wait(copies, timeout=MIRROR_S)
+                for copy in late:
+                    self._avoid(copies[copy], TimeoutError(f"no copy within {MIRROR_S:g} s"))
+        finally:
+            for copy in copies:
+                copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
+
+    async def delete(
+        self, key: str, ask: Callable[[Store], Awaitable[None]], home: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Remove an object wherever it may be. What a bucket does not let go is listed by it again."""
+        urls = self._buckets_of(key)
+        if key.startswith(PUBLISHED) and self._directory:
+            urls = self._directory.buckets()
+        for url in filter(None, urls):
+            try:
+                await ask(await self._at(url))
+            except (Unavailable, Denied) as error:
+                self._avoid(url, error)
+        await home()
+
+    async def list(self, prefix: str, home: Home[Sequence[Entry]]) -> Sequence[Entry]:
+        """Return what the run's own bucket has below a prefix, of updates also what others have."""
+        found = {entry.key: entry for entry in await home()}
+        if self._directory and prefix.startswith(UPDATES):
+            urls = self._buckets_of(prefix) if prefix.count("/") > 2 else self._directory.buckets()
+            for url in filter(None, urls):
+                try:
+                    found |= {entry.key: entry for entry in await (await self._at(url)).list(prefix)}
+                except (Unavailable, Denied) as error:
+                    self._avoid(url, error)
+        return sorted(found.values())
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _buckets_of(self, key: str) -> Sequence[str]:
+        if self._directory is None or not key.startswith(UPDATES):
+            return ()
+        return self._directory.buckets_of(key.split("/")[2])
+
+    def _read_at(self, key: str) -> Sequence[str]:
+        if self._directory and self.near and key.startswith(PUBLISHED):
+            return [url for url in self._directory.buckets_of(self.near)[:1] if url]
+        return [url for url in self._buckets_of(key) if url]
+
+    async def _copy(self, url: str, ask: Ask[None]) -> None:
+        try:
+            await ask(await self._at(url))
+        except (Unavailable, Denied) as error:
+            self._avoid(url, error)
+
+    async def _at(self, url: str) -> Store:
+        if url not in self._open:
+            self._open[url] = asyncio.ensure_future(self._opened(url))
+        try:
+            return await asyncio.shield(self._open[url])
+        except InputError as error:
+            raise Denied(str(error)) from None
+
+    async def _opened(self, url: str) -> Store:
+        return await self._stack.enter_async_context(self._open_bucket(url))
+
+    def _is_avoided(self, url: str) -> bool:
+        return self._runtime.now() < self._avoided.get(url, 0.0)
+
+    def _avoid(self, url: str, error: Exception) -> None:
+        if self._is_avoided(url):
+            return
+        again = self._failures.get(url, 0)
+        seconds = min(AVOIDED_S * 2.0 ** min(again, 4), AVOIDED_MOST_S)
+        self._failures[url] = again + 1
+        self._avoided[url] = self._runtime.now() + seconds
+        logger.warning("%s is not asked first for %g s: %s", redacted(url), seconds, error)

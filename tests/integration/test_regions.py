@@ -1,0 +1,205 @@
+"""Learners with a bucket near them: two stores, of which one fails at any time, and what is promised holds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from isthmus.errors import InputError, Unavailable
+from isthmus.log import Log, gc
+from isthmus.log.membership import Members, write
+from isthmus.readers.replay import replay
+from isthmus.records.objects import MemberSpec
+from isthmus.rules import MemberRole, Rules
+from isthmus.signing import Signer
+from isthmus.signing.keys import new_signer
+from isthmus.store import EdgeStore, Layer, Store, open_store
+from isthmus.store.layer import Send
+from tests_helpers import QUICK, World, all_commits, balanced, seed_of, serving, train, world
+
+T = TypeVar("T")
+
+OWNER, SYNC, EU, US = (new_signer() for _ in range(4))
+RULES = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
+
+
+class Failing(Layer):
+    """A store that does not answer while it is down."""
+
+    def __init__(self, store: Store, places: "Places") -> None:
+        super().__init__(store)
+        self.places = places
+
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if self.places.down:
+            raise Unavailable(f"{self.url}: is down")
+        return await send()
+
+
+@dataclass
+class Places:
+    """A run in one folder, and a folder near the learner `us`."""
+
+    w: World
+    near: Path
+    stack: AsyncExitStack
+    down: bool = False
+    """Whether the store near it does not answer."""
+
+    async def process(self, signer: Signer) -> World:
+        """Return the world as a process of its own sees it, with a store of its own."""
+        store = await self.stack.enter_async_context(open_store(self.w.store.url, self.w.runtime))
+        assert store.regions is not None
+        really = store.regions._open_bucket
+
+        @asynccontextmanager
+        async def at_times(url: str) -> AsyncIterator[Store]:
+            async with really(url) as found:
+                yield Failing(found, self)
+
+        store.regions._open_bucket = at_times
+        return replace(self.w, store=store, signer=signer)
+
+    async def log(self, signer: Signer) -> Log:
+        """Return the log as a process of its own reads it."""
+        log = (await self.process(signer)).log
+        await log.members.refresh(log.store)
+        return log
+
+    async def moved(self, bucket: str) -> None:
+        """Say where the updates of `us` are."""
+        members, log = Members(self.w.run), self.w.log
+        heads = [len(commits) for commits in (await all_commits(log)).values()]
+        entries = [
+            MemberSpec("eu", MemberRole.LEARNER, EU.author),
+            MemberSpec("us", MemberRole.LEARNER, US.author, bucket),
+            MemberSpec("s-*", MemberRole.SYNCER, SYNC.author),
+        ]
+        await write(self.w.store, members, OWNER, entries, heads, self.w.runtime.wall())
+
+    def keys(self, prefix: str) -> set[str]:
+        """Return what lies near `us`."""
+        return {str(p.relative_to(self.near)) for p in (self.near / prefix).rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+async def places(folder: Path, tmp_path: Path) -> AsyncIterator[Places]:
+    near = tmp_path / "near"
+    near.mkdir()
+    async with world(folder, replace(seed_of(RULES, QUICK), signer=OWNER)) as w, AsyncExitStack() as stack:
+        found = Places(w, near, stack)
+        await found.moved(near.as_uri())
+        yield found
+
+
+async def differences(places: Places) -> list[str]:
+    found = await replay(await places.log(US))
+    assert sum(one.compared for one in found) > 0
+    return [str(one.difference) for one in found if one.difference is not None]
+
+
+async def merged_of(log: Log) -> dict[str, int]:
+    """Return how many updates of each learner are in the log."""
+    found: dict[str, int] = {}
+    for commits in (await all_commits(log)).values():
+        for commit in commits:
+            for given in commit.header.inputs:
+                found[given.learner] = found.get(given.learner, 0) + 1
+    return found
+
+
+async def trained(places: Places, until_version: int, during: Callable[[int], None] = lambda head: None) -> None:
+    """Let both learners train beside a syncer until every fragment is so far; `during` is told how far they are."""
+    async with serving((await places.process(SYNC)).syncer("s-1")) as syncer:
+
+        def enough() -> bool:
+            head = min(k.head for k in syncer.keepers)
+            during(head)
+            return head >= until_version
+
+        agents = [(await places.process(key)).learner(name) for key, name in ((EU, "eu"), (US, "us"))]
+        await asyncio.gather(*(train(agent, 1, enough=enough) for agent in agents))
+        for agent in agents:
+            balanced(agent)
+        assert not syncer.tallies.rejected
+
+
+async def test_updates_lie_near_their_learner_and_what_is_published_is_copied_there(places: Places) -> None:
+    await trained(places, 6)
+    assert {key.split("/")[2] for key in places.keys("updates")} == {"us"}
+    everything = await (await places.log(EU)).store.list("updates/")
+    assert not list((Path(places.w.store.url) / "updates").rglob("us/*"))
+    # Whoever lists them is told of all of them.
+    assert {entry.key.split("/")[2] for entry in everything} == {"eu", "us"}
+    for prefix in ("values/", "snapshots/"):
+        there = places.keys(prefix)
+        # But version 0, which was before there were members.
+        assert {e.key for e in await places.w.store.list(prefix)} - there <= {
+            key for key in (e.key for e in await places.w.store.list("snapshots/")) if "/000000000000-" in key
+        }
+        assert there
+    assert not places.keys("commits")
+    assert not places.keys("learners")
+    assert min((await merged_of(await places.log(EU))).values()) > 0
+    assert await differences(places) == []
+
+
+async def test_what_is_published_is_read_near_first_and_with_the_run_else(places: Places) -> None:
+    await trained(places, 4)
+    store = (await places.log(US)).store
+    assert isinstance(store, EdgeStore)
+    assert store.regions is not None
+    store.regions.near = "us"
+    key = sorted(places.keys("values"))[-1]
+    body = bytes(await store.get(key))
+    copy = places.near / key
+    copy.write_bytes(b"of the copy")
+    assert bytes(await store.get(key)) == b"of the copy"
+    copy.unlink()
+    assert bytes(await store.get(key)) == body
+
+
+async def test_a_bucket_that_fails_stops_nobody(places: Places) -> None:
+    def during(head: int) -> None:
+        places.down = 3 <= head < 9
+
+    await trained(places, 12, during)
+    # What could not be stored near it is with the run.
+    assert list((Path(places.w.store.url) / "updates").rglob("us/*"))
+    assert places.keys("updates")
+    merged = await merged_of(await places.log(EU))
+    assert merged["us"] >= merged["eu"] / 2
+    places.down = False
+    assert await differences(places) == []
+
+
+async def test_one_that_moves_is_found_in_both_places(places: Places) -> None:
+    await trained(places, 4)
+    before = places.keys("updates")
+    await places.moved("")
+    await trained(places, 8)
+    assert places.keys("updates") == before
+    assert await differences(places) == []
+
+
+async def test_what_is_collected_is_collected_everywhere(places: Places) -> None:
+    await trained(places, 20)
+    before = places.keys("updates"), places.keys("values")
+    log = await places.log(OWNER)
+    await gc.apply(log, await gc.plan(log, keep=2, min_age_s=0.0))
+    after = places.keys("updates"), places.keys("values")
+    assert after[0] < before[0]
+    assert after[1] < before[1]
+
+
+async def test_a_run_in_a_bucket_names_no_folders(folder: Path) -> None:
+    async with world(folder, replace(seed_of(RULES, QUICK), signer=OWNER)) as w:
+        store = w.store
+        assert store.regions is not None
+        with pytest.raises(InputError, match="region=NAME"):
+            async with open_store("s3://bucket/run?user=x", w.runtime):
+                pass
