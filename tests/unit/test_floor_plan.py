@@ -23,7 +23,7 @@ FLOORS = (
     "rules",
     "codecs",
     "records",  # objects, messages and trees of state as bytes, and the keys they live under
-    "bus permissions rounds store",  # the two ports · who may do what there · when to stop waiting, without I/O
+    "bus rounds store",  # the two ports · when to stop waiting, without I/O
     "health log tolerance",  # is a process well · state = fold(merge, snapshot, log) · refusals that pass
     "beside concern ports",  # a thread with a loop · what keeps an agent from its work, said · the ways to a run, opened
     "doctor learner readers syncer",  # who takes part, and who only reads
