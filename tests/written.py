@@ -182,7 +182,7 @@ class Written:
         inputs = []
         for key in keys:
             about, gradient = self.merged(key, version, p)
-            accumulator.add(gradient, about.weight, about.scale)
+            accumulator.add(gradient, about.weight, about.scale, learner=about.learner)
             inputs.append(about)
         result = merge.advance(state, accumulator, codec(run.rules.codec_down), run.digest, run.rules.feedback_down)
         outer = merge.outers(run.rules)

@@ -192,6 +192,11 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             named(MergeRule, name, "merge")
         for name in (self.codec_up, self.codec_down):
             require_codec(name)
+        if self.merge in ROBUST and self.merge_embeddings not in ROBUST:
+            raise InputError(
+                f"merge_embeddings {self.merge_embeddings}: with merge {self.merge}, trimmed or median; what a "
+                "minority says of a table of embeddings would be merged all the same (Rules.suited chooses it)"
+            )
         if self.isotropic_up and self.merge == MergeRule.AVG:
             raise InputError("isotropic_up: merge by iso or rda; the plain mean of equal lengths is what neither means")
         return self

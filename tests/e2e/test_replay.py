@@ -135,7 +135,12 @@ def rewrite(folder: Path, fragment: int, version: int, change: Callable[[CommitH
 def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(run: Path, tmp_path: Path) -> None:
     import msgspec
 
-    last = next(c for c in reversed(commits(run)[1]) if len(c.header.inputs) > 1)
+    def even(header: CommitHeader) -> bool:
+        """Whether several weigh alike: what is added to a feather changes nothing that four bits could say."""
+        weights = [given.weight for given in header.inputs]
+        return len(weights) > 1 and min(weights) > 0.2 * max(weights)
+
+    last = next(c for c in reversed(commits(run)[1]) if even(c.header))
     for path in (run / "commits/00001").iterdir():
         if int(path.name) > last.version:
             path.unlink()  # as if it were the newest: nothing after it vouches for its bytes

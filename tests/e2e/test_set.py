@@ -18,6 +18,7 @@ from isthmus_services.cli import main
         ("outer.momentum=1", "outer.momentum takes a number from 0 to below 1, not '1'"),
         ("merge=mode", "merge takes one of rda, avg, trimmed, median, iso, not 'mode'"),
         ("merge.embeddings=", "merge.embeddings takes one of rda, avg, trimmed, median, iso, not ''"),
+        ("trim=0.5", "trim takes a share above 0 and below 0.5, not '0.5'"),
         ("quorum=1.5", "quorum takes a whole number of learners, at least 1, not '1.5'"),
         ("quorum=0", "quorum takes a whole number of learners, at least 1, not '0'"),
         ("grace=2", "grace takes a number from 0 to 1, not '2'"),

@@ -146,8 +146,8 @@ MUTANTS = [
         row("inputs-may-come-to-anything", "if result.state_digest != commit.header.state_digest:", "if False:"),
         row(
             "everybody-weighs-the-same",
-            "accumulator.add, update.gradient, given.weight, given.scale)",
-            "accumulator.add, update.gradient, 1.0)",
+            "(add, update.gradient, given.weight, given.scale)",
+            "(add, update.gradient, 1.0)",
         ),
         row(
             "a-refused-input-is-an-outage",
@@ -245,7 +245,9 @@ MUTANTS = [
             "return [min(weight, middle) for weight in weights]",
             "return [1.0] * len(weights)",
         ),
-        row("a-robust-length-is-unclipped", "lengths = [k.scale * k.x.norms[tensor]", "lengths = [k.x.norms[tensor]"),
+        row("a-robust-length-is-unclipped", "k.weight, k.scale * norm, 1.0 / norm", "k.weight, norm, 1.0 / norm"),
+        row("each-update-is-a-vote", "found.setdefault(k.learner, [])", "found.setdefault(str(id(k)), [])"),
+        row("several-are-unclipped", "k.weight / weight * k.scale) for k in own", "k.weight / weight) for k in own"),
         row("nothing-is-trimmed-of-three", "1 if count >= 3 else 0", "0"),
     ),
     *of(
@@ -1728,7 +1730,8 @@ MUTANTS = [
         "rounds/bounds.py",
         "tests/unit/test_bounds.py",
         row("steps-take-no-time", "if claim.step_s > 0.0 and steps >", "if False and steps >"),
-        row("any-weight", "if weight > b.weight * usual_weight:", "if False:"),
+        row("any-weight", "if weight > (room :=", "if False and weight > (room :="),
+        row("each-update-weighs-by-itself", "b.weight * usual_weight - already)", "b.weight * usual_weight)"),
         row("any-length", "if length > b.norm * usually:", "if False:"),
         row("the-short-are-loud", "elif length < usually / b.norm:", "elif False:"),
         row("nobody-is-too-long", "refused = length > b.refused * usually", "refused = False"),

@@ -158,7 +158,7 @@ def a_late_update_opens_a_round() -> Iterator[None]:
         yield
 
 
-@planted(50, caught_by=10)
+@planted(50, caught_by=12)
 def close_early_on_the_only_learner_heard() -> Iterator[None]:
     """After a start or a gap, whom the log knows is not waited for, and neither is a heartbeat interval."""
 
@@ -171,7 +171,7 @@ def close_early_on_the_only_learner_heard() -> Iterator[None]:
         yield
 
 
-@planted(50, caught_by=16)
+@planted(50, caught_by=18)
 def change_the_body_between_two_tries() -> Iterator[None]:
     """A commit that is tried again is written anew."""
 
@@ -661,7 +661,7 @@ def a_life_begins_with_what_is_published() -> Iterator[None]:
 # --- faults that a review found, put back -----------------------------------------------------------------------------
 
 
-@planted(20, "choir", caught_by=1)
+@planted(20, "choir", caught_by=3)
 def look_at_the_clock_only_when_nobody_speaks() -> Iterator[None]:
     """A3: where a message waits it is handled, and the timer starts anew."""
 
@@ -759,7 +759,7 @@ def a_fragment_starts_again_from_its_newest_snapshot() -> Iterator[None]:
         yield
 
 
-@planted(20, "thin", caught_by=7)
+@planted(20, "thin", caught_by=17)
 def version_numbers_decide_who_is_fetched() -> Iterator[None]:
     """The lowest goes first: on a thin way down the others are never fetched."""
     with patch.object(downlink.Downlink, "_need", lambda self, p: -self.known[p].version):

@@ -104,6 +104,16 @@ def test_a_learner_cannot_grow_by_leaps_either() -> None:
         assert found.weight <= 12 * (BOUNDS.jump * rate) ** 2
 
 
+def test_several_updates_in_a_round_weigh_no_more_than_one_may() -> None:
+    usual = seen(*HONEST)
+    claim = Claim("h1", 12, 12_000, 0.1)
+    one = usual.judge(claim)
+    assert usual.judge(claim, already=one.weight).clipped == (), "two of what is usual"
+    third = usual.judge(claim, already=BOUNDS.weight * one.weight)
+    assert Clip.WEIGHT in third.clipped
+    assert 0.0 < third.weight < 1e-3 * one.weight
+
+
 def test_with_no_history_what_is_usual_is_the_round_whoever_was_first() -> None:
     evil = Claim("evil", 1, 1 << 53, 1e6)
     for order in ([evil, *HONEST], [*HONEST, evil]):

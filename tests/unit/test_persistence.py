@@ -15,7 +15,7 @@ def merged(w: Written, keys: list[str]) -> F32:
     accumulator = merge.Accumulator(w.run.layout.fragments[0], merge.outers(w.run.rules))
     for key in keys:
         about, gradient = w.merged(key, w.states[0].version + 1)
-        accumulator.add(gradient, about.weight, about.scale)
+        accumulator.add(gradient, about.weight, about.scale, learner=about.learner)
     return np.concatenate([delta * np.float32(scale) for delta, scale in accumulator.deltas()[0]])
 
 

@@ -277,6 +277,18 @@ def test_what_is_sent_isotropically_takes_a_learner_longer_to_pack_and_less_room
     assert "given up" in said["codec"]
 
 
+def test_a_robust_merge_keeps_what_it_compares_and_its_time_is_not_planned() -> None:
+    near = Island(name="a", count=4, latency_s=0.0)
+    plain, robust = (
+        planned(1e9, near, fixed=Fixed(fragments=12, sync_every=24, merge=merge, codec="int4"))
+        for merge in ("rda", "median")
+    )
+    kept = robust.syncer["memory_gib"] - plain.syncer["memory_gib"]
+    assert kept == pytest.approx(4 * 1e9 * 4 / 8 / 2**30, rel=0.1), "four bits of each parameter of each learner"
+    assert any("merging by median" in warning for warning in robust.warnings)
+    assert not any("merging by" in warning for warning in plain.warnings)
+
+
 def test_whole_numbers_are_printed_whole_and_what_was_assumed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--params", "2.9e9", "--latency", "0.5"]) == 0
     shown = capsys.readouterr().out

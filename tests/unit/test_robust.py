@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.codecs import as_bytes, codec, pack
 from isthmus.codecs.packed import Packed, packed
+from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import fold, merge, robust
@@ -136,6 +137,37 @@ def test_three_of_eight_do_not_choose_the_direction_nor_the_length(rule: str, ho
     assert 0.5 < np.linalg.norm(found) / np.linalg.norm(clean) < 2.0
 
 
+@pytest.mark.parametrize("rule", BOTH)
+def test_a_learner_with_several_updates_has_one_vote(rule: str) -> None:
+    """Three of eight with two updates each are six of eleven."""
+    good = honest(5)
+    of = rules(rule, trim=0.4)
+    accumulator = merge.Accumulator(FRAGMENT, merge.outers(of))
+    for base in range(2):
+        for name in ("a", "b", "c"):
+            accumulator.add(np.float32(-1.0 - base) * good[0], 1.0, learner=name)
+    for number, x in enumerate(good):
+        accumulator.add(x, 1.0, learner=f"l{number}")
+    found = np.concatenate([total * np.float64(scale) for total, scale in accumulator.deltas()[0]])
+    assert cosine(found, merged(good, of)) > 0.6
+    # Theirs are the same direction, so it is as if each had one, half as long again, and weighing no more than others.
+    one = merged([np.float32(-1.5) * good[0]] * 3 + good, of)
+    np.testing.assert_allclose(found, one, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", BOTH)
+def test_several_updates_of_a_learner_are_their_weighted_mean(rule: str) -> None:
+    first, second, *others = honest(4)
+    accumulator = merge.Accumulator(FRAGMENT, merge.outers(rules(rule)))
+    accumulator.add(first, 3.0, 0.5, learner="a")
+    for number, x in enumerate(others):
+        accumulator.add(x, 4.0, learner=f"l{number}")
+    accumulator.add(second, 1.0, learner="a")
+    found = np.concatenate([total * np.float64(scale) for total, scale in accumulator.deltas()[0]])
+    mean = (0.375 * first + 0.25 * second).astype(np.float32)
+    np.testing.assert_allclose(found, merged([mean, *others], rules(rule), [4.0] * 3), rtol=1e-3, atol=1e-7)
+
+
 @pytest.mark.parametrize("boast", [1.0, Bounds().weight, 1e6])
 @pytest.mark.parametrize("rule", BOTH)
 def test_a_minority_is_no_majority_by_what_it_says_it_weighs(rule: str, boast: float) -> None:
@@ -204,6 +236,8 @@ def test_embeddings_are_merged_alike_where_the_rest_is_robust() -> None:
     assert Rules.suited((), merge="trimmed").merge_embeddings == "trimmed"
     assert Rules.suited((), merge="median").merge_embeddings == "median"
     assert Rules.suited((), merge="rda").merge_embeddings == "avg"
+    with pytest.raises(InputError, match="merge_embeddings avg: with merge median, trimmed or median"):
+        Rules.suited((), merge="median", merge_embeddings="avg").check()
 
 
 @pytest.mark.parametrize("rule", BOTH)

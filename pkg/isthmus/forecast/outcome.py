@@ -19,7 +19,7 @@ from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.speeds import Speeds
 from isthmus.layout import Spec
 from isthmus.log.merge import state_bytes
-from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, MergeRule, Pace, Rules
+from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, ROBUST, MergeRule, Pace, Rules
 from isthmus.store.base import requests_to_read, requests_to_write
 from isthmus.syncer.agent import FETCHES_MAX
 from isthmus.syncer.snapshots import snapshot_after
@@ -355,9 +355,11 @@ def _syncer(
     kept = state_bytes(rules)
     snapshot = kept * fragment / between
     # All that another one kept: of each fragment the newest snapshot, and the rounds merged after it.
+    # All updates of a round are looked at together: they are kept until it closes.
+    together = rules.fragments * learners * wire.up if rules.merge in ROBUST else 0.0
     taken_over = rules.fragments * (kept * fragment + between * learners * wire.up)
     return {
-        "memory_gib": (params * (kept + 4.0) + FETCHES_MAX * wire.up) / GIB,
+        "memory_gib": (params * (kept + 4.0) + together + FETCHES_MAX * wire.up) / GIB,
         "takeover_gb": taken_over / 1e9,
         "takeover_s": taken_over * 8.0 / SYNCER_GBIT_S / 1e9 + rules.fragments * between * arithmetic_s / SYNCER_CORES,
         "cores": arithmetic_s * rounds_day / DAY_S,

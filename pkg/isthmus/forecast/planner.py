@@ -30,7 +30,7 @@ from isthmus.forecast.outcome import (
 )
 from isthmus.forecast.speeds import Speeds
 from isthmus.layout import Spec, partition
-from isthmus.rules import FRAGMENTS_MAX, MergeRule, Pace, Rules, overdrive
+from isthmus.rules import FRAGMENTS_MAX, ROBUST, MergeRule, Pace, Rules, overdrive
 
 PERIODS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 """Steps between two syncs of a fragment that are tried."""
@@ -348,6 +348,11 @@ def _warn(params: float, fixed: Fixed, best: Outcome, tried: Sequence[Outcome], 
         found.append(
             f"isotropic merges hold a round up for {merge_s:.1f} s, {merge_s / fastest:.1f} steps of the fastest "
             "learner: cut matrices (--iso-block 512), raise sync_every, or merge by rda"
+        )
+    if rules.merge in ROBUST:
+        found.append(
+            f"merging by {rules.merge} compares the updates of a round with one another: its time is not in this "
+            f"plan and grows with the square of {learners} learners (docs/design/arithmetic.md)"
         )
     if (whole := best.checkpoint) > OBJECT_MAX:
         found.append(

@@ -14,18 +14,21 @@ from isthmus.rounds.bounds import Believed, Claim, Influence
 
 LEARNERS = 8
 
-Attack = Callable[[F32, int, dict[int, F32], np.random.Generator], F32]
-"""Given an honest difference [n], its fragment, what the hostile ones share by fragment, and numbers: what is sent."""
+Shared = dict[tuple[int, int], F32]
+"""What the hostile ones have in common, by fragment and base."""
+
+Attack = Callable[[F32, tuple[int, int], Shared, np.random.Generator], F32]
+"""Given an honest difference [n], its fragment and base, what the hostile ones share, and numbers: what is sent."""
 
 
-def _together(x: F32, fragment: int, shared: dict[int, F32], draw: np.random.Generator) -> F32:
-    """All send the same, against what they themselves would have sent, as long as that: nothing about one is odd."""
-    return -shared.setdefault(fragment, x)
+def _together(x: F32, of: tuple[int, int], shared: Shared, draw: np.random.Generator) -> F32:
+    """All send the same, against what one of them would have sent on this base: each is as long as usual and as new."""
+    return -shared.setdefault(of, x)
 
 
-def _stale(x: F32, fragment: int, shared: dict[int, F32], draw: np.random.Generator) -> F32:
+def _stale(x: F32, of: tuple[int, int], shared: Shared, draw: np.random.Generator) -> F32:
     """The first update of the fragment, again and again."""
-    return shared.setdefault(fragment, x)
+    return shared.setdefault((of[0], 0), x)
 
 
 ATTACKS: dict[str, Attack] = {
@@ -45,13 +48,13 @@ def hostile(attack: str, count: int) -> Iterator[None]:
     """Let the last so many of `LEARNERS` learners send this in place of what they have."""
     own = OwnSteward.packed
     names = {f"l{LEARNERS - 1 - number}" for number in range(count)}
-    shared: dict[int, F32] = {}
+    shared: Shared = {}
     draw = np.random.default_rng(0)
 
     def packed(steward: OwnSteward, header: Any, before: F32, values: F32, feedback: F32 | None) -> Any:
         if header.learner not in names:
             return own(steward, header, before, values, feedback)
-        sent = ATTACKS[attack](before - values, header.fragment, shared, draw)
+        sent = ATTACKS[attack](before - values, (header.fragment, header.base), shared, draw)
         return own(steward, header, before, (before - sent).astype(np.float32), None)
 
     OwnSteward.packed = packed  # type: ignore[method-assign, assignment]
@@ -66,7 +69,7 @@ def unbounded() -> Iterator[None]:
     """Believe what updates say, whatever it is."""
     own = Influence.judge
 
-    def judge(self: Influence, claim: Claim, among: Sequence[Claim] = ()) -> Believed:
+    def judge(self: Influence, claim: Claim, among: Sequence[Claim] = (), *, already: float = 0.0) -> Believed:
         return Believed(claim.tokens * (claim.tokens / claim.steps))
 
     Influence.judge = judge  # type: ignore[method-assign]

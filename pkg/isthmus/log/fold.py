@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -298,7 +299,8 @@ async def combine(
             update = await task
             if watch is not None:
                 watch(given, update)
-            await log.runtime.offload(accumulator.add, update.gradient, given.weight, given.scale)
+            add = partial(accumulator.add, learner=given.learner)
+            await log.runtime.offload(add, update.gradient, given.weight, given.scale)
             ahead.popleft()
             fetch_next()
     finally:

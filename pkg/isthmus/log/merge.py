@@ -148,10 +148,11 @@ class Accumulator:
         self._kept: list[robust.Kept] = []
         """All of the round, packed, where a rule looks at them together."""
 
-    def add(self, x: Packed | F32, weight: float, scale: float = 1.0) -> None:
+    def add(self, x: Packed | F32, weight: float, scale: float = 1.0, *, learner: str = "") -> None:
         """Add one finite outer gradient, packed or [n] float32, with its effective weight (> 0).
 
-        It counts as `scale` · x, 0 < scale ≤ 1: below 1 where it was clipped. Raises `DenormalsFlushed`.
+        It counts as `scale` · x, 0 < scale ≤ 1: below 1 where it was clipped. `learner` says whose it is: rules that
+        outvote count learners, not updates. An array is read until `deltas`. Raises `DenormalsFlushed`.
         """
         kernels.require_denormals()
         if not isinstance(x, Packed):
@@ -159,7 +160,7 @@ class Accumulator:
         self._unit = self._unit or weight
         weight /= self._unit
         if ROBUST.intersection(self._merges):
-            self._kept.append(robust.Kept(x, weight, scale))
+            self._kept.append(robust.Kept(x, weight, scale, learner or f"#{self.count}"))
         for i, t in enumerate(self.fragment.tensors):
             if self._merges[i] in ROBUST:
                 continue

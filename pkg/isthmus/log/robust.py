@@ -4,12 +4,13 @@
     Median  = median‖v‖ · φ( geometric median of φ(v) )                     Pillutla et al. 2019, arXiv 1912.13445
 
 φ(x) = x/‖x‖. Of unit vectors, since a long one would count by its length otherwise; as long as the median update, since
-a mean of lengths is anybody's. Weights are what learners say of themselves: here no update counts for more than the
-median of the round. What bounds let pass, twice the median, would make three of eight the larger part. With one update
-it is that one, with two their RDA but for the length.
+a mean of lengths is anybody's. Each learner has one vote: v is the weighted mean of its updates, where it has several
+in the round, one on each base. Weights are what learners say of themselves: here no learner counts for more than the
+median of the round. What bounds let pass, twice the median, would make three of eight the larger part. With one learner
+it is that one's, with two their RDA but for the length.
 
 The geometric median is found by smoothed steps of Weiszfeld's, a fixed number of them, on the Gram matrix of the
-updates: it is a weighted sum of them, and its weights need their inner products alone.
+votes: it is a weighted sum of them, and its weights need their inner products alone.
 """
 
 import math
@@ -38,6 +39,19 @@ class Kept(NamedTuple):
     x: Packed
     weight: float
     scale: float
+    learner: str
+
+
+class Vote(NamedTuple):
+    """What a learner has in the round, of one tensor."""
+
+    of: tuple[tuple[Packed, float], ...]
+    """Its updates, and what to multiply each by: their sum is its vector."""
+    weight: float
+    length: float
+    """Euclidean length of its vector, as it counts."""
+    factor: float
+    """From its vector to its direction. A zero has none: it is a vote all the same, and counts as one in the middle."""
 
 
 def merged(kept: Sequence[Kept], tensor: int, total: F32, trim: float | None, crew: Crew) -> tuple[float, bool]:
@@ -45,23 +59,41 @@ def merged(kept: Sequence[Kept], tensor: int, total: F32, trim: float | None, cr
 
     `trim`: the share that is left out at either end of each coordinate; None: by the geometric median.
     """
-    lengths = [k.scale * k.x.norms[tensor] for k in kept]
-    weights = votes([k.weight for k in kept])
-    magnitude = weighted_median(lengths, weights)
-    # A zero has no direction: it is an update all the same, and counts as one in the middle.
-    factors = np.array([1.0 / k.x.norms[tensor] if k.x.norms[tensor] > 0.0 else 0.0 for k in kept])
+    cast = [_vote(own, tensor, total.size, crew) for own in _by_learner(kept)]
+    weights = votes([vote.weight for vote in cast])
+    magnitude = weighted_median([vote.length for vote in cast], weights)
     if trim is None:
-        shares = geometric_median(_gram(kept, tensor, total.size, factors, crew), weights)
+        shares = geometric_median(_gram(cast, tensor, total.size, crew), weights)
         total[:] = 0.0
-        for k, share, factor in zip(kept, shares, factors, strict=True):
-            if share * factor:
-                k.x.add(tensor, share * factor, total, crew)
+        for vote, share in zip(cast, shares, strict=True):
+            for x, times in vote.of:
+                if share * vote.factor * times:
+                    x.add(tensor, share * vote.factor * times, total, crew)
     else:
-        _trimmed(kept, tensor, total, left_out(trim, len(kept)), np.array(weights), factors, crew)
+        _trimmed(cast, tensor, total, left_out(trim, len(cast)), np.array(weights), crew)
     length = _norm(total, crew)
     if length >= CANCELLED_BELOW:
         return magnitude / length, False
     return magnitude, magnitude > 0.0
+
+
+def _by_learner(kept: Sequence[Kept]) -> list[list[Kept]]:
+    """Return each learner's updates, in the order in which the learners came."""
+    found: dict[str, list[Kept]] = {}
+    for k in kept:
+        found.setdefault(k.learner, []).append(k)
+    return list(found.values())
+
+
+def _vote(own: Sequence[Kept], tensor: int, n: int, crew: Crew) -> Vote:
+    if len(own) == 1:
+        (k,) = own
+        norm = k.x.norms[tensor]
+        return Vote(((k.x, 1.0),), k.weight, k.scale * norm, 1.0 / norm if norm > 0.0 else 0.0)
+    weight = math.fsum(k.weight for k in own)
+    whole = Vote(tuple((k.x, k.weight / weight * k.scale) for k in own), weight, 0.0, 1.0)
+    norm = math.sqrt(float(_gram([whole], tensor, n, crew)[0, 0]))
+    return whole._replace(length=norm, factor=1.0 / norm if norm > 0.0 else 0.0)
 
 
 def votes(weights: Sequence[float]) -> list[float]:
@@ -109,9 +141,9 @@ def geometric_median(gram: F64, weights: Sequence[float]) -> list[float]:
     return shares
 
 
-def _gram(kept: Sequence[Kept], tensor: int, n: int, factors: F64, crew: Crew) -> F64:
-    """Return the inner products [m, m] of the updates' directions, summed over fixed blocks in their order."""
-    m, blocks = len(kept), -(-n // kernels.NORM_BLOCK)
+def _gram(cast: Sequence[Vote], tensor: int, n: int, crew: Crew) -> F64:
+    """Return the inner products [m, m] of the votes' directions, summed over fixed blocks in their order."""
+    m, blocks = len(cast), -(-n // kernels.NORM_BLOCK)
     sums = np.zeros((m, m, blocks))
 
     def work(first: int, last: int) -> None:
@@ -119,7 +151,7 @@ def _gram(kept: Sequence[Kept], tensor: int, n: int, factors: F64, crew: Crew) -
         for number in range(first, last):
             at = slice(number * PIECE, min(n, (number + 1) * PIECE))
             size = at.stop - at.start
-            _decode(kept, tensor, n, at, part)
+            _decode(cast, tensor, n, at, part)
             of = slice(at.start // kernels.NORM_BLOCK, -(-at.stop // kernels.NORM_BLOCK))
             for i in range(m):
                 for j in range(i + 1):
@@ -129,27 +161,34 @@ def _gram(kept: Sequence[Kept], tensor: int, n: int, factors: F64, crew: Crew) -
     out = np.zeros((m, m))
     for i in range(m):
         for j in range(i + 1):
-            out[i, j] = out[j, i] = factors[i] * factors[j] * math.fsum(sums[i, j])
+            out[i, j] = out[j, i] = cast[i].factor * cast[j].factor * math.fsum(sums[i, j])
     return out
 
 
-def _trimmed(kept: Sequence[Kept], tensor: int, total: F32, trim: int, weights: F64, factors: F64, crew: Crew) -> None:
-    n = total.size
+def _trimmed(cast: Sequence[Vote], tensor: int, total: F32, trim: int, weights: F64, crew: Crew) -> None:
+    n, factors = total.size, np.array([vote.factor for vote in cast])
 
     def work(first: int, last: int) -> None:
-        part = np.empty((len(kept), min(n, PIECE)), np.float32)
+        part = np.empty((len(cast), min(n, PIECE)), np.float32)
         for number in range(first, last):
             at = slice(number * PIECE, min(n, (number + 1) * PIECE))
-            _decode(kept, tensor, n, at, part)
+            _decode(cast, tensor, n, at, part)
             kernels.trimmed_mean(part[:, : at.stop - at.start], weights, factors, trim, total[at])
 
     crew.share(work, pieces(n), SHARE)
 
 
-def _decode(kept: Sequence[Kept], tensor: int, n: int, at: slice, part: F32) -> None:
-    """Write elements `at` of every update's tensor to part [m, …]."""
-    for row, k in zip(part, kept, strict=True):
-        k.x.code.decode_part(k.x.data[tensor], n, at.start, row[: at.stop - at.start])
+def _decode(cast: Sequence[Vote], tensor: int, n: int, at: slice, part: F32) -> None:
+    """Write elements `at` of every vote's vector to part [m, …]."""
+    for row, vote in zip(part, cast, strict=True):
+        own = row[: at.stop - at.start]
+        if len(vote.of) == 1:
+            ((x, _),) = vote.of
+            x.code.decode_part(x.data[tensor], n, at.start, own)
+            continue
+        own[:] = 0.0
+        for x, times in vote.of:
+            x.code.add_part(x.data[tensor], n, at.start, times, own)
 
 
 def _norm(x: F32, crew: Crew) -> float:

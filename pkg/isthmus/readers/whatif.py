@@ -26,13 +26,20 @@ from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, 
 from isthmus.rounds.grace import Terms
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
-from isthmus.rules import ABSENT_MAX, STALENESS_MAX, Bounds, MergeRule, Pace
+from isthmus.rules import ABSENT_MAX, STALENESS_MAX, Bounds, MergeRule, Pace, Rules
 
-_OUTER = {"merge": "merge", "merge.embeddings": "merge", "outer.lr": "learning_rate", "outer.momentum": "momentum"}
+_OUTER = {
+    "merge": "merge",
+    "merge.embeddings": "merge",
+    "trim": "trim",
+    "outer.lr": "learning_rate",
+    "outer.momentum": "momentum",
+}
 _PACE = ("quorum", "grace", "overlap", "staleness")
 _TAKES = {
     "merge": f"one of {', '.join(MergeRule)}",
     "merge.embeddings": f"one of {', '.join(MergeRule)}",
+    "trim": "a share above 0 and below 0.5",
     "outer.lr": "a number above 0 and at most 10",
     "outer.momentum": "a number from 0 to below 1",
     "quorum": "a whole number of learners, at least 1",
@@ -70,7 +77,14 @@ class Settings:
         embedding = msgspec.structs.replace(header.embedding, **self.outer)
         # Iso is for matrices that map vectors to vectors: embeddings become it only where that is asked for.
         kept = self.embeddings or (header.embedding.merge if embedding.merge == MergeRule.ISO else embedding.merge)
-        return by_class(dense, msgspec.structs.replace(embedding, merge=kept))
+        return by_class(_trimming(dense), _trimming(msgspec.structs.replace(embedding, merge=kept)))
+
+
+def _trimming(outer: Outer) -> Outer:
+    """Return the arithmetic with a share that is left out just where one is: recorded is none with another rule."""
+    return msgspec.structs.replace(
+        outer, trim=(outer.trim or Rules().trim) if outer.merge == MergeRule.TRIMMED else 0.0
+    )
 
 
 def parse(pairs: Iterable[str]) -> Settings:
@@ -105,6 +119,10 @@ def _value(name: str, text: str) -> Any:
         msgspec.structs.replace(Pace(), **{name: number}).check()
         return number
     rate = float(text)
+    if name == "trim":
+        if not 0.0 < rate < 0.5:
+            raise ValueError(text)
+        return rate
     if not (0.0 < rate <= 10.0 if name == "outer.lr" else 0.0 <= rate < 1.0):
         raise ValueError(text)
     return rate

@@ -90,8 +90,12 @@ class Influence:
         self._seen = {who: seen for who, seen in self._seen.items() if version - seen.version < REMEMBERED}
         self._counted = {who: rate for who, rate in self._counted.items() if who in self._seen}
 
-    def judge(self, claim: Claim, among: Sequence[Claim] = ()) -> Believed:
-        """Return what an update counts for. `among`: other updates of the round, where nothing was merged lately."""
+    def judge(self, claim: Claim, among: Sequence[Claim] = (), *, already: float = 0.0) -> Believed:
+        """Return what an update counts for.
+
+        `among`: other updates of the round, where nothing was merged lately. `already`: what the learner's others weigh
+        in the round, in tokens² per step: with one on each base that is not stale it weighs no more than with one.
+        """
         for other in (*among, claim):
             self._seen[other.learner] = _as_said(other, self._version)
         b, usual = self._bounds, list(self._seen.values())
@@ -109,8 +113,8 @@ class Influence:
             clipped.append(Clip.TOKENS)
         weight = claim.tokens * (claim.tokens / claim.steps) if not clipped else steps * rate * rate
         usual_weight = statistics.median(u.weight for u in usual)
-        if weight > b.weight * usual_weight:
-            weight = b.weight * usual_weight
+        if weight > (room := max(0.0, b.weight * usual_weight - already)):
+            weight = room
             clipped.append(Clip.WEIGHT)
         scale, refused = 1.0, False
         lengths = [u.length for u in usual if u.length > 0.0]

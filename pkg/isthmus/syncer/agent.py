@@ -55,7 +55,8 @@ from isthmus.version import __version__
 logger = logging.getLogger(__name__)
 
 ACCUMULATORS_MAX = 64
-"""Rounds that hold an accumulator at once: 4 n bytes each; further rounds wait as pointers."""
+"""Rounds that hold an accumulator at once: 4 n bytes each, and the updates of a round that
+is merged by `ROBUST`; further rounds wait as pointers."""
 
 FETCHES_MAX, FETCHES_EACH = 16, 4
 """Updates in memory at once, fetched or decoded and not yet accumulated; of one learner."""

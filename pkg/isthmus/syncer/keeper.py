@@ -273,7 +273,7 @@ class Keeper:
         claim = self._claim(update, self.rounds.elapsed_s(pointer.base, fetched_at))
         given = self._recorder.given(pointer, update.header, fetched_at, claim.norm)
         if self._usually.known:
-            believed = self._usually.judge(claim)
+            believed = self._usually.judge(claim, already=self._weight_of(claim.learner))
             if believed.refused:
                 self._warn("%s of %s is %g long, far beyond what is usual", pointer.key, pointer.learner, claim.norm)
                 return self.rounds.on(Refused(pointer, Reason.TOO_LONG), self._runtime.now())
@@ -288,9 +288,13 @@ class Keeper:
         step_s = self._heard_of.usual_step_s() / self._fastest
         return Claim(h.learner, h.steps, h.tokens, update.gradient.norm, elapsed_s, step_s)
 
+    def _weight_of(self, learner: str) -> float:
+        """Return what a learner's updates in the round weigh together."""
+        return sum(given.weight for given in self._inputs if given.learner == learner)
+
     async def _take(self, gradient: Packed, given: Input, believed: Believed) -> None:
         """Add an update to the round's sum, for as much as it is believed to be, and note that."""
-        self._accumulator = await self._runtime.offload(self._add, gradient, believed.weight, believed.scale)
+        self._accumulator = await self._runtime.offload(self._add, gradient, believed, given.learner)
         self._inputs.append(
             msgspec.structs.replace(
                 given,
@@ -300,10 +304,10 @@ class Keeper:
             )
         )
 
-    def _add(self, gradient: Packed, weight: float, scale: float) -> Accumulator:
+    def _add(self, gradient: Packed, believed: Believed, learner: str) -> Accumulator:
         """Return the round's sum with one more, begun where it is the first. Not for the loop: it clears and sums."""
         total = self._accumulator or Accumulator(self.fragment, self._outer, self._runtime.crew)
-        total.add(gradient, weight, scale)
+        total.add(gradient, believed.weight, believed.scale, learner=learner)
         return total
 
     async def _weigh(self) -> None:
@@ -311,7 +315,8 @@ class Keeper:
         waiting, self._unweighed = self._unweighed, []
         among = [claim for _, _, claim in waiting]
         for gradient, given, claim in waiting:
-            await self._take(gradient, given, self._usually.judge(claim, among))
+            already = self._weight_of(claim.learner)
+            await self._take(gradient, given, self._usually.judge(claim, among, already=already))
 
     # --- actions ------------------------------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class Replay(InRun, Reported):
     set: Annotated[
         list[str] | None,
         Setting(
-            "what if: merge, merge.embeddings, outer.lr, outer.momentum, quorum, grace, overlap, staleness",
+            "what if: merge, merge.embeddings, trim, outer.lr, outer.momentum, quorum, grace, overlap, staleness",
             metavar="NAME=VALUE",
             flag_only=True,
         ),

@@ -141,7 +141,8 @@ class ArithmeticOfRun:
     merge: Annotated[
         str | None,
         Setting(
-            "merge rule; embeddings are averaged (iso where narrow matrices make it cheap, else rda)",
+            "merge rule; embeddings are averaged, but by trimmed and median alike (iso where narrow matrices make "
+            "it cheap, else rda)",
             choices=tuple(MergeRule),
         ),
     ] = None
@@ -149,6 +150,9 @@ class ArithmeticOfRun:
         int,
         Setting("longest side of a matrix that iso does not cut; 0: any", metavar="N", within=Rules),
     ] = _RULES.iso_block
+    trim: Annotated[
+        float, Setting("share of a round that trimmed leaves out at either end", metavar="SHARE", within=Rules)
+    ] = _RULES.trim
     codec: Annotated[
         str | None, Setting(f"codec of learners' updates ({_sent('codec_up')})", metavar=CODECS, check=require_codec)
     ] = None
@@ -249,6 +253,7 @@ def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = No
         fragments=a.fragments,
         sync_every=a.sync_every,
         iso_block=a.iso_block,
+        trim=a.trim,
     ).check()
 
 
