@@ -233,6 +233,30 @@ MUTANTS = [
         row("a-crew-is-not-waited-for", "            part.result()\n", "            pass\n"),
     ),
     *of(
+        "store/regions.py",
+        "tests/integration/test_regions.py",
+        row(
+            "a-bucket-that-fails-has-no-other",
+            "                self._avoid(url, error)\n                failed = error",
+            "                raise",
+        ),
+        row(
+            "an-update-is-not-stored-with-the-run",
+            "        return await home()\n\n    async def put",
+            "        return False\n\n    async def put",
+        ),
+        row(
+            "nothing-is-mirrored", "if self.mirrors and self._directory and key", "if False and self._directory and key"
+        ),
+        row("nobody-reads-near", "if self._directory and self.near and key", "if False and self.near and key"),
+        row(
+            "only-one-place-is-emptied",
+            "            urls = self._directory.buckets()\n        for",
+            "            urls = ()\n        for",
+        ),
+        row("updates-elsewhere-are-not-listed", "if self._directory and prefix.startswith(UPDATES):", "if False:"),
+    ),
+    *of(
         "log/robust.py",
         "tests/unit/test_robust.py",
         row(

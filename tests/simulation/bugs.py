@@ -250,7 +250,7 @@ def forget_what_a_longer_update_replaced() -> Iterator[None]:
         yield
 
 
-@planted(100, caught_by=8)
+@planted(100, caught_by=49)
 def trust_an_unmatched_snapshot() -> Iterator[None]:
     """The newest snapshot is the state, whatever its commit says."""
 
