@@ -337,7 +337,7 @@ def a_commit_forgets_an_input() -> Iterator[None]:
         yield
 
 
-@planted(450, caught_by=332)
+@planted(450, caught_by=375)
 def a_lost_round_is_lost() -> Iterator[None]:
     """What a round had taken when another syncer's commit came is not taken up again, and nobody repeats it."""
 
