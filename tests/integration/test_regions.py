@@ -161,6 +161,11 @@ async def test_what_is_published_is_read_near_first_and_with_the_run_else(places
     assert bytes(await store.get(key)) == b"of the copy"
     copy.unlink()
     assert bytes(await store.get(key)) == body
+    copy.write_bytes(b"of the copy")
+    places.down = True
+    assert bytes(await store.get(key)) == body, "it does not answer, and the run's own does"
+    places.down = False
+    assert bytes(await store.get(key)) == body, "and is not asked first for a while"
 
 
 async def test_a_bucket_that_fails_stops_nobody(places: Places) -> None:
