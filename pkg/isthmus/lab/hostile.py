@@ -11,8 +11,11 @@ from isthmus.lab.experiment import ISO, Experiment, base, named
 from isthmus.lab.setting import Setting
 from isthmus.learner.steward import OwnSteward
 from isthmus.rounds.bounds import Believed, Claim, Influence
+from isthmus.rules import ROBUST
 
 LEARNERS = 8
+COUNTS = (1, 3)
+"""Of these hostile."""
 
 Shared = dict[tuple[int, int], F32]
 """What the hostile ones have in common, by fragment and base."""
@@ -96,7 +99,7 @@ def name_of(attack: str, count: int, bounded: bool) -> str:
     return ", ".join(part for part in (what, "" if bounded else "unbounded") if part)
 
 
-CASES = [(attack, count, bounded) for bounded in (True, False) for count in (1, 3) for attack in ATTACKS]
+CASES = [(attack, count, bounded) for bounded in (True, False) for count in COUNTS for attack in ATTACKS]
 CASES += [("", 0, False)]
 
 VARIANTS = {name_of(*case): (lambda case=case: attacked(*case)) for case in CASES}
@@ -107,6 +110,7 @@ MERGES: dict[str, dict[str, object]] = {
     "avg": {"rules_merge": "avg", "rules_outer_lr": 0.7},
     "iso": ISO,
     "trimmed": {"rules_merge": "trimmed", "rules_merge_embeddings": "trimmed"},
+    "trimmed 0.375": {"rules_merge": "trimmed", "rules_merge_embeddings": "trimmed", "rules_trim": 0.375},
     "median": {"rules_merge": "median", "rules_merge_embeddings": "median"},
 }
 
@@ -115,11 +119,15 @@ def _settings(steps: int) -> list[Setting]:
     eight, found = base(steps, learners=LEARNERS), []
     for bounded in (True, False):
         for merge, rules in MERGES.items():
-            if not bounded and merge in ("trimmed", "median"):
+            if not bounded and rules.get("rules_merge") in ROBUST:
                 continue
             at = f"{merge}{'' if bounded else ', unbounded'}: "
             found.append(named(eight, f"{at}nobody", variant=name_of("", 0, bounded), **rules))
-            for count in (1, 3):
+            if bounded:
+                # What the honest ones come to without the hostile three.
+                five = base(steps, learners=LEARNERS - max(COUNTS))
+                found.append(named(five, f"{at}five alone", **rules))
+            for count in COUNTS:
                 for attack in ATTACKS:
                     variant = name_of(attack, count, bounded)
                     found.append(named(eight, f"{at}{count} of {LEARNERS}, {attack}", variant=variant, **rules))
