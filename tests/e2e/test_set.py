@@ -1,11 +1,14 @@
 """`isthmus replay --set NAME=VALUE`: what a setting does not take is refused with what it does take."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from isthmus.errors import InputError
 from isthmus.readers import whatif
+from isthmus.records.objects import Outer
+from isthmus.rules import MergeRule, Rules
 from isthmus_services.cli import main
 
 
@@ -33,6 +36,15 @@ def test_it_names_the_setting_and_what_it_takes(
     assert main(["init", run]) == 0
     assert main(["replay", run, "--set", pair]) == 2
     assert capsys.readouterr().err.splitlines() == [f"isthmus replay: --set {pair}: {takes}"]
+
+
+def test_a_trim_that_nothing_is_merged_with_is_refused() -> None:
+    rda = Outer(merge=MergeRule.RDA, learning_rate=0.4, momentum=0.8)
+    header = SimpleNamespace(dense=rda, embedding=rda)
+    with pytest.raises(InputError, match="merged by rda; set merge=trimmed too"):
+        whatif.parse(["trim=0.3"]).outers(header)  # type: ignore[arg-type]
+    assert whatif.parse(["trim=0.3", "merge=trimmed"]).outers(header)["dense"].trim == 0.3  # type: ignore[arg-type]
+    assert whatif.parse(["merge=trimmed"]).outers(header)["dense"].trim == Rules().trim  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

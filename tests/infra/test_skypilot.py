@@ -202,7 +202,7 @@ def elsewhere(script: str, other: Mapping[str, str]) -> str:
 
 
 class Machine:
-    """A folder as a machine's home, with what SkyPilot brings there; its processes are those that have it as HOME."""
+    """A folder as a machine's home, with what SkyPilot brings there; its processes are those that have it as HOME, or are in it."""
 
     def __init__(self, home: Path, laptop: Laptop, name: str, given: Mapping[str, str]) -> None:
         task = task_of(f"{name}.yaml")
@@ -230,10 +230,12 @@ class Machine:
     def take_away(self) -> None:
         """Kill all of it at once."""
         own = f"HOME={self.home}".encode()
-        for place in Path("/proc").glob("[0-9]*/environ"):
+        for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if own in place.read_bytes().split(b"\0"):
-                    os.kill(int(place.parent.name), signal.SIGKILL)
+                # Redis writes its title over its environment; where it is it does not hide.
+                is_here = (place / "cwd").readlink().is_relative_to(self.home)
+                if is_here or own in (place / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(place.name), signal.SIGKILL)
         self.process.wait()
 
 

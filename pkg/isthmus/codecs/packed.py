@@ -71,6 +71,14 @@ def keep_dropped(fragment: Fragment, code: Codec, data: U8, x: F32, crew: Crew =
         add(code, piece, -1.0, left, left, crew)
 
 
+def length_of(x: F32, crew: Crew = ALONE) -> float:
+    """Return `kernels.norm(x)`, bit for bit, by as many threads as there are."""
+    squares = np.empty(-(-x.size // kernels.NORM_BLOCK), np.float64)
+    of = kernels.NORM_BLOCK
+    crew.share(lambda a, b: kernels.squares(x[a * of : b * of], squares[a:b]), squares.size, SHARE * PIECE // of)
+    return kernels.norm_of(squares)
+
+
 def plain(fragment: Fragment, x: F32) -> Packed:
     """Return a fragment's values x [n] float32 as if they had come as they are."""
     return packed(fragment, codec(CodecName.F32), np.ascontiguousarray(x, "<f4").view(np.uint8))

@@ -354,9 +354,9 @@ def _syncer(
     between = snapshots_between(params, rules, pace, learners, wire)
     kept = state_bytes(rules)
     snapshot = kept * fragment / between
-    # All that another one kept: of each fragment the newest snapshot, and the rounds merged after it.
     # All updates of a round are looked at together: they are kept until it closes.
     together = rules.fragments * learners * wire.up if rules.merge in ROBUST else 0.0
+    # All that another one kept: of each fragment the newest snapshot, and the rounds merged after it.
     taken_over = rules.fragments * (kept * fragment + between * learners * wire.up)
     return {
         "memory_gib": (params * (kept + 4.0) + together + FETCHES_MAX * wire.up) / GIB,

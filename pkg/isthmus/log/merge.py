@@ -20,7 +20,7 @@ import numpy as np
 from isthmus import digests, kernels, memory
 from isthmus.codecs import Codec, codec, cut, pack
 from isthmus.codecs.base import PIECE, SHARE, pieces
-from isthmus.codecs.packed import Packed, add, plain
+from isthmus.codecs.packed import Packed, add, length_of, plain
 from isthmus.kernels import F32, U8
 from isthmus.layout import Fragment, Tensor, TensorClass
 from isthmus.log import robust
@@ -186,7 +186,7 @@ class Accumulator:
                 scale, off = robust.merged(self._kept, i, total, trim, self.crew)
                 cancelled += off
             elif rule != MergeRule.AVG:
-                norm = _norm(total, self.crew)
+                norm = length_of(total, self.crew)
                 # RDA has summed directions: their mean is no longer than 1. Iso has summed the differences themselves.
                 whole = self._weights if rule == MergeRule.RDA else self._norms[i]
                 if whole > 0.0 and norm / whole >= CANCELLED_BELOW:
@@ -233,14 +233,6 @@ class Accumulator:
             )
             if then is not None:
                 then(at, master[at], momentum[at])
-
-
-def _norm(x: F32, crew: Crew) -> float:
-    """Return `kernels.norm(x)`, bit for bit, by as many threads as there are."""
-    squares = np.empty(-(-x.size // kernels.NORM_BLOCK), np.float64)
-    of = kernels.NORM_BLOCK
-    crew.share(lambda a, b: kernels.squares(x[a * of : b * of], squares[a:b]), squares.size, SHARE * PIECE // of)
-    return kernels.norm_of(squares)
 
 
 def _merge_of(tensor: Tensor, rule: MergeRule) -> MergeRule:

@@ -21,7 +21,7 @@ import numpy as np
 
 from isthmus import kernels
 from isthmus.codecs.base import PIECE, SHARE, pieces
-from isthmus.codecs.packed import Packed
+from isthmus.codecs.packed import Packed, length_of
 from isthmus.kernels import F32, F64
 from isthmus.runtime import Crew
 
@@ -71,7 +71,7 @@ def merged(kept: Sequence[Kept], tensor: int, total: F32, trim: float | None, cr
                     x.add(tensor, share * vote.factor * times, total, crew)
     else:
         _trimmed(cast, tensor, total, left_out(trim, len(cast)), np.array(weights), crew)
-    length = _norm(total, crew)
+    length = length_of(total, crew)
     if length >= CANCELLED_BELOW:
         return magnitude / length, False
     return magnitude, magnitude > 0.0
@@ -189,10 +189,3 @@ def _decode(cast: Sequence[Vote], tensor: int, n: int, at: slice, part: F32) -> 
         own[:] = 0.0
         for x, times in vote.of:
             x.code.add_part(x.data[tensor], n, at.start, times, own)
-
-
-def _norm(x: F32, crew: Crew) -> float:
-    squares = np.empty(-(-x.size // kernels.NORM_BLOCK), np.float64)
-    of = kernels.NORM_BLOCK
-    crew.share(lambda a, b: kernels.squares(x[a * of : b * of], squares[a:b]), squares.size, SHARE * PIECE // of)
-    return kernels.norm_of(squares)

@@ -35,6 +35,11 @@ _OUTER = {
     "outer.lr": "learning_rate",
     "outer.momentum": "momentum",
 }
+_WITHIN: dict[str, Callable[[float], bool]] = {
+    "trim": lambda share: 0.0 < share < 0.5,
+    "outer.lr": lambda rate: 0.0 < rate <= 10.0,
+    "outer.momentum": lambda share: 0.0 <= share < 1.0,
+}
 _PACE = ("quorum", "grace", "overlap", "staleness")
 _TAKES = {
     "merge": f"one of {', '.join(MergeRule)}",
@@ -77,7 +82,10 @@ class Settings:
         embedding = msgspec.structs.replace(header.embedding, **self.outer)
         # Iso is for matrices that map vectors to vectors: embeddings become it only where that is asked for.
         kept = self.embeddings or (header.embedding.merge if embedding.merge == MergeRule.ISO else embedding.merge)
-        return by_class(_trimming(dense), _trimming(msgspec.structs.replace(embedding, merge=kept)))
+        embedding = msgspec.structs.replace(embedding, merge=kept)
+        if "trim" in self.outer and MergeRule.TRIMMED not in (dense.merge, embedding.merge):
+            raise InputError(f"--set trim: these versions are merged by {dense.merge}; set merge=trimmed too")
+        return by_class(_trimming(dense), _trimming(embedding))
 
 
 def _trimming(outer: Outer) -> Outer:
@@ -118,14 +126,10 @@ def _value(name: str, text: str) -> Any:
         number: float = int(text) if name in ("quorum", "staleness") else float(text)
         msgspec.structs.replace(Pace(), **{name: number}).check()
         return number
-    rate = float(text)
-    if name == "trim":
-        if not 0.0 < rate < 0.5:
-            raise ValueError(text)
-        return rate
-    if not (0.0 < rate <= 10.0 if name == "outer.lr" else 0.0 <= rate < 1.0):
+    share = float(text)
+    if not _WITHIN[name](share):
         raise ValueError(text)
-    return rate
+    return share
 
 
 @dataclass(frozen=True, slots=True)
