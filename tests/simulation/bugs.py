@@ -759,7 +759,7 @@ def a_fragment_starts_again_from_its_newest_snapshot() -> Iterator[None]:
         yield
 
 
-@planted(20, "thin", caught_by=17)
+@planted(20, "thin", caught_by=19)
 def version_numbers_decide_who_is_fetched() -> Iterator[None]:
     """The lowest goes first: on a thin way down the others are never fetched."""
     with patch.object(downlink.Downlink, "_need", lambda self, p: -self.known[p].version):

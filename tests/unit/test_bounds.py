@@ -114,6 +114,18 @@ def test_several_updates_in_a_round_weigh_no_more_than_one_may() -> None:
     assert 0.0 < third.weight < 1e-3 * one.weight
 
 
+def test_what_is_left_for_the_last_of_several_says_nothing_of_a_learner() -> None:
+    import msgspec
+
+    usual = seen(*HONEST)
+    # Twice as fast as is usual, on two bases: little of the second is left to count.
+    weights = (12 * 2000.0**2, 1.0)
+    usual.note(
+        6, [msgspec.structs.replace(given("h1", 5, 6), steps=12, tokens=24_000, norm=0.1, weight=w) for w in weights]
+    )
+    assert Clip.TOKENS not in usual.judge(Claim("h1", 12, 24_000, 0.1)).clipped
+
+
 def test_with_no_history_what_is_usual_is_the_round_whoever_was_first() -> None:
     evil = Claim("evil", 1, 1 << 53, 1e6)
     for order in ([evil, *HONEST], [*HONEST, evil]):

@@ -72,7 +72,8 @@ class Influence:
         self._bounds = bounds
         self._seen: dict[str, _Seen] = {}
         self._counted: dict[str, float] = {}
-        """Tokens per step that each learner's last merged update counted for."""
+        """Tokens per step that each learner counted for last, of several updates in a commit the most: what is left for
+        the last of them says nothing of it."""
         self._version = 0
 
     @property
@@ -83,10 +84,12 @@ class Influence:
     def note(self, version: int, inputs: Iterable[Input]) -> None:
         """Take what a commit merged. An input of a release that recorded no norm says nothing of lengths."""
         self._version = version
+        counted: dict[str, float] = {}
         for given in inputs:
             steps = max(1, given.steps)
             self._seen[given.learner] = _as_said(Claim(given.learner, steps, given.tokens, given.norm), version)
-            self._counted[given.learner] = math.sqrt(given.weight / steps)
+            counted[given.learner] = max(math.sqrt(given.weight / steps), counted.get(given.learner, 0.0))
+        self._counted |= counted
         self._seen = {who: seen for who, seen in self._seen.items() if version - seen.version < REMEMBERED}
         self._counted = {who: rate for who, rate in self._counted.items() if who in self._seen}
 
