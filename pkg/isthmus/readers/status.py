@@ -183,6 +183,7 @@ class Live:
         try:
             async for stream, said in self._listener.backlog():
                 self.hearing.take(stream, said, None)
+                self.on_said(said)
         except Unavailable:
             self._listener.down_since = self._runtime.now()
         await self._newest()

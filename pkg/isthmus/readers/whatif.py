@@ -266,6 +266,62 @@ def _distances(start: F32, recorded: F32, other: F32) -> tuple[float, float, flo
     )
 
 
+# --- one round alone --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OneRound:
+    """One round under other rules, after the log as it was."""
+
+    recorded: tuple[str, ...]
+    other: tuple[str, ...]
+    """Who is merged, in order of arrival."""
+    closed_recorded_s: float
+    closed_other_s: float
+    """From opening to closing; the same where no rule of waiting was changed."""
+    step: float
+    """‖Θ_v − Θ_{v-1}‖ of the published values, as recorded."""
+    other_step: float
+    difference: float
+    """‖Θ'_v − Θ_v‖."""
+    cosine: float
+    """Between the two steps; NaN where one of them is none."""
+
+
+async def one_round(log: Log, fragment: int, version: int, settings: Settings) -> OneRound:
+    """Merge one round anew under other rules, from the state before it. Raises `InputError`, `LogCorrupt`.
+
+    Whom it could have merged are those who had arrived when it was closed: of whoever came later the log has no time of
+    arrival here, as it has none for `what_if`.
+    """
+    all_or(log, [fragment])
+    commit = await log.commit(fragment, version) if version > 0 else None
+    if commit is None:
+        raise InputError(f"there is no commit {fragment}/{version} in {log.run.url}")
+    h, merging = commit.header, fold.Merging(log)
+    if h.healed is not None:
+        raise InputError(f"version {version} of fragment {fragment} merged nothing: it heals the fragment")
+    if version <= await earliest(log, fragment):
+        raise InputError(f"what version {version} of fragment {fragment} merged was collected by `isthmus gc`")
+    at = await fold.fold(log, fragment, merging, until=version - 1, keep=max(2, log.run.pace.staleness + 1))
+    inputs, closed_at = h.inputs, h.waited.waited_s
+    if settings.pace:
+        ((inputs, closed_at),) = _decided(log, [commit], at.last, settings.pace)
+    recorded = await fold.Publishing(log).step(at.carried.published, commit)
+    other = at.carried.published
+    if inputs:
+        result = await fold.combine(log, at.carried, fragment, inputs, settings.outers(h), codec(h.codec_down))
+        if not result.finite:
+            raise InputError(f"under these rules fragment {fragment} leaves float32's range at version {version}")
+        other = result.state.published
+    difference, step, other_step, product = await log.runtime.offload(_distances, at.carried.published, recorded, other)
+    lengths = math.sqrt(step) * math.sqrt(other_step)
+    return OneRound(
+        tuple(i.learner for i in h.inputs), tuple(i.learner for i in inputs), h.waited.waited_s, closed_at,
+        math.sqrt(step), math.sqrt(other_step), math.sqrt(difference), product / lengths if lengths else math.nan,
+    )  # fmt: skip
+
+
 # --- who would have been in -------------------------------------------------------------------------------------------
 
 
@@ -295,12 +351,19 @@ def decide(
     Only updates that were merged have recorded arrivals: what no round took in the log is in none here either. Raises
     `InputError` for a commit that does not say what it was decided by.
     """
+    return [inputs for inputs, _ in _decided(log, commits, before, changed)]
+
+
+def _decided(
+    log: Log, commits: Sequence[Commit], before: Sequence[Commit], changed: dict[str, Any]
+) -> list[tuple[tuple[Input, ...], float]]:
+    """Return what `decide` does, and with each when its round closed [seconds since it was opened]."""
     pace = msgspec.structs.replace(log.run.pace, **changed)
     members = _Recorded(pace)
     # Whom no round waited for, for never coming, is not among those the commits say were expected.
     rounds = Rounds(pace, log.run.rules.sync_every, members, Bounds(absent=ABSENT_MAX))
     rounds.restored(commits[0].version - 1 if commits else 0, [c.header for c in before])
-    decided: list[tuple[Input, ...]] = []
+    decided: list[tuple[tuple[Input, ...], float]] = []
     given: dict[bytes, Input] = {}
     for number, commit in enumerate(commits):
         h = commit.header
@@ -309,7 +372,7 @@ def decide(
         if number + 1 < len(commits):
             until = commits[number + 1].header.waited.opened_at - h.waited.opened_at
         merged, closed_at = ((), 0.0) if h.healed is not None else _Story(rounds, members, given, h).tell(until)
-        decided.append(merged)
+        decided.append((merged, closed_at))
         # Committed as it closed: what lies between the two is in the recorded terms already.
         rounds.on(Appended(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})), closed_at)
     return decided

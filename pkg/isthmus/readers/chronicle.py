@@ -1,0 +1,387 @@
+"""A run's log in little: a row for each commit, sums by moments for each learner, and where it stops reading on.
+
+It is read once, by the walk that every fold takes, and can be kept in a file: the log never changes behind its end, so
+what was read stays true and only what is new is read. Nothing is decided by it: it is what pages of a run are drawn
+from (`readers.views`), and whoever wants to know more of a commit reads the commit.
+"""
+
+import asyncio
+import io
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import LogCorrupt
+from isthmus.log import Commit, Log
+from isthmus.log.run import Run
+from isthmus.readers.moments import Kept, Moments
+from isthmus.reasons import HARMLESS
+from isthmus.records.objects import CommitHeader, Input
+
+FORMAT = 1
+"""Of the file. One of another format is read anew from the log."""
+
+QUORUM_MISSED, HEALED, PACKED = 1, 2, 4
+"""Bits of a row's flags."""
+
+LIVES_MAX = 1 << 16
+TOGETHER_MAX = 256
+"""Commits between two words of progress, and before others get a turn where a store answers at once."""
+
+AT_ONCE = 16
+"""Fragments whose logs are read at once."""
+
+ROW = np.dtype(
+    [
+        ("written_at", "<f8"),  # seconds since 1970, on its writer's clock
+        ("fragment", "<u2"),
+        ("version", "<u4"),
+        ("writer", "<u2"),
+        ("closed_by", "u1"),
+        ("flags", "u1"),
+        ("inputs", "<u2"),
+        ("fresh", "<u2"),  # of those, on the newest base
+        ("expected", "<u2"),
+        ("missing", "<u2"),
+        ("late", "<u2"),
+        ("rejected", "<u4"),
+        ("repeated", "<u4"),  # turned away, and nothing lost by it
+        ("tokens", "<u8"),
+        ("bytes", "<u8"),
+        ("boundary_s", "<f4"),  # the opener's step boundary before opening
+        ("quorum_s", "<f4"),
+        ("grace_s", "<f4"),
+        ("waited_s", "<f4"),
+        ("merge_s", "<f4"),
+        ("publish_s", "<f4"),
+        ("commit_s", "<f4"),  # from closing to being written
+    ]
+)
+
+LEARNER = (
+    "expected", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "clipped", "tokens", "steps",
+    "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone",
+)  # fmt: skip
+"""What is summed of a learner. `tokens` and `steps` count by the fragment's share of the parameters: over all fragments
+they come to the learner's own. Seconds of what was merged: training it, until it was heard, until it was accumulated,
+until the round closed. `weight` in shares of a round. `gone`: times that a round stopped expecting it."""
+
+REACHED = ("step", "tokens", "taken_at")
+"""How far a learner's own steps had come, over all its lives, in the newest update of it that was merged."""
+
+BEAT = (
+    "life", "step", "target", "tokens", "loss", "step_s", "upload_s", "sync_s", "bytes_up", "bytes_down",
+    "checkpoint_bytes", "processed", "merged", "overwritten", "late", "pending", "rejected", "lost", "left",
+    "base_up", "base_down",
+)  # fmt: skip
+"""The last words of a learner, as far as somebody listened: of its heartbeats, and whether it has left (2: done). Bytes
+are of all its lives that were heard; `base_up` and `base_down` of them are of earlier ones."""
+
+
+@dataclass(slots=True)
+class Life:
+    """What the log has of one life of a learner. Times are seconds since 1970."""
+
+    began: float
+    """When the first of its updates that were merged began to be trained …"""
+    step: int
+    """… and the learner's own step then."""
+    last: float
+    """When the last of them was taken."""
+
+
+@dataclass(slots=True)
+class _End:
+    """Where a fragment was read to."""
+
+    version: int = 0
+    digest: bytes = b""
+    rejected: int = 0
+    repeated: int = 0
+    broken: str = ""
+    """Why it cannot be read further, or empty."""
+
+
+class _Meta(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    run: bytes
+    learners: list[str]
+    writers: list[str]
+    closings: list[str]
+    reasons: list[str]
+    ends: list[tuple[int, bytes, int, int]]
+    lives: list[tuple[int, int, float, int, float]]
+    """Learner, incarnation, and a `Life`."""
+
+
+@dataclass(slots=True)
+class Names:
+    """Names by number, in the order in which they came."""
+
+    known: list[str] = field(default_factory=list)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def number(self, name: str) -> int:
+        """Return a name's number; it gets one."""
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self.known)
+            self.known.append(name)
+        return found
+
+    def find(self, name: str) -> int | None:
+        """Return a name's number, or None."""
+        return self._numbers.get(name)
+
+    def restored(self, names: list[str]) -> None:
+        """Start again with these."""
+        self.known, self._numbers = list(names), {name: n for n, name in enumerate(names)}
+
+
+class Chronicle:
+    """What was read of a run's log so far, and what was heard meanwhile."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.learners, self.writers, self.closings, self.reasons = Names(), Names(), Names(), Names()
+        began = run.header.created_at
+        self.by_learner = Moments(began, LEARNER, Kept.SUM)
+        self.by_reason = Moments(began, ("times",), Kept.SUM)
+        self.reached = Moments(began, REACHED, Kept.LAST)
+        self.beats = Moments(began, BEAT, Kept.LAST)
+        sizes = np.array([f.size for f in run.layout.fragments], np.float64)
+        self.shares = sizes / sizes.sum()
+        """Of each fragment, its share of all parameters [P]."""
+        self.lives: dict[tuple[int, int], Life] = {}
+        """By learner and incarnation; of a run of very many not all."""
+        self.ends = [_End(digest=run.digest) for _ in run.layout.fragments]
+        self.heads: list[int] | None = None
+        """What the log has, where somebody has looked: how much there is to read."""
+        self._rows = np.zeros(1024, ROW)
+        self._count = 0
+        self._sorted = True
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """All rows, by the time at which commits were written."""
+        found = self._rows[: self._count]
+        if not self._sorted:
+            found[:] = found[np.argsort(found["written_at"], kind="stable")]
+            self._sorted = True
+        return found
+
+    @property
+    def read(self) -> float:
+        """Share of the log that was read, as far as one knows how long it is."""
+        if not self.heads:
+            return 1.0
+        return sum(end.version for end in self.ends) / max(1, sum(self.heads))
+
+    @property
+    def broken(self) -> dict[int, str]:
+        """Fragments that cannot be read further, and why."""
+        return {p: end.broken for p, end in enumerate(self.ends) if end.broken}
+
+    def learner(self, name: str) -> int:
+        """Return a learner's number; there is room for it from now on."""
+        number = self.learners.number(name)
+        for moments in (self.by_learner, self.reached, self.beats):
+            moments.room(number + 1)
+        return number
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def take(self, commit: Commit) -> None:
+        """Note the commit that follows what was read of its fragment."""
+        h, end = commit.header, self.ends[commit.header.fragment]
+        assert h.version == end.version + 1, f"commit {h.fragment}/{h.version} after version {end.version}"
+        self._row(h, end, commit.packed)
+        self._learners(h)
+        end.version, end.digest = h.version, commit.digest
+
+    def _row(self, h: CommitHeader, end: _End, packed: bool) -> None:
+        w = h.waited
+        repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)
+        rejected = sum(h.rejected_total.values()) - repeated
+        if self._count == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        if self._count and h.written_at < self._rows[self._count - 1]["written_at"]:
+            self._sorted = False
+        self._rows[self._count] = (
+            h.written_at, h.fragment, h.version, self.writers.number(h.writer), self.closings.number(w.closed_by),
+            QUORUM_MISSED * w.quorum_missed | HEALED * (h.healed is not None) | PACKED * packed,
+            len(h.inputs), sum(i.base == h.version - 1 for i in h.inputs), len(w.expected), len(w.missing), len(h.late),
+            max(0, rejected - end.rejected), max(0, repeated - end.repeated),
+            sum(i.tokens for i in h.inputs), sum(i.bytes for i in h.inputs),
+            w.boundary_s, w.quorum_s, w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,
+        )  # fmt: skip
+        self._count += 1
+        end.rejected, end.repeated = rejected, repeated
+
+    def _learners(self, h: CommitHeader) -> None:
+        w, share = h.waited, float(self.shares[h.fragment])
+        who: list[int] = []
+        what: list[tuple[float, ...]] = []
+        total = sum(i.weight for i in h.inputs) or 1.0
+        for i in h.inputs:
+            number = self.learner(i.learner)
+            who.append(number)
+            what.append((
+                0, 1, i.base == h.version - 1, 0, 0, 0, 0, 0, bool(i.clipped), i.tokens * share, i.steps * share,
+                i.bytes, i.train_s, max(0.0, i.heard_at - i.taken_at), max(0.0, i.arrived_at - i.heard_at),
+                max(0.0, w.closed_at - i.arrived_at), i.weight / total, 0,
+            ))  # fmt: skip
+            self._lived(number, i)
+            self._reached(h.written_at, number, i)
+
+        def count(name: str, learner: str, times: float = 1.0) -> None:
+            who.append(self.learner(learner))
+            what.append(tuple(times if name == f else 0.0 for f in LEARNER))
+
+        for name in w.expected:
+            count("expected", name)
+        for name in w.missing:
+            count("missing", name)
+        for passing in w.passed:
+            count("passed", passing.learner)
+        for late in h.late:
+            count("late", late.learner)
+        for seen in w.seen:
+            if seen.what == "gone":
+                count("gone", seen.learner)
+        for r in h.rejected:
+            count("repeated" if r.reason in HARMLESS else "rejected", r.learner, r.count)
+            number = self.reasons.number(r.reason)
+            self.by_reason.room(number + 1)
+            self.by_reason.add(h.written_at, [number], np.array([[float(r.count)]]))
+        if who:
+            self.by_learner.add(h.written_at, who, np.array(what, np.float64))
+
+    def _lived(self, learner: int, given: Input) -> None:
+        life = self.lives.get((learner, given.incarnation))
+        began, step = given.taken_at - given.train_s, given.step - given.steps
+        if life is not None:
+            life.began, life.step = min(life.began, began), min(life.step, step)
+            life.last = max(life.last, given.taken_at)
+        elif len(self.lives) < LIVES_MAX:
+            self.lives[learner, given.incarnation] = Life(began, step, given.taken_at)
+
+    def _reached(self, at: float, learner: int, given: Input) -> None:
+        # Fragments are read one after the other: of a moment stays what was taken last, whatever was read last.
+        newest = self.reached.values[self.reached.place(at), learner, REACHED.index("taken_at")]
+        if not given.taken_at < newest:
+            self.reached.one(at, learner, step=given.step, tokens=given.tokens_seen, taken_at=given.taken_at)
+
+    async def follow(
+        self, log: Log, fragments: Iterable[int] | None = None, progress: Callable[[], None] = lambda: None
+    ) -> int:
+        """Read what the log has beyond what was read, of these fragments or of all; return how many commits that were.
+
+        A fragment that cannot be read further stays where it is, and `broken` says why: the others go on. Raises what
+        the store raises.
+        """
+        gate = asyncio.Semaphore(AT_ONCE)
+        before = self._count
+
+        async def one(p: int) -> None:
+            end = self.ends[p]
+            async with gate:
+                try:
+                    async for commit in log.commits(p, end.version, end.digest):
+                        self.take(commit)
+                        if self._count % TOGETHER_MAX == 0:
+                            progress()
+                            await asyncio.sleep(0)
+                    end.broken = ""
+                except LogCorrupt as error:
+                    end.broken = f"{error.key}: {error.detail}"
+
+        await asyncio.gather(*(one(p) for p in (range(len(self.ends)) if fragments is None else set(fragments))))
+        return self._count - before
+
+    async def belongs(self, log: Log) -> bool:
+        """Return whether all that was read is still what the log says: its ends are the log's own."""
+
+        async def one(p: int, end: _End) -> bool:
+            if not end.version:
+                return True
+            try:
+                commit = await log.commit(p, end.version)
+            except LogCorrupt:
+                return False
+            return commit is not None and commit.digest == end.digest
+
+        return all(await asyncio.gather(*(one(p, end) for p, end in enumerate(self.ends))))
+
+    # --- on disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, whole or not at all. Raises `OSError`."""
+        meta = _Meta(
+            FORMAT, self.run.digest, self.learners.known, self.writers.known, self.closings.known, self.reasons.known,
+            [(e.version, e.digest, e.rejected, e.repeated) for e in self.ends],
+            [(*key, x.began, x.step, x.last) for key, x in self.lives.items()],
+        )  # fmt: skip
+        arrays: dict[str, NDArray[Any]] = {
+            "meta": np.frombuffer(msgspec.msgpack.encode(meta), np.uint8),
+            "rows": self.rows,
+        }
+        for name, moments in self._moments():
+            arrays |= moments.arrays(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+        try:
+            with open(scratch, "wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, run: Run, path: Path) -> "Chronicle | None":
+        """Return what a file holds of this run; None where it holds nothing that can be used."""
+        made = cls(run)
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+                arrays = {name: found[name] for name in found.files}
+            meta = msgspec.msgpack.decode(arrays["meta"].tobytes(), type=_Meta)
+            if meta.format != FORMAT or meta.run != run.digest or len(meta.ends) != len(made.ends):
+                return None
+            rows = arrays["rows"]
+            if rows.dtype != ROW or rows.ndim != 1 or len(rows) != sum(end[0] for end in meta.ends):
+                return None
+            for name, moments in made._moments():
+                moments.restored(name, arrays)
+            for names, known in (
+                (made.learners, meta.learners), (made.writers, meta.writers), (made.closings, meta.closings),
+                (made.reasons, meta.reasons),
+            ):  # fmt: skip
+                names.restored(known)
+            if min(m.things for m in (made.by_learner, made.reached, made.beats)) < len(meta.learners):
+                return None
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError):
+            return None
+        made.ends = [_End(*end) for end in meta.ends]
+        made.lives = {
+            (learner, incarnation): Life(began, step, last) for learner, incarnation, began, step, last in meta.lives
+        }
+        made._rows, made._count = rows, len(rows)
+        if not len(rows):
+            made._rows = np.zeros(1024, ROW)
+        return made
+
+    def _moments(self) -> Iterator[tuple[str, Moments]]:
+        yield "learners", self.by_learner
+        yield "reasons", self.by_reason
+        yield "reached", self.reached
+        yield "beats", self.beats

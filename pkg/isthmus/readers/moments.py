@@ -1,0 +1,136 @@
+"""Sums, or last words, by moments of one length: what a view of any stretch of time is drawn from.
+
+However long a run lives there are at most `MOMENTS` of them: when time runs past the last one, each two become one and
+moments are twice as long.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOMENTS = 2048
+SHORTEST_S = 0.25
+"""Length of the moments of a run that has just begun."""
+
+
+class Kept(StrEnum):
+    """What a moment keeps of several values of one thing."""
+
+    SUM = "sum"
+    LAST = "last"  # NaN where there was none
+
+
+class Moments:
+    """Values [moments, things, fields] float64 of a growing number of things, from a time on."""
+
+    def __init__(self, began: float, fields: Sequence[str], kept: Kept) -> None:
+        """`began`: seconds since 1970; what was earlier belongs to the first moment."""
+        self.began = began
+        self.width = SHORTEST_S
+        self.fields = tuple(fields)
+        self.kept = kept
+        self._empty = 0.0 if kept == Kept.SUM else math.nan
+        self.values: NDArray[np.float64] = np.full((MOMENTS, 0, len(self.fields)), self._empty)
+
+    @property
+    def things(self) -> int:
+        """How many things there is room for."""
+        return int(self.values.shape[1])
+
+    def room(self, things: int) -> None:
+        """Make room for so many things."""
+        if things > self.things:
+            more = max(things, 2 * self.things) - self.things
+            self.values = np.concatenate([self.values, np.full((MOMENTS, more, len(self.fields)), self._empty)], axis=1)
+
+    def place(self, at: float) -> int:
+        """Return the number of the moment of a time, which there is room for from now on."""
+        number = max(0, math.floor((at - self.began) / self.width))
+        while number >= MOMENTS:
+            self._double()
+            number = max(0, math.floor((at - self.began) / self.width))
+        return number
+
+    def add(self, at: float, things: Sequence[int], values: NDArray[np.float64]) -> None:
+        """Add values [n, fields] of so many things; one may be among them twice."""
+        place = self.place(at)
+        if self.kept == Kept.SUM:
+            np.add.at(self.values[place], np.asarray(things, np.intp), values)
+        else:
+            for thing, row in zip(things, values, strict=True):
+                np.copyto(self.values[place, thing], row, where=~np.isnan(row))
+
+    def one(self, at: float, thing: int, **values: float) -> None:
+        """Add values of one thing by their names."""
+        row = self.values[self.place(at), thing]
+        for name, value in values.items():
+            field = self.fields.index(name)
+            row[field] = row[field] + value if self.kept == Kept.SUM else value
+
+    def end(self, number: int) -> float:
+        """Return when a moment ends [seconds since 1970]."""
+        return self.began + (number + 1) * self.width
+
+    def whole(self, at: float) -> int:
+        """Return how many moments have ended by a time."""
+        return math.floor(min(MOMENTS, max(0.0, (at - self.began) / self.width)))
+
+    def until(self, at: float) -> NDArray[np.float64]:
+        """Return what had come together [things, fields] when the last whole moment before a time ended.
+
+        Of last words, each thing's last; NaN where it has said none.
+        """
+        return self._over(0, self.whole(at))
+
+    def spans(self, begin: float, end: float, most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return edges [n + 1] and values [n, things, fields] of at most `most` equal spans of whole moments that cover
+        a stretch of time."""
+        first = min(MOMENTS - 1, max(0, math.floor((begin - self.began) / self.width)))
+        last = max(first + 1, min(MOMENTS, math.ceil((end - self.began) / self.width)))
+        each = max(1, math.ceil((last - first) / most))
+        starts = np.arange(first, last, each)
+        edges = self.began + self.width * np.append(starts, last)
+        found = np.stack([self._over(start, min(start + each, last)) for start in starts.tolist()])
+        return edges, found
+
+    def _over(self, first: int, last: int) -> NDArray[np.float64]:
+        part = self.values[first:last]
+        if self.kept == Kept.SUM:
+            summed: NDArray[np.float64] = part.sum(axis=0)
+            return summed
+        return _last(part) if last > first else np.full(self.values.shape[1:], math.nan)
+
+    def _double(self) -> None:
+        first, second = self.values[0::2], self.values[1::2]
+        merged = first + second if self.kept == Kept.SUM else np.where(np.isnan(second), first, second)
+        self.values = np.concatenate([merged, np.full_like(merged, self._empty)])
+        self.width *= 2.0
+
+    # --- on disk ------------------------------------------------------------------------------------------------------
+
+    def arrays(self, name: str) -> dict[str, NDArray[np.float64]]:
+        """Return what `restored` takes, by names that begin with this one."""
+        used = np.flatnonzero((self.values != 0.0 if self.kept == Kept.SUM else ~np.isnan(self.values)).any((1, 2)))
+        top = int(used[-1]) + 1 if used.size else 0
+        return {f"{name}.scale": np.array([self.began, self.width]), f"{name}.values": self.values[:top]}
+
+    def restored(self, name: str, arrays: Mapping[str, NDArray[np.float64]]) -> None:
+        """Take what `arrays` gave. Raises `KeyError`, `ValueError` for anything else."""
+        began, width = (float(x) for x in arrays[f"{name}.scale"])
+        values = arrays[f"{name}.values"]
+        if values.ndim != 3 or values.shape[2] != len(self.fields) or len(values) > MOMENTS or not width > 0.0:
+            raise ValueError(f"{name}: values of shape {values.shape}")
+        self.began, self.width = began, width
+        self.values = np.full((MOMENTS, *values.shape[1:]), self._empty)
+        self.values[: len(values)] = values
+
+
+def _last(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the last value along the first axis that is a number; NaN where there is none."""
+    there = ~np.isnan(values)
+    place = np.where(there.any(axis=0), len(values) - 1 - there[::-1].argmax(axis=0), 0)
+    found: NDArray[np.float64] = np.take_along_axis(values, place[None], axis=0)[0]
+    return found

@@ -1,0 +1,117 @@
+"""What somebody should see to in a run, each with what to do: of now, or of a moment of its past."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from isthmus.readers import views
+from isthmus.readers.chronicle import QUORUM_MISSED, Chronicle
+from isthmus.readers.status import Status
+from isthmus.readers.verdict import health
+
+RECENT = 50
+"""Commits that «lately» is about."""
+
+STUCK_PERIODS = 10.0
+"""A fragment that was not merged for so many times the usual is stuck."""
+
+STUCK_LEAST_S = 30.0
+LOST_SHARE = 0.1
+SELDOM_IN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something to see to."""
+
+    said: str
+    do: str
+    link: str = ""
+    """Of the page that has more of it."""
+
+
+def warnings(
+    c: Chronicle, at: float, status: Status | None, run: str, bus: str, listened_s: float
+) -> list[dict[str, Any]]:
+    """Return what to see to, the most pressing first. `status`: of now; None for a moment of the past."""
+    found = [*_now(c, status, run, bus, listened_s)] if status is not None else []
+    found += _log(c, at, run, status is not None and bool(status.live))
+    return [asdict(w) for w in found]
+
+
+def _now(c: Chronicle, status: Status, run: str, bus: str, listened_s: float) -> Sequence[Notice]:
+    if not bus or listened_s < c.run.pace.silence_s:
+        return []  # who is silent is known only after a while of listening
+    found = health(status, run, bus)
+    if found.ok or not status.hearing.learners:
+        return []
+    do = "each part names its command; `isthmus doctor` checks store and bus"
+    if not status.live and "done" in found.said:
+        do = "nothing, if this is its end; learners that are started again go on where they stopped"
+    return [Notice(found.said, do)]
+
+
+def _log(c: Chronicle, at: float, run: str, live: bool) -> list[Notice]:
+    rows, found = views.until(c, at), []
+    for p, why in c.broken.items():
+        found.append(
+            Notice(
+                f"the log of fragment {p} cannot be read beyond version {c.ends[p].version}: {why}",
+                f"isthmus replay {run} --fragments {p} says what is damaged, isthmus heal {run} what can be done",
+                f"fragments/{p}",
+            )
+        )
+    lately = rows[-RECENT:]
+    missed = int(((lately["flags"] & QUORUM_MISSED) > 0).sum())
+    if len(lately) and missed > len(lately) / 2:
+        found.append(
+            Notice(
+                f"{missed} of the last {len(lately)} rounds missed their quorum and merged what was in",
+                "the learners' page says who is missing; no quorum (--quorum K) above the learners there are is met",
+                "learners",
+            )
+        )
+    turned = int(lately["rejected"].sum())
+    if turned > len(lately) / 2:
+        reasons = ", ".join(str(r["reason"]) for r in views.reasons(c, at) if r["lost"])
+        found.append(
+            Notice(
+                f"{turned} updates were turned away in the last {len(lately)} rounds, by reason: {reasons}",
+                "their work is lost; `isthmus explain` tells of each why, and the learners' page whose they are",
+                "commits?only=rejected",
+            )
+        )
+    for row in views.learners(c, at):
+        if row["rejected"] > LOST_SHARE * max(1, row["merged"] + row["rejected"]) and row["rejected"] >= RECENT:
+            found.append(
+                Notice(
+                    f"{row['learner']}: {row['rejected']} updates were turned away, {row['merged']} merged",
+                    "its page says which; the reason is with each",
+                    f"learners/{row['learner']}",
+                )
+            )
+    if live:
+        found += _stuck(c, at, run)
+    return found
+
+
+def _stuck(c: Chronicle, at: float, run: str) -> list[Notice]:
+    """Return which fragments were not merged for long, while learners train."""
+    began, end = c.run.header.created_at, at
+    seen = views.fragments(c, began, end, at)["fragments"]
+    made = sum(f["version"] for f in seen)
+    if not made:
+        return []
+    usual = (end - began) * len(seen) / made
+    limit = max(STUCK_LEAST_S, STUCK_PERIODS * usual)
+    stuck = [f for f in seen if f["age_s"] is not None and f["age_s"] > limit]
+    if not stuck:
+        return []
+    names = ", ".join(str(f["fragment"]) for f in stuck[:8]) + (" and others" if len(stuck) > 8 else "")
+    return [
+        Notice(
+            f"fragment {names} was not merged for over {limit:.0f} s (usual: {usual:.0f} s)",
+            f"see who is waited for on the fragment's page, and whether a syncer keeps it; isthmus status {run}",
+            f"fragments/{stuck[0]['fragment']}",
+        )
+    ]
