@@ -41,7 +41,7 @@ SERVICES = (
     "process",  # logs, health, a line a minute
     "output",
     "settings",
-    "bench",
+    "bench board",  # · a page of a run
     "commands",  # one module each
     "demo",
     "cli lab_worker",

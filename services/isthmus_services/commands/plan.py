@@ -43,7 +43,7 @@ def run(arguments: declared.Plan) -> int:
     assumed: list[str] = []
     params, specs = _params(arguments, file)
     islands = _islands(arguments, file, assumed)
-    prices = _prices(arguments, assumed)
+    prices = prices_of(arguments.prices, arguments.gpu_hour, assumed)
     fixed = Fixed(
         fragments=arguments.fragments,
         sync_every=arguments.sync_every,
@@ -141,15 +141,15 @@ def _speeds(arguments: declared.Plan) -> tuple[speeds.Table, str]:
     return classes[name], f"table, class {name}"
 
 
-def _prices(arguments: declared.Plan, assumed: list[str]) -> Prices:
-    """Return our prices with those that a file or a flag says differ."""
+def prices_of(file: str | None, gpu_hour: float | None, assumed: list[str]) -> Prices:
+    """Return our prices with those that a file or a flag says differ; note what nobody said. Raises `InputError`."""
     ours = _read(str(PRICES))
-    own = _read(arguments.prices) if arguments.prices else {}
-    if arguments.gpu_hour is not None:
-        own["gpu_hour"] = arguments.gpu_hour
+    own = _read(file) if file else {}
+    if gpu_hour is not None:
+        own["gpu_hour"] = gpu_hour
     if "gpu_hour" not in own:
         assumed.append(f"${ours['gpu_hour']:g} for an hour of a GPU (--gpu-hour)")
-    return _convert(ours | own, Prices, arguments.prices or str(PRICES)).check()
+    return _convert(ours | own, Prices, file or str(PRICES)).check()
 
 
 def _finite(value: Any) -> Any:

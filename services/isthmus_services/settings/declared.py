@@ -53,6 +53,7 @@ class Demo(OnBus, ArithmeticOfRun, PaceOfRun, Seeded, Reported):
         ),
     ] = "out/demo"
     servers: Annotated[bool, Setting("start an S3 server and a Redis on loopback and use them", flag_only=True)] = False
+    board: Annotated[bool, Setting("open a page that shows it live, and go on showing it", flag_only=True)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,34 @@ class Status(InRun, OnBus, Reported):
     ] = False
     expect: Annotated[
         int | None, Setting("learners that should be heard: with fewer there is something to see to", metavar="N", ge=1)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board(InRun, OnBus):
+    """Settings of `isthmus board`."""
+
+    http: Annotated[
+        str,
+        Setting("serve it there; where others reach it, it asks for a token", metavar="HOST:PORT"),
+    ] = "127.0.0.1:8470"
+    board_token: Annotated[str | None, Setting("what a browser must know (made up, and printed)", secret=True)] = None
+    board_token_file: Annotated[str | None, Setting("file that holds it", metavar="FILE")] = None
+    export: Annotated[
+        str | None,
+        Setting("write the page to one file, which opens offline, and end", metavar="FILE", flag_only=True),
+    ] = None
+    force: Annotated[bool, Setting("replace what is there", flag_only=True)] = False
+    cache: Annotated[
+        str | None,
+        Setting("what was read of the log is kept there (beside a run in a folder, else ~/.cache)", metavar="DIR"),
+    ] = None
+    prices: Annotated[
+        str | None, Setting("TOML of prices that differ from ours (S3's, see docs/paper.md)", metavar="FILE")
+    ] = None
+    gpu_hour: Annotated[float | None, Setting("dollars for an hour of one GPU (2.5)", metavar="USD", ge=0)] = None
+    learner_gpus: Annotated[
+        int | None, Setting("GPUs of one learner, for the cost (none)", metavar="N", ge=1, flag_only=True)
     ] = None
 
 
@@ -648,6 +677,7 @@ ALL = tuple(
         ("", Syncer, "merge what learners announce; any number may run"),
         ("", Learner, "train with the built-in trainer or your own"),
         ("", Status, "versions, learners, who is behind and why, rejections, ledger; --watch: live"),
+        ("", Board, "a page of the run, live and at any moment of its past; or as one file"),
         ("", Doctor, "check everything a run rests on, and say what to do"),
         ("", Replay, "fold the log again and compare every digest; under other rules; as a timeline"),
         ("", Explain, "the story of one update or one commit"),

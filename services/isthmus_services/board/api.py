@@ -1,0 +1,506 @@
+"""What a board answers: one method for each question, as plain data. `docs/board.md` is its reference."""
+
+import dataclasses
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.codecs import codec, packed_size
+from isthmus.errors import Denied, InputError
+from isthmus.forecast.outcome import Prices
+from isthmus.log import evaluations
+from isthmus.log.select import all_or, checkpoints_in
+from isthmus.readers import views, whatif
+from isthmus.readers.chronicle import BEAT
+from isthmus.readers.explain import explain
+from isthmus.readers.status import Status, read_ledgers
+from isthmus.readers.views import Answer
+from isthmus.readers.warnings import warnings
+from isthmus.records.fields import require_name
+from isthmus.records.keys import LEARNERS
+from isthmus.records.objects import CommitHeader
+from isthmus.urls import redacted
+from isthmus.version import __version__
+from isthmus_services.board.feed import Feed, spread
+
+Query = Mapping[str, Sequence[str]]
+
+FORMAT = 1
+"""Of the answers: raised when a field changes its meaning or goes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """What things cost here."""
+
+    prices: Prices
+    gpus: float
+    """Of a learner."""
+    assumed: str
+    """What nobody said, in words."""
+
+
+class Unknown(InputError):
+    """What was asked for is not there."""
+
+
+class Api:
+    """Answers from what a feed knows, and from the log."""
+
+    def __init__(self, feed: Feed, costs: Costs) -> None:
+        self.feed = feed
+        self._costs = costs
+        self._measured: tuple[float, Answer] | None = None
+        self._fixed: dict[str, Callable[[Query], Awaitable[Answer]]] = {
+            "run": self.run,
+            "state": self.state,
+            "series": self.series,
+            "measured": self.measured,
+            "ledger": self.ledger,
+            "learners": self.learners,
+            "lanes": self.lanes,
+            "fragments": self.fragments,
+            "commits": self.commits,
+            "services": self.services,
+        }
+
+    async def answer(self, path: str, query: Query) -> Answer:
+        """Return the answer to a question, as `run` or `commit/3/17`.
+
+        Raises `Unknown` for what there is not, `InputError` for a bad question, and what the store raises.
+        """
+        name, _, rest = path.partition("/")
+        if not rest and name in self._fixed:
+            return await self._fixed[name](query)
+        words = rest.split("/")
+        match name, len(words):
+            case "commit", 2:
+                return await self.commit(_whole(words[0]), _whole(words[1]))
+            case "update", 3:
+                return await self.update(_whole(words[0]), words[1], _whole(words[2]))
+            case "learner", 1:
+                return await self.learner(words[0], query)
+            case "fragment", 1:
+                return await self.fragment(_whole(words[0]), query)
+            case "whatif", 2:
+                return await self.what_if(_whole(words[0]), _whole(words[1]), query)
+        raise Unknown(f"there is no /api/{path}")
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    async def run(self, _: Query) -> Answer:
+        """Return what does not change while a run lives, and how far it was read."""
+        f, made = self.feed, self.feed.log.run
+        begin, end = views.span(f.chronicle, f.wall)
+        return {
+            "format": FORMAT,
+            "isthmus": __version__,
+            "url": redacted(made.url),
+            "bus": redacted(f.bus.url),
+            "run": made.digest.hex(),
+            "model": made.header.model,
+            "parameters": made.layout.size,
+            "fragments": [
+                {"fragment": x.index, "size": x.size, "tensors": [t.name for t in x.tensors][:64]}
+                for x in made.layout.fragments
+            ],
+            "rules": msgspec.to_builtins(made.rules),
+            "pace": msgspec.to_builtins(made.pace),
+            "signed": made.header.owner is not None,
+            "created_at": made.header.created_at,
+            "begin": begin,
+            "end": end,
+            "learners": sorted(f.chronicle.learners.known),
+            "closings": [name for name in f.chronicle.closings.known if name],
+            "read": f.chronicle.read if f.reading else 1.0,
+            "reading": f.reading,
+            "has_bus": f.has_bus,
+        }
+
+    async def state(self, query: Query) -> Answer:
+        """Return the state of a run in a sentence, with totals and warnings: of now, or of a moment of the past."""
+        at = _time(query, "at")
+        f, c = self.feed, self.feed.chronicle
+        moment = f.wall if at is None else at
+        status = f.live.status() if at is None else None
+        if status is None:
+            open_rounds = await views.waits(f.log, c, moment)
+            said = views.sentence(c, moment, open_rounds)
+        else:
+            open_rounds = [
+                {
+                    "fragment": p, "version": r.version, "opened_at": None,
+                    "waits_for": sorted(status.waited_for(p)) if f.has_bus else None,
+                }
+                for p, r in sorted(status.hearing.rounds.items())
+            ]  # fmt: skip
+            said = self._sentence(open_rounds)
+        begin, end = views.span(c, f.wall)
+        return {
+            "at": moment,
+            "now": f.wall,
+            "past": at is not None,
+            "begin": begin,
+            "end": end,
+            "turn": f.turn,
+            "reading": f.reading,
+            "read": c.read if f.reading else 1.0,
+            "sentence": said,
+            "trouble": self._trouble() if at is None else "",
+            "warnings": [] if f.reading else self._warnings(moment, status),
+            "open": open_rounds,
+            "totals": views.totals(c, moment),
+            "reasons": views.reasons(c, moment),
+            "bytes": self._bytes(moment),
+            "cost": self._cost(moment),
+        }  # fmt: skip
+
+    def _warnings(self, at: float, status: Status | None) -> list[Answer]:
+        f = self.feed
+        return warnings(f.chronicle, at, status, redacted(f.log.run.url), redacted(f.bus.url), f.listened_s)
+
+    def _trouble(self) -> str:
+        """Return what is not known now, and why."""
+        if not self.feed.has_bus:
+            down = self.feed.store.outage.down_s
+            store = f"the store has not answered for {down:.0f} s; " if down else ""
+            return f"{store}no bus is read: who is there now, and what learners say of themselves, is not known"
+        return self.feed.live.trouble
+
+    def _sentence(self, open_rounds: Sequence[Answer]) -> str:
+        f = self.feed
+        if f.reading and f.chronicle.read < 1.0:
+            return f"The log is being read for the first time: {f.chronicle.read:.0%} so far."
+        if not f.has_bus or f.live.status().bus_error:
+            return self._from_the_log()
+        status = f.live.status()
+        known = [v for v in status.hearing.learners.values() if v.left is None]
+        live = status.live
+        done = sum(v.left is not None and v.left.done for v in status.hearing.learners.values())
+        if not known:
+            if done:
+                return f"Nobody trains: {done} of {len(status.hearing.learners)} learners are done."
+            return "Nobody trains: no learner is heard." if len(f.chronicle) else "Nobody has trained yet."
+        if f.listened_s < f.log.run.pace.silence_s and len(live) < len(known):
+            said = (
+                f"{len(live)} of {len(known)} learners were heard in the {f.listened_s:.0f} s since this page listens"
+            )
+        else:
+            said = f"{len(live)} of {len(known)} learners train"
+        waiting = [r for r in open_rounds if r["waits_for"]]
+        if waiting:
+            names = waiting[0]["waits_for"]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            said += f", fragment {waiting[0]['fragment']} waits for {', '.join(names[:3])}{more}"
+            said += f", and {len(waiting) - 1} more fragments wait" if len(waiting) > 1 else ""
+        return f"{said}." + (f" {done} are done." if done else "")
+
+    def _from_the_log(self) -> str:
+        f = self.feed
+        totals = views.totals(f.chronicle, math.inf)
+        if not totals["commits"]:
+            return "Nothing has been merged yet."
+        return (
+            f"By its log: {totals['commits']:,} commits with {totals['updates']:,} updates of {totals['learners']} "
+            "learners. Who trains now is not known."
+        )
+
+    def _bytes(self, at: float) -> Answer:
+        """Return bytes both ways beside what the rules plan for them."""
+        c, made = self.feed.chronicle, self.feed.log.run
+        rows = views.until(c, at)
+        said = c.beats.until(at)[: len(c.learners.known)]
+        up, down, checkpoints = (said[:, BEAT.index(n)] for n in ("bytes_up", "bytes_down", "checkpoint_bytes"))
+        heard = ~np.isnan(up)
+        each = {
+            way: [packed_size(codec(name), x) for x in made.layout.fragments]
+            for way, name in (("up", made.rules.codec_up), ("down", made.rules.codec_down))
+        }
+        inputs = _by_fragment(rows, "inputs", len(c.ends))
+        commits = _by_fragment(rows, None, len(c.ends))
+        planned = sum(n * size for n, size in zip(inputs, each["up"], strict=True))
+        learners = max(1, int(views.totals(c, at)["learners"]))
+        return {
+            "merged": int(rows["bytes"].sum()),
+            "merged_planned": planned,
+            "up": float(up[heard].sum()) if heard.any() else None,
+            "checkpoints": float(checkpoints[heard].sum()) if heard.any() else None,
+            "down": float(down[heard].sum()) if heard.any() else None,
+            "down_planned": learners * sum(n * size for n, size in zip(commits, each["down"], strict=True)),
+        }
+
+    def _cost(self, at: float) -> Answer:
+        """Return what the run has cost by a time, as far as the log tells, by parts [US dollars]."""
+        c, prices = self.feed.chronicle, self._costs.prices
+        rows = views.until(c, at)
+        hours = sum(max(0.0, min(at, x.last) - x.began) for x in c.lives.values()) / 3600.0
+        moved = self._bytes(at)
+        updates, commits = int(rows["inputs"].sum() + rows["late"].sum()), len(rows)
+        learners = max(1, int(views.totals(c, at)["learners"]))
+        # An update; a commit and its value. Each learner reads both, the syncer each update.
+        puts, gets = updates + 2 * commits, updates + 2 * commits * learners
+        down = moved["down"] if moved["down"] is not None else moved["down_planned"]
+        parts = {
+            "gpus": hours * self._costs.gpus * prices.gpu_hour,
+            "requests": puts / 1e3 * prices.put_per_1000 + gets / 1e3 * prices.get_per_1000,
+            "egress": (moved["merged"] + down) / 1e9 * prices.egress_gb,
+            "storage": moved["merged"]
+            / 1e9
+            * prices.storage_gb_month
+            * (at - c.run.header.created_at)
+            / (30 * 86400)
+            / 2,
+        }
+        return {"usd": sum(parts.values()), "parts": parts, "learner_hours": hours, "assumed": self._costs.assumed}
+
+    async def series(self, query: Query) -> Answer:
+        """Return lines over time: from the log, and of what learners said of themselves."""
+        begin, end = self._stretch(query)
+        points = int(_number(query, "points", views.POINTS_MAX))
+        c = self.feed.chronicle
+        return {
+            "begin": begin,
+            "end": end,
+            "log": views.series(c, begin, end, points),
+            "heard": views.heard(c, begin, end, points),
+        }
+
+    async def measured(self, _: Query) -> Answer:
+        """Return what followers measured of versions: series of [time, cut, value]."""
+        f = self.feed
+        if self._measured is None or f.runtime.now() - self._measured[0] > 30.0:
+            found: Answer = {}
+            try:
+                for name in await evaluations.names(f.log):
+                    points = await evaluations.series(f.log, name, views.POINTS_MAX)
+                    found[name] = [[p.at, p.cut, p.value] for p in sorted(points, key=lambda p: p.at)]
+            except Denied as error:
+                self._measured = f.runtime.now(), {"series": {}, "why": f"may not be read: {error}"}
+            else:
+                self._measured = f.runtime.now(), {"series": found, "why": ""}
+        return self._measured[1]
+
+    async def ledger(self, _: Query) -> Answer:
+        """Return each learner's ledger by fragment, as of its newest checkpoint."""
+        f = self.feed
+        try:
+            return {"learners": await read_ledgers(f.log, checkpoints_in(await f.store.list(LEARNERS))), "why": ""}
+        except Denied as error:
+            return {"learners": {}, "why": f"checkpoints may not be read: {error}"}
+
+    # --- who and what -------------------------------------------------------------------------------------------------
+
+    async def learners(self, query: Query) -> Answer:
+        """Return a row for each learner."""
+        at = _time(query, "at")
+        f = self.feed
+        rows = views.learners(f.chronicle, f.wall if at is None else at)
+        status = f.live.status() if at is None and f.has_bus else None
+        if status is not None:
+            listening = f.listened_s < f.log.run.pace.silence_s
+            for row in rows:
+                view = status.hearing.learners.get(row["learner"])
+                row["state"] = "never heard" if view is None else status.why_behind(view) or "training"
+                if row["state"] == "silent" and listening:
+                    row["state"] = "not heard yet"
+        return {"at": f.wall if at is None else at, "as_of": self._whole(at), "learners": rows}
+
+    def _whole(self, at: float | None) -> float:
+        """Return when the last whole moment before a time ended: sums by learner are as of then."""
+        moments = self.feed.chronicle.by_learner
+        return moments.end(moments.whole(self.feed.wall if at is None else at) - 1)
+
+    async def learner(self, name: str, query: Query) -> Answer:
+        """Return a learner's story: its row, its lives, and what became of its newest updates."""
+        at = _time(query, "at")
+        f = self.feed
+        if (number := f.chronicle.learners.find(name)) is None:
+            raise Unknown(f"no learner {name!r} is known in this run")
+        moment = f.wall if at is None else at
+        found = await self.learners(query)
+        return {
+            "at": moment,
+            "as_of": found["as_of"],
+            "row": found["learners"][number],
+            "lives": [life for life in views.lives(f.chronicle) if life["learner"] == name and life["began"] <= moment],
+            "story": await views.story(f.log, f.chronicle, name, moment),
+        }
+
+    async def lanes(self, query: Query) -> Answer:
+        """Return a lane for each learner, and where that is not too much each thing it did."""
+        begin, end = self._stretch(query)
+        c = self.feed.chronicle
+        return {
+            "begin": begin,
+            "end": end,
+            **views.lanes(c, begin, end),
+            "pieces": await views.pieces(self.feed.log, c, begin, end),
+        }
+
+    async def fragments(self, query: Query) -> Answer:
+        """Return a row for each fragment."""
+        begin, end = self._stretch(query)
+        at = _time(query, "at")
+        moment = self.feed.wall if at is None else at
+        return {"at": moment, "begin": begin, "end": end, **views.fragments(self.feed.chronicle, begin, end, moment)}
+
+    async def fragment(self, p: int, query: Query) -> Answer:
+        """Return a fragment's newest rounds, and the one that is open."""
+        all_or(self.feed.log, [p])
+        at = _time(query, "at")
+        c, moment = self.feed.chronicle, self.feed.wall if at is None else at
+        state = await self.state(query)
+        row = views.fragments(c, c.run.header.created_at, moment, moment)["fragments"][p]
+        return {
+            "at": moment,
+            "row": row,
+            "open": next((x for x in state["open"] if x["fragment"] == p), None),
+            **views.commits(c, moment, fragment=p),
+        }
+
+    async def commits(self, query: Query) -> Answer:
+        """Return a page of commits, newest first."""
+        at, only = _time(query, "at"), _word(query, "only")
+        if only and only not in views.ONLY:
+            raise InputError(f"only={only}: there are {', '.join(views.ONLY)}")
+        fragment = _word(query, "fragment")
+        before = _word(query, "before")
+        return views.commits(
+            self.feed.chronicle,
+            math.inf if at is None else at,
+            fragment=_whole(fragment) if fragment else None,
+            closed_by=_word(query, "closed_by"),
+            only=only,
+            before=_whole(before) if before else None,
+        )
+
+    async def commit(self, p: int, version: int) -> Answer:
+        """Return what is told of a commit, its round as a picture, and its inputs."""
+        all_or(self.feed.log, [p])
+        commit = await self.feed.log.commit(p, version) if version else None
+        if commit is None:
+            raise Unknown(f"there is no commit {p}/{version} in this run")
+        told = await explain(self.feed.log, f"{p}/{version}")
+        return {
+            "fragment": p,
+            "version": version,
+            "newest": self.feed.chronicle.ends[p].version,
+            "lines": told.lines,
+            "facts": told.facts,
+            "round": views.round_picture(commit.header),
+            "header": _shown(commit.header),
+            "packed": commit.packed,
+        }
+
+    async def update(self, p: int, learner: str, base: int) -> Answer:
+        """Return what is told of a learner's update on a base."""
+        require_name("learner", learner)
+        told = await explain(self.feed.log, f"{p}/{learner}/{base}")
+        return {"fragment": p, "learner": learner, "base": base, "lines": told.lines, "facts": told.facts}
+
+    async def what_if(self, p: int, version: int, query: Query) -> Answer:
+        """Return one round under other rules: `set=quorum=3`, as often as wanted."""
+        settings = whatif.parse(query.get("set", ()))
+        found = await whatif.one_round(self.feed.log, p, version, settings)
+        answer: Answer = dataclasses.asdict(found)
+        return {
+            "fragment": p,
+            "version": version,
+            "set": list(query.get("set", ())),
+            **{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in answer.items()},
+        }
+
+    async def services(self, query: Query) -> Answer:
+        """Return syncers, how long it took when one took over, and how long store and bus take to answer."""
+        at = _time(query, "at")
+        f = self.feed
+        moment = f.wall if at is None else at
+        begin, end = self._stretch(query)
+        found = views.syncers(f.chronicle, moment)
+        if at is None and f.has_bus:
+            status = f.live.status()
+            found["alive"] = status.as_json()["syncers"]
+        return {
+            "at": moment,
+            **found,
+            "store_ms": spread(f.store_ms) if at is None else None,
+            "bus_ms": spread(f.bus_ms) if at is None and f.has_bus else None,
+            "lines": {
+                key: value
+                for key, value in views.series(f.chronicle, begin, end).items()
+                if key in ("at", "seconds", "merge_s", "publish_s", "commit_s", "waited_s")
+            },
+        }
+
+    def _stretch(self, query: Query) -> tuple[float, float]:
+        begin, end = views.span(self.feed.chronicle, self.feed.wall)
+        first, last = _time(query, "from"), _time(query, "to")
+        begin, end = (begin if first is None else first), (end if last is None else last)
+        if end < begin:
+            raise InputError(f"from={begin:.3f} is after to={end:.3f}")
+        return begin, max(end, begin + 1e-3)
+
+
+def _shown(h: CommitHeader) -> Answer:
+    """Return of a commit's header what pages link with."""
+    total = sum(i.weight for i in h.inputs) or 1.0
+    return {
+        "writer": h.writer,
+        "written_at": h.written_at,
+        "opened_at": h.waited.opened_at,
+        "closed_at": h.waited.closed_at,
+        "inputs": [
+            {
+                "learner": i.learner, "base": i.base, "incarnation": i.incarnation, "steps": i.steps,
+                "tokens": i.tokens, "bytes": i.bytes, "share": i.weight / total, "clipped": list(i.clipped),
+                "taken_at": i.taken_at,
+            }
+            for i in h.inputs
+        ],
+        "late": [{"learner": x.learner, "base": x.base, "heard_at": x.heard_at} for x in h.late],
+        "rejected": [
+            {"learner": r.learner, "base": r.base, "reason": r.reason, "count": r.count, "at": r.at} for r in h.rejected
+        ],
+        "missing": list(h.waited.missing),
+        "passed": [f.learner for f in h.waited.passed],
+        "healed": h.healed is not None,
+    }  # fmt: skip
+
+
+def _by_fragment(rows: NDArray[Any], field: str | None, count: int) -> list[int]:
+    """Return sums of a field of these rows, or how many there are, by fragment."""
+    weights = None if field is None else rows[field]
+    return [int(x) for x in np.bincount(rows["fragment"], weights, count)]
+
+
+def _whole(text: str) -> int:
+    """Return a whole number. Raises `InputError`."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 12):
+        raise InputError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _word(query: Query, name: str) -> str:
+    found = query.get(name, ())
+    return found[-1] if found else ""
+
+
+def _time(query: Query, name: str) -> float | None:
+    """Return a time [seconds since 1970], None where none was asked for. Raises `InputError`."""
+    text = _word(query, name)
+    return _number(query, name, 0.0) if text else None
+
+
+def _number(query: Query, name: str, default: float) -> float:
+    text = _word(query, name)
+    try:
+        found = float(text) if text else default
+    except ValueError:
+        found = math.nan
+    if not 0.0 <= found < 1e11:
+        raise InputError(f"{name}={text}: write it in seconds since 1970")
+    return found

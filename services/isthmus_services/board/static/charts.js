@@ -1,0 +1,195 @@
+/* Lines over time (uPlot) and pictures with a row for each thing (canvas). Colours differ in lightness too, and lines in
+   their dashes: nothing is told by hue alone. Each picture can be read without seeing it. */
+"use strict";
+(function (I) {
+  const { html, useState, useEffect, useRef } = htmPreact;
+
+  const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 5], [1, 4]];
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  I.css = css;
+
+  /* Draw again where the window or its colours change. */
+  I.useLook = (box) => {
+    const [look, set] = useState({ width: 0, dark: false });
+    useEffect(() => {
+      const dark = window.matchMedia("(prefers-color-scheme: dark)");
+      const see = () => {
+        const width = box.current ? Math.floor(box.current.clientWidth) : 0;
+        set((old) => (old.width === width && old.dark === dark.matches ? old : { width, dark: dark.matches }));
+      };
+      const observer = new ResizeObserver(see);
+      if (box.current) observer.observe(box.current);
+      dark.addEventListener("change", see);
+      see();
+      return () => { observer.disconnect(); dark.removeEventListener("change", see); };
+    }, []);
+    return look;
+  };
+
+  const told = (line, show) => {
+    const there = line.values.filter(I.known);
+    if (!there.length) return `${line.name}: not known`;
+    return `${line.name}: last ${show(there[there.length - 1])}, least ${show(Math.min(...there))}, most ${show(Math.max(...there))}`;
+  };
+
+  /* lines: [{name, values}] over `at` [seconds since 1970]; `show` says a value with its unit; `mark`: a moment. */
+  I.Chart = ({ title, term, unit, at, lines, show, mark, span, zero = true, max, note, onZoom }) => {
+    const box = useRef(null);
+    const look = I.useLook(box);
+    const some = lines.filter((l) => l.values.some(I.known));
+    const signature = `${at.length} ${at[0]} ${at[at.length - 1]} ${some.map((l) => l.name + l.values.filter(I.known).length).join()} ${JSON.stringify(some.map((l) => l.values.slice(-3)))}`;
+    useEffect(() => {
+      if (!box.current || !look.width || !some.length) return undefined;
+      const text = css("text"), grid = css("line");
+      const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "12px system-ui, sans-serif" };
+      const plot = new uPlot({
+        width: look.width, height: 190, cursor: { drag: { x: !!onZoom, y: false }, points: { size: 6 } }, legend: { show: false },
+        scales: {
+          x: { time: true, range: span ? () => [span[0], Math.max(span[1], span[0] + 1)] : undefined },
+          y: { range: (_, low, high) => {
+            const top = max !== undefined ? max : high > (zero ? 0 : low) ? high + 0.06 * (high - (zero ? 0 : low)) : high + 1;
+            return [zero ? Math.min(0, low) : low - 0.06 * (high - low || 1), top];
+          } },
+        },
+        axes: [{ ...axis, space: 80 }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show) }],
+        series: [{}, ...some.map((line) => ({
+          label: line.name, stroke: css(`c${line.color}`), width: 2, dash: DASHES[line.dash], spanGaps: !!line.join,
+          points: { show: line.values.filter(I.known).length < 3 },
+        }))],
+        hooks: {
+          draw: [(u) => {
+            if (!I.known(mark)) return;
+            const x = u.valToPos(mark, "x", true);
+            if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;
+            u.ctx.save();
+            u.ctx.strokeStyle = css("late");
+            u.ctx.lineWidth = 2 * devicePixelRatio;
+            u.ctx.beginPath();
+            u.ctx.moveTo(x, u.bbox.top);
+            u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+            u.ctx.stroke();
+            u.ctx.restore();
+          }],
+          setSelect: [(u) => {
+            if (!onZoom || u.select.width < 8) return;
+            onZoom(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"));
+            u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+          }],
+        },
+      }, [at, ...some.map((l) => l.values)], box.current);
+      return () => plot.destroy();
+    }, [look.width, look.dark, signature, mark, span && span.join()]);
+    const said = some.map((line) => told(line, show)).join("; ");
+    return html`<figure><figcaption>${term ? html`<${I.Term} name=${term}>${title}</${I.Term}>` : title}${unit ? ` [${unit}]` : ""}</figcaption>
+      ${some.length
+        ? html`<div class="chart" ref=${box} role="img" aria-label=${`${title} over time. ${said}`}></div>
+            <${I.Legend} entries=${some.map((line) => [
+              html`<line x1="0" x2="24" y1="5.5" y2="5.5" stroke=${`var(--c${line.color})`} stroke-width="3" stroke-dasharray=${DASHES[line.dash].join(" ")}/>`,
+              `${line.name} ${show([...line.values].reverse().find(I.known))}`])}/>`
+        : html`<div ref=${box}></div><p class="note">${note || "Nothing is known of it."}</p>`}
+      ${some.length && note ? html`<p class="note">${note}</p>` : null}</figure>`;
+  };
+  /* Give lines their colours and dashes. */
+  I.styled = (lines) => lines.map((line, n) => ({ color: n % 8, dash: n % 8 === n ? n % DASHES.length : (n + 1) % DASHES.length, ...line }));
+
+  /* --- a picture with rows ------------------------------------------------------------------------------------- */
+
+  const AXIS = 26;
+
+  /* Ticks of a time axis: round steps, few enough. */
+  I.timeTicks = (begin, end, most) => {
+    const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000];
+    const step = steps.find((s) => (end - begin) / s <= most) || 31536000;
+    const shift = step >= 3600 ? new Date(begin * 1000).getTimezoneOffset() * 60 : 0;
+    const ticks = [];
+    for (let t = Math.ceil((begin - shift) / step) * step + shift; t <= end; t += step) ticks.push(t);
+    const format = new Intl.DateTimeFormat("en-GB", step >= 86400 ? { day: "numeric", month: "short" }
+      : step >= 3600 && end - begin > 86400 ? { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }
+      : step >= 60 ? { hour: "2-digit", minute: "2-digit" } : { minute: "2-digit", second: "2-digit", fractionalSecondDigits: step < 1 ? 1 : undefined });
+    return ticks.map((t) => [t, format.format(new Date(t * 1000))]);
+  };
+
+  /* Rows over time on a canvas. paint(ctx, row, y, height, x(t), left, right); read(row, t) says what is there; open(row, t)
+     follows it. Arrow keys move a cursor over it, Enter opens what it is on. */
+  I.Rows = ({ title, names, height, begin, end, mark, paint, read, open, step, version }) => {
+    const box = useRef(null), canvas = useRef(null);
+    const look = I.useLook(box);
+    const [cursor, setCursor] = useState(null);
+    const label = Math.min(150, Math.max(36, 7.2 * Math.max(...names.map((n) => n.length), 1) + 12));
+    const left = look.width < 480 ? Math.min(label, 90) : label;
+    const x = (t) => left + ((t - begin) / Math.max(end - begin, 1e-9)) * (look.width - left - 4);
+    const total = names.length * height + AXIS;
+    useEffect(() => {
+      if (!canvas.current || !look.width) return;
+      const ratio = devicePixelRatio || 1, c = canvas.current;
+      c.width = look.width * ratio;
+      c.height = total * ratio;
+      c.style.height = `${total}px`;
+      const ctx = c.getContext("2d");
+      ctx.scale(ratio, ratio);
+      ctx.font = "12px system-ui, sans-serif";
+      ctx.textBaseline = "middle";
+      const text = css("text"), line = css("line");
+      I.timeTicks(begin, end, Math.max(2, Math.floor((look.width - left) / 90))).forEach(([t, word]) => {
+        ctx.fillStyle = line;
+        ctx.fillRect(x(t), 0, 1, names.length * height + 4);
+        ctx.fillStyle = text;
+        ctx.textAlign = "center";
+        ctx.fillText(word, Math.min(look.width - 20, Math.max(left + 10, x(t))), total - AXIS / 2 + 2);
+      });
+      names.forEach((name, n) => {
+        ctx.save();
+        ctx.beginPath();
+        ctx.rect(left, n * height, look.width - left, height);
+        ctx.clip();
+        paint(ctx, n, n * height, height, x, left, look.width);
+        ctx.restore();
+        if (height >= 11 || n % Math.ceil(12 / height) === 0) {
+          ctx.fillStyle = text;
+          ctx.textAlign = "right";
+          let shown = name;
+          while (shown.length > 2 && ctx.measureText(shown).width > left - 8) shown = `${shown.slice(0, -2)}…`;
+          ctx.fillText(shown, left - 6, n * height + height / 2);
+        }
+      });
+      if (I.known(mark) && mark >= begin && mark <= end) {
+        ctx.fillStyle = css("late");
+        ctx.fillRect(x(mark) - 1, 0, 2, names.length * height);
+      }
+      if (cursor) {
+        ctx.strokeStyle = css("focus");
+        ctx.lineWidth = 2;
+        ctx.strokeRect(x(cursor.t) - 4, cursor.row * height + 1, 8, height - 2);
+      }
+    }, [look.width, look.dark, version, begin, end, mark, cursor, names.join("\n")]);
+    const at = (event) => {
+      const r = canvas.current.getBoundingClientRect();
+      const row = Math.floor((event.clientY - r.top) / height);
+      const t = begin + ((event.clientX - r.left - left) / Math.max(1, look.width - left - 4)) * (end - begin);
+      return row >= 0 && row < names.length && t >= begin && t <= end ? { row, t } : null;
+    };
+    const keys = (event) => {
+      const now = cursor || { row: 0, t: end - step };
+      const moved = { ArrowLeft: [0, -step], ArrowRight: [0, step], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      if (moved) {
+        event.preventDefault();
+        setCursor({ row: Math.min(names.length - 1, Math.max(0, now.row + moved[0])), t: Math.min(end, Math.max(begin, now.t + moved[1])) });
+      } else if (event.key === "Enter" && cursor && open) open(cursor.row, cursor.t);
+      else if (event.key === "Escape") setCursor(null);
+    };
+    return html`<div class="canvas" ref=${box}>
+      <canvas ref=${canvas} tabindex="0" role="application" aria-roledescription="picture of rows over time"
+        aria-label=${`${title}: ${names.length} rows from ${I.date(begin)} to ${I.date(end)}. Arrow keys move over it, Enter opens.`}
+        onKeyDown=${keys} onMouseMove=${(e) => setCursor(at(e))} onMouseLeave=${() => setCursor(null)}
+        onClick=${(e) => { const p = at(e); if (p && open) open(p.row, p.t); else setCursor(p); }}></canvas>
+      <p class="readout" aria-live="polite">${cursor ? `${names[cursor.row]}, ${I.date(cursor.t)}: ${read(cursor.row, cursor.t)}` : "Point at it, or move over it with the arrow keys."}</p>
+    </div>`;
+  };
+
+  /* One hue from light to dark (in the dark from dark to light): readable in grey. share: 0 to 1. */
+  I.shade = (share, dark) => {
+    const s = Math.min(1, Math.max(0, share));
+    const [from, to] = dark ? [[32, 42, 54], [150, 220, 255]] : [[226, 236, 246], [4, 60, 110]];
+    return `rgb(${from.map((f, n) => Math.round(f + s * (to[n] - f))).join()})`;
+  };
+})(window.Isthmus);

@@ -1,0 +1,74 @@
+/* How things are said: numbers with their units, dates with their zone, and what each term means. */
+"use strict";
+window.Isthmus = {};
+(function (I) {
+  const zone = new Intl.DateTimeFormat("en-GB", {
+    day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+  });
+  const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const none = "not known";
+
+  const known = (x) => x !== null && x !== undefined && Number.isFinite(x);
+
+  I.known = known;
+  I.date = (s) => (known(s) ? zone.format(new Date(s * 1000)) : none);
+  I.clock = (s) => (known(s) ? clock.format(new Date(s * 1000)) : none);
+  I.count = (x) => (known(x) ? Math.round(x).toLocaleString("en") : none);
+  I.share = (x, digits = 0) => (known(x) ? `${(100 * x).toFixed(digits)} %` : none);
+  I.number = (x, digits = 3) => (known(x) ? Number(x.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 6 }) : none);
+  I.usd = (x) => (known(x) ? `$${x < 1 ? x.toFixed(4) : x.toLocaleString("en", { maximumFractionDigits: 2 })}` : none);
+
+  I.short = (x) => {
+    if (!known(x)) return none;
+    for (const [size, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+      if (Math.abs(x) >= size) return `${Number((x / size).toPrecision(3))} ${name}`;
+    return `${Number(x.toPrecision(3))}`;
+  };
+  I.bytes = (x) => (known(x) ? `${I.short(x)}${Math.abs(x) >= 1e3 ? "B" : " B"}` : none);
+
+  I.seconds = (s) => {
+    if (!known(s)) return none;
+    const a = Math.abs(s);
+    if (a < 1) return `${Math.round(s * 1000)} ms`;
+    if (a < 120) return `${Number(s.toPrecision(3))} s`;
+    if (a < 7200) return `${(s / 60).toFixed(1)} min`;
+    if (a < 172800) return `${(s / 3600).toFixed(1)} h`;
+    return `${(s / 86400).toFixed(1)} days`;
+  };
+
+  /* A moment as an address has it, and back; null for what is no time. */
+  I.stamp = (s) => new Date(Math.round(s * 1000)).toISOString();
+  I.moment = (text) => {
+    const s = /^\d+(\.\d+)?$/.test(text) ? Number(text) : Date.parse(text) / 1000;
+    return Number.isFinite(s) ? s : null;
+  };
+
+  I.terms = {
+    fragment: "A part of the model. Each fragment is sent, merged and published by itself, so that no update is large.",
+    version: "How often a fragment was merged. Version 0 is what the run began with.",
+    round: "The making of one new version of one fragment: learners are called, their updates are waited for, and merged.",
+    update: "What a learner has changed in a fragment since the version that it began from, packed into few bits.",
+    commit: "The record that makes a round count: who was merged, with which weights, and what came out. It never changes.",
+    quorum: "How many fresh updates a round waits for before its grace begins.",
+    grace: "How much longer a round waits for more learners once its quorum is there. It is taken from the slack that all of them have.",
+    fresh: "An update that began from the newest version, not from an older one.",
+    late: "An update that came when its round had closed. It may still join the next one.",
+    rejected: "An update that was turned away: what was trained in it is lost.",
+    repeated: "An update that was turned away, and nothing was lost: the same work has come another way.",
+    missing: "A learner that a round expected and closed without.",
+    participation: "Of the learners that rounds expected, the share that was in.",
+    goodput: "Of all tokens that learners have processed, the share that was merged into the model.",
+    ledger: "Where the tokens went that a learner has processed: merged, overwritten by a new version, late, pending, rejected, lost.",
+    overwritten: "Trained between sending an update and adopting the version that came of it, and replaced by that.",
+    pending: "Trained, and not settled yet: in an update under way, or not sent yet.",
+    lost: "Trained after the last checkpoint or update, and gone when the learner was killed.",
+    life: "A learner's time from one start to the next: it goes on where its checkpoint stands.",
+    age: "How long ago the newest version of a fragment was written.",
+    syncer: "A process that opens rounds, merges updates and writes commits. Any number may run; each keeps some of the fragments.",
+    takeover: "A fragment's keeper was gone, and another syncer went on with it.",
+    loss: "How well a model predicts its text: lower is better. A learner's own, on what it trains with.",
+    tokens: "Pieces of text that were trained on. Those of an update count by its fragment's share of the model.",
+    cosine: "How alike two directions are: 1 is the same, 0 has nothing in common, −1 is the opposite.",
+    checkpoint: "What a learner stores of its own state, so that it can go on after a kill.",
+  };
+})(window.Isthmus);

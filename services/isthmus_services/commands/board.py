@@ -1,0 +1,123 @@
+"""`isthmus board`: a page of a run, live and at any moment of its past; or that page as one file."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from isthmus.bus import default_bus
+from isthmus.errors import InputError, Unavailable
+from isthmus.ports import bus_answers, open_log, open_ports
+from isthmus.store import EdgeStore
+from isthmus.urls import split
+from isthmus_services.board.api import Api, Costs
+from isthmus_services.board.feed import Feed, cache_of, following
+from isthmus_services.board.server import address_of, is_loopback, served
+from isthmus_services.commands.plan import prices_of
+from isthmus_services.output.progress import progress
+from isthmus_services.output.report import require_free
+from isthmus_services.process import logs
+from isthmus_services.settings import declared, shared
+
+TOKEN_BYTES = 16
+
+
+def run(settings: declared.Board) -> int:
+    """Serve the board, or write it to a file."""
+    logs.quiet()
+    host, _ = address_of(settings.http)
+    if settings.export is not None:
+        require_free(settings.export, "--export", force=settings.force)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_export(settings) if settings.export is not None else _serve(settings, _token(settings, host)))
+    return 0
+
+
+def _token(settings: declared.Board, host: str) -> str | None:
+    """Return what one must know to be answered: what was chosen, or where others reach the address one that is made
+    up; None: nothing."""
+    if settings.board_token_file is not None:
+        try:
+            chosen = Path(settings.board_token_file).read_text().strip()
+        except OSError as error:
+            raise InputError(f"--board-token-file {settings.board_token_file}: {error.strerror}") from None
+        if not chosen:
+            raise InputError(f"--board-token-file {settings.board_token_file} is empty")
+        return chosen
+    if settings.board_token:
+        return settings.board_token
+    return None if is_loopback(host) else secrets.token_urlsafe(TOKEN_BYTES)
+
+
+async def _serve(settings: declared.Board, token: str | None) -> None:
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    async with _feed(settings) as feed, served(feed, Api(feed, _costs(settings)), settings.http, token) as url:
+        print(f"board of {feed.log.run.url}: {url}   (Ctrl-C ends it; it only reads)", flush=True)
+        if not feed.has_bus:
+            print("no bus is read: the page shows the log alone (--bus URL)", flush=True)
+        async with following(feed):
+            await stopping.wait()
+
+
+async def _export(settings: declared.Board) -> None:
+    from isthmus_services.board.export import LISTEN_S, write
+
+    assert settings.export is not None
+    async with _feed(settings) as feed:
+        with progress("reading the log") as say:
+            reading = asyncio.ensure_future(feed.read_all())
+            while not reading.done():
+                say(feed.chronicle.read)
+                await asyncio.wait([reading], timeout=0.2)
+            reading.result()
+        if feed.has_bus:
+            # Who is there is known only after a while of listening.
+            async with following(feed):
+                await asyncio.sleep(LISTEN_S)
+        else:
+            await feed.runtime.offload(feed.save)
+        with progress("asking") as say:
+            size = await write(Path(settings.export), Api(feed, _costs(settings)), say)
+    print(f"{settings.export}: the board of {feed.log.run.url}, {size / 1e6:.1f} MB; it opens in any browser, offline")
+
+
+@asynccontextmanager
+async def _feed(settings: declared.Board) -> AsyncIterator[Feed]:
+    trust, bus = shared.owner_in(settings), _bus(settings)
+    if bus is None:
+        async with open_log(settings.run, trust) as log:
+            assert isinstance(log.store, EdgeStore), "opened by us"
+            yield await _begun(Feed(log, log.store, None, cache_of(settings.run, log.run.digest, settings.cache)))
+        return
+    async with open_ports(settings.run, bus, trust=trust) as ports:
+        with contextlib.suppress(Unavailable):
+            await bus_answers(ports.bus)
+        cache = cache_of(settings.run, ports.log.run.digest, settings.cache)
+        yield await _begun(Feed(ports.log, ports.store, ports.bus, cache))
+
+
+async def _begun(feed: Feed) -> Feed:
+    await feed.begin()
+    return feed
+
+
+def _bus(settings: declared.Board) -> str | None:
+    """Return the bus to listen to; None where nobody named one and there is none beside the run: none is made."""
+    if settings.bus is None:
+        beside = default_bus(settings.run)
+        if beside is None or not os.path.exists(split(beside).path):
+            return None
+    return shared.bus_of(settings, settings.run)
+
+
+def _costs(settings: declared.Board) -> Costs:
+    assumed: list[str] = []
+    prices = prices_of(settings.prices, settings.gpu_hour, assumed if settings.learner_gpus else [])
+    if settings.learner_gpus is None:
+        assumed.append("no GPU of a learner (--learner-gpus N)")
+    return Costs(prices, float(settings.learner_gpus or 0), "; ".join(assumed))
