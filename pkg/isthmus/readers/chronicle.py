@@ -73,8 +73,9 @@ LEARNER = (
 they come to the learner's own. Seconds of what was merged: training it, until it was heard, until it was accumulated,
 until the round closed. `weight` in shares of a round. `gone`: times that a round stopped expecting it."""
 
-REACHED = ("step", "tokens", "taken_at")
-"""How far a learner's own steps had come, over all its lives, in the newest update of it that was merged."""
+REACHED = ("life", "step", "tokens", "taken_at")
+"""How far a learner's own count of steps and tokens had come in the newest update of it that was merged, and in which
+of its lives: one that goes on from a checkpoint counts again what the kill took."""
 
 BEAT = (
     "life", "step", "target", "tokens", "loss", "step_s", "upload_s", "sync_s", "bytes_up", "bytes_down",
@@ -95,6 +96,8 @@ class Life:
     """… and the learner's own step then."""
     last: float
     """When the last of them was taken."""
+    tokens: tuple[int, int]
+    """The learner's own count of tokens at these two."""
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     closings: list[str]
     reasons: list[str]
     ends: list[tuple[int, bytes, int, int]]
-    lives: list[tuple[int, int, float, int, float]]
+    lives: list[tuple[int, int, float, int, float, tuple[int, int]]]
     """Learner, incarnation, and a `Life`."""
 
 
@@ -270,17 +273,21 @@ class Chronicle:
     def _lived(self, learner: int, given: Input) -> None:
         life = self.lives.get((learner, given.incarnation))
         began, step = given.taken_at - given.train_s, given.step - given.steps
+        tokens = given.tokens_seen - given.tokens, given.tokens_seen
         if life is not None:
             life.began, life.step = min(life.began, began), min(life.step, step)
             life.last = max(life.last, given.taken_at)
+            life.tokens = min(life.tokens[0], tokens[0]), max(life.tokens[1], tokens[1])
         elif len(self.lives) < LIVES_MAX:
-            self.lives[learner, given.incarnation] = Life(began, step, given.taken_at)
+            self.lives[learner, given.incarnation] = Life(began, step, given.taken_at, tokens)
 
     def _reached(self, at: float, learner: int, given: Input) -> None:
         # Fragments are read one after the other: of a moment stays what was taken last, whatever was read last.
         newest = self.reached.values[self.reached.place(at), learner, REACHED.index("taken_at")]
         if not given.taken_at < newest:
-            self.reached.one(at, learner, step=given.step, tokens=given.tokens_seen, taken_at=given.taken_at)
+            self.reached.one(
+                at, learner, life=given.incarnation, step=given.step, tokens=given.tokens_seen, taken_at=given.taken_at
+            )
 
     async def follow(
         self, log: Log, fragments: Iterable[int] | None = None, progress: Callable[[], None] = lambda: None
@@ -330,7 +337,7 @@ class Chronicle:
         meta = _Meta(
             FORMAT, self.run.digest, self.learners.known, self.writers.known, self.closings.known, self.reasons.known,
             [(e.version, e.digest, e.rejected, e.repeated) for e in self.ends],
-            [(*key, x.began, x.step, x.last) for key, x in self.lives.items()],
+            [(*key, x.began, x.step, x.last, x.tokens) for key, x in self.lives.items()],
         )  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {
             "meta": np.frombuffer(msgspec.msgpack.encode(meta), np.uint8),
@@ -372,9 +379,7 @@ class Chronicle:
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError):
             return None
         made.ends = [_End(*end) for end in meta.ends]
-        made.lives = {
-            (learner, incarnation): Life(began, step, last) for learner, incarnation, began, step, last in meta.lives
-        }
+        made.lives = {(life[0], life[1]): Life(*life[2:]) for life in meta.lives}
         made._rows, made._count = rows, len(rows)
         if not len(rows):
             made._rows = np.zeros(1024, ROW)

@@ -74,6 +74,10 @@ class Moments:
         """Return when a moment ends [seconds since 1970]."""
         return self.began + (number + 1) * self.width
 
+    def covers(self, at: float) -> bool:
+        """Return whether a time is in one of the moments there are."""
+        return at < self.end(MOMENTS - 1)
+
     def whole(self, at: float) -> int:
         """Return how many moments have ended by a time."""
         return math.floor(min(MOMENTS, max(0.0, (at - self.began) / self.width)))

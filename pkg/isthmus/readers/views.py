@@ -21,6 +21,9 @@ from isthmus.records.objects import CommitHeader
 POINTS_MAX = 600
 """Of a line over time."""
 
+LEAST = 30
+"""Stretches that a line or a row has at least, however little has happened."""
+
 CELLS_MAX = 4800
 """Of a picture with a row for each learner or fragment."""
 
@@ -39,6 +42,9 @@ fragment was healed."""
 
 STORY_COMMITS = 60
 """Commits that are read for a learner's story."""
+
+TOGETHER_S = 60.0
+"""Fragments that change from one keeper to another within this are one takeover."""
 
 LATELY_S = 60.0
 
@@ -94,7 +100,7 @@ def totals(c: Chronicle, at: float) -> Answer:
         "expected": expected,
         "participation": _share(expected - int(rows["missing"].sum()), expected),
         "tokens": int(_tokens(c, rows).sum()),
-        "processed": int(np.nansum(c.reached.until(at)[:, REACHED.index("tokens")])) if len(c.learners.known) else 0,
+        "processed": int(np.nansum(_processed(c, c.reached.until(at)))),
         "bytes_up": int(rows["bytes"].sum()),
         "late": int(rows["late"].sum()),
         "rejected": int(rows["rejected"].sum()),
@@ -122,8 +128,10 @@ def reasons(c: Chronicle, at: float) -> list[Answer]:
 
 def series(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
     """Return lines over time: sums or means of equal stretches, null where there was no commit."""
-    points = max(1, min(points, POINTS_MAX))
     rows = c.rows
+    first, last = np.searchsorted(rows["written_at"], [begin, end])
+    # A stretch without a commit says nothing: none is made so short that most are.
+    points = max(1, min(points, POINTS_MAX, max(LEAST, int(last - first) // 4)))
     edges = np.linspace(begin, max(end, begin + 1e-3), points + 1)
     cut = np.searchsorted(rows["written_at"], edges, side="right")
     n = np.diff(cut)
@@ -158,14 +166,26 @@ def _tokens(c: Chronicle, rows: NDArray[Any]) -> NDArray[np.float64]:
     return found
 
 
+def _processed(c: Chronicle, reached: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the tokens […, learners] that were trained by when learners had reached so far […, learners, fields], with
+    those that a later life trained again; NaN where nothing is known."""
+    names = len(c.learners.known)
+    tokens = reached[..., :names, REACHED.index("tokens")].copy()
+    life = reached[..., :names, REACHED.index("life")]
+    before: dict[int, int] = {}
+    for (n, incarnation), found in sorted(c.lives.items()):
+        tokens[..., n] += np.where(life[..., n] == incarnation, before.get(n, 0) - found.tokens[0], 0)
+        before[n] = before.get(n, 0) + found.tokens[1] - found.tokens[0]
+    return tokens
+
+
 def _goodput(c: Chronicle, ends: NDArray[np.float64]) -> list[float | None]:
     """Return, for each time, which share of the tokens that learners had processed was merged: by their updates' own
     counts, so that what they trained after the newest merged one is in neither."""
     if not len(c.learners.known):
         return [None] * len(ends)
     merged = np.cumsum(c.by_learner.values[:, :, LEARNER.index("tokens")].sum(axis=1))
-    reached = _filled(c.reached.values[:, :, REACHED.index("tokens"), None])[:, :, 0]
-    processed = np.nansum(reached, axis=1)
+    processed = np.nansum(_processed(c, _filled(c.reached.values)), axis=1)
     whole = np.array([c.by_learner.whole(float(t)) - 1 for t in ends])
     return _ratio(np.where(whole < 0, 0.0, merged[whole]), np.where(whole < 0, 0.0, processed[whole]))
 
@@ -205,6 +225,7 @@ def learners(c: Chronicle, at: float) -> list[Answer]:
     """Return a row for each learner: what was merged of it up to the last whole moment before a time, and what it last
     said."""
     sums, said, reached = c.by_learner.until(at), c.beats.until(at), c.reached.until(at)
+    processed = _processed(c, reached)
     newest = dict.fromkeys(range(len(c.learners.known)), 0)
     for (n, incarnation), life in c.lives.items():
         if life.began <= at:
@@ -226,7 +247,7 @@ def learners(c: Chronicle, at: float) -> list[Answer]:
             "wait_s": row["wait_s"] / merged,
             "weight": row["weight"] / merged,
             "step": own["step"],
-            "processed": own["tokens"],
+            "processed": None if math.isnan(processed[n]) else float(processed[n]),
             "taken_at": own["taken_at"],
             "said": None if beat["step"] is None else beat,
         })  # fmt: skip
@@ -294,7 +315,15 @@ def _pieces(h: CommitHeader) -> list[Answer]:
 
 async def story(log: Log, c: Chronicle, name: str, at: float) -> list[Answer]:
     """Return what the newest commits up to a time say of a learner, newest first: what became of it in each."""
-    headers = await asyncio.gather(*(_header(log, row) for row in until(c, at)[-STORY_COMMITS:]))
+    number = c.learners.find(name)
+    spoken = (
+        c.by_learner.values[: c.by_learner.place(at) + 1, number].any(axis=1) if number is not None else np.array([])
+    )
+    if not spoken.any():
+        return []
+    # Not of the newest commits of all: of those up to the last that had to do with it.
+    last = min(at, c.by_learner.end(int(np.flatnonzero(spoken)[-1])))
+    headers = await asyncio.gather(*(_header(log, row) for row in until(c, last)[-STORY_COMMITS:]))
     found: list[Answer] = []
     for h in reversed(headers):
         if h is None:
@@ -330,8 +359,9 @@ def fragments(c: Chronicle, begin: float, end: float, at: float) -> Answer:
     """Return for each fragment its version and age at a time, and over time: versions made, how old the newest one was
     at the end of each stretch [s], and the share of expected learners that were in."""
     count = len(c.ends)
-    columns = max(8, min(240, CELLS_MAX // count))
     rows = c.rows
+    first, last = np.searchsorted(rows["written_at"], [begin, end])
+    columns = max(8, min(240, CELLS_MAX // count, max(LEAST, int(last - first) // count)))
     edges = np.linspace(begin, max(end, begin + 1e-3), columns + 1)
     column = np.clip(np.searchsorted(edges, rows["written_at"], side="left") - 1, -1, columns - 1)
     inside = (rows["written_at"] > begin) & (rows["written_at"] <= end)
@@ -448,23 +478,29 @@ def syncers(c: Chronicle, at: float) -> Answer:
 
 
 def _takeovers(c: Chronicle, rows: NDArray[Any]) -> list[Answer]:
-    """Return the newest changes of keepers: from whom to whom, and how long no commit was made of the fragment."""
+    """Return the newest changes of keepers: from whom to whom, of which fragments, and how long each had no commit."""
     order = np.lexsort((rows["version"], rows["fragment"]))
     ordered = rows[order]
     same = ordered["fragment"][1:] == ordered["fragment"][:-1]
     places = np.flatnonzero(same & (ordered["writer"][1:] != ordered["writer"][:-1]))
-    found: list[Answer] = [
-        {
-            "at": float(ordered["written_at"][n + 1]),
-            "fragment": int(ordered["fragment"][n]),
-            "version": int(ordered["version"][n + 1]),
-            "from": c.writers.known[int(ordered["writer"][n])],
-            "to": c.writers.known[int(ordered["writer"][n + 1])],
-            "stood_s": max(0.0, float(ordered["written_at"][n + 1] - ordered["written_at"][n])),
-        }
-        for n in places
-    ]
-    return sorted(found, key=lambda x: -float(x["at"]))[:LISTED]
+    found: list[Answer] = []
+    for place in places[np.argsort(-ordered["written_at"][places + 1], kind="stable")]:
+        old, new = ordered[place], ordered[place + 1]
+        stood_s = max(0.0, float(new["written_at"] - old["written_at"]))
+        fragment = {"fragment": int(new["fragment"]), "version": int(new["version"]), "stood_s": stood_s}
+        who = {"from": c.writers.known[int(old["writer"])], "to": c.writers.known[int(new["writer"])]}
+        last = found[-1] if found else None
+        if last is not None and who.items() <= last.items() and last["at"] - float(new["written_at"]) < TOGETHER_S:
+            last["fragments"].append(fragment)
+        elif len(found) < LISTED:
+            found.append({"at": float(new["written_at"]), **who, "fragments": [fragment]})
+        else:
+            break
+    for entry in found:
+        stood = [f["stood_s"] for f in entry["fragments"]]
+        entry |= {"stood_s": {"median": float(np.median(stood)), "largest": max(stood)}}
+        entry["fragments"].sort(key=lambda f: -f["stood_s"])
+    return found
 
 
 def _restarts(c: Chronicle, at: float) -> list[Answer]:

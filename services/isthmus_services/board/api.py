@@ -311,8 +311,10 @@ class Api:
 
     def _whole(self, at: float | None) -> float:
         """Return when the last whole moment before a time ended: sums by learner are as of then."""
-        moments = self.feed.chronicle.by_learner
-        return moments.end(moments.whole(self.feed.wall if at is None else at) - 1)
+        moment, moments = self.feed.wall if at is None else at, self.feed.chronicle.by_learner
+        return min(
+            moment, max(moments.began, moments.end(moments.whole(moment) - 1)) if moments.covers(moment) else moment
+        )
 
     async def learner(self, name: str, query: Query) -> Answer:
         """Return a learner's story: its row, its lives, and what became of its newest updates."""

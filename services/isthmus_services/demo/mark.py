@@ -21,10 +21,10 @@ FILES = ("report.json", "loss.png")
 
 _OURS = {
     RUN: re.compile(
-        rf"{RUN_KEY}|{re.escape(EMBEDDED_FILE)}(-wal|-shm|-journal)?|\.scratch|"
+        rf"{RUN_KEY}|{re.escape(EMBEDDED_FILE)}(-wal|-shm|-journal)?|\.scratch|\.board|"
         "commits|segments|values|snapshots|updates|learners|scratch"
     ),
-    LOGS: re.compile(r"(syncer|learner-\d+)\.log"),
+    LOGS: re.compile(r"(syncer|board|learner-\d+)\.log"),
     SERVERS: re.compile(r"seaweedfs|(seaweedfs|redis)\.log|dump\.rdb"),
 }
 """What a demo makes in each of its folders."""

@@ -25,7 +25,7 @@ from isthmus.records.messages import Heartbeat, decode
 from isthmus.store import EdgeStore
 from isthmus.urls import split
 from isthmus_services.commands import init
-from isthmus_services.demo import judge, mark, report
+from isthmus_services.demo import board, judge, mark, report
 from isthmus_services.demo.fleet import Fleet, Worker
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
 from isthmus_services.demo.watch import Watch
@@ -77,7 +77,18 @@ def run(settings: declared.Demo) -> int:
             f"{made.rules.codec_up} up, {made.rules.codec_down} down",
             flush=True,
         )
-        return asyncio.run(_demo(settings, out, store, bus, started))
+        url = ""
+        if settings.board:
+            (out / mark.LOGS).mkdir(parents=True, exist_ok=True)
+            url = stack.enter_context(board.shown(store, bus, out / mark.LOGS / "board.log"))
+            print(f"board {url}", flush=True)
+            board.open_in_browser(url)
+        status = asyncio.run(_demo(settings, out, store, bus, started))
+        if url:
+            board.stay(url)
+        else:
+            print(f"see it: isthmus board {store if not settings.servers else out / mark.RUN}")
+        return status
 
 
 async def _demo(a: declared.Demo, out: Path, store: str, bus: str, started: float) -> int:
@@ -325,7 +336,7 @@ async def _refuse_existing(store: str) -> None:
 
 def _fleet(a: declared.Demo, out: Path, store: str, bus: str) -> Fleet:
     folder = out / mark.LOGS
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     # One thread each: processes share the cores, and so do their libraries.
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     # Not on the command line, where everybody could read the bus's password.

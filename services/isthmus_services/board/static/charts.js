@@ -51,7 +51,8 @@
             return [zero ? Math.min(0, low) : low - 0.06 * (high - low || 1), top];
           } },
         },
-        axes: [{ ...axis, space: 80 }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show) }],
+        axes: [{ ...axis, space: 80, splits: (u) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 80)).map((t) => t[0]),
+          values: (u, ticks) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 80)).map((t) => t[1]).slice(0, ticks.length) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show) }],
         series: [{}, ...some.map((line) => ({
           label: line.name, stroke: css(`c${line.color}`), width: 2, dash: DASHES[line.dash], spanGaps: !!line.join,
           points: { show: line.values.filter(I.known).length < 3 },
@@ -62,6 +63,7 @@
             const x = u.valToPos(mark, "x", true);
             if (x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;
             u.ctx.save();
+            u.ctx.setLineDash([]);
             u.ctx.strokeStyle = css("late");
             u.ctx.lineWidth = 2 * devicePixelRatio;
             u.ctx.beginPath();

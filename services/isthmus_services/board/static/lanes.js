@@ -45,7 +45,10 @@
         ctx.fillRect(x(life.began) - 1, y + 1, 2, h - 2);
         ctx.textAlign = "left";
         ctx.font = "11px system-ui, sans-serif";
-        ctx.fillText(`↻${life.incarnation}`, x(life.began) + 3, y + 8);
+        ctx.lineWidth = 4;
+        ctx.strokeStyle = I.css("ground");
+        ctx.strokeText(`↻${life.incarnation}`, x(life.began) + 4, y + 9);
+        ctx.fillText(`↻${life.incarnation}`, x(life.began) + 4, y + 9);
       }
     };
     const read = (n, t) => (exact ? readExact(by[names[n]], t) : readSums(lanes[n], data.edges, t));

@@ -14,15 +14,21 @@
   };
   const zoom = (from, to) => I.withQuery({ from: I.stamp(from), to: I.stamp(to) });
   const Zoom = ({ begin, end, all }) => {
-    const width = end - begin, middle = (begin + end) / 2;
-    const clamp = (a, b) => zoom(Math.max(all[0], a), Math.min(all[1], b));
+    const width = end - begin, middle = (begin + end) / 2, whole = !I.where.query.from && !I.where.query.to;
+    const show = (from, to) => {
+      const wide = Math.min(Math.max(to - from, 0.05), all[1] - all[0]);
+      const first = Math.min(Math.max(all[0], from), all[1] - wide);
+      if (wide >= 0.999 * (all[1] - all[0])) I.withQuery({ from: "", to: "" });
+      else zoom(first, first + wide);
+    };
+    const button = (word, off, from, to) => html`<button type="button" disabled=${I.offline || off} onClick=${() => show(from, to)}>${word}</button>`;
     return html`<div class="controls" role="group" aria-label="Stretch of time">
-      <button type="button" disabled=${I.offline} onClick=${() => clamp(middle - width / 4, middle + width / 4)}>Zoom in</button>
-      <button type="button" disabled=${I.offline} onClick=${() => clamp(middle - width, middle + width)}>Zoom out</button>
-      <button type="button" disabled=${I.offline || begin <= all[0]} onClick=${() => clamp(begin - width / 2, end - width / 2)}>◀ Earlier</button>
-      <button type="button" disabled=${I.offline || end >= all[1]} onClick=${() => clamp(begin + width / 2, end + width / 2)}>Later ▶</button>
-      <button type="button" disabled=${I.offline} onClick=${() => I.withQuery({ from: "", to: "" })}>All of it</button>
-      <button type="button" disabled=${I.offline} onClick=${() => clamp(all[1] - 60, all[1])}>Last minute</button>
+      ${button("Zoom in", false, middle - width / 4, middle + width / 4)}
+      ${button("Zoom out", whole, middle - width, middle + width)}
+      ${button("◀ Earlier", whole || begin <= all[0], begin - width / 2, end - width / 2)}
+      ${button("Later ▶", whole || end >= all[1], begin + width / 2, end + width / 2)}
+      ${button("Last minute", false, all[1] - 60, all[1])}
+      ${button("All of it", whole, all[0], all[1])}
       <span class="note">${I.date(begin)} to ${I.date(end)}</span></div>`;
   };
 
@@ -317,8 +323,8 @@
     };
     const field = (name) => ({ value: set[name], onInput: (e) => setSet({ ...set, [name]: e.target.value }), onChange: (e) => setSet({ ...set, [name]: e.target.value }) });
     return html`<h3>What if?</h3><p class="note">This round, folded again under other rules from the state before it. Updates are as they were sent: learners would have trained otherwise later.</p>
-      <form class="controls" id="whatif" onSubmit=${go}><label><${Term} name="quorum">Quorum</${Term}> <input type="number" min="1" placeholder=${d.round.quorum} ...${field("quorum")}/></label>
-        <label><${Term} name="grace">Grace</${Term}, share of the slack <input type="number" min="0" max="1" step="any" ...${field("grace")}/></label>
+      <form class="controls" id="whatif" onSubmit=${go}><label>Quorum <input type="number" min="1" placeholder=${d.round.quorum} ...${field("quorum")}/></label>
+        <label>Grace (share of the slack) <input type="number" min="0" max="1" step="any" ...${field("grace")}/></label>
         <label>Merge <select ...${field("merge")}><option value="">${d.round.merge}, as it was</option>${["rda", "avg", "iso", "trimmed", "median"].filter((m) => m !== d.round.merge).map((m) => html`<option value=${m}>${m}</option>`)}</select></label>
         <button type="submit" class="main" disabled=${found.busy || !asked.length}>${found.busy ? "Folding …" : "Compute"}</button></form>
       ${found.error ? html`<div class="error" role="alert">${found.error}</div>` : null}
@@ -359,7 +365,10 @@
         <div class="charts"><${Chart} title="What a round takes after it has closed" unit="seconds, means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "merging", values: d.lines.merge_s, join: true }, { name: "publishing", values: d.lines.publish_s, join: true }, { name: "closed to in the log", values: d.lines.commit_s, join: true }])} show=${I.seconds} note="Publishing and the log are the store's latency as syncers see it."/>
         <${Chart} title="Rounds wait" unit="seconds, means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "from opening to closing", values: d.lines.waited_s, join: true }])} show=${I.seconds}/></div>
         <h3><${Term} name="takeover">Takeovers</${Term}></h3><${Table} name="Takeovers" rows=${d.takeovers} first="at" descending empty="No fragment has changed its keeper." columns=${[
-          { key: "at", name: "at", left: true, show: (r) => I.date(r.at) }, { key: "fragment", name: "commit", left: true, show: (r) => html`<${CommitLink} ...${r}/>` }, { key: "from", name: "from", left: true }, { key: "to", name: "to", left: true }, { key: "stood_s", name: "no commit for", show: (r) => I.seconds(r.stood_s) }]}/>
+          { key: "at", name: "last fragment at", left: true, show: (r) => I.date(r.at) }, { key: "from", name: "from", left: true }, { key: "to", name: "to", left: true },
+          { key: "fragments", name: "fragments", left: true, by: (r) => r.fragments.length, show: (r) => ranges(r.fragments.map((f) => f.fragment).sort((a, b) => a - b)) },
+          { key: "stood_s", name: "no commit for", by: (r) => r.stood_s.largest, show: (r) => `${I.seconds(r.stood_s.median)}, at most ${I.seconds(r.stood_s.largest)}` },
+          { key: "longest", name: "longest", left: true, by: (r) => r.fragments[0].fragment, show: (r) => html`<${CommitLink} ...${r.fragments[0]}/>` }]}/>
         <h3>Learners that came back</h3><${Table} name="Restarts" rows=${d.restarts} first="began" descending empty="No learner was restarted." columns=${[
           { key: "began", name: "trains again from", left: true, show: (r) => I.date(r.began) }, { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "incarnation", name: "life", term: "life" }, { key: "step", name: "from step", show: (r) => I.count(r.step) }, { key: "away_s", name: "away for", show: (r) => I.seconds(r.away_s) }]}/>`;
     }}</${Answer}>`;

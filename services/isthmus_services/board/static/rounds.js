@@ -54,8 +54,8 @@
       ${bar(l.began, l.taken, "train", 14)}${bar(l.taken, l.heard, "upload", 14)}${bar(l.heard, l.arrived, "wait", 14)}
       ${I.known(l.arrived) ? html`<circle cx=${x(l.arrived)} cy=${middle} r="5" fill="var(--merged)" stroke="var(--ground)"/>` : null}
       ${l.fate === "late" && I.known(l.heard) ? html`<path d=${`M${x(l.heard)} ${middle - 6}l6 6-6 6-6-6z`} fill="var(--late)"/>` : null}
-      ${l.fate === "missing" ? html`<text x=${LABEL + 8} y=${middle + 4}>missing</text>` : null}
-      ${l.fate === "passed" ? html`<text x=${Math.min(x(l.passed) + 6, WIDTH - 140)} y=${middle + 4}>had nothing to give</text>` : null}
+      ${l.fate === "missing" ? html`<text class="over" x=${LABEL + 8} y=${middle + 4}>missing</text>` : null}
+      ${l.fate === "passed" ? html`<text class="over" x=${Math.min(x(l.passed) + 6, WIDTH - 140)} y=${middle + 4}>had nothing to give</text>` : null}
     </g>`;
   };
 

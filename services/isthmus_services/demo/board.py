@@ -1,0 +1,57 @@
+"""The page beside a demo: a process of its own, opened in a browser where somebody sits before it."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from isthmus.errors import InputError
+from isthmus_services.processes import isthmus_command
+
+STOP_S = 5.0
+
+
+@contextmanager
+def shown(store: str, bus: str, log: Path) -> Iterator[str]:
+    """Serve the board of a run while the body runs; give its URL. Raises `InputError` where it does not start."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ISTHMUS_")}
+    # Not on the command line, where everybody could read the bus's password.
+    environment |= {"ISTHMUS_RUN": store, "ISTHMUS_BUS": bus, "PYTHONUNBUFFERED": "1"}
+    with open(log, "wb") as out:
+        process = subprocess.Popen(
+            isthmus_command("board", "--http", "127.0.0.1:0"),
+            stdout=subprocess.PIPE, stderr=out, stdin=subprocess.DEVNULL, env=environment, start_new_session=True,
+            text=True,
+        )  # fmt: skip
+    try:
+        assert process.stdout is not None, "asked for a pipe"
+        url = next((word for word in process.stdout.readline().split() if word.startswith("http://")), "")
+        if not url:
+            process.wait(STOP_S)
+            raise InputError(f"--board: {log.read_text(errors='replace').strip()[-500:]} ({log})")
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def open_in_browser(url: str) -> None:
+    """Open a page where there is somebody to see it."""
+    if sys.stdout.isatty():
+        with contextlib.suppress(webbrowser.Error):
+            webbrowser.open(url)
+
+
+def stay(url: str) -> None:
+    """Leave the page where it is until whoever looks at it has seen enough."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            input(f"the board stays open at {url}: press Enter to end it\n")
