@@ -90,6 +90,10 @@ class Api:
                 return await self.what_if(_whole(words[0]), _whole(words[1]), query)
         raise Unknown(f"there is no /api/{path}")
 
+    def _moment(self, at: float | None) -> float:
+        """Return the moment that is asked for. Now is not before what was written: a syncer's clock may be ahead."""
+        return max(self.feed.wall, views.span(self.feed.chronicle)[1]) if at is None else at
+
     # --- the run ------------------------------------------------------------------------------------------------------
 
     async def run(self, _: Query) -> Answer:
@@ -125,7 +129,7 @@ class Api:
         """Return the state of a run in a sentence, with totals and warnings: of now, or of a moment of the past."""
         at = _time(query, "at")
         f, c = self.feed, self.feed.chronicle
-        moment = f.wall if at is None else at
+        moment = self._moment(at)
         status = f.live.status() if at is None else None
         if status is None:
             open_rounds = await views.waits(f.log, c, moment)
@@ -142,7 +146,7 @@ class Api:
         begin, end = views.span(c, f.wall)
         return {
             "at": moment,
-            "now": f.wall,
+            "now": self._moment(None),
             "past": at is not None,
             "begin": begin,
             "end": end,
@@ -298,7 +302,7 @@ class Api:
         """Return a row for each learner."""
         at = _time(query, "at")
         f = self.feed
-        rows = views.learners(f.chronicle, f.wall if at is None else at)
+        rows = views.learners(f.chronicle, self._moment(at))
         status = f.live.status() if at is None and f.has_bus else None
         if status is not None:
             listening = f.listened_s < f.log.run.pace.silence_s
@@ -307,11 +311,11 @@ class Api:
                 row["state"] = "never heard" if view is None else status.why_behind(view) or "training"
                 if row["state"] == "silent" and listening:
                     row["state"] = "not heard yet"
-        return {"at": f.wall if at is None else at, "as_of": self._whole(at), "learners": rows}
+        return {"at": self._moment(at), "as_of": self._whole(at), "learners": rows}
 
     def _whole(self, at: float | None) -> float:
         """Return when the last whole moment before a time ended: sums by learner are as of then."""
-        moment, moments = self.feed.wall if at is None else at, self.feed.chronicle.by_learner
+        moment, moments = self._moment(at), self.feed.chronicle.by_learner
         return min(
             moment, max(moments.began, moments.end(moments.whole(moment) - 1)) if moments.covers(moment) else moment
         )
@@ -322,7 +326,7 @@ class Api:
         f = self.feed
         if (number := f.chronicle.learners.find(name)) is None:
             raise Unknown(f"no learner {name!r} is known in this run")
-        moment = f.wall if at is None else at
+        moment = self._moment(at)
         found = await self.learners(query)
         return {
             "at": moment,
@@ -347,14 +351,14 @@ class Api:
         """Return a row for each fragment."""
         begin, end = self._stretch(query)
         at = _time(query, "at")
-        moment = self.feed.wall if at is None else at
+        moment = self._moment(at)
         return {"at": moment, "begin": begin, "end": end, **views.fragments(self.feed.chronicle, begin, end, moment)}
 
     async def fragment(self, p: int, query: Query) -> Answer:
         """Return a fragment's newest rounds, and the one that is open."""
         all_or(self.feed.log, [p])
         at = _time(query, "at")
-        c, moment = self.feed.chronicle, self.feed.wall if at is None else at
+        c, moment = self.feed.chronicle, self._moment(at)
         state = await self.state(query)
         row = views.fragments(c, c.run.header.created_at, moment, moment)["fragments"][p]
         return {
@@ -420,7 +424,7 @@ class Api:
         """Return syncers, how long it took when one took over, and how long store and bus take to answer."""
         at = _time(query, "at")
         f = self.feed
-        moment = f.wall if at is None else at
+        moment = self._moment(at)
         begin, end = self._stretch(query)
         found = views.syncers(f.chronicle, moment)
         if at is None and f.has_bus:

@@ -1,0 +1,357 @@
+"""The board on a large run: 100 learners, 96 fragments, a million commits; how long it takes to open and to answer.
+
+Syncers and learners are simulated for some periods, with kills; their commits are then repeated, later and later, until
+there are enough. What is read of them is kept as `isthmus board` keeps it, and the command itself is started on it, and
+looked at with a browser where there is one. `make scale-board`; `python -m scale.board --help`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus.layout import Layout, Spec, TensorClass
+from isthmus.learner import LearnerAgent
+from isthmus.learner.boundary import Replica
+from isthmus.learner.checkpoint import Saver
+from isthmus.log import Commit
+from isthmus.log.creation import Seed
+from isthmus.log.run import read_run
+from isthmus.ports import open_log
+from isthmus.readers.chronicle import Chronicle
+from isthmus.records import frame
+from isthmus.records.keys import RUN_KEY, commit_key, snapshot_key
+from isthmus.records.objects import CommitHeader, Input
+from isthmus.rules import Pace, Rules
+from isthmus.simulate.weather import Weather
+from isthmus.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_services.board.feed import cache_of
+from isthmus_services.processes import isthmus_command
+
+LATENCY_S = 0.05
+STEP_S = 1.0
+ELEMENTS = 64
+TAIL = 8
+"""Commits of each fragment that are there as objects: a folder of a million of them holds tens of gigabytes."""
+
+QUESTIONS = (
+    "run", "state", "series", "learners", "lanes", "fragments", "commits", "commits?only=late", "services", "learner/l3",
+    "fragment/5",
+)  # fmt: skip
+
+
+class _Trainee:
+    """Trains nothing, in steps of a length of its own."""
+
+    def __init__(self, number: int) -> None:
+        self._random = random.Random(number)
+        self._step_s = STEP_S * self._random.uniform(0.8, 1.6)
+
+    def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
+        """See `Trainee.begin`."""
+        return Arrays(layout), None
+
+    def duration(self) -> float:
+        """See `Trainee.duration`."""
+        return self._step_s * self._random.uniform(0.95, 1.1)
+
+    def step(self, number: int) -> tuple[int, float]:
+        """See `Trainee.step`."""
+        return 1024, 0.0
+
+    def enough(self, agent: LearnerAgent) -> bool:
+        """See `Trainee.enough`."""
+        return False
+
+
+def simulated(learners: int, fragments: int, periods: int) -> dict[str, bytes]:
+    """Return the objects of a simulated run: commits, snapshots of version 0 and the run itself."""
+    world = World("board")
+    try:
+        world.clock.run_until_complete(_simulate(world, learners, fragments, periods))
+    finally:
+        world.clock.close()
+    return {
+        key: blob
+        for key, (blob, _) in world.objects.blobs.items()
+        if key.startswith(("commits/", "snapshots/", RUN_KEY))
+    }
+
+
+async def _simulate(world: World, learners: int, fragments: int, periods: int) -> None:
+    rules = Rules(fragments=fragments, sync_every=fragments, merge="avg")
+    pace = Pace(quorum=max(1, learners // 3), grace=0.5, overlap=6.0)
+    specs = [Spec(f"w{i}", (ELEMENTS,), "float32", TensorClass.DENSE) for i in range(fragments)]
+    await world.create(Seed(specs, [np.zeros(ELEMENTS, np.float32) for _ in specs], {}, rules, pace))
+    wire = Weather(LATENCY_S, 0.2 * LATENCY_S)
+    stopping = asyncio.Event()
+
+    def start(number: int, life: int = 0) -> Any:
+        process = world.process(f"l{number}", life)
+        body = learn(
+            world.ports(process, wire, wire), f"l{number}", _Trainee(number), Times(), stopping=stopping.is_set,
+            checkpoint_s=20.0,
+        )  # fmt: skip
+        process.start(body)
+        return process
+
+    syncers = []
+    for name in ("s0", "s1"):
+        process = world.process(name)
+        process.start(serve(world.ports(process, wire, wire), name, stopping))
+        syncers.append(process)
+    processes = [start(n) for n in range(learners)]
+    draw = random.Random(1)
+    for period in range(periods):
+        await asyncio.sleep(0.5 * fragments * STEP_S)
+        for number in draw.sample(range(learners), max(1, learners // 20)):
+            processes[number].kill()
+            processes[number] = start(number, period + 1)
+        await asyncio.sleep(0.5 * fragments * STEP_S)
+    syncers[0].kill()
+    await asyncio.sleep(0.5 * fragments * STEP_S)
+    stopping.set()
+    for process in (*processes, *syncers):
+        process.kill()
+
+
+def templates(objects: dict[str, bytes], fragments: int) -> list[list[CommitHeader]]:
+    """Return the commits of each fragment, in order."""
+    found: list[list[CommitHeader]] = []
+    for p in range(fragments):
+        keys = sorted(key for key in objects if key.startswith(f"commits/{p:05d}/"))
+        found.append([frame.parse(objects[key], frame.Kind.COMMIT, CommitHeader)[0] for key in keys])
+    return found
+
+
+def repeated(made: list[CommitHeader], version: int, span_s: float) -> CommitHeader:
+    """Return a commit of this version: one of those that were made, so much later."""
+    times, place = divmod(version - 1, len(made))
+    h, late_s, further = made[place], times * span_s, times * len(made)
+
+    def moved(i: Input) -> Input:
+        return msgspec.structs.replace(
+            i, base=i.base + further, taken_at=i.taken_at + late_s, heard_at=i.heard_at + late_s,
+            fetched_at=i.fetched_at + late_s, arrived_at=i.arrived_at + late_s,
+            step=i.step + times * 400, tokens_seen=i.tokens_seen + times * 400 * 1024,
+        )  # fmt: skip
+
+    w = h.waited
+    waited = msgspec.structs.replace(
+        w, boundary_at=w.boundary_at + late_s, opened_at=w.opened_at + late_s, closed_at=w.closed_at + late_s,
+        hold_until=w.hold_until + late_s,
+    )  # fmt: skip
+    total = {reason: n + times * made[-1].rejected_total.get(reason, 0) for reason, n in h.rejected_total.items()}
+    return msgspec.structs.replace(
+        h, version=version, inputs=tuple(map(moved, h.inputs)), waited=waited, written_at=h.written_at + late_s,
+        rejected_total={**made[-1].rejected_total, **total} if times else total,
+    )  # fmt: skip
+
+
+def grown(run: Any, made: list[list[CommitHeader]], commits: int, say: Any) -> tuple[Chronicle, dict[str, bytes]]:
+    """Return what is read of a run of so many commits, and its newest commits as objects."""
+    chronicle, objects = Chronicle(run), {}
+    span_s = max(h.written_at for of in made for h in of) - min(h.written_at for of in made for h in of) + STEP_S
+    versions = commits // len(made)
+    for p, of in enumerate(made):
+        digest = bytes(32)
+        for version in range(1, versions + 1):
+            header = repeated(of, version, span_s)
+            if version > versions - TAIL:
+                header = msgspec.structs.replace(header, previous=digest)
+                blob = bytes(frame.draft(frame.Kind.COMMIT, header, 0).blob)
+                digest = frame.digest(blob)
+                objects[commit_key(p, version)] = blob
+            chronicle.take(Commit(header, digest))
+        objects[snapshot_key(p, versions - TAIL + 1, bytes(32))] = b"the fold is not asked for here"
+        say((p + 1) / len(made))
+    return chronicle, objects
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def board(folder: Path) -> Iterator[tuple[str, float]]:
+    """Start the command; give its URL and how long it took to answer what a page asks first [s]."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        isthmus_command("board", str(folder), "--http", "127.0.0.1:0"), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        url = next(word for word in process.stdout.readline().split() if word.startswith("http://")).rstrip("/")
+        ask(url, "state")
+        yield url, time.perf_counter() - began
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ask(url: str, question: str) -> tuple[bytes, float]:
+    """Return an answer and how long it took [s]."""
+    began = time.perf_counter()
+    with urllib.request.urlopen(f"{url}/api/{question}") as answer:
+        return answer.read(), time.perf_counter() - began
+
+
+def numbers(value: object) -> int:
+    """Return how many numbers an answer has."""
+    if isinstance(value, dict):
+        return sum(numbers(v) for v in value.values())
+    if isinstance(value, list):
+        return sum(numbers(v) for v in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+async def first_reading(objects: dict[str, bytes], folder: Path) -> dict[str, float]:
+    """Measure how fast a log is read for the first time, out of a folder."""
+    put(objects, folder)
+    async with open_log(str(folder)) as log:
+        chronicle = Chronicle(log.run)
+        began = time.perf_counter()
+        count = await chronicle.follow(log)
+        seconds = time.perf_counter() - began
+    return {"commits": count, "seconds": seconds, "commits_per_s": count / seconds}
+
+
+def put(objects: dict[str, bytes], folder: Path) -> None:
+    """Write objects as files."""
+    for key, blob in objects.items():
+        path = folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(blob)
+
+
+FRAMES = """async (go) => {
+  const gaps = []; let last = performance.now(), on = true;
+  const tick = (now) => { gaps.push(now - last); last = now; if (on) requestAnimationFrame(tick); };
+  requestAnimationFrame(tick);
+  await eval(go)();
+  on = false;
+  gaps.sort((a, b) => a - b);
+  return [gaps[Math.floor(gaps.length / 2)], gaps[Math.floor(0.99 * (gaps.length - 1))], gaps.length];
+}"""
+SCROLL = """(async () => { for (let y = 0; y < 2400; y += 24) { window.scrollTo(0, y); await new Promise(requestAnimationFrame); } })"""
+SCRUB = """(async () => { const s = document.getElementById('scrubber');
+  for (let n = 0; n < 100; n++) { s.value = 1000 - 8 * n; s.dispatchEvent(new Event('input', { bubbles: true })); await new Promise(requestAnimationFrame); } })"""
+
+
+def browsed(url: str, chromium: str) -> dict[str, Any]:
+    """Measure in a browser: how long pages take to show what they are for [s], and frames while one scrolls [ms]."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, Any] = {"opens_s": {}, "frames_ms": {}}
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-quic"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        for name, path, shown in (
+            ("run", "/", "#totals"), ("learners", "/learners", "canvas"), ("fragments", "/fragments", "canvas"),
+            ("commits", "/commits", "tbody tr"), ("services", "/services", "tbody tr"),
+        ):  # fmt: skip
+            times = []
+            for _ in range(5):
+                began = time.perf_counter()
+                page.goto(url + path)
+                page.wait_for_selector(shown)
+                if name == "run":
+                    page.wait_for_selector("#sentence")
+                    page.wait_for_selector(".chart canvas")
+                times.append(time.perf_counter() - began)
+            found["opens_s"][name] = {"median": statistics.median(times), "largest": max(times)}
+            median, p99, count = page.evaluate(FRAMES, SCROLL)
+            found["frames_ms"][f"{name}, scrolling"] = {"median": median, "p99": p99, "frames": count}
+        page.goto(url + "/")
+        page.wait_for_selector("#totals")
+        median, p99, count = page.evaluate(FRAMES, SCRUB)
+        found["frames_ms"]["run, scrubbing"] = {"median": median, "p99": p99, "frames": count}
+        browser.close()
+    return found
+
+
+def main() -> int:
+    """Make the run, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--learners", type=int, default=100)
+    parser.add_argument("--fragments", type=int, default=96)
+    parser.add_argument("--commits", type=int, default=1_000_000)
+    parser.add_argument("--periods", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--into", type=Path, default=Path("out/scale-board"))
+    parser.add_argument("--json", type=Path)
+    a = parser.parse_args()
+    folder = a.into / "run"
+    report: dict[str, Any] = {"learners": a.learners, "fragments": a.fragments}
+    if not folder.exists():
+        began = time.perf_counter()
+        objects = simulated(a.learners, a.fragments, a.periods)
+        made = templates(objects, a.fragments)
+        inputs = [len(h.inputs) for of in made for h in of]
+        report["simulated"] = {
+            "commits": len(inputs), "updates_a_commit": statistics.fmean(inputs),
+            "seconds": time.perf_counter() - began,
+        }  # fmt: skip
+        print(json.dumps(report["simulated"]), flush=True)
+        report["first_reading"] = asyncio.run(first_reading(objects, a.into / "simulated"))
+        print(json.dumps(report["first_reading"]), flush=True)
+        began = time.perf_counter()
+        asyncio.run(_made(folder, objects, made, a.commits))
+        report["grown_s"] = time.perf_counter() - began
+    cache = next((folder / ".board").glob("*.npz"))
+    report["cache_mb"] = cache.stat().st_size / 1e6
+    starts, answers = [], {}
+    for _ in range(a.repeats):
+        with board(folder) as (url, seconds):
+            starts.append(seconds)
+            for question in QUESTIONS:
+                body, took = ask(url, question)
+                answers.setdefault(question, []).append((took, len(body), numbers(json.loads(body))))
+    report["start_to_first_answer_s"] = {"median": statistics.median(starts), "largest": max(starts)}
+    report["answers"] = {
+        q: {"median_ms": 1e3 * statistics.median(t for t, _, _ in of), "kb": of[0][1] / 1e3, "numbers": of[0][2]}
+        for q, of in answers.items()
+    }
+    chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+    if os.path.exists(chromium):
+        with board(folder) as (url, _):
+            report |= browsed(url, chromium)
+    else:
+        report["browser"] = f"not run: there is no {chromium}"
+    print(json.dumps(report, indent=1))
+    if a.json:
+        a.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+async def _made(folder: Path, objects: dict[str, bytes], made: list[list[CommitHeader]], commits: int) -> None:
+    put({key: blob for key, blob in objects.items() if not key.startswith("commits/")}, folder)
+    async with open_log(str(folder)) as log:
+        run = await read_run(log.store)
+    said = 0.0
+
+    def say(share: float) -> None:
+        nonlocal said
+        if share - said >= 0.05:
+            said = share
+            print(f"grown: {share:.0%}", file=sys.stderr, flush=True)
+
+    chronicle, newest = grown(run, made, commits, say)
+    put(newest, folder)
+    chronicle.save(cache_of(str(folder), run.digest, None))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
