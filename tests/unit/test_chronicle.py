@@ -1,0 +1,368 @@
+"""A run's log in little: what is read of commits, whatever the order, comes to what they say; and it is kept or not."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace as changed
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from isthmus.log import Commit, Log
+from isthmus.log.run import Run
+from isthmus.readers import views
+from isthmus.readers.chronicle import FORMAT, Chronicle, Life
+from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
+from isthmus.readers.warnings import warnings
+from isthmus.records.objects import CommitHeader, Healed, Passing, Seen
+from log_helpers import CREATED_AT, ROUND_S, RUN, RecordedLog, committed, given, late, opened_at, rejected
+
+SIZES = (300, 100)
+
+
+def run_of(digest: bytes = RUN) -> Run:
+    """What of a run is looked at: two fragments, of which the first is three times as large."""
+    fragments = [SimpleNamespace(index=p, size=size) for p, size in enumerate(SIZES)]
+    return cast(Run, SimpleNamespace(
+        digest=digest, url="memory://run", header=SimpleNamespace(created_at=CREATED_AT),
+        layout=SimpleNamespace(fragments=fragments), pace=SimpleNamespace(silence_s=5.0),
+    ))  # fmt: skip
+
+
+def waiting(header: CommitHeader, **what: Any) -> CommitHeader:
+    return replace(header, waited=replace(header.waited, **what))
+
+
+def history() -> list[CommitHeader]:
+    """Three versions of each of two fragments: `a` is in all, `b` is restarted after the first, `c` comes late."""
+    found = []
+    for p in (0, 1):
+        first = committed(1, given("a", 0, 1, p=p), given("b", 0, 1, p=p, tokens=600, tokens_seen=600), p=p)
+        found.append(waiting(first, expected=("a", "b")))
+        second = committed(2, given("a", 1, 2, p=p), p=p, late=(late("c", 1, 2),),
+                           rejected=(rejected("c", 0, "stale", 2), rejected("a", 0, "duplicate", 2)),
+                           rejected_total={"stale": 1, "duplicate": 1}, writer="s2")  # fmt: skip
+        found.append(waiting(second, expected=("a", "b"), missing=("b",), closed_by="grace", quorum_missed=True))
+        again = given("b", 1, 3, p=p, incarnation=2, tokens=300, tokens_seen=700, weight=3.0)
+        third = committed(
+            3, given("a", 2, 3, p=p), again, p=p, rejected_total={"stale": 1, "duplicate": 1}, writer="s2"
+        )
+        found.append(waiting(third, expected=("a", "b")))
+    return [replace(h, written_at=h.written_at + 0.001 * h.fragment) for h in found]
+
+
+def read(headers: Iterable[CommitHeader], run: Run | None = None) -> Chronicle:
+    chronicle = Chronicle(run or run_of())
+    for h in headers:
+        chronicle.take(Commit(h, bytes(31) + bytes([h.version])))
+    return chronicle
+
+
+def after(version: int) -> float:
+    """A time at which this version of all fragments, and no later one, is in the log."""
+    return opened_at(version) + 6.0
+
+
+def everything(c: Chronicle, at: float) -> list[object]:
+    """All that pages are made of."""
+    begin, end = views.span(c)
+    return [
+        views.totals(c, at), views.reasons(c, at), sorted(views.learners(c, at), key=lambda r: str(r["learner"])),
+        views.series(c, begin, end), views.fragments(c, begin, end, at), views.syncers(c, at)["takeovers"],
+        sorted(views.lives(c), key=str), views.rounds_open(c, at),
+    ]  # fmt: skip
+
+
+def test_what_was_read_comes_to_what_the_commits_say() -> None:
+    c = read(history())
+    totals = views.totals(c, after(2))
+    assert (totals["commits"], totals["versions"], totals["updates"], totals["fresh"]) == (4, [2, 2], 6, 6)
+    assert (totals["late"], totals["rejected"], totals["repeated"]) == (2, 2, 2)
+    assert (totals["quorum_missed"], totals["closed_by"]) == (2, {"all": 2, "grace": 2})
+    # Each fragment counts by its share: 0.75 and 0.25 come to the learners' own.
+    assert totals["tokens"] == 1200 + 600 + 1200
+    assert totals["participation"] == (8 - 2) / 8
+    assert views.totals(c, after(3))["commits"] == 6
+    assert views.totals(c, CREATED_AT)["commits"] == 0
+    assert [r["reason"] for r in views.reasons(c, after(2))] == ["stale", "duplicate"]
+
+
+def test_of_each_learner_it_says_what_became_of_it() -> None:
+    rows = {r["learner"]: r for r in views.learners(read(history()), after(3) + 60.0)}
+    assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "late", "rejected", "life")} == {
+        "expected": 6, "merged": 4, "missing": 2, "late": 0, "rejected": 0, "life": 2,
+    }  # fmt: skip
+    assert (rows["c"]["late"], rows["c"]["rejected"], rows["c"]["merged"]) == (2, 2, 0)
+    assert (rows["a"]["repeated"], rows["a"]["rejected"], rows["a"]["tokens"]) == (2, 0, 3600)
+    assert rows["b"]["weight"] == pytest.approx((0.5 + 0.75) / 2)
+    assert rows["a"]["train_s"] == 5.0
+
+
+def test_a_life_that_trains_again_has_processed_that_too() -> None:
+    c = read(history())
+    # `b` went on from token 400, of 600 it had: 600 in its first life and 300 in its second.
+    assert views.totals(c, after(3) + 60.0)["processed"] == 3600 + 600 + 300
+    goodput = views.series(c, CREATED_AT, after(3) + 60.0)["goodput"]
+    assert goodput[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 600 + 300))
+    assert c.lives[c.learners.number("b"), 2].tokens == (400, 700)
+    away = [life["away_s"] for life in views.lives(c) if life["learner"] == "b"]
+    assert away == [None, (opened_at(3) - 6.0) - (opened_at(1) - 1.0)]
+
+
+@pytest.mark.parametrize("at", [after(0), after(1), after(2), after(3) + 60.0])
+def test_the_order_in_which_fragments_are_read_does_not_matter(at: float) -> None:
+    by_fragment = history()
+    by_time = sorted(by_fragment, key=lambda h: h.written_at)
+    last_first = sorted(by_fragment, key=lambda h: (-h.fragment, h.version))
+    assert everything(read(by_fragment), at) == everything(read(by_time), at) == everything(read(last_first), at)
+
+
+def test_what_is_kept_is_read_back_and_read_on_from(tmp_path: Path) -> None:
+    headers = sorted(history(), key=lambda h: h.written_at)
+    whole, half = read(headers), read(headers[:4])
+    number = half.learner("a")
+    half.beats.one(after(1), number, step=7.0, loss=2.5)
+    half.save(tmp_path / "kept.npz")
+    assert [p.name for p in tmp_path.iterdir()] == ["kept.npz"]
+    again = Chronicle.load(run_of(), tmp_path / "kept.npz")
+    assert again is not None
+    assert everything(again, after(2)) == everything(half, after(2))
+    assert [(e.version, e.digest) for e in again.ends] == [(2, bytes(31) + b"\x02")] * 2
+    for h in headers[4:]:
+        again.take(Commit(h, bytes(31) + bytes([h.version])))
+    said = [r.pop("said") for r in views.learners(again, after(3))]
+    assert [s["loss"] for s in said if s] == [2.5]
+    whole.learner("a")
+    assert views.totals(again, after(3)) == views.totals(whole, after(3))
+    assert again.lives == whole.lives
+
+
+@pytest.mark.parametrize("harm", ["another run", "another format", "cut off", "no zip", "a row short", "not there"])
+def test_what_cannot_be_used_is_left_alone(harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, run = tmp_path / "kept.npz", run_of()
+    c = read(history())
+    if harm == "another format":
+        monkeypatch.setattr("isthmus.readers.chronicle.FORMAT", FORMAT + 1)
+    if harm == "a row short":
+        c._count -= 1
+    c.save(path)
+    monkeypatch.undo()
+    if harm == "another run":
+        run = run_of(bytes(32))
+    elif harm == "cut off":
+        path.write_bytes(path.read_bytes()[:-200])
+    elif harm == "no zip":
+        path.write_bytes(b"a page of a run")
+    elif harm == "not there":
+        path.unlink()
+    assert Chronicle.load(run, path) is None
+
+
+def test_no_pickle_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "kept.npz"
+    with open(path, "wb") as file:
+        np.savez(file, meta=np.array([{"a": 1}], dtype=object))
+    assert Chronicle.load(run_of(), path) is None
+
+
+def test_a_commit_that_does_not_follow_is_a_mistake_of_the_reader() -> None:
+    with pytest.raises(AssertionError, match="after version 0"):
+        read([committed(2, given("a", 1, 2))])
+
+
+# --- moments ----------------------------------------------------------------------------------------------------------
+
+
+def test_moments_grow_longer_and_lose_no_sum() -> None:
+    moments = Moments(1000.0, ("n", "x"), Kept.SUM)
+    moments.room(2)
+    rng = np.random.default_rng(0)
+    times = np.sort(rng.uniform(1000.0, 1000.0 + 20 * MOMENTS * SHORTEST_S, 500))
+    for at in times:
+        moments.add(float(at), [0, 1, 0], np.array([[1.0, 2.0], [1.0, 0.5], [0.0, 1.0]]))
+    assert moments.width == 32 * SHORTEST_S
+    assert moments.values.sum(axis=(0, 1)).tolist() == [1000.0, 500 * 3.5]
+    for at in rng.uniform(1000.0, times[-1], 20):
+        as_of = moments.end(moments.whole(float(at)) - 1)
+        assert as_of <= at
+        assert moments.until(float(at))[0, 0] == np.count_nonzero(times < as_of)
+
+
+def test_of_last_words_the_last_stays() -> None:
+    moments = Moments(0.0, ("x",), Kept.LAST)
+    moments.room(1)
+    for at, x in ((0.1, 1.0), (0.2, 2.0), (3.0, 3.0)):
+        moments.one(at, 0, x=x)
+    assert math.isnan(moments.until(0.2)[0, 0])  # no moment has ended yet
+    assert [moments.until(t)[0, 0] for t in (0.25, 2.9, 3.3)] == [2.0, 2.0, 3.0]
+    moments.place(MOMENTS * SHORTEST_S * 3)
+    assert moments.until(1e9)[0, 0] == 3.0
+    edges, found = moments.spans(0.0, 4.0, 4)
+    assert found[:, 0, 0][0] == 2.0
+    assert np.all(np.diff(edges) > 0)
+
+
+def test_what_was_before_the_beginning_belongs_to_the_first_moment() -> None:
+    moments = Moments(100.0, ("n",), Kept.SUM)
+    moments.room(1)
+    moments.one(3.0, 0, n=1.0)
+    assert moments.values[0, 0, 0] == 1.0
+
+
+# --- moments of the past ----------------------------------------------------------------------------------------------
+
+
+async def test_a_round_that_was_open_says_whom_it_waited_for_then() -> None:
+    header = waiting(
+        committed(1, given("a", 0, 1, arrived_at=opened_at(1) + 1.0), given("b", 0, 1, arrived_at=opened_at(1) + 3.0)),
+        expected=("a", "b", "d"), missing=("d",), passed=(Passing(learner="e", at=opened_at(1) + 2.0),),
+        seen=(Seen(1.5, "here", "d"), Seen(2.5, "gone", "e")),
+    )  # fmt: skip
+    c = read([header, replace(header, fragment=1, written_at=header.written_at + 50.0,
+                              waited=replace(header.waited, opened_at=opened_at(1) + 50.0, closed_at=opened_at(1) + 54.0))])  # fmt: skip
+    log = cast(Log, RecordedLog([header]))
+
+    async def waited_for(seconds: float) -> list[str] | None:
+        found = await views.waits(log, c, opened_at(1) + seconds)
+        assert [(x["fragment"], x["version"]) for x in found] == [(0, 1)]
+        names: list[str] | None = found[0]["waits_for"]
+        return names
+
+    assert await waited_for(0.5) == ["a", "b", "e"]
+    assert await waited_for(1.2) == ["b", "e"]
+    assert await waited_for(1.7) == ["b", "d", "e"]
+    assert await waited_for(3.5) == ["d"]
+    assert await views.waits(log, c, opened_at(1) + 4.5) == [], "it had closed"
+    assert await views.waits(log, c, opened_at(1) - 0.5) == [], "it was not open yet"
+
+
+async def test_the_past_is_told_in_a_sentence() -> None:
+    headers = history()
+    c, log = read(headers), cast(Log, RecordedLog(headers))
+    at = opened_at(3) + 2.0
+    said = views.sentence(c, at, await views.waits(log, c, at))
+    assert said == (
+        "2 of 2 learners had something merged in the 60 s before, fragment 0 waited for a, b; fragment 1 waited for a, b."
+    )
+    assert views.sentence(c, CREATED_AT, []) == "Nothing had been merged yet."
+
+
+async def test_a_stretch_of_time_is_told_update_by_update() -> None:
+    headers = history()
+    c, log = read(headers), cast(Log, RecordedLog(headers))
+    found = await views.pieces(log, c, opened_at(2) - 20.0, opened_at(2) + 7.0)
+    assert found is not None
+    whats = {(x["learner"], x["what"]) for x in found}
+    assert {
+        ("a", "train"),
+        ("a", "merged"),
+        ("b", "merged"),
+        ("c", "late"),
+        ("c", "rejected"),
+        ("a", "repeated"),
+    } <= whats
+    assert all(x["from"] <= opened_at(2) + 7.0 for x in found)
+    story = await views.story(log, c, "c", after(3))
+    assert [(x["fragment"], x["version"], x["fate"]) for x in story][:2] == [(1, 2, "late"), (1, 2, "rejected")]
+
+
+def test_takeovers_say_how_long_fragments_stood_still() -> None:
+    found = views.syncers(read(history()), after(3))
+    (takeover,) = found["takeovers"]
+    assert (takeover["from"], takeover["to"]) == ("s1", "s2")
+    assert sorted(f["fragment"] for f in takeover["fragments"]) == [0, 1]
+    assert takeover["stood_s"]["largest"] == pytest.approx(ROUND_S)
+    assert {s["syncer"]: s["keeps"] for s in found["syncers"]} == {"s1": [], "s2": [0, 1]}
+    assert views.syncers(read(history()), after(1))["takeovers"] == []
+
+
+def test_commits_are_found_by_what_happened_in_them() -> None:
+    c = read(history())
+
+    def found(**what: Any) -> list[tuple[int, int]]:
+        return [(x["fragment"], x["version"]) for x in views.commits(c, math.inf, **what)["commits"]]
+
+    assert found() == [(1, 3), (0, 3), (1, 2), (0, 2), (1, 1), (0, 1)]
+    assert found(only="missed") == found(only="late") == found(only="rejected") == [(1, 2), (0, 2)]
+    assert found(fragment=1, closed_by="all") == [(1, 3), (1, 1)]
+    assert found(closed_by="never") == []
+    assert found(only="healed") == []
+    assert found(before=2) == [(1, 1), (0, 1)]
+
+
+def test_a_commit_that_heals_counts_as_no_round() -> None:
+    healed = replace(
+        committed(4, p=0), healed=Healed(source=3, broken_at=4, key="values/x", why="gone"), rejected_total={}
+    )
+    c = read([*history()[:3], healed])
+    totals = views.totals(c, after(4))
+    assert (totals["healed"], sum(totals["closed_by"].values())) == (1, 3)
+    assert views.round_picture(healed)["healed"] is True
+
+
+def test_no_answer_is_longer_than_a_browser_can_draw() -> None:
+    fragments = 96
+    run = cast(Run, SimpleNamespace(**vars(run_of()) | {"layout": SimpleNamespace(
+        fragments=[SimpleNamespace(index=p, size=10) for p in range(fragments)])}))  # fmt: skip
+    c = Chronicle(run)
+    for version in range(1, 41):
+        for p in range(fragments):
+            header = committed(version, *(given(f"l{n}", version - 1, version, p=p) for n in range(100)), p=p)
+            c.take(Commit(header, bytes(32)))
+    begin, end = views.span(c)
+
+    def numbers(value: object) -> int:
+        if isinstance(value, dict):
+            return sum(map(numbers, value.values()))
+        return sum(map(numbers, value)) if isinstance(value, list) else isinstance(value, int | float)
+
+    for answer in (
+        views.series(c, begin, end), views.heard(c, begin, end), views.fragments(c, begin, end, end),
+        views.lanes(c, begin, end), views.commits(c, end),
+    ):  # fmt: skip
+        assert numbers(answer) < 40_000
+    assert len(views.series(c, begin, end)["at"]) <= views.POINTS_MAX
+
+
+def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:
+    header = waiting(history()[1], boundary_s=1.0, passed=(Passing(learner="b", at=opened_at(2) + 1.0),))
+    picture = views.round_picture(header)
+    marks = {m["what"]: m["at"] for m in picture["marks"]}
+    assert marks == {"boundary": -1.0, "opened": 0.0, "closed": 4.0, "merged": 4.5, "written": 5.0}, "quorum missed"
+    met = views.round_picture(waiting(history()[0], boundary_s=1.0))
+    assert {m["what"]: m["at"] for m in met["marks"]}["quorum"] == 1.0
+    rows = {r["learner"]: r for r in picture["learners"]}
+    assert (rows["a"]["fate"], rows["b"]["fate"], rows["c"]["fate"]) == ("merged", "passed", "late")
+    assert (rows["a"]["taken"], rows["a"]["heard"], rows["a"]["arrived"]) == (-1.0, 1.0, 3.0)
+
+
+# --- what to see to ---------------------------------------------------------------------------------------------------
+
+
+def told(c: Chronicle, at: float) -> list[str]:
+    return [w["said"] for w in warnings(c, at, None, "memory://run", "", 0.0)]
+
+
+def test_what_somebody_should_see_to_is_said_with_what_to_do() -> None:
+    headers = []
+    for version in range(1, 60):
+        h = committed(version, given("a", version - 1, version), rejected=(rejected("b", version - 1, "stale", version),),
+                      rejected_total={"stale": version})  # fmt: skip
+        headers.append(waiting(h, quorum_missed=True))
+    c = read(headers)
+    found = told(c, math.inf)
+    assert any("missed their quorum" in said for said in found)
+    assert any("turned away" in said and "stale" in said for said in found)
+    assert all(w["do"] for w in warnings(c, math.inf, None, "memory://run", "", 0.0))
+    assert told(read(history()), math.inf) == []
+    c.ends[1].broken = "commits/1: is missing"
+    assert any("fragment 1 cannot be read" in said for said in told(c, math.inf))
+
+
+def test_lives_are_what_inputs_say_in_any_order() -> None:
+    c = read(history()[:1])
+    life = c.lives[c.learners.number("a"), 1]
+    assert changed(life) == Life(opened_at(1) - 6.0, 0, opened_at(1) - 1.0, (0, 1200))
