@@ -228,6 +228,12 @@ async def first_reading(objects: dict[str, bytes], folder: Path) -> dict[str, fl
     return {"commits": count, "seconds": seconds, "commits_per_s": count / seconds}
 
 
+def taken(folder: Path) -> dict[str, bytes]:
+    """Return what an earlier run of this has simulated."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
 def put(objects: dict[str, bytes], folder: Path) -> None:
     """Write objects as files."""
     for key, blob in objects.items():
@@ -297,7 +303,8 @@ def main() -> int:
     report: dict[str, Any] = {"learners": a.learners, "fragments": a.fragments}
     if not folder.exists():
         began = time.perf_counter()
-        objects = simulated(a.learners, a.fragments, a.periods)
+        kept = a.into / "simulated"
+        objects = taken(kept) if kept.exists() else simulated(a.learners, a.fragments, a.periods)
         made = templates(objects, a.fragments)
         inputs = [len(h.inputs) for of in made for h in of]
         report["simulated"] = {
@@ -305,14 +312,15 @@ def main() -> int:
             "seconds": time.perf_counter() - began,
         }  # fmt: skip
         print(json.dumps(report["simulated"]), flush=True)
-        report["first_reading"] = asyncio.run(first_reading(objects, a.into / "simulated"))
+        report["first_reading"] = asyncio.run(first_reading(objects, kept))
         print(json.dumps(report["first_reading"]), flush=True)
         began = time.perf_counter()
         asyncio.run(_made(folder, objects, made, a.commits))
         report["grown_s"] = time.perf_counter() - began
     cache = next((folder / ".board").glob("*.npz"))
     report["cache_mb"] = cache.stat().st_size / 1e6
-    starts, answers = [], {}
+    starts: list[float] = []
+    answers: dict[str, list[tuple[float, int, int]]] = {}
     for _ in range(a.repeats):
         with board(folder) as (url, seconds):
             starts.append(seconds)

@@ -9,6 +9,7 @@ import asyncio
 import io
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,15 @@ BEAT = (
 )  # fmt: skip
 """The last words of a learner, as far as somebody listened: of its heartbeats, and whether it has left (2: done). Bytes
 are of all its lives that were heard; `base_up` and `base_down` of them are of earlier ones."""
+
+
+_FIELD = {name: place for place, name in enumerate(LEARNER)}
+_OF_INPUT = np.array([
+    _FIELD[name] for name in (
+        "merged", "fresh", "clipped", "tokens", "steps", "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight",
+    )
+])  # fmt: skip
+_TAKEN_AT = REACHED.index("taken_at")
 
 
 @dataclass(slots=True)
@@ -197,10 +207,12 @@ class Chronicle:
 
     def learner(self, name: str) -> int:
         """Return a learner's number; there is room for it from now on."""
-        number = self.learners.number(name)
-        for moments in (self.by_learner, self.reached, self.beats):
-            moments.room(number + 1)
-        return number
+        found = self.learners.find(name)
+        if found is None:
+            found = self.learners.number(name)
+            for moments in (self.by_learner, self.reached, self.beats):
+                moments.room(found + 1)
+        return found
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -232,43 +244,51 @@ class Chronicle:
         end.rejected, end.repeated = rejected, repeated
 
     def _learners(self, h: CommitHeader) -> None:
-        w, share = h.waited, float(self.shares[h.fragment])
-        who: list[int] = []
-        what: list[tuple[float, ...]] = []
-        total = sum(i.weight for i in h.inputs) or 1.0
-        for i in h.inputs:
-            number = self.learner(i.learner)
-            who.append(number)
-            what.append((
-                0, 1, i.base == h.version - 1, 0, 0, 0, 0, 0, bool(i.clipped), i.tokens * share, i.steps * share,
-                i.bytes, i.train_s, max(0.0, i.heard_at - i.taken_at), max(0.0, i.arrived_at - i.heard_at),
-                max(0.0, w.closed_at - i.arrived_at), i.weight / total, 0,
-            ))  # fmt: skip
-            self._lived(number, i)
-            self._reached(h.written_at, number, i)
-
-        def count(name: str, learner: str, times: float = 1.0) -> None:
-            who.append(self.learner(learner))
-            what.append(tuple(times if name == f else 0.0 for f in LEARNER))
-
-        for name in w.expected:
-            count("expected", name)
-        for name in w.missing:
-            count("missing", name)
-        for passing in w.passed:
-            count("passed", passing.learner)
-        for late in h.late:
-            count("late", late.learner)
-        for seen in w.seen:
-            if seen.what == "gone":
-                count("gone", seen.learner)
+        w = h.waited
+        if h.inputs:
+            self._merged(h)
+        counted: dict[str, list[int]] = {
+            "expected": [self.learner(name) for name in w.expected],
+            "missing": [self.learner(name) for name in w.missing],
+            "passed": [self.learner(passing.learner) for passing in w.passed],
+            "late": [self.learner(late.learner) for late in h.late],
+            "gone": [self.learner(seen.learner) for seen in w.seen if seen.what == "gone"],
+            "rejected": [],
+            "repeated": [],
+        }
+        times: Counter[int] = Counter()
         for r in h.rejected:
-            count("repeated" if r.reason in HARMLESS else "rejected", r.learner, r.count)
-            number = self.reasons.number(r.reason)
-            self.by_reason.room(number + 1)
-            self.by_reason.add(h.written_at, [number], np.array([[float(r.count)]]))
-        if who:
-            self.by_learner.add(h.written_at, who, np.array(what, np.float64))
+            counted["repeated" if r.reason in HARMLESS else "rejected"] += [self.learner(r.learner)] * r.count
+            times[self.reasons.number(r.reason)] += r.count
+        if times:
+            self.by_reason.room(max(times) + 1)
+            self.by_reason.add(h.written_at, list(times), np.array([[float(n)] for n in times.values()]))
+        sums = self.by_learner.at(h.written_at)
+        for name, who in counted.items():
+            if who:
+                np.add.at(sums[:, _FIELD[name]], who, 1.0)
+
+    def _merged(self, h: CommitHeader) -> None:
+        """Note the updates that a commit has merged."""
+        share, closed_at = float(self.shares[h.fragment]), h.waited.closed_at
+        total = sum(i.weight for i in h.inputs) or 1.0
+        who = [self.learner(i.learner) for i in h.inputs]
+        what = [
+            (
+                1, i.base == h.version - 1, bool(i.clipped), i.tokens * share, i.steps * share, i.bytes, i.train_s,
+                max(0.0, i.heard_at - i.taken_at), max(0.0, i.arrived_at - i.heard_at),
+                max(0.0, closed_at - i.arrived_at), i.weight / total,
+            )
+            for i in h.inputs
+        ]  # fmt: skip
+        sums = self.by_learner.at(h.written_at)
+        np.add.at(sums, (np.asarray(who)[:, None], _OF_INPUT), np.array(what, np.float64))
+        reached = self.reached.at(h.written_at)
+        # Fragments are read one after the other: of a moment stays what was taken last, whatever was read last.
+        for number, i in sorted(zip(who, h.inputs, strict=True), key=lambda pair: pair[1].taken_at):
+            self._lived(number, i)
+            if not i.taken_at < reached[number, _TAKEN_AT]:
+                reached[number] = i.incarnation, i.step, i.tokens_seen, i.taken_at
 
     def _lived(self, learner: int, given: Input) -> None:
         life = self.lives.get((learner, given.incarnation))
@@ -280,14 +300,6 @@ class Chronicle:
             life.tokens = min(life.tokens[0], tokens[0]), max(life.tokens[1], tokens[1])
         elif len(self.lives) < LIVES_MAX:
             self.lives[learner, given.incarnation] = Life(began, step, given.taken_at, tokens)
-
-    def _reached(self, at: float, learner: int, given: Input) -> None:
-        # Fragments are read one after the other: of a moment stays what was taken last, whatever was read last.
-        newest = self.reached.values[self.reached.place(at), learner, REACHED.index("taken_at")]
-        if not given.taken_at < newest:
-            self.reached.one(
-                at, learner, life=given.incarnation, step=given.step, tokens=given.tokens_seen, taken_at=given.taken_at
-            )
 
     async def follow(
         self, log: Log, fragments: Iterable[int] | None = None, progress: Callable[[], None] = lambda: None

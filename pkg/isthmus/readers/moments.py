@@ -54,6 +54,11 @@ class Moments:
             number = max(0, math.floor((at - self.began) / self.width))
         return number
 
+    def at(self, at: float) -> NDArray[np.float64]:
+        """Return the values [things, fields] of the moment of a time, to be written to at once."""
+        found: NDArray[np.float64] = self.values[self.place(at)]
+        return found
+
     def add(self, at: float, things: Sequence[int], values: NDArray[np.float64]) -> None:
         """Add values [n, fields] of so many things; one may be among them twice."""
         place = self.place(at)

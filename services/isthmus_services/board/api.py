@@ -132,7 +132,7 @@ class Api:
         moment = self._moment(at)
         status = f.live.status() if at is None else None
         if status is None:
-            open_rounds = await views.waits(f.log, c, moment)
+            open_rounds = await views.waits(f.asked, c, moment)
             said = views.sentence(c, moment, open_rounds)
         else:
             open_rounds = [
@@ -279,8 +279,8 @@ class Api:
         if self._measured is None or f.runtime.now() - self._measured[0] > 30.0:
             found: Answer = {}
             try:
-                for name in await evaluations.names(f.log):
-                    points = await evaluations.series(f.log, name, views.POINTS_MAX)
+                for name in await evaluations.names(f.asked):
+                    points = await evaluations.series(f.asked, name, views.POINTS_MAX)
                     found[name] = [[p.at, p.cut, p.value] for p in sorted(points, key=lambda p: p.at)]
             except Denied as error:
                 self._measured = f.runtime.now(), {"series": {}, "why": f"may not be read: {error}"}
@@ -292,7 +292,10 @@ class Api:
         """Return each learner's ledger by fragment, as of its newest checkpoint."""
         f = self.feed
         try:
-            return {"learners": await read_ledgers(f.log, checkpoints_in(await f.store.list(LEARNERS))), "why": ""}
+            return {
+                "learners": await read_ledgers(f.asked, checkpoints_in(await f.asked.store.list(LEARNERS))),
+                "why": "",
+            }
         except Denied as error:
             return {"learners": {}, "why": f"checkpoints may not be read: {error}"}
 
@@ -333,7 +336,7 @@ class Api:
             "as_of": found["as_of"],
             "row": found["learners"][number],
             "lives": [life for life in views.lives(f.chronicle) if life["learner"] == name and life["began"] <= moment],
-            "story": await views.story(f.log, f.chronicle, name, moment),
+            "story": await views.story(f.asked, f.chronicle, name, moment),
         }
 
     async def lanes(self, query: Query) -> Answer:
@@ -344,7 +347,7 @@ class Api:
             "begin": begin,
             "end": end,
             **views.lanes(c, begin, end),
-            "pieces": await views.pieces(self.feed.log, c, begin, end),
+            "pieces": await views.pieces(self.feed.asked, c, begin, end),
         }
 
     async def fragments(self, query: Query) -> Answer:
@@ -387,10 +390,10 @@ class Api:
     async def commit(self, p: int, version: int) -> Answer:
         """Return what is told of a commit, its round as a picture, and its inputs."""
         all_or(self.feed.log, [p])
-        commit = await self.feed.log.commit(p, version) if version else None
+        commit = await self.feed.asked.commit(p, version) if version else None
         if commit is None:
             raise Unknown(f"there is no commit {p}/{version} in this run")
-        told = await explain(self.feed.log, f"{p}/{version}")
+        told = await explain(self.feed.asked, f"{p}/{version}")
         return {
             "fragment": p,
             "version": version,
@@ -405,7 +408,7 @@ class Api:
     async def update(self, p: int, learner: str, base: int) -> Answer:
         """Return what is told of a learner's update on a base."""
         require_name("learner", learner)
-        told = await explain(self.feed.log, f"{p}/{learner}/{base}")
+        told = await explain(self.feed.asked, f"{p}/{learner}/{base}")
         return {"fragment": p, "learner": learner, "base": base, "lines": told.lines, "facts": told.facts}
 
     async def what_if(self, p: int, version: int, query: Query) -> Answer:

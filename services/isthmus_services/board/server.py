@@ -62,6 +62,7 @@ QUIET_S = 15.0
 CLOSE_S = 1.0
 
 _API = web.AppKey("api", Api)
+_FEED = web.AppKey("feed", Feed)
 _STREAMS: web.AppKey[Any] = web.AppKey("streams")
 """Tasks of the streams that are open: a set."""
 
@@ -85,8 +86,8 @@ def is_loopback(host: str) -> bool:
 def application(feed: Feed, api: Api, token: str | None) -> web.Application:
     """Return the application. `token`: what one must know to be answered; None: this machine's users are."""
     app = web.Application(middlewares=[_guard(token), _errors])
-    app[_API], app[_STREAMS] = api, set()
-    app.router.add_get("/api/events", lambda request: _events(request, feed))
+    app[_API], app[_FEED], app[_STREAMS] = api, feed, set()
+    app.router.add_get("/api/events", _events)
     app.router.add_get("/api/{path:.+}", _answer)
     app.router.add_get("/static/{path:.+}", _static)
     app.router.add_get("/{path:.*}", _page)
@@ -122,13 +123,21 @@ def _guard(token: str | None) -> Middleware:
         refused = _refused(request, token)
         if refused is None and token is not None and "token" in request.query and not request.path.startswith("/api/"):
             refused = _remembered(request, token)
-        response = refused or await handler(request)
+        try:
+            response = refused or await handler(request)
+        except web.HTTPException as error:
+            _mark(error)
+            raise
         if not response.prepared:
-            for name, value in HEADERS.items():
-                response.headers.setdefault(name, value)
+            _mark(response)
         return response
 
     return guard
+
+
+def _mark(response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 def _refused(request: web.Request, token: str | None) -> web.Response | None:
@@ -225,9 +234,10 @@ def index() -> str:
     return page.replace("<!-- styles -->", f"{icon}\n{styles}").replace("<!-- scripts -->", scripts)
 
 
-async def _events(request: web.Request, feed: Feed) -> web.StreamResponse:
+async def _events(request: web.Request) -> web.StreamResponse:
     """Stream the state of the run, whole, whenever it has changed: what was missed needs no catching up."""
-    api, run = request.app[_API], f"{feed.log.run.digest[:4].hex()}{id(feed):x}"
+    api, feed = request.app[_API], request.app[_FEED]
+    run = f"{feed.log.run.digest[:4].hex()}{id(feed):x}"
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
     await response.prepare(request)
     seen_run, _, number = request.headers.get("Last-Event-ID", "").rpartition("-")
