@@ -24,6 +24,7 @@ WAITING = 1.5
 # worker, so that they disturb each other neither with kills nor by wanting all cores at once.
 GROUPS = {
     "e2e/test_processes.py": "processes",
+    "e2e/test_board.py": "board",
     "chaos/test_chaos.py": "chaos",
     "docs/test_site.py": "site",
     "infra/test_compose.py": "compose",

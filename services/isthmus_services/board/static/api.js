@@ -137,7 +137,7 @@
   I.where = parse();
   I.href = (path, at = I.where.at, query = {}) => {
     const parts = (at === null ? [] : ["at", I.stamp(at)]).concat(path.split("/").filter(Boolean));
-    const text = question("/" + parts.map(encodeURIComponent).join("/"), query);
+    const text = question("/" + parts.map((part) => encodeURIComponent(part).replaceAll("%3A", ":")).join("/"), query);
     return recorded ? `#${text}` : text;
   };
   I.go = (href, replace = false) => {

@@ -7,7 +7,7 @@
 
   const Connection = ({ live, run }) => {
     const past = I.where.at !== null;
-    if (I.offline) return html`<span class="connection">a file, written ${I.date(I.recorded.written_at)}</span>`;
+    if (I.offline) return html`<span class="connection" id="connection">a file, written ${I.date(I.recorded.written_at)}</span>`;
     const words = { connecting: "connecting …", lost: `the board has not answered since ${I.clock(live.lostAt)}: what is shown is of then; trying again`, live: past ? "connected; the past is shown" : run && !run.has_bus ? "connected; the log alone is read" : "connected" };
     return html`<span class=${`connection ${live.connection}`} role="status" id="connection">${words[live.connection]}</span>`;
   };

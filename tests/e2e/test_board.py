@@ -1,0 +1,493 @@
+"""The board in a real browser: beside a demo whose processes are killed, on the recorded run, and as one file.
+
+`BOARD_PICTURES=DIR` keeps pictures of the pages there: docs/images has those of docs/board.md.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from isthmus.log import Log
+from isthmus.ports import open_log
+from isthmus.readers.export import versions_at
+from isthmus_services.processes import isthmus_command
+from isthmus_services.servers import free_ports
+from tests_helpers import all_commits
+
+STEPS = 220
+PATIENCE_MS = 30_000
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+PAGES = {
+    "run": "/", "learners": "/learners", "learner": "/learners/learner-1", "fragments": "/fragments",
+    "fragment": "/fragments/0", "commits": "/commits", "commit": "/commits/0/2", "services": "/services",
+    "about": "/about",
+}  # fmt: skip
+READY = {"about": "#words", "run": "#totals"}
+"""What is there once a page has its answers; of the others a table."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser of Debian's."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        why = "not run: no chromium on PATH (Debian has it in the package chromium)"
+        if os.environ.get("ISTHMUS_REQUIRE_CHROMIUM") == "1":
+            pytest.fail(why, pytrace=False)
+        pytest.skip(why)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield found
+        found.close()
+
+
+@dataclass
+class Seen:
+    """A page, and what its console said."""
+
+    page: Page
+    base: str
+    console: list[str] = field(default_factory=list)
+
+    def open(self, path: str, ready: str = "") -> Page:
+        """Go to a page; wait for what it is about."""
+        self.page.goto(self.base + path)
+        if ready:
+            self.page.wait_for_selector(ready, timeout=PATIENCE_MS)
+        return self.page
+
+    def totals(self) -> dict[str, int]:
+        """Return what the tiles of the run's page say."""
+        return {name: whole(self.page.locator(f"#{name}").inner_text()) for name in ("commits", "rejected")}
+
+    def versions(self) -> list[int]:
+        """Return the version of each fragment that the fragments' page says."""
+        return [whole(text) for text in self.page.locator("[data-version]").all_inner_texts()]
+
+
+def whole(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+@contextmanager
+def looking(browser: Browser, base: str, **how: Any) -> Iterator[Seen]:
+    """Open a page; at its end the console must have said nothing bad."""
+    context: BrowserContext = browser.new_context(**{"viewport": WIDE, "timezone_id": "UTC", "locale": "en-GB"} | how)
+    context.set_default_timeout(PATIENCE_MS)
+    seen = Seen(context.new_page(), base.rstrip("/"))
+    seen.page.on("console", lambda m: seen.console.append(m.text) if m.type in ("error", "warning") else None)
+    seen.page.on("pageerror", lambda error: seen.console.append(str(error)))
+    try:
+        yield seen
+        assert seen.console == []
+    finally:
+        context.close()
+
+
+@dataclass
+class Demo:
+    """A demo with its board."""
+
+    process: subprocess.Popen[str]
+    url: str
+    out: Path
+
+    @property
+    def run(self) -> str:
+        """Where its run is."""
+        return str(self.out / "run")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """`isthmus demo --board`, whose learners and syncers are killed."""
+    out = tmp_path_factory.mktemp("board") / "demo"
+    process = subprocess.Popen(
+        isthmus_command("demo", "--steps", str(STEPS), "--kill-every", "10", "--kill-syncer-every", "17", "--board",
+                        "--out", str(out)),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("board "):
+            break
+    else:
+        pytest.fail("".join(said), pytrace=False)
+    # Whatever else it says must be read, or it waits for somebody who does.
+    with open(out.parent / "demo.log", "w") as log:
+        reader = subprocess.Popen(["cat"], stdin=process.stdout, stdout=log)
+    try:
+        yield Demo(process, line.split()[1], out)
+    finally:
+        process.terminate()
+        process.wait(60)
+        reader.wait(10)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def recorded(demo: Demo) -> str:
+    """The demo's run, once it is over."""
+    assert demo.process.wait(240) == 0, (demo.out.parent / "demo.log").read_text()[-3000:]
+    return demo.run
+
+
+@contextmanager
+def board(run: str, port: int = 0, **more: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`isthmus board` on a run."""
+    process = subprocess.Popen(
+        isthmus_command("board", run, "--http", f"127.0.0.1:{port}"), stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **more},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        yield next(word for word in process.stdout.readline().split() if word.startswith("http://")), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def base(recorded: str) -> Iterator[str]:
+    """The board of the recorded run."""
+    with board(recorded) as (url, _):
+        yield url
+
+
+def wait(page: Page, condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+    """Wait for something to be seen on a page, which goes on meanwhile."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"never seen: {what}"
+        page.wait_for_timeout(100)
+
+
+def same(seen: Seen, commits: int) -> bool:
+    return seen.totals()["commits"] == commits
+
+
+def asked(run: str, question: Callable[[Log], Any]) -> Any:
+    async def body() -> Any:
+        async with open_log(run) as log:
+            return await question(log)
+
+    # Playwright keeps a loop of its own in this thread.
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(asyncio.run, body()).result()
+
+
+def status(run: str) -> dict[str, Any]:
+    """What `isthmus status` says."""
+    path = Path(run).parent / "status.json"
+    subprocess.run(isthmus_command("status", run, "--json", str(path)), check=True, capture_output=True)
+    return dict(json.loads(path.read_text()))
+
+
+def picture(page: Page, name: str) -> None:
+    if folder := os.environ.get("BOARD_PICTURES"):
+        page.wait_for_timeout(400)
+        page.screenshot(path=str(Path(folder) / f"board-{name}.png"), full_page=True)
+
+
+# --- beside a demo ----------------------------------------------------------------------------------------------------
+
+
+def test_beside_a_demo_the_page_lives_and_says_what_status_says(browser: Browser, demo: Demo) -> None:
+    with looking(browser, demo.url) as seen:
+        page = seen.open("/", "#totals")
+        expect(page.locator("#connection")).to_have_text("connected", timeout=PATIENCE_MS)
+        expect(page.locator("#sentence")).to_have_text(
+            re.compile("learners train|learners were heard"), timeout=120_000
+        )
+        wait(page, lambda: seen.totals()["commits"] >= 20, "twenty commits")
+        first = seen.totals()["commits"]
+        wait(page, lambda: seen.totals()["commits"] > first, "another commit, without a click")
+        seen.open("/fragments", "[data-version]")
+        before = seen.versions()
+        said = [f["version"] for f in status(demo.run)["fragments"]]
+        wait(page, lambda: all(a >= b for a, b in zip(seen.versions(), said, strict=True)), "what status has seen")
+        assert all(a <= b for a, b in zip(before, said, strict=True)), "the page was ahead of the log"
+        seen.open("/learners", "tbody tr")
+        expect(page.locator("tbody").first).to_contain_text("training", timeout=60_000)
+        picture(page, "live")
+        assert demo.process.poll() is None, "the demo was over before the page was looked at: it needs more steps"
+
+
+def test_when_it_is_over_the_numbers_are_those_of_status(browser: Browser, recorded: str, base: str) -> None:
+    found = status(recorded)
+    with looking(browser, base) as seen:
+        page = seen.open("/", "#totals")
+        expect(page.locator("#sentence")).to_have_text("Nobody trains: 4 of 4 learners are done.")
+        versions = [f["version"] for f in found["fragments"]]
+        assert seen.totals()["commits"] == sum(versions)
+        seen.open("/fragments", "[data-version]")
+        assert seen.versions() == versions
+        page = seen.open("/learners", "tbody tr")
+        cells = {row.split("\t")[0].strip(): [cell.strip() for cell in row.split("\t")] for row in page.locator("tbody tr").all_inner_texts()}  # fmt: skip
+        for learner in found["learners"]:
+            row = cells[learner["learner"]]
+            assert row[1:4] == [learner["state"], str(learner["incarnation"]), f"{STEPS}/{STEPS}"]
+            assert float(row[4]) == pytest.approx(learner["loss"], rel=1e-3)
+
+
+def test_kills_show_as_lives_and_takeovers(browser: Browser, demo: Demo, base: str) -> None:
+    report = json.loads((demo.out / "report.json").read_text())
+    assert report["kills_by_kind"]["learner"] >= 1
+    with looking(browser, base) as seen:
+        page = seen.open("/services", "tbody tr")
+        text = page.locator("main").inner_text()
+        for kill in report["kill_list"]:
+            if kill["kind"] == "learner" and kill["recovery_s"] is not None:
+                assert re.search(rf"{kill['name']}\t[2-9]", text), kill
+        page = seen.open("/learners", "canvas")
+        canvas = page.locator("canvas")
+        canvas.focus()
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator(".readout")).to_contain_text("learner-0,")
+        page.keyboard.press("ArrowDown")
+        expect(page.locator(".readout")).to_contain_text("learner-1,")
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile(r"/(learners|updates)/"))
+
+
+# --- each page of the recorded run ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_page_is_for_everybody(browser: Browser, base: str, scheme: str) -> None:
+    """WCAG A and AA as far as axe sees it, at every width nothing to scroll sideways, and nothing in the console."""
+    for size, name in ((WIDE, "wide"), (PHONE, "phone")):
+        with looking(browser, base, viewport=size, color_scheme=scheme) as seen:
+            for which, path in PAGES.items():
+                page = seen.open(path, READY.get(which, "tbody tr"))
+                page.wait_for_load_state("networkidle") if which == "about" else page.wait_for_timeout(300)
+                found = Axe().run(
+                    page, options={"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
+                )
+                wrong = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found.response["violations"]]
+                assert wrong == [], (which, name, scheme)
+                assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], (which, name)
+                assert page.title().endswith("· run")
+                if size is WIDE and scheme == "light":
+                    picture(page, which)
+                elif which == "run":
+                    picture(page, f"{name}-{scheme}")
+
+
+def test_it_works_without_a_mouse(browser: Browser, base: str) -> None:
+    with looking(browser, base) as seen:
+        page = seen.open("/", "#totals")
+        page.keyboard.press("Tab")
+        expect(page.locator(":focus")).to_have_text("Skip to the content")
+        page.keyboard.press("Enter")
+        expect(page.locator("main")).to_be_focused()
+        page.keyboard.press("Tab")  # the first term, explained at hand
+        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+        page.keyboard.press("Enter")
+        expect(page.locator("details[open] span").first).to_be_visible()
+        page = seen.open("/learners", "tbody tr")
+        page.get_by_role("button", name="step", exact=True).focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("columnheader", name=re.compile("^step"))).to_have_attribute("aria-sort", "descending")
+        page.locator("#scrubber").focus()
+        page.keyboard.press("Home")
+        page.wait_for_url(re.compile("/at/.*/learners"))
+
+
+def test_a_commit_shows_its_round_and_links_to_its_updates_and_back(browser: Browser, base: str, recorded: str) -> None:
+    commit = asked(recorded, lambda log: log.commit(0, 2))
+    h = commit.header
+    with looking(browser, base) as seen:
+        page = seen.open("/commits/0/2", "svg[role=img]")
+        label = page.locator(".round svg").get_attribute("aria-label") or ""
+        for given in h.inputs:
+            assert f"{given.learner}: merged" in label
+        assert f"closed ({h.waited.closed_by})" in label
+        page.get_by_role("link", name=f"from version {h.inputs[0].base}").first.click()
+        page.wait_for_url(re.compile(r"/updates/0/"))
+        expect(page.locator("main")).to_contain_text("merged into version 2")
+        picture(page, "update")
+        page.get_by_role("link", name="0/2", exact=True).click()
+        page.wait_for_url(re.compile(r"/commits/0/2$"))
+
+
+def test_what_if_is_asked_of_one_round(browser: Browser, base: str) -> None:
+    with looking(browser, base) as seen:
+        page = seen.open("/commits/0/2", "#whatif")
+        page.locator("#whatif select").select_option("avg")
+        page.get_by_role("button", name="Compute").click()
+        expect(page.locator("#whatif-answer")).to_contain_text("merge=avg", timeout=PATIENCE_MS)
+        expect(page.locator("#whatif-answer")).to_contain_text("of the step")
+        picture(page, "whatif")
+
+
+# --- time travel ------------------------------------------------------------------------------------------------------
+
+
+def test_the_scrubbers_figures_are_those_of_the_fold(browser: Browser, base: str, recorded: str) -> None:
+    headers = sorted((c.header for of in asked(recorded, all_commits).values() for c in of), key=lambda h: h.written_at)
+    with looking(browser, base) as seen:
+        page = seen.open("/", "#totals")
+        for place in (300, 700, 900):
+            page.locator("#scrubber").evaluate(
+                "(s, v) => { s.value = v; s.dispatchEvent(new Event('input', { bubbles: true })); }", place
+            )
+            page.wait_for_url(re.compile(r"/at/"))
+            page.wait_for_timeout(600)
+            stamp = re.search(r"/at/([^/]+)", page.url)
+            assert stamp is not None
+            at = datetime.fromisoformat(stamp[1].replace("Z", "+00:00")).timestamp()
+            then = [h for h in headers if h.written_at <= at]
+            wait(page, partial(same, seen, len(then)), "the figures of then")
+            expect(page.locator("#moment")).to_contain_text(datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S"))
+            seen.open(f"/at/{stamp[1]}/fragments", "[data-version]")
+            assert seen.versions() == asked(recorded, partial(versions_at, time=at))
+            seen.open(f"/at/{stamp[1]}/", "#totals")
+        picture(page, "past")
+        page.get_by_role("button", name="Now").click()
+        page.wait_for_url(lambda url: "/at/" not in url)
+        expect(page.locator("#commits")).to_have_text(f"{len(headers):,}")
+
+
+def test_a_link_to_a_moment_can_be_shared(browser: Browser, base: str) -> None:
+    with looking(browser, base) as seen:
+        page = seen.open("/at/2001-01-01T00:00:00Z/", "#totals")
+        expect(page.locator("#sentence")).to_have_text("Nothing had been merged yet.")
+        page.get_by_role("link", name="Learners").click()
+        assert "/at/2001-01-01T00:00:00.000Z/learners" in page.url
+        page.go_back()
+        expect(page.locator("#sentence")).to_have_text("Nothing had been merged yet.")
+
+
+# --- when something goes wrong ----------------------------------------------------------------------------------------
+
+
+def test_a_page_comes_back_when_the_server_was_killed(browser: Browser, recorded: str) -> None:
+    (port,) = free_ports(1)
+    with looking(browser, f"http://127.0.0.1:{port}") as seen:
+        with board(recorded, port) as (_, process):
+            page = seen.open("/", "#totals")
+            expect(page.locator("#connection")).to_have_text("connected")
+            process.kill()
+            expect(page.locator("#connection")).to_contain_text("has not answered since", timeout=PATIENCE_MS)
+            expect(page.locator("#commits")).not_to_have_text("")
+        with board(recorded, port):
+            expect(page.locator("#connection")).to_have_text("connected", timeout=PATIENCE_MS)
+            page.get_by_role("link", name="Commits").click()
+            page.wait_for_selector("tbody tr")
+        # What the browser itself says of a server that is not there is no error of the page.
+        seen.console[:] = [line for line in seen.console if "ERR_" not in line]
+
+
+def test_what_is_not_there_is_said(browser: Browser, base: str) -> None:
+    with looking(browser, base) as seen:
+        for path, said in (
+            ("/commits/0/99999", "there is no commit 0/99999"), ("/learners/nobody", "no learner 'nobody'"),
+            ("/nothing", "There is no such page"), ("/fragments/77", "there is no fragment 77"),
+        ):  # fmt: skip
+            page = seen.open(path)
+            expect(page.locator("main")).to_contain_text(said)
+        # A browser says of each answer that is not 200 that it was none.
+        seen.console[:] = [line for line in seen.console if "Failed to load resource" not in line]
+
+
+def test_names_of_others_are_shown_and_never_run(browser: Browser, recorded: str, tmp_path: Path) -> None:
+    """Whatever the store's answers hold: the page sets text. Names are changed on their way to the browser."""
+    hostile = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
+    with board(recorded) as (url, _), looking(browser, url) as seen:
+
+        def change(route: Any) -> None:
+            answer = route.fetch()
+            route.fulfill(response=answer, body=answer.text().replace("learner-1", json.dumps(hostile)[1:-1]))
+
+        seen.page.route(
+            "**/api/**", lambda route: route.continue_() if "events" in route.request.url else change(route)
+        )
+        for path in ("/learners", "/learners/learner-1", "/commits/0/2", "/services"):
+            page = seen.open(path, "tbody tr")
+            page.wait_for_timeout(300)
+            assert page.title() != "run"
+            assert page.locator("main img, main script").count() == 0
+        assert hostile in seen.open("/learners", "tbody tr").locator("tbody").inner_text()
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_opens_offline_and_travels_in_time(browser: Browser, recorded: str, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    done = subprocess.run(
+        isthmus_command("board", recorded, "--export", str(out)), capture_output=True, text=True, check=True
+    )
+    assert "it opens in any browser, offline" in done.stdout
+    versions = asked(recorded, versions_at)
+    with looking(browser, out.as_uri(), offline=True) as seen:
+        page = seen.open("", "#totals")
+        assert seen.totals()["commits"] == sum(versions)
+        expect(page.locator("#connection")).to_contain_text("a file, written")
+        for path, ready in (
+            ("#/learners", "canvas"), ("#/fragments", "[data-version]"), ("#/services", "tbody tr"), ("#/about", "#words"),
+            ("#/learners/learner-1", "tbody tr"), ("#/commits", "tbody tr"),
+        ):  # fmt: skip
+            seen.open(path, ready)
+            if path == "#/fragments":
+                assert seen.versions() == versions
+        page = seen.open("#/", "#totals")
+        page.locator("#scrubber").evaluate(
+            "(s) => { s.value = 600; s.dispatchEvent(new Event('input', { bubbles: true })); }"
+        )
+        page.wait_for_url(re.compile(r"#/at/"))
+        page.wait_for_timeout(500)
+        stamp = re.search(r"#/at/([^/?]+)", page.url)
+        assert stamp is not None
+        at = datetime.fromisoformat(stamp[1].replace("%3A", ":").replace("Z", "+00:00")).timestamp()
+        assert seen.totals()["commits"] == sum(asked(recorded, partial(versions_at, time=at)))
+        newest = f"#/commits/0/{versions[0]}"
+        page = seen.open(newest, "#whatif")
+        page.locator("#whatif select").select_option("avg")
+        page.get_by_role("button", name="Compute").click()
+        expect(page.locator("main")).to_contain_text("a file cannot fold the log again")
+
+
+def test_it_changes_nothing_in_a_run_but_its_own_cache(recorded: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run, ignore=shutil.ignore_patterns(".board", "bus.sqlite*"))
+
+    def there() -> dict[str, tuple[int, int]]:
+        paths = [p for p in run.rglob("*") if p.is_file() and ".board" not in p.parts]
+        return {str(p.relative_to(run)): (p.stat().st_size, p.stat().st_mtime_ns) for p in paths}
+
+    before = there()
+    with board(str(run)) as (url, _):
+        for question in ("state", "series", "learners", "commit/0/2", "whatif/0/2?set=merge=avg", "services"):
+            with urllib.request.urlopen(f"{url}api/{question}") as answer:
+                assert answer.status == 200
+    out = tmp_path / "page.html"
+    subprocess.run(isthmus_command("board", str(run), "--export", str(out)), capture_output=True, check=True)
+    assert there() == before
+    assert [p.suffix for p in (run / ".board").iterdir()] == [".npz"]
