@@ -6,7 +6,6 @@ from (`readers.views`), and whoever wants to know more of a commit reads the com
 """
 
 import asyncio
-import io
 import os
 import zipfile
 from collections import Counter
@@ -23,14 +22,12 @@ from isthmus.errors import LogCorrupt
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.readers.moments import Kept, Moments
+from isthmus.readers.rows import HEALED, PACKED, QUORUM_MISSED, Rows
 from isthmus.reasons import HARMLESS
 from isthmus.records.objects import CommitHeader, Input
 
-FORMAT = 1
+FORMAT = 2
 """Of the file. One of another format is read anew from the log."""
-
-QUORUM_MISSED, HEALED, PACKED = 1, 2, 4
-"""Bits of a row's flags."""
 
 LIVES_MAX = 1 << 16
 TOGETHER_MAX = 256
@@ -38,33 +35,6 @@ TOGETHER_MAX = 256
 
 AT_ONCE = 16
 """Fragments whose logs are read at once."""
-
-ROW = np.dtype(
-    [
-        ("written_at", "<f8"),  # seconds since 1970, on its writer's clock
-        ("fragment", "<u2"),
-        ("version", "<u4"),
-        ("writer", "<u2"),
-        ("closed_by", "u1"),
-        ("flags", "u1"),
-        ("inputs", "<u2"),
-        ("fresh", "<u2"),  # of those, on the newest base
-        ("expected", "<u2"),
-        ("missing", "<u2"),
-        ("late", "<u2"),
-        ("rejected", "<u4"),
-        ("repeated", "<u4"),  # turned away, and nothing lost by it
-        ("tokens", "<u8"),
-        ("bytes", "<u8"),
-        ("boundary_s", "<f4"),  # the opener's step boundary before opening
-        ("quorum_s", "<f4"),
-        ("grace_s", "<f4"),
-        ("waited_s", "<f4"),
-        ("merge_s", "<f4"),
-        ("publish_s", "<f4"),
-        ("commit_s", "<f4"),  # from closing to being written
-    ]
-)
 
 LEARNER = (
     "expected", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "clipped", "tokens", "steps",
@@ -126,7 +96,7 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     format: int
     run: bytes
     learners: list[str]
-    writers: list[str]
+    writers: list[tuple[str, float]]
     closings: list[str]
     reasons: list[str]
     ends: list[tuple[int, bytes, int, int]]
@@ -177,21 +147,12 @@ class Chronicle:
         self.ends = [_End(digest=run.digest) for _ in run.layout.fragments]
         self.heads: list[int] | None = None
         """What the log has, where somebody has looked: how much there is to read."""
-        self._rows = np.zeros(1024, ROW)
-        self._count = 0
-        self._sorted = True
+        self.rows = Rows()
+        self.first_written: list[float] = []
+        """Of each writer, when its first commit was written."""
 
     def __len__(self) -> int:
-        return self._count
-
-    @property
-    def rows(self) -> NDArray[Any]:
-        """All rows, by the time at which commits were written."""
-        found = self._rows[: self._count]
-        if not self._sorted:
-            found[:] = found[np.argsort(found["written_at"], kind="stable")]
-            self._sorted = True
-        return found
+        return len(self.rows)
 
     @property
     def read(self) -> float:
@@ -228,19 +189,18 @@ class Chronicle:
         w = h.waited
         repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)
         rejected = sum(h.rejected_total.values()) - repeated
-        if self._count == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        if self._count and h.written_at < self._rows[self._count - 1]["written_at"]:
-            self._sorted = False
-        self._rows[self._count] = (
-            h.written_at, h.fragment, h.version, self.writers.number(h.writer), self.closings.number(w.closed_by),
+        writer = self.writers.number(h.writer)
+        if writer == len(self.first_written):
+            self.first_written.append(h.written_at)
+        self.first_written[writer] = min(self.first_written[writer], h.written_at)
+        self.rows.append((
+            h.written_at, h.fragment, h.version, writer, self.closings.number(w.closed_by),
             QUORUM_MISSED * w.quorum_missed | HEALED * (h.healed is not None) | PACKED * packed,
             len(h.inputs), sum(i.base == h.version - 1 for i in h.inputs), len(w.expected), len(w.missing), len(h.late),
             max(0, rejected - end.rejected), max(0, repeated - end.repeated),
-            sum(i.tokens for i in h.inputs), sum(i.bytes for i in h.inputs),
-            w.boundary_s, w.quorum_s, w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,
-        )  # fmt: skip
-        self._count += 1
+            sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment]), sum(i.bytes for i in h.inputs),
+            w.quorum_s - w.boundary_s, w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,
+        ))  # fmt: skip
         end.rejected, end.repeated = rejected, repeated
 
     def _learners(self, h: CommitHeader) -> None:
@@ -310,7 +270,7 @@ class Chronicle:
         the store raises.
         """
         gate = asyncio.Semaphore(AT_ONCE)
-        before = self._count
+        before = len(self)
 
         async def one(p: int) -> None:
             end = self.ends[p]
@@ -318,7 +278,7 @@ class Chronicle:
                 try:
                     async for commit in log.commits(p, end.version, end.digest):
                         self.take(commit)
-                        if self._count % TOGETHER_MAX == 0:
+                        if len(self) % TOGETHER_MAX == 0:
                             progress()
                             await asyncio.sleep(0)
                     end.broken = ""
@@ -326,7 +286,7 @@ class Chronicle:
                     end.broken = f"{error.key}: {error.detail}"
 
         await asyncio.gather(*(one(p) for p in (range(len(self.ends)) if fragments is None else set(fragments))))
-        return self._count - before
+        return len(self) - before
 
     async def belongs(self, log: Log) -> bool:
         """Return whether all that was read is still what the log says: its ends are the log's own."""
@@ -346,14 +306,15 @@ class Chronicle:
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all. Raises `OSError`."""
+        writers = list(zip(self.writers.known, self.first_written, strict=True))
         meta = _Meta(
-            FORMAT, self.run.digest, self.learners.known, self.writers.known, self.closings.known, self.reasons.known,
+            FORMAT, self.run.digest, self.learners.known, writers, self.closings.known, self.reasons.known,
             [(e.version, e.digest, e.rejected, e.repeated) for e in self.ends],
             [(*key, x.began, x.step, x.last, x.tokens) for key, x in self.lives.items()],
         )  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {
             "meta": np.frombuffer(msgspec.msgpack.encode(meta), np.uint8),
-            "rows": self.rows,
+            **self.rows.arrays(),
         }
         for name, moments in self._moments():
             arrays |= moments.arrays(name)
@@ -371,30 +332,28 @@ class Chronicle:
         """Return what a file holds of this run; None where it holds nothing that can be used."""
         made = cls(run)
         try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
                 arrays = {name: found[name] for name in found.files}
             meta = msgspec.msgpack.decode(arrays["meta"].tobytes(), type=_Meta)
             if meta.format != FORMAT or meta.run != run.digest or len(meta.ends) != len(made.ends):
                 return None
-            rows = arrays["rows"]
-            if rows.dtype != ROW or rows.ndim != 1 or len(rows) != sum(end[0] for end in meta.ends):
+            made.rows.restored(arrays)
+            if len(made) != sum(end[0] for end in meta.ends):
                 return None
             for name, moments in made._moments():
                 moments.restored(name, arrays)
             for names, known in (
-                (made.learners, meta.learners), (made.writers, meta.writers), (made.closings, meta.closings),
-                (made.reasons, meta.reasons),
+                (made.learners, meta.learners), (made.writers, [name for name, _ in meta.writers]),
+                (made.closings, meta.closings), (made.reasons, meta.reasons),
             ):  # fmt: skip
                 names.restored(known)
             if min(m.things for m in (made.by_learner, made.reached, made.beats)) < len(meta.learners):
                 return None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError):
             return None
+        made.first_written = [at for _, at in meta.writers]
         made.ends = [_End(*end) for end in meta.ends]
         made.lives = {(life[0], life[1]): Life(*life[2:]) for life in meta.lives}
-        made._rows, made._count = rows, len(rows)
-        if not len(rows):
-            made._rows = np.zeros(1024, ROW)
         return made
 
     def _moments(self) -> Iterator[tuple[str, Moments]]:

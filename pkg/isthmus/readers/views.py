@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from isthmus.errors import LogCorrupt
 from isthmus.log import Log
-from isthmus.readers.chronicle import BEAT, HEALED, LEARNER, QUORUM_MISSED, REACHED, Chronicle
+from isthmus.readers.chronicle import BEAT, LEARNER, REACHED, Chronicle
+from isthmus.readers.rows import HEALED, QUORUM_MISSED
 from isthmus.reasons import HARMLESS
 from isthmus.records.messages import PARTS
 from isthmus.records.objects import CommitHeader
@@ -32,6 +33,9 @@ LISTED = 100
 
 PIECES_COMMITS = 300
 """Commits of a stretch of time that are read one by one, for what each learner did exactly."""
+
+WAITED_ROUNDS = 10_000
+"""Newest rounds whose waiting and merging is told of."""
 
 OPEN_READ = 8
 """Open rounds of a moment of the past whose commits are read, for whom they waited."""
@@ -54,8 +58,7 @@ Answer = dict[str, Any]
 def span(c: Chronicle, now: float | None = None) -> tuple[float, float]:
     """Return from when to when the run has lived, as far as one knows."""
     began = c.run.header.created_at
-    rows = c.rows
-    last = float(rows["written_at"][-1]) if len(rows) else began
+    last = float(c.rows["written_at"][-1]) if len(c) else began
     heard = c.beats.whole(math.inf if now is None else now)
     spoke = c.beats.until(c.beats.end(heard - 1))[:, BEAT.index("step")] if heard and c.beats.things else np.array([])
     if now is not None and spoke.size and not np.isnan(spoke).all():
@@ -68,50 +71,73 @@ def _last_heard(c: Chronicle) -> float:
     return c.beats.end(int(there[-1])) if there.size else c.beats.began
 
 
-def until(c: Chronicle, at: float) -> NDArray[Any]:
-    """Return the rows of commits written at or before a time."""
-    rows = c.rows
-    return rows[: int(np.searchsorted(rows["written_at"], at, side="right"))]
-
-
 def heads(c: Chronicle, at: float) -> list[int]:
     """Return the version of each fragment at a time, as `Log.version_at` does."""
-    found = np.zeros(len(c.ends), np.int64)
-    rows = until(c, at)
-    np.maximum.at(found, rows["fragment"], rows["version"])
-    return [int(v) for v in found]
+    places = _newest(c, at)
+    versions = c.rows["version"]
+    return [int(versions[place]) if place >= 0 else 0 for place in places]
+
+
+def ages(c: Chronicle, at: float) -> list[float | None]:
+    """Return how old the newest version of each fragment was at a time [s]; None for one that was never merged."""
+    written = c.rows["written_at"]
+    return [max(0.0, at - float(written[place])) if place >= 0 else None for place in _newest(c, at)]
+
+
+def _newest(c: Chronicle, at: float) -> list[int]:
+    """Return for each fragment the place of the newest row at a time, or -1."""
+    count = c.rows.place(at)
+    found = []
+    for p in range(len(c.ends)):
+        places = c.rows.of(p)
+        before = int(np.searchsorted(places, count))
+        found.append(int(places[before - 1]) if before else -1)
+    return found
+
+
+def by_fragment(c: Chronicle, at: float) -> tuple[list[int], list[int]]:
+    """Return how many updates were merged of each fragment up to a time, and in how many commits."""
+    count = c.rows.place(at)
+    _, begins = c.rows.by_fragment()
+    sums = c.rows.fragment_sums("inputs")
+    inputs, commits = [0] * len(c.ends), [0] * len(c.ends)
+    for p in range(len(begins) - 1):
+        commits[p] = int(np.searchsorted(c.rows.of(p), count))
+        inputs[p] = round(float(sums[begins[p] + commits[p]] - sums[begins[p]]))
+    return inputs, commits
 
 
 def totals(c: Chronicle, at: float) -> Answer:
     """Return what a run had come to at a time: exact, from the commits written by then."""
-    rows = until(c, at)
-    commits, inputs = len(rows), int(rows["inputs"].sum())
-    healed = (rows["flags"] & HEALED) > 0
-    missed = (rows["flags"] & QUORUM_MISSED) > 0
-    expected = int(rows["expected"].sum())
-    closings = np.bincount(rows["closed_by"][~healed], minlength=len(c.closings.known))
-    waited = rows["waited_s"][~healed]
+    rows, n = c.rows, c.rows.place(at)
+    count = {
+        name: round(rows.until(name, n))
+        for name in ("inputs", "fresh", "expected", "missing", "tokens", "bytes", "late", "rejected", "repeated")
+    }
+    closings = {name: round(rows.until(f"closed_by={k}", n)) for k, name in enumerate(c.closings.known) if name}
+    lately = slice(max(0, n - WAITED_ROUNDS), n)
+    waited = rows["waited_s"][lately][(rows["flags"][lately] & HEALED) == 0]
     return {
         "at": at,
-        "commits": commits,
+        "commits": n,
         "versions": heads(c, at),
-        "updates": inputs,
-        "fresh": int(rows["fresh"].sum()),
-        "expected": expected,
-        "participation": _share(expected - int(rows["missing"].sum()), expected),
-        "tokens": int(_tokens(c, rows).sum()),
+        "updates": count["inputs"],
+        "fresh": count["fresh"],
+        "expected": count["expected"],
+        "participation": _share(count["expected"] - count["missing"], count["expected"]),
+        "tokens": count["tokens"],
         "processed": int(np.nansum(_processed(c, c.reached.until(at)))),
-        "bytes_up": int(rows["bytes"].sum()),
-        "late": int(rows["late"].sum()),
-        "rejected": int(rows["rejected"].sum()),
-        "repeated": int(rows["repeated"].sum()),
-        "quorum_missed": int(missed.sum()),
-        "healed": int(healed.sum()),
-        "closed_by": {name: int(closings[n]) for n, name in enumerate(c.closings.known) if name and closings[n]},
+        "bytes_up": count["bytes"],
+        "late": count["late"],
+        "rejected": count["rejected"],
+        "repeated": count["repeated"],
+        "quorum_missed": round(rows.until(f"flags&{QUORUM_MISSED}", n)),
+        "healed": round(rows.until(f"flags&{HEALED}", n)),
+        "closed_by": {name: times for name, times in closings.items() if times},
         "waited_s": {"median": _quantile(waited, 0.5), "p99": _quantile(waited, 0.99)},
-        "last_commit_at": float(rows["written_at"][-1]) if commits else None,
+        "last_commit_at": float(rows["written_at"][n - 1]) if n else None,
         "learners": int((c.by_learner.until(at)[:, LEARNER.index("merged")] > 0).sum()),
-        "syncers": len(np.unique(rows["writer"])),
+        "syncers": sum(first <= at for first in c.first_written),
     }
 
 
@@ -136,34 +162,26 @@ def series(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> 
     cut = np.searchsorted(rows["written_at"], edges, side="right")
     n = np.diff(cut)
     seconds = float(edges[1] - edges[0])
-    expected, missing = _sums(rows["expected"], cut), _sums(rows["missing"], cut)
-    closings = {
-        name: _plain(_sums(rows["closed_by"] == number, cut)) for number, name in enumerate(c.closings.known) if name
-    }
+
+    def sums(name: str) -> NDArray[np.float64]:
+        return np.diff(rows.sums(name)[cut])
+
+    expected, missing = sums("expected"), sums("missing")
     return {
         "at": _plain(edges[1:]),
         "seconds": seconds,
         "commits": _plain(n),
-        "tokens_per_s": _plain(_sums(_tokens(c, rows), cut) / seconds),
+        "tokens_per_s": _plain(sums("tokens") / seconds),
         "goodput": _goodput(c, edges[1:]),
-        "bytes_up_per_s": _plain(_sums(rows["bytes"], cut) / seconds),
-        "updates": _plain(_sums(rows["inputs"], cut)),
+        "bytes_up_per_s": _plain(sums("bytes") / seconds),
+        "updates": _plain(sums("inputs")),
         "participation": _ratio(expected - missing, expected),
-        "late": _plain(_sums(rows["late"], cut)),
-        "rejected": _plain(_sums(rows["rejected"], cut)),
-        "quorum_missed": _plain(_sums((rows["flags"] & QUORUM_MISSED) > 0, cut)),
-        "waited_s": _ratio(_sums(rows["waited_s"], cut), n),
-        "merge_s": _ratio(_sums(rows["merge_s"], cut), n),
-        "publish_s": _ratio(_sums(rows["publish_s"], cut), n),
-        "commit_s": _ratio(_sums(rows["commit_s"], cut), n),
-        "closed_by": closings,
+        "late": _plain(sums("late")),
+        "rejected": _plain(sums("rejected")),
+        "quorum_missed": _plain(sums(f"flags&{QUORUM_MISSED}")),
+        **{name: _ratio(sums(name), n) for name in ("waited_s", "merge_s", "publish_s", "commit_s")},
+        "closed_by": {name: _plain(sums(f"closed_by={k}")) for k, name in enumerate(c.closings.known) if name},
     }
-
-
-def _tokens(c: Chronicle, rows: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the tokens merged by each commit, counted by its fragment's share of the parameters."""
-    found: NDArray[np.float64] = rows["tokens"] * c.shares[rows["fragment"]]
-    return found
 
 
 def _processed(c: Chronicle, reached: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -281,7 +299,7 @@ async def pieces(log: Log, c: Chronicle, begin: float, end: float) -> list[Answe
     if last - first > PIECES_COMMITS:
         return None
     found: list[Answer] = []
-    headers = await asyncio.gather(*(_header(log, row) for row in rows[first:last]))
+    headers = await asyncio.gather(*(_header(log, c, place) for place in range(first, last)))
     for h in headers:
         if h is not None:
             found += [x for x in _pieces(h) if x["to"] >= begin and x["from"] <= end]
@@ -323,7 +341,8 @@ async def story(log: Log, c: Chronicle, name: str, at: float) -> list[Answer]:
         return []
     # Not of the newest commits of all: of those up to the last that had to do with it.
     last = min(at, c.by_learner.end(int(np.flatnonzero(spoken)[-1])))
-    headers = await asyncio.gather(*(_header(log, row) for row in until(c, last)[-STORY_COMMITS:]))
+    count = c.rows.place(last)
+    headers = await asyncio.gather(*(_header(log, c, n) for n in range(max(0, count - STORY_COMMITS), count)))
     found: list[Answer] = []
     for h in reversed(headers):
         if h is None:
@@ -358,46 +377,35 @@ async def story(log: Log, c: Chronicle, name: str, at: float) -> list[Answer]:
 def fragments(c: Chronicle, begin: float, end: float, at: float) -> Answer:
     """Return for each fragment its version and age at a time, and over time: versions made, how old the newest one was
     at the end of each stretch [s], and the share of expected learners that were in."""
-    count = len(c.ends)
-    rows = c.rows
+    count, rows = len(c.ends), c.rows
     first, last = np.searchsorted(rows["written_at"], [begin, end])
     columns = max(8, min(240, CELLS_MAX // count, max(LEAST, int(last - first) // count)))
     edges = np.linspace(begin, max(end, begin + 1e-3), columns + 1)
-    column = np.clip(np.searchsorted(edges, rows["written_at"], side="left") - 1, -1, columns - 1)
-    inside = (rows["written_at"] > begin) & (rows["written_at"] <= end)
-    cell = rows["fragment"].astype(np.int64) * columns + column
-    made, expected, missing, inputs = (
-        np.bincount(cell[inside], weights=weights, minlength=count * columns).reshape(count, columns)
-        for weights in (
-            np.ones(int(inside.sum())), rows["expected"][inside], rows["missing"][inside], rows["inputs"][inside],
-        )
-    )  # fmt: skip
-    newest = np.full((count, columns + 1), c.run.header.created_at)
-    before = rows[rows["written_at"] <= begin]
-    np.maximum.at(newest[:, 0], before["fragment"], before["written_at"])
-    np.maximum.at(newest, (rows["fragment"][inside], column[inside] + 1), rows["written_at"][inside])
-    newest = np.maximum.accumulate(newest, axis=1)
-    then = until(c, at)
-    written = np.full(count, math.nan)
-    written[then["fragment"]] = then["written_at"]  # of several of one fragment the last one stays
-    versions = heads(c, at)
-    return {
-        "edges": _plain(edges),
-        "fragments": [
-            {
-                "fragment": p,
-                "version": versions[p],
-                "age_s": None if math.isnan(written[p]) else max(0.0, at - float(written[p])),
-                "size": c.run.layout.fragments[p].size,
-                "made": [int(x) for x in made[p]],
-                "inputs": [int(x) for x in inputs[p]],
-                "ages_s": _plain(edges[1:] - newest[p, 1:]),
-                "participation": _ratio(expected[p] - missing[p], expected[p]),
-                "broken": c.broken.get(p, ""),
-            }
-            for p in range(count)
-        ],
-    }
+    _, begins = rows.by_fragment()
+    newest, versions = _newest(c, at), rows["version"]
+    found = []
+    for p in range(count):
+        places = rows.of(p)
+        times = rows["written_at"][places]
+        cut = np.searchsorted(times, edges, side="right")
+        cut[0] = np.searchsorted(times, begin, side="right")
+        sums = {
+            name: np.diff(rows.fragment_sums(name)[cut + (begins[p] if len(places) else 0)])
+            for name in ("inputs", "expected", "missing")
+        }
+        before = np.concatenate([[c.run.header.created_at], times])[cut[1:]]
+        found.append({
+            "fragment": p,
+            "version": int(versions[newest[p]]) if newest[p] >= 0 else 0,
+            "age_s": max(0.0, at - float(rows["written_at"][newest[p]])) if newest[p] >= 0 else None,
+            "size": c.run.layout.fragments[p].size,
+            "made": [int(x) for x in np.diff(cut)],
+            "inputs": [int(x) for x in sums["inputs"]],
+            "ages_s": _plain(edges[1:] - before),
+            "participation": _ratio(sums["expected"] - sums["missing"], sums["expected"]),
+            "broken": c.broken.get(p, ""),
+        })  # fmt: skip
+    return {"edges": _plain(edges), "fragments": found}
 
 
 def commits(
@@ -413,87 +421,88 @@ def commits(
 
     `only`: those of one kind (see `ONLY`); `before`: a row's number, to go on after an earlier answer.
     """
-    rows = until(c, at)
-    rows = rows if before is None else rows[: max(0, before)]
-    wanted = np.ones(len(rows), bool)
-    if fragment is not None:
-        wanted &= rows["fragment"] == fragment
+    rows, count = c.rows, c.rows.place(at)
+    count = count if before is None else min(count, max(0, before))
+    # Of one fragment only its own rows are looked at.
+    chosen = np.arange(count) if fragment is None else rows.of(fragment)
+    chosen = chosen[chosen < count]
+    wanted = np.ones(len(chosen), bool)
     if closed_by:
         number = c.closings.find(closed_by)
-        wanted &= rows["closed_by"] == number if number is not None else False
-    if only == "missed":
-        wanted &= (rows["flags"] & QUORUM_MISSED) > 0
-    elif only == "healed":
-        wanted &= (rows["flags"] & HEALED) > 0
+        wanted &= rows["closed_by"][chosen] == number if number is not None else False
+    if only in ("missed", "healed"):
+        wanted &= (rows["flags"][chosen] & (QUORUM_MISSED if only == "missed" else HEALED)) > 0
     elif only:
-        wanted &= rows[only] > 0
-    places = np.flatnonzero(wanted)[::-1]
+        wanted &= rows[only][chosen] > 0
+    places = chosen[wanted][::-1]
     return {
         "total": len(places),
         "before": int(places[LISTED - 1]) if len(places) > LISTED else None,
-        "commits": [_commit(c, rows[int(place)]) for place in places[:LISTED]],
+        "commits": [_commit(c, int(place)) for place in places[:LISTED]],
     }
 
 
-def _commit(c: Chronicle, row: Any) -> Answer:
-    flags = int(row["flags"])
+def _commit(c: Chronicle, place: int) -> Answer:
+    rows, flags = c.rows, int(c.rows["flags"][place])
+    whole = ("fragment", "version", "inputs", "fresh", "expected", "missing", "late", "rejected")
     return {
-        "fragment": int(row["fragment"]),
-        "version": int(row["version"]),
-        "written_at": float(row["written_at"]),
-        "writer": c.writers.known[int(row["writer"])],
-        "closed_by": c.closings.known[int(row["closed_by"])],
+        **{name: int(rows[name][place]) for name in whole},
+        **{name: float(rows[name][place]) for name in ("written_at", "tokens", "waited_s", "grace_s")},
+        "writer": c.writers.known[int(rows["writer"][place])],
+        "closed_by": c.closings.known[int(rows["closed_by"][place])],
         "quorum_missed": bool(flags & QUORUM_MISSED),
         "healed": bool(flags & HEALED),
-        **{key: int(row[key]) for key in ("inputs", "fresh", "expected", "missing", "late", "rejected", "tokens")},
-        "waited_s": float(row["waited_s"]),
-        "grace_s": float(row["grace_s"]),
     }
 
 
 def syncers(c: Chronicle, at: float) -> Answer:
     """Return who wrote commits up to a time, what each keeps, and how long fragments stood still when their keeper
     changed. A fragment's keeper is who wrote its newest commit."""
-    rows = until(c, at)
-    keeper = np.full(len(c.ends), -1, np.int64)
-    keeper[rows["fragment"]] = rows["writer"]
+    rows, n = c.rows, c.rows.place(at)
+    writers = rows["writer"][:n]
+    keepers: dict[int, list[int]] = {}
+    for p, place in enumerate(_newest(c, at)):
+        if place >= 0:
+            keepers.setdefault(int(writers[place]), []).append(p)
     found: list[Answer] = []
-    for n, name in enumerate(c.writers.known):
-        own = rows[rows["writer"] == n]
+    known = sorted(range(len(c.writers.known)), key=lambda k: -c.first_written[k])
+    for number in [k for k in known if c.first_written[k] <= at][:LISTED]:
+        own = np.flatnonzero(writers == number)
         if len(own):
             found.append({
-                "syncer": name,
+                "syncer": c.writers.known[number],
                 "commits": len(own),
-                "first_at": float(own["written_at"][0]),
-                "last_at": float(own["written_at"][-1]),
-                "keeps": [int(p) for p in np.flatnonzero(keeper == n)],
-                "merge_s": float(own["merge_s"].mean()),
-                "publish_s": float(own["publish_s"].mean()),
+                "first_at": float(rows["written_at"][own[0]]),
+                "last_at": float(rows["written_at"][own[-1]]),
+                "keeps": keepers.get(number, []),
+                "merge_s": float(rows["merge_s"][own[-WAITED_ROUNDS:]].mean()),
+                "publish_s": float(rows["publish_s"][own[-WAITED_ROUNDS:]].mean()),
             })  # fmt: skip
     return {
         "syncers": sorted(found, key=lambda x: -float(x["last_at"])),
-        "takeovers": _takeovers(c, rows),
+        "takeovers": _takeovers(c, n),
         "restarts": _restarts(c, at),
     }
 
 
-def _takeovers(c: Chronicle, rows: NDArray[Any]) -> list[Answer]:
+def _takeovers(c: Chronicle, count: int) -> list[Answer]:
     """Return the newest changes of keepers: from whom to whom, of which fragments, and how long each had no commit."""
-    order = np.lexsort((rows["version"], rows["fragment"]))
-    ordered = rows[order]
-    same = ordered["fragment"][1:] == ordered["fragment"][:-1]
-    places = np.flatnonzero(same & (ordered["writer"][1:] != ordered["writer"][:-1]))
+    rows = c.rows
+    order, _ = rows.by_fragment()
+    writers, fragments = rows["writer"][order], rows["fragment"][order]
+    changes = np.flatnonzero((fragments[1:] == fragments[:-1]) & (writers[1:] != writers[:-1]) & (order[1:] < count))
+    times = rows["written_at"][order]
     found: list[Answer] = []
-    for place in places[np.argsort(-ordered["written_at"][places + 1], kind="stable")]:
-        old, new = ordered[place], ordered[place + 1]
-        stood_s = max(0.0, float(new["written_at"] - old["written_at"]))
-        fragment = {"fragment": int(new["fragment"]), "version": int(new["version"]), "stood_s": stood_s}
-        who = {"from": c.writers.known[int(old["writer"])], "to": c.writers.known[int(new["writer"])]}
+    for k in changes[np.argsort(-times[changes + 1], kind="stable")].tolist():
+        at, stood_s = float(times[k + 1]), max(0.0, float(times[k + 1] - times[k]))
+        version = int(rows["version"][order[k + 1]])
+        fragment = {"fragment": int(fragments[k]), "version": version, "stood_s": stood_s}
+        who = {"from": c.writers.known[int(writers[k])], "to": c.writers.known[int(writers[k + 1])]}
         last = found[-1] if found else None
-        if last is not None and who.items() <= last.items() and last["at"] - float(new["written_at"]) < TOGETHER_S:
+        if last is not None and who.items() <= last.items() and last["at"] - at < TOGETHER_S:
             last["fragments"].append(fragment)
         elif len(found) < LISTED:
-            found.append({"at": float(new["written_at"]), **who, "fragments": [fragment]})
+            found.append({"at": at, **who, "fragments": [fragment]})
         else:
             break
     for entry in found:
@@ -529,16 +538,17 @@ def lives(c: Chronicle) -> list[Answer]:
 def rounds_open(c: Chronicle, at: float) -> list[tuple[int, int, float]]:
     """Return (fragment, version, opened_at) of the rounds that were open at a time, longest first: those whose commits
     came later."""
-    rows = c.rows
-    later = rows[int(np.searchsorted(rows["written_at"], at, side="right")) :]
-    # A round lasts for seconds or minutes: the next commit of each fragment is near.
-    closed = later["written_at"] - later["commit_s"]
-    opened = closed - later["waited_s"]
-    there = later[(opened <= at) & (at < closed) & ((later["flags"] & HEALED) == 0)]
-    found = [
-        (int(r["fragment"]), int(r["version"]), float(r["written_at"]) - float(r["commit_s"]) - float(r["waited_s"]))
-        for r in there
-    ]
+    rows, count = c.rows, c.rows.place(at)
+    found = []
+    for p in range(len(c.ends)):
+        places = rows.of(p)
+        following = int(np.searchsorted(places, count))
+        if following < len(places) and not rows["flags"][places[following]] & HEALED:
+            place = places[following]
+            closed = float(rows["written_at"][place] - rows["commit_s"][place])
+            opened = closed - float(rows["waited_s"][place])
+            if opened <= at < closed:
+                found.append((p, int(rows["version"][place]), opened))
     return sorted(found, key=lambda x: x[2])
 
 
@@ -563,8 +573,7 @@ async def waits(log: Log, c: Chronicle, at: float) -> list[Answer]:
 
 def sentence(c: Chronicle, at: float, open_rounds: list[Answer]) -> str:
     """Return the state of a run at a moment of its past, in one sentence."""
-    rows = until(c, at)
-    if not len(rows):
+    if not c.rows.place(at):
         return "Nothing had been merged yet."
     lately = max(LATELY_S, c.run.pace.silence_s)
     known = c.by_learner.until(at)[:, LEARNER.index("merged")] > 0
@@ -639,8 +648,8 @@ def round_picture(h: CommitHeader) -> Answer:
     }
 
 
-async def _header(log: Log, row: Any) -> CommitHeader | None:
-    return await _header_of(log, int(row["fragment"]), int(row["version"]))
+async def _header(log: Log, c: Chronicle, place: int) -> CommitHeader | None:
+    return await _header_of(log, int(c.rows["fragment"][place]), int(c.rows["version"][place]))
 
 
 async def _header_of(log: Log, p: int, version: int) -> CommitHeader | None:
@@ -652,14 +661,6 @@ async def _header_of(log: Log, p: int, version: int) -> CommitHeader | None:
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def _sums(values: NDArray[Any], cut: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sums of values[cut[n]:cut[n + 1]]."""
-    part = values[cut[0] : cut[-1]].astype(np.float64)
-    cumulated = np.concatenate([[0.0], np.cumsum(part)])
-    found: NDArray[np.float64] = np.diff(cumulated[cut - cut[0]])
-    return found
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> list[float | None]:

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from isthmus.readers import views
-from isthmus.readers.chronicle import QUORUM_MISSED, Chronicle
+from isthmus.readers.chronicle import Chronicle
+from isthmus.readers.rows import QUORUM_MISSED
 from isthmus.readers.status import Status
 from isthmus.readers.verdict import health
 
@@ -52,7 +53,9 @@ def _now(c: Chronicle, status: Status, run: str, bus: str, listened_s: float) ->
 
 
 def _log(c: Chronicle, at: float, run: str, live: bool) -> list[Notice]:
-    rows, found = views.until(c, at), []
+    count = c.rows.place(at)
+    first = max(0, count - RECENT)
+    lately, found = count - first, list[Notice]()
     for p, why in c.broken.items():
         found.append(
             Notice(
@@ -61,22 +64,22 @@ def _log(c: Chronicle, at: float, run: str, live: bool) -> list[Notice]:
                 f"fragments/{p}",
             )
         )
-    lately = rows[-RECENT:]
-    missed = int(((lately["flags"] & QUORUM_MISSED) > 0).sum())
-    if len(lately) and missed > len(lately) / 2:
+    missed, turned = (
+        round(c.rows.until(name, count) - c.rows.until(name, first)) for name in (f"flags&{QUORUM_MISSED}", "rejected")
+    )
+    if missed > lately / 2:
         found.append(
             Notice(
-                f"{missed} of the last {len(lately)} rounds missed their quorum and merged what was in",
+                f"{missed} of the last {lately} rounds missed their quorum and merged what was in",
                 "the learners' page says who is missing; no quorum (--quorum K) above the learners there are is met",
                 "learners",
             )
         )
-    turned = int(lately["rejected"].sum())
-    if turned > len(lately) / 2:
+    if turned > lately / 2:
         reasons = ", ".join(str(r["reason"]) for r in views.reasons(c, at) if r["lost"])
         found.append(
             Notice(
-                f"{turned} updates were turned away in the last {len(lately)} rounds, by reason: {reasons}",
+                f"{turned} updates were turned away in the last {lately} rounds, by reason: {reasons}",
                 "their work is lost; `isthmus explain` tells of each why, and the learners' page whose they are",
                 "commits?only=rejected",
             )
@@ -97,21 +100,19 @@ def _log(c: Chronicle, at: float, run: str, live: bool) -> list[Notice]:
 
 def _stuck(c: Chronicle, at: float, run: str) -> list[Notice]:
     """Return which fragments were not merged for long, while learners train."""
-    began, end = c.run.header.created_at, at
-    seen = views.fragments(c, began, end, at)["fragments"]
-    made = sum(f["version"] for f in seen)
-    if not made:
+    count = c.rows.place(at)
+    if not count:
         return []
-    usual = (end - began) * len(seen) / made
+    usual = (at - c.run.header.created_at) * len(c.ends) / count
     limit = max(STUCK_LEAST_S, STUCK_PERIODS * usual)
-    stuck = [f for f in seen if f["age_s"] is not None and f["age_s"] > limit]
+    stuck = [p for p, age_s in enumerate(views.ages(c, at)) if age_s is not None and age_s > limit]
     if not stuck:
         return []
-    names = ", ".join(str(f["fragment"]) for f in stuck[:8]) + (" and others" if len(stuck) > 8 else "")
+    names = ", ".join(map(str, stuck[:8])) + (" and others" if len(stuck) > 8 else "")
     return [
         Notice(
             f"fragment {names} was not merged for over {limit:.0f} s (usual: {usual:.0f} s)",
             f"see who is waited for on the fragment's page, and whether a syncer keeps it; isthmus status {run}",
-            f"fragments/{stuck[0]['fragment']}",
+            f"fragments/{stuck[0]}",
         )
     ]

@@ -3,11 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import Denied, InputError
@@ -144,6 +142,8 @@ class Api:
             ]  # fmt: skip
             said = self._sentence(open_rounds)
         begin, end = views.span(c, f.wall)
+        totals = views.totals(c, moment)
+        moved = self._bytes(moment, totals)
         return {
             "at": moment,
             "now": self._moment(None),
@@ -157,10 +157,10 @@ class Api:
             "trouble": self._trouble() if at is None else "",
             "warnings": [] if f.reading else self._warnings(moment, status),
             "open": open_rounds,
-            "totals": views.totals(c, moment),
+            "totals": totals,
             "reasons": views.reasons(c, moment),
-            "bytes": self._bytes(moment),
-            "cost": self._cost(moment),
+            "bytes": moved,
+            "cost": self._cost(moment, totals, moved),
         }  # fmt: skip
 
     def _warnings(self, at: float, status: Status | None) -> list[Answer]:
@@ -213,10 +213,9 @@ class Api:
             "learners. Who trains now is not known."
         )
 
-    def _bytes(self, at: float) -> Answer:
+    def _bytes(self, at: float, totals: Answer) -> Answer:
         """Return bytes both ways beside what the rules plan for them."""
         c, made = self.feed.chronicle, self.feed.log.run
-        rows = views.until(c, at)
         said = c.beats.until(at)[: len(c.learners.known)]
         up, down, checkpoints = (said[:, BEAT.index(n)] for n in ("bytes_up", "bytes_down", "checkpoint_bytes"))
         heard = ~np.isnan(up)
@@ -224,27 +223,24 @@ class Api:
             way: [packed_size(codec(name), x) for x in made.layout.fragments]
             for way, name in (("up", made.rules.codec_up), ("down", made.rules.codec_down))
         }
-        inputs = _by_fragment(rows, "inputs", len(c.ends))
-        commits = _by_fragment(rows, None, len(c.ends))
+        inputs, commits = views.by_fragment(c, at)
         planned = sum(n * size for n, size in zip(inputs, each["up"], strict=True))
-        learners = max(1, int(views.totals(c, at)["learners"]))
         return {
-            "merged": int(rows["bytes"].sum()),
+            "merged": totals["bytes_up"],
             "merged_planned": planned,
             "up": float(up[heard].sum()) if heard.any() else None,
             "checkpoints": float(checkpoints[heard].sum()) if heard.any() else None,
             "down": float(down[heard].sum()) if heard.any() else None,
-            "down_planned": learners * sum(n * size for n, size in zip(commits, each["down"], strict=True)),
+            "down_planned": max(1, totals["learners"])
+            * sum(n * size for n, size in zip(commits, each["down"], strict=True)),
         }
 
-    def _cost(self, at: float) -> Answer:
+    def _cost(self, at: float, totals: Answer, moved: Answer) -> Answer:
         """Return what the run has cost by a time, as far as the log tells, by parts [US dollars]."""
         c, prices = self.feed.chronicle, self._costs.prices
-        rows = views.until(c, at)
         hours = sum(max(0.0, min(at, x.last) - x.began) for x in c.lives.values()) / 3600.0
-        moved = self._bytes(at)
-        updates, commits = int(rows["inputs"].sum() + rows["late"].sum()), len(rows)
-        learners = max(1, int(views.totals(c, at)["learners"]))
+        updates, commits = totals["updates"] + totals["late"], totals["commits"]
+        learners = max(1, totals["learners"])
         # An update; a commit and its value. Each learner reads both, the syncer each update.
         puts, gets = updates + 2 * commits, updates + 2 * commits * learners
         down = moved["down"] if moved["down"] is not None else moved["down_planned"]
@@ -478,12 +474,6 @@ def _shown(h: CommitHeader) -> Answer:
         "passed": [f.learner for f in h.waited.passed],
         "healed": h.healed is not None,
     }  # fmt: skip
-
-
-def _by_fragment(rows: NDArray[Any], field: str | None, count: int) -> list[int]:
-    """Return sums of a field of these rows, or how many there are, by fragment."""
-    weights = None if field is None else rows[field]
-    return [int(x) for x in np.bincount(rows["fragment"], weights, count)]
 
 
 def _whole(text: str) -> int:

@@ -62,8 +62,8 @@ async def _recorded(api: Api, progress: Callable[[float], None]) -> dict[str, An
         todo += [(name, {"at": at}) for name in ("state", "fragments", *(("learners",) if few else ()))]
     todo += [(f"learner/{name}", {}) for name in names[:LEARNERS]]
     todo += [(f"fragment/{p}", {}) for p in range(len(c.ends))]
-    newest = c.rows[-COMMITS:]
-    todo += [(f"commit/{int(row['fragment'])}/{int(row['version'])}", {}) for row in reversed(newest)]
+    newest = range(len(c) - 1, max(-1, len(c) - 1 - COMMITS), -1)
+    todo += [(f"commit/{int(c.rows['fragment'][n])}/{int(c.rows['version'][n])}", {}) for n in newest]
     answers = {}
     for number, (path, query) in enumerate(todo):
         try:
