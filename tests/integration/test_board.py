@@ -14,7 +14,7 @@ import pytest
 
 from isthmus.bus import default_bus
 from isthmus.errors import InputError
-from isthmus.forecast.outcome import Prices
+from isthmus.forecast.prices import Prices
 from isthmus.log import Log, evaluations
 from isthmus.ports import open_log
 from isthmus.readers import whatif
@@ -27,8 +27,8 @@ from isthmus_services.board.api import Api, Costs
 from isthmus_services.board.export import write
 from isthmus_services.board.feed import Feed, cache_of, following
 from isthmus_services.board.server import COOKIE, HEADERS, served
-from isthmus_services.commands.plan import prices_of
 from isthmus_services.servers import Server, redis_server, s3_server
+from isthmus_services.settings.prices import prices_of
 from tests_helpers import World, all_commits, seed_of, serving, train, until, world
 
 HOSTILE = "x'y&lt;img_src=x_onerror=alert(1)&gt;"

@@ -7,8 +7,9 @@ import math
 import sys
 
 from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import CHECKPOINT_BYTES, FEEDBACK_BYTES, OBJECT_MAX, SYNCER_CORES, Prices
+from isthmus.forecast.outcome import CHECKPOINT_BYTES, FEEDBACK_BYTES, OBJECT_MAX, SYNCER_CORES
 from isthmus.forecast.planner import Fixed, plan
+from isthmus.forecast.prices import Prices
 from isthmus.forecast.speeds import classes
 from isthmus.rules import KEPT_VERSIONS
 

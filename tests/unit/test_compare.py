@@ -18,8 +18,9 @@ from isthmus.errors import InputError
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
 from isthmus.forecast.island import Island
 from isthmus.forecast.learning import Measured, lab
-from isthmus.forecast.outcome import DAY_S, Prices
+from isthmus.forecast.outcome import DAY_S
 from isthmus.forecast.planner import Fixed, Plan, plan
+from isthmus.forecast.prices import Prices
 from isthmus.forecast.speeds import Speeds
 from isthmus.lab.decoupled import COMPARED, IN_MEMORY_S
 from isthmus.lab.setting import WINDOW_TOKENS, Failures, Wires

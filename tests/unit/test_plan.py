@@ -15,8 +15,9 @@ import pytest
 
 from isthmus.forecast import speeds as modelled
 from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import CHECKPOINT_SHARE, HEADROOM, Prices
+from isthmus.forecast.outcome import CHECKPOINT_SHARE, HEADROOM
 from isthmus.forecast.planner import PERIODS, Fixed, Plan, plan
+from isthmus.forecast.prices import Prices
 from isthmus.forecast.speeds import Speeds
 from isthmus.lab.experiment import base
 from isthmus.lab.setting import Shape, Wires

@@ -15,8 +15,9 @@ from isthmus.forecast import bandwidth
 from isthmus.forecast.bandwidth import DATA_PARALLEL, OnTheWire, Setup
 from isthmus.forecast.goodput import Cluster, fits, young
 from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import DAY_S, Prices, goodput_of
+from isthmus.forecast.outcome import DAY_S, goodput_of
 from isthmus.forecast.planner import Plan
+from isthmus.forecast.prices import Prices
 
 ONE_PLACE, ACROSS, DECOUPLED = "data parallel in one place", "data parallel across the links", "decoupled"
 

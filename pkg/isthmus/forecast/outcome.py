@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import msgspec
 
-from isthmus.errors import InputError
 from isthmus.forecast import learning, traffic
 from isthmus.forecast.island import Island
 from isthmus.forecast.matrices import Matrices
+from isthmus.forecast.prices import Prices
 from isthmus.forecast.speeds import Speeds
 from isthmus.layout import Spec
 from isthmus.log.merge import state_bytes
@@ -70,28 +70,6 @@ COPY_BYTES_S = 5e9
 
 WORD_LATENCIES = 2.0
 """Ways that a message on the bus takes in the mean: its own, and the rest of the request before it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prices:
-    """US dollars, as object stores ask them; see the file that comes with the package."""
-
-    put_per_1000: float
-    get_per_1000: float
-    storage_gb_month: float
-    egress_gb: float
-    """From the store to another region."""
-    gpu_hour: float = 0.0
-    """Of one GPU; 0: they are there anyway, and what they learn is all that counts."""
-    core_hour: float = 0.0
-    """Of the syncer."""
-
-    def check(self) -> "Prices":
-        """Return self. Raises `InputError`."""
-        for name, value in vars(self).items():
-            if not (math.isfinite(value) and value >= 0.0):
-                raise InputError(f"price {name} must be at least 0, not {value}")
-        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,12 @@ from isthmus.forecast.outcome import (
     SYNCER_CORES,
     Forecast,
     Outcome,
-    Prices,
     feedback_bytes,
     isotropic_s,
     outcome,
     packing_s,
 )
+from isthmus.forecast.prices import Prices
 from isthmus.forecast.speeds import Speeds
 from isthmus.layout import Spec, partition
 from isthmus.rules import FRAGMENTS_MAX, ROBUST, MergeRule, Pace, Rules, overdrive

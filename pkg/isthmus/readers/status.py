@@ -178,14 +178,19 @@ class Live:
         self._store = store
         self._listener = Listener(bus, runtime, lambda _: True)
 
-    async def begin(self) -> None:
-        """Read what is kept on the bus and the end of the log. Raises `Unavailable` of the store."""
+    async def begin(self, known: Sequence[int] = ()) -> None:
+        """Read what is kept on the bus and the end of the log. Raises `Unavailable` of the store.
+
+        `known`: versions of the fragments that there are, from which the end is looked for.
+        """
         try:
             async for stream, said in self._listener.backlog():
                 self.hearing.take(stream, said, None)
                 self.on_said(said)
         except Unavailable:
             self._listener.down_since = self._runtime.now()
+        for p, version in enumerate(known):
+            self.hearing.heads[p] = max(version, self.hearing.heads.get(p, 0))
         await self._newest()
 
     async def run(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import Denied, InputError
-from isthmus.forecast.outcome import Prices
+from isthmus.forecast.prices import Prices
 from isthmus.log import evaluations
 from isthmus.log.select import all_or, checkpoints_in
 from isthmus.readers import views, whatif

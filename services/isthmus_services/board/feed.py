@@ -127,7 +127,7 @@ class Feed:
             else:
                 logger.warning("%s is of another log or another release: the log is read anew", self._cache)
         self._remember()
-        await self.live.begin()
+        await self.live.begin([end.version for end in self.chronicle.ends])
         for view in self.live.hearing.learners.values():
             self._beat(view, self._last_known())
         self._listening = True

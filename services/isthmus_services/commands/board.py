@@ -17,11 +17,11 @@ from isthmus.urls import split
 from isthmus_services.board.api import Api, Costs
 from isthmus_services.board.feed import Feed, cache_of, following
 from isthmus_services.board.server import address_of, is_loopback, served
-from isthmus_services.commands.plan import prices_of
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_free
 from isthmus_services.process import logs
 from isthmus_services.settings import declared, shared
+from isthmus_services.settings.prices import prices_of
 
 TOKEN_BYTES = 16
 

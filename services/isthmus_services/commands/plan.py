@@ -5,10 +5,9 @@ With `--compare` the same beside data parallel, in one place and across the link
 import math
 import platform
 import shlex
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from rich.table import Table
@@ -17,17 +16,15 @@ from isthmus.errors import InputError
 from isthmus.forecast import speeds
 from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
 from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S, Prices
+from isthmus.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.layout import Spec
 from isthmus.rules import MergeRule
 from isthmus.runtime import single_threaded
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.settings import declared, shared
-
-T = TypeVar("T")
-
-PRICES = Path(__file__).with_name("prices.toml")
+from isthmus_services.settings.prices import prices_of
+from isthmus_services.settings.tables import converted, read_table
 
 GPUS = 8
 """Of a learner, where nobody says."""
@@ -39,7 +36,7 @@ def run(arguments: declared.Plan) -> int:
     """Plan, compare, or measure."""
     if arguments.measure:
         return _measure(Path(arguments.measure))
-    file = _read(arguments.islands) if arguments.islands else {}
+    file = read_table(arguments.islands) if arguments.islands else {}
     assumed: list[str] = []
     params, specs = _params(arguments, file)
     islands = _islands(arguments, file, assumed)
@@ -133,23 +130,12 @@ def _speeds(arguments: declared.Plan) -> tuple[speeds.Table, str]:
     if arguments.speeds:
         if arguments.cpu:
             raise InputError("--speeds and --cpu both say how fast the syncer is: leave one out")
-        return speeds.table(_read(arguments.speeds), arguments.speeds), f"{arguments.speeds}"
+        return speeds.table(read_table(arguments.speeds), arguments.speeds), f"{arguments.speeds}"
     default, classes = speeds.classes()
     name = arguments.cpu or default
     if name not in classes:
         raise InputError(f"--cpu {name}: choose one of {', '.join(classes)}, or measure: isthmus plan --measure FILE")
     return classes[name], f"table, class {name}"
-
-
-def prices_of(file: str | None, gpu_hour: float | None, assumed: list[str]) -> Prices:
-    """Return our prices with those that a file or a flag says differ; note what nobody said. Raises `InputError`."""
-    ours = _read(str(PRICES))
-    own = _read(file) if file else {}
-    if gpu_hour is not None:
-        own["gpu_hour"] = gpu_hour
-    if "gpu_hour" not in own:
-        assumed.append(f"${ours['gpu_hour']:g} for an hour of a GPU (--gpu-hour)")
-    return _convert(ours | own, Prices, file or str(PRICES)).check()
 
 
 def _finite(value: Any) -> Any:
@@ -233,33 +219,11 @@ def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str])
     tables = file.get("learner")
     if not isinstance(tables, list) or not tables:
         raise InputError(f"{arguments.islands}: has no [[learner]] tables")
-    found = [_convert(table, Island, f"{arguments.islands}, learner {n + 1}") for n, table in enumerate(tables)]
+    found = [converted(table, Island, f"{arguments.islands}, learner {n + 1}") for n, table in enumerate(tables)]
     for name, what in (("step_s", "1 s a step"), ("gpus", f"{GPUS} GPUs")):
         if silent := [i.name for i, table in zip(found, tables, strict=True) if name not in table]:
             assumed.append(f"{what} of {', '.join(silent)} ({name})")
     return found
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _convert(table: object, kind: type[T], where: str) -> T:
-    known = set(kind.__annotations__)
-    if isinstance(table, dict) and (unknown := sorted(table.keys() - known)):
-        raise InputError(f"{where}: unknown {unknown[0]}: there are {', '.join(sorted(known))}")
-    try:
-        return msgspec.convert(table, kind)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{where}: {error}") from None
-
-
-# --- shown ------------------------------------------------------------------------------------------------------------
 
 
 def _columns(title: str, names: Sequence[str]) -> Table:

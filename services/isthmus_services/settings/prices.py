@@ -1,0 +1,19 @@
+"""What things cost: ours, in a file beside this one, with those that somebody says differ."""
+
+from pathlib import Path
+
+from isthmus.forecast.prices import Prices
+from isthmus_services.settings.tables import converted, read_table
+
+PRICES = Path(__file__).with_name("prices.toml")
+
+
+def prices_of(file: str | None, gpu_hour: float | None, assumed: list[str]) -> Prices:
+    """Return our prices with those that a file or a flag says differ; note what nobody said. Raises `InputError`."""
+    ours = read_table(str(PRICES))
+    own = read_table(file) if file else {}
+    if gpu_hour is not None:
+        own["gpu_hour"] = gpu_hour
+    if "gpu_hour" not in own:
+        assumed.append(f"${ours['gpu_hour']:g} for an hour of a GPU (--gpu-hour)")
+    return converted(ours | own, Prices, file or str(PRICES)).check()
