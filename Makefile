@@ -13,7 +13,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links recovery lint types site release clean
+.PHONY: help demo demo-s3 up test mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links recovery scale-board lint types site release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ fuzz: ## every parser under the coverage-guided fuzzer, in an environment of its
 	test -d $(FUZZ_VENV) || $(PYTHON) -m venv $(FUZZ_VENV)
 	$(FUZZ_VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]' atheris==3.0.0
 	PYTHONPATH=tests $(FUZZ_VENV)/bin/python -m fuzz.run $(ARGS)
+
+scale-board: $(VENV)/dev ## the board on a million commits of a simulated run: how fast it opens and answers (ARGS="--commits 100000 --json …")
+	PYTHONPATH=tests $(BIN)/python -m scale.board $(ARGS)
 
 scale: $(VENV)/dev ## 3.0e8 parameters: a plain and a sharded learner, two syncers, S3, ten rounds, a replay (24 GiB; ARGS="--width 256 …")
 	PYTHONPATH=tests $(BIN)/python -m scale.run $(ARGS)

@@ -85,7 +85,7 @@ def test_it_fits_a_laptop() -> None:
 
 def test_what_runs_for_long_has_a_health_check_and_time_to_stop() -> None:
     for name, spec in compose().items():
-        if spec.get("restart") == "unless-stopped" or name in ("syncer", *LEARNERS):
+        if spec.get("restart") == "unless-stopped" or name in ("syncer", "board", *LEARNERS):
             assert spec["healthcheck"]["test"], name
     for name in ("syncer", *LEARNERS, "redis", "object-store"):
         assert float(compose()[name]["stop_grace_period"].removesuffix("s")) >= 20, name
@@ -106,6 +106,7 @@ def test_each_service_is_given_its_own_secrets_and_no_others() -> None:
     assert {name: seen for name, seen in sees.items() if seen} == own | {
         "init": {"owner"},
         "tools": {"reader"},
+        "board": {"reader"},
         "object-store": {"store"},
         "store-users": {"store", "policies"},
         "redis": {"redis", "reader"},

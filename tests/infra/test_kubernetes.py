@@ -156,7 +156,7 @@ def test_containers_have_no_rights_and_have_limits() -> None:
 
 def test_no_manifest_holds_a_secret() -> None:
     secrets = [(path, m) for path, m in manifests() if m["kind"] == "Secret"]
-    assert {m["metadata"]["name"] for _, m in secrets} == {"owner", "syncer", "collector", "redis", *LEARNERS}
+    assert {m["metadata"]["name"] for _, m in secrets} == {"owner", "syncer", "collector", "reader", "redis", *LEARNERS}
     for path, secret in secrets:
         assert path.name == "secret.example.yaml"
         assert "data" not in secret
@@ -187,13 +187,15 @@ def test_what_pods_refer_to_exists() -> None:
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
-@pytest.mark.parametrize(("name", "user"), [("init", "owner"), ("syncer", "syncer"), ("collector", "collector")])
+@pytest.mark.parametrize(
+    ("name", "user"), [("init", "owner"), ("syncer", "syncer"), ("collector", "collector"), ("board", "reader")]
+)
 def test_a_pod_is_given_the_secrets_of_its_participant(name: str, user: str) -> None:
     pod, container = templates()[name]["spec"], container_of(name)
     (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
-    assert secret["secretName"] == pod["serviceAccountName"] == user
+    assert (secret["secretName"], pod["serviceAccountName"]) == (user, name if name == "board" else user)
     # Missing credentials of AWS are workload identity; a missing password of the bus is a mistake.
-    assert secret.get("optional", False) is (user != "syncer")
+    assert secret.get("optional", False) is (user in ("owner", "collector"))
     assert secret["defaultMode"] == 0o440
     assert pod["securityContext"]["fsGroup"] == 10001
     environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
@@ -237,8 +239,8 @@ def test_the_readme_makes_the_secrets_that_pods_ask_for(tmp_path: Path) -> None:
 
 def test_selectors_select() -> None:
     pods = templates()
-    assert set(pods) == {"init", "syncer", "collector", "learners", "redis"}
-    for name in ("syncer", "collector", "redis"):
+    assert set(pods) == {"init", "syncer", "collector", "board", "learners", "redis"}
+    for name in ("syncer", "collector", "board", "redis"):
         owner = named("StatefulSet" if name == "redis" else "Deployment", name)
         assert [n for n, pod in pods.items() if selects(owner["spec"]["selector"], pod)] == [name]
     assert [
@@ -276,6 +278,17 @@ def test_an_outage_of_the_store_kills_nothing(name: str) -> None:
     assert template["spec"]["terminationGracePeriodSeconds"] >= 30, "a syncer drains for 20 s"
 
 
+def test_the_board_is_reached_through_a_forwarded_port_alone() -> None:
+    container = container_of("board")
+    environment = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    port = urlsplit("//" + environment["ISTHMUS_HTTP"]).port
+    assert [p["containerPort"] for p in container["ports"]] == [port]
+    assert container["readinessProbe"]["tcpSocket"] == {"port": port}
+    assert environment["ISTHMUS_FORWARDED"] == "1"
+    assert not [m for _, m in manifests() if m["kind"] in ("Service", "Ingress") and m["metadata"]["name"] != "redis"]
+    assert f"port-forward deploy/board {port}" in (ROOT / "README.md").read_text()
+
+
 def test_a_learner_keeps_its_name_and_its_shard() -> None:
     spec = named("Job", "learners")["spec"]
     count = spec["completions"]
@@ -309,7 +322,7 @@ def test_a_reclaimed_learner_does_not_count_as_failed() -> None:
 def test_nothing_comes_in_but_scrapes_and_little_goes_out() -> None:
     policies = {m["metadata"]["name"]: m["spec"] for _, m in manifests() if m["kind"] == "NetworkPolicy"}
     assert set(policies) == {"isthmus", "redis"}
-    for name, pods in (("isthmus", {"init", "syncer", "collector", "learners"}), ("redis", {"redis"})):
+    for name, pods in (("isthmus", {"init", "syncer", "collector", "board", "learners"}), ("redis", {"redis"})):
         assert {n for n, pod in templates().items() if selects(policies[name]["podSelector"], pod)} == pods
         assert set(policies[name]["policyTypes"]) == {"Ingress", "Egress"}
     tcp = "TCP"

@@ -39,7 +39,7 @@ def run(settings: declared.Board) -> int:
 
 def _token(settings: declared.Board, host: str) -> str | None:
     """Return what one must know to be answered: what was chosen, or where others reach the address one that is made
-    up; None: nothing."""
+    up; None: nothing, but a browser must ask for this machine by one of its own names."""
     if settings.board_token_file is not None:
         try:
             chosen = Path(settings.board_token_file).read_text().strip()
@@ -50,7 +50,7 @@ def _token(settings: declared.Board, host: str) -> str | None:
         return chosen
     if settings.board_token:
         return settings.board_token
-    return None if is_loopback(host) else secrets.token_urlsafe(TOKEN_BYTES)
+    return None if is_loopback(host) or settings.forwarded else secrets.token_urlsafe(TOKEN_BYTES)
 
 
 async def _serve(settings: declared.Board, token: str | None) -> None:

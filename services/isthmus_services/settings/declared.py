@@ -135,6 +135,10 @@ class Board(InRun, OnBus):
         str,
         Setting("serve it there; where others reach it, it asks for a token", metavar="HOST:PORT"),
     ] = "127.0.0.1:8470"
+    forwarded: Annotated[
+        bool,
+        Setting("no token: others reach it only through a port forwarded to their own machine (Docker, kubectl, ssh)"),
+    ] = False
     board_token: Annotated[str | None, Setting("what a browser must know (made up, and printed)", secret=True)] = None
     board_token_file: Annotated[str | None, Setting("file that holds it", metavar="FILE")] = None
     export: Annotated[

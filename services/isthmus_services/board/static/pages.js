@@ -150,19 +150,19 @@
   const said = (r, key) => (r.said ? r.said[key] : null);
   const LEARNER = [
     { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
-    { key: "state", name: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
+    { key: "state", name: "state", term: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
     { key: "life", name: "life", term: "life" },
     { key: "step", name: "step", by: (r) => said(r, "step") ?? r.step, show: (r) => html`${I.count(said(r, "step") ?? r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
     { key: "loss", name: "loss", term: "loss", by: (r) => said(r, "loss"), show: (r) => I.number(said(r, "loss"), 4) },
     { key: "rate", name: "tokens/s", by: (r) => rate(r), show: (r) => I.short(rate(r)) },
     { key: "participation", name: "in", term: "participation", show: (r) => I.share(r.participation) },
-    { key: "merged", name: "merged", show: (r) => I.count(r.merged) },
+    { key: "merged", name: "merged", term: "update", show: (r) => I.count(r.merged) },
     { key: "late", name: "late", term: "late", show: (r) => I.count(r.late) },
     { key: "missing", name: "missing", term: "missing", show: (r) => I.count(r.missing) },
     { key: "rejected", name: "rejected", term: "rejected", show: (r) => I.count(r.rejected) },
-    { key: "weight", name: "weight", show: (r) => I.share(r.merged ? r.weight : null) },
-    { key: "upload_s", name: "to send", show: (r) => I.seconds(r.merged ? r.upload_s : null) },
-    { key: "wait_s", name: "waited", show: (r) => I.seconds(r.merged ? r.wait_s : null) },
+    { key: "weight", name: "weight", term: "weight", show: (r) => I.share(r.merged ? r.weight : null) },
+    { key: "upload_s", name: "to send", term: "send", show: (r) => I.seconds(r.merged ? r.upload_s : null) },
+    { key: "wait_s", name: "waited", term: "wait", show: (r) => I.seconds(r.merged ? r.wait_s : null) },
     { key: "up", name: "up", by: (r) => said(r, "bytes_up") ?? r.bytes, show: (r) => I.bytes(said(r, "bytes_up") ?? r.bytes) },
     { key: "down", name: "down", by: (r) => said(r, "bytes_down"), show: (r) => I.bytes(said(r, "bytes_down")) },
   ];
@@ -271,7 +271,7 @@
     { key: "written_at", name: "written", left: true, show: (r) => html`<${I.TimeLink} at=${r.written_at}/>` },
     { key: "inputs", name: "updates", show: (r) => `${r.inputs}${r.fresh < r.inputs ? ` (${r.fresh} fresh)` : ""}` },
     { key: "expected", name: "expected" }, { key: "missing", name: "missing", term: "missing" }, { key: "late", name: "late", term: "late" }, { key: "rejected", name: "rejected", term: "rejected" },
-    { key: "closed_by", name: "closed by", left: true, show: (r) => (r.healed ? "healed" : `${r.closed_by}${r.quorum_missed ? ", quorum missed" : ""}`) },
+    { key: "closed_by", name: "closed by", term: "closed", left: true, show: (r) => (r.healed ? "healed" : `${r.closed_by}${r.quorum_missed ? ", quorum missed" : ""}`) },
     { key: "waited_s", name: "waited", show: (r) => I.seconds(r.waited_s) }, { key: "grace_s", name: "grace", term: "grace", show: (r) => I.seconds(r.grace_s) },
     { key: "tokens", name: "tokens", show: (r) => I.short(r.tokens) }, { key: "writer", name: "written by", left: true },
   ]}/>`;
@@ -301,7 +301,7 @@
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
         { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` },
         { key: "incarnation", name: "life", term: "life" }, { key: "steps", name: "steps" }, { key: "tokens", name: "tokens", show: (r) => I.count(r.tokens) },
-        { key: "share", name: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "cut down for", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
+        { key: "share", name: "weight", term: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "cut down for", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
       ${d.header.late.length || d.header.rejected.length ? html`<h3>What it did not merge</h3><${Table} name="Updates not merged" first="learner" rows=${[...d.header.late.map((x) => ({ ...x, why: "late" })), ...d.header.rejected.map((x) => ({ ...x, why: `${x.reason}, ${x.count} times` }))]} columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` }, { key: "why", name: "why", left: true }]}/>` : null}
       ${d.header.healed ? null : html`<${WhatIf} d=${d}/>`}

@@ -54,7 +54,14 @@
           <button type="button" onClick=${() => set({ key: c.key, down: order.key === c.key ? !order.down : !c.left })}
             title=${c.term ? I.terms[c.term] : `sort by ${c.name}`}>${c.name}</button></th>`)}</tr></thead>
       <tbody>${sorted.map((row) => html`<tr>${columns.map((c) => html`<td class=${c.left ? "left" : ""}>${c.show ? c.show(row) : row[c.key]}</td>`)}</tr>`)}</tbody>
-    </table></div>`;
+    </table></div>${explained(columns)}`;
+  };
+
+  /* What the heads of a table mean, where everybody can get at it: also who has no pointer to hold over them. */
+  const explained = (columns) => {
+    const terms = columns.filter((c) => c.term);
+    return terms.length ? html`<details class="columns"><summary>What the columns mean</summary><dl class="pair">
+      ${terms.map((c) => html`<dt>${c.name}</dt><dd>${I.terms[c.term]}</dd>`)}</dl></details>` : null;
   };
 
   I.Lines = ({ lines }) => html`<ul class="plain">${lines.map((line) => html`<li>${line}</li>`)}</ul>`;

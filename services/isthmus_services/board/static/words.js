@@ -69,6 +69,11 @@ window.Isthmus = {};
     loss: "How well a model predicts its text: lower is better. A learner's own, on what it trains with.",
     tokens: "Pieces of text that were trained on. Those of an update count by its fragment's share of the model.",
     cosine: "How alike two directions are: 1 is the same, 0 has nothing in common, −1 is the opposite.",
+    weight: "How much its update counted in a round: tokens² / steps, as a share of all that were merged.",
+    send: "From the step at which it was taken until a syncer heard of it: packing and upload.",
+    wait: "From being accumulated until its round closed.",
+    state: "What a learner is doing, as far as it is heard: training, waiting for something it cannot reach, behind and fetching, silent, left, done.",
+    closed: "Why a round closed: everyone was in, its grace was over, it had waited as long as it may, …",
     checkpoint: "What a learner stores of its own state, so that it can go on after a kill.",
   };
 })(window.Isthmus);
