@@ -47,6 +47,7 @@ def test_the_wheel_is_the_two_packages_as_they_are_committed(released: Path, whe
     found, about = contents(wheel), f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info/"
     wanted = packaged(released)
     assert {"isthmus/py.typed", "isthmus_services/py.typed", "isthmus_services/settings/prices.toml"} <= wanted.keys()
+    assert "isthmus_services/board/static/board.js" in wanted
     assert found.keys() == wanted.keys() | {about + name for name in ABOUT}
     assert all(found[name] == data for name, data in wanted.items())
     assert found[about + "licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()

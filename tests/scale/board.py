@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -44,6 +45,9 @@ from isthmus_services.processes import isthmus_command
 LATENCY_S = 0.05
 STEP_S = 1.0
 ELEMENTS = 64
+WHOLE = 9600
+"""Commits of a log that is there as objects, all of it."""
+
 TAIL = 8
 """Commits of each fragment that are there as objects: a folder of a million of them holds tens of gigabytes."""
 
@@ -161,22 +165,25 @@ def repeated(made: list[CommitHeader], version: int, span_s: float) -> CommitHea
     )  # fmt: skip
 
 
-def grown(run: Any, made: list[list[CommitHeader]], commits: int, say: Any) -> tuple[Chronicle, dict[str, bytes]]:
-    """Return what is read of a run of so many commits, and its newest commits as objects."""
+def grown(
+    run: Any, made: list[list[CommitHeader]], commits: int, tail: int, say: Any
+) -> tuple[Chronicle, dict[str, bytes]]:
+    """Return what is read of a run of so many commits, and the newest `tail` commits of each fragment as objects."""
     chronicle, objects = Chronicle(run), {}
     span_s = max(h.written_at for of in made for h in of) - min(h.written_at for of in made for h in of) + STEP_S
     versions = commits // len(made)
     for p, of in enumerate(made):
-        digest = bytes(32)
+        digest = run.digest
         for version in range(1, versions + 1):
             header = repeated(of, version, span_s)
-            if version > versions - TAIL:
+            if version > versions - tail:
                 header = msgspec.structs.replace(header, previous=digest)
                 blob = bytes(frame.draft(frame.Kind.COMMIT, header, 0).blob)
                 digest = frame.digest(blob)
                 objects[commit_key(p, version)] = blob
             chronicle.take(Commit(header, digest))
-        objects[snapshot_key(p, versions - TAIL + 1, bytes(32))] = b"the fold is not asked for here"
+        if tail < versions:
+            objects[snapshot_key(p, versions - tail + 1, bytes(32))] = b"the fold is not asked for here"
         say((p + 1) / len(made))
     return chronicle, objects
 
@@ -185,7 +192,7 @@ def grown(run: Any, made: list[list[CommitHeader]], commits: int, say: Any) -> t
 
 
 @contextmanager
-def board(folder: Path) -> Iterator[tuple[str, float]]:
+def board(folder: Path, memory: list[float] | None = None) -> Iterator[tuple[str, float]]:
     """Start the command; give its URL and how long it took to answer what a page asks first [s]."""
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -196,6 +203,9 @@ def board(folder: Path) -> Iterator[tuple[str, float]]:
         url = next(word for word in process.stdout.readline().split() if word.startswith("http://")).rstrip("/")
         ask(url, "state")
         yield url, time.perf_counter() - began
+        if memory is not None:
+            (line,) = (x for x in Path(f"/proc/{process.pid}/status").read_text().splitlines() if x.startswith("VmHWM"))
+            memory.append(int(line.split()[1]) / 1e3)
     finally:
         process.terminate()
         process.wait()
@@ -217,9 +227,12 @@ def numbers(value: object) -> int:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-async def first_reading(objects: dict[str, bytes], folder: Path) -> dict[str, float]:
+async def first_reading(objects: dict[str, bytes], made: list[list[CommitHeader]], folder: Path) -> dict[str, float]:
     """Measure how fast a log is read for the first time, out of a folder."""
-    put(objects, folder)
+    put({key: blob for key, blob in objects.items() if not key.startswith("commits/")}, folder)
+    async with open_log(str(folder)) as log:
+        versions = WHOLE // len(made)
+        put(grown(log.run, made, WHOLE, versions, lambda _: None)[1], folder)
     async with open_log(str(folder)) as log:
         chronicle = Chronicle(log.run)
         began = time.perf_counter()
@@ -288,6 +301,38 @@ def browsed(url: str, chromium: str) -> dict[str, Any]:
     return found
 
 
+def table(report: dict[str, Any]) -> str:
+    """Return the figures as docs/board.md has them."""
+    start, reading = report["start_to_first_answer_s"], report["first_reading"]
+    answers, opens, frames = (report[name] for name in ("answers", "opens_s", "frames_ms"))
+    largest = max(answers, key=lambda q: float(answers[q]["kb"]))
+    slowest = max(answers, key=lambda q: float(answers[q]["median_ms"]))
+    medians = [of["median"] for of in opens.values()]
+    rows = {
+        "from the command to its first answer": f"{start['median']:.1f} s ({start['largest']:.1f} s at most)",
+        "a page in the browser, until it shows what it is for": f"{min(medians):.1f} to {max(medians):.1f} s "
+        f"({max(of['largest'] for of in opens.values()):.1f} s at most)",
+        "frames while one scrolls, and while one drags the slider": f"one every "
+        f"{max(of['median'] for of in frames.values()):.0f} ms, 99 of 100 within "
+        f"{max(of['p99'] for of in frames.values()):.0f} ms, on every page",
+        "the largest answer, before it is compressed": f"{answers[largest]['kb']:.0f} kB (`{largest}`)",
+        "the slowest answer": f"{answers[slowest]['median_ms']:.0f} ms (`{slowest}`)",
+        "the server's memory": f"{report['memory_mb']:.0f} MB",
+        "what was read, kept in a file": f"{report['cache_mb']:.0f} MB",
+        "reading such a log for the first time, out of a folder": f"{reading['commits_per_s']:.0f} commits a second: "
+        f"{1e6 / reading['commits_per_s'] / 60:.0f} minutes for a million",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {what} | {said} |" for what, said in rows.items())]) + "\n"
+
+
+def written(report: dict[str, Any], page: Path) -> None:
+    """Put the figures into a page, between its marks."""
+    before, _, rest = page.read_text().partition("<!-- size -->\n")
+    _, mark, after = rest.partition("<!-- /size -->")
+    assert mark, f"{page} has no place for them"
+    page.write_text(f"{before}<!-- size -->\n{table(report)}{mark}{after}")
+
+
 def main() -> int:
     """Make the run, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -298,35 +343,40 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--into", type=Path, default=Path("out/scale-board"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="put the figures into docs/board.md")
     a = parser.parse_args()
     folder = a.into / "run"
     report: dict[str, Any] = {"learners": a.learners, "fragments": a.fragments}
+    kept = a.into / "simulated"
+    began = time.perf_counter()
+    objects = taken(kept) if kept.exists() else simulated(a.learners, a.fragments, a.periods)
+    put(objects, kept)
+    made = templates(objects, a.fragments)
+    inputs = [len(h.inputs) for of in made for h in of]
+    report["simulated"] = {
+        "commits": len(inputs), "updates_a_commit": statistics.fmean(inputs), "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+    print(json.dumps(report["simulated"]), flush=True)
     if not folder.exists():
-        began = time.perf_counter()
-        kept = a.into / "simulated"
-        objects = taken(kept) if kept.exists() else simulated(a.learners, a.fragments, a.periods)
-        made = templates(objects, a.fragments)
-        inputs = [len(h.inputs) for of in made for h in of]
-        report["simulated"] = {
-            "commits": len(inputs), "updates_a_commit": statistics.fmean(inputs),
-            "seconds": time.perf_counter() - began,
-        }  # fmt: skip
-        print(json.dumps(report["simulated"]), flush=True)
-        report["first_reading"] = asyncio.run(first_reading(objects, kept))
-        print(json.dumps(report["first_reading"]), flush=True)
         began = time.perf_counter()
         asyncio.run(_made(folder, objects, made, a.commits))
         report["grown_s"] = time.perf_counter() - began
+    whole = a.into / "whole"
+    shutil.rmtree(whole, ignore_errors=True)
+    report["first_reading"] = asyncio.run(first_reading(objects, made, whole))
+    print(json.dumps(report["first_reading"]), flush=True)
     cache = next((folder / ".board").glob("*.npz"))
     report["cache_mb"] = cache.stat().st_size / 1e6
     starts: list[float] = []
+    memory: list[float] = []
     answers: dict[str, list[tuple[float, int, int]]] = {}
     for _ in range(a.repeats):
-        with board(folder) as (url, seconds):
+        with board(folder, memory) as (url, seconds):
             starts.append(seconds)
             for question in QUESTIONS:
                 body, took = ask(url, question)
                 answers.setdefault(question, []).append((took, len(body), numbers(json.loads(body))))
+    report["memory_mb"] = max(memory)
     report["start_to_first_answer_s"] = {"median": statistics.median(starts), "largest": max(starts)}
     report["answers"] = {
         q: {"median_ms": 1e3 * statistics.median(t for t, _, _ in of), "kb": of[0][1] / 1e3, "numbers": of[0][2]}
@@ -336,6 +386,8 @@ def main() -> int:
     if os.path.exists(chromium):
         with board(folder) as (url, _):
             report |= browsed(url, chromium)
+        if a.page:
+            written(report, a.page)
     else:
         report["browser"] = f"not run: there is no {chromium}"
     print(json.dumps(report, indent=1))
@@ -356,7 +408,7 @@ async def _made(folder: Path, objects: dict[str, bytes], made: list[list[CommitH
             said = share
             print(f"grown: {share:.0%}", file=sys.stderr, flush=True)
 
-    chronicle, newest = grown(run, made, commits, say)
+    chronicle, newest = grown(run, made, commits, TAIL, say)
     put(newest, folder)
     chronicle.save(cache_of(str(folder), run.digest, None))
 

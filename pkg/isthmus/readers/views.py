@@ -50,6 +50,9 @@ STORY_COMMITS = 60
 TOGETHER_S = 60.0
 """Fragments that change from one keeper to another within this are one takeover."""
 
+INSTANT_S = 1e-3
+"""What comes due is noticed a little later."""
+
 LATELY_S = 60.0
 
 Answer = dict[str, Any]
@@ -213,7 +216,7 @@ def heard(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> A
     goodput of all, and where their tokens went, as shares of what they processed."""
     count = len(c.learners.known)
     if not count:
-        return {"at": [], "seconds": 0.0, "loss": {}, "goodput": [], "tokens_per_s": [], "parts": {}, "bytes_down": []}
+        return {"at": [], "seconds": 0.0, "loss": {}, "tokens_per_s": [], "parts": {}, "bytes_down": []}
     most = max(2, min(points, POINTS_MAX, CELLS_MAX // count))
     edges, found = c.beats.spans(begin, end, most)
     found = found[:, :count]
@@ -233,7 +236,6 @@ def heard(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> A
         "seconds": float(edges[1] - edges[0]),
         "loss": {name: _plain(loss[:, n]) for n, name in enumerate(c.learners.known)},
         "tokens_per_s": _plain(np.where(spoke, np.nan_to_num(speed).sum(axis=1), math.nan)),
-        "goodput": parts["merged"],
         "parts": parts,
         "bytes_down": _plain(_some(held[:, :, BEAT.index("bytes_down")])),
     }
@@ -278,7 +280,7 @@ def lanes(c: Chronicle, begin: float, end: float) -> Answer:
     if not names:
         return {"edges": [begin, end], "learners": [], "lives": []}
     edges, found = c.by_learner.spans(begin, end, max(8, min(400, CELLS_MAX // len(names))))
-    kept = {key: LEARNER.index(key) for key in ("expected", "merged", "fresh", "missing", "late", "rejected", "gone")}
+    kept = {key: LEARNER.index(key) for key in ("expected", "merged", "missing", "late", "rejected")}
     return {
         "edges": _plain(edges),
         "learners": [
@@ -607,38 +609,54 @@ def round_picture(h: CommitHeader) -> Answer:
         return {"healed": True, "marks": [], "learners": []}
     quorum = w.quorum_s - w.boundary_s if w.boundary_s or w.quorum_s else math.nan
     closed = w.closed_at - since
+    enough = "update was" if w.quorum == 1 else "updates were"
+    unused = "" if w.quorum_missed or quorum + w.grace_s <= closed + INSTANT_S else ": not waited for"
     marks = [
         ("boundary", -w.boundary_s, "a learner's step boundary, which the round was opened for"),
         ("opened", 0.0, "opened: learners were called"),
-        ("quorum", math.nan if w.quorum_missed else quorum, f"quorum: {w.quorum} fresh updates were in"),
-        ("grace", math.nan if w.quorum_missed else quorum + w.grace_s, "end of the grace that was granted"),
+        ("quorum", math.nan if w.quorum_missed else quorum, f"quorum: {w.quorum} fresh {enough} in"),
+        ("grace", math.nan if w.quorum_missed else quorum + w.grace_s, f"end of the grace that was granted{unused}"),
         ("closed", closed, f"closed ({w.closed_by})"),
         ("merged", closed + w.merge_s, "merged"),
         ("written", h.written_at - since, "in the log"),
     ]
-    rows: dict[str, Answer] = {
-        name: {"learner": name, "fate": "missing", "expected": True} for name in sorted(w.expected)
-    }
-    for i in h.inputs:
-        rows[i.learner] = {
+    total = sum(i.weight for i in h.inputs) or 1.0
+    # A learner may be in twice: with what it sent for the round before, too late, and with what it sent for this one.
+    rows: list[Answer] = [
+        {
             "learner": i.learner, "fate": "merged" if i.base == h.version - 1 else "merged late",
             "expected": i.learner in w.expected, "base": i.base, "incarnation": i.incarnation, "steps": i.steps,
-            "tokens": i.tokens, "weight": i.weight / (sum(x.weight for x in h.inputs) or 1.0), "scale": i.scale,
-            "clipped": list(i.clipped), "began": i.taken_at - i.train_s - since, "taken": i.taken_at - since,
-            "heard": i.heard_at - since, "fetched": i.fetched_at - since, "arrived": i.arrived_at - since,
-        }  # fmt: skip
-    for passing in w.passed:
-        rows.setdefault(passing.learner, {"learner": passing.learner, "expected": False})
-        if rows[passing.learner].get("fate", "missing") == "missing":
-            rows[passing.learner] |= {"fate": "passed", "passed": passing.at - since}
-    for late in h.late:
-        row = rows.setdefault(late.learner, {"learner": late.learner, "expected": False, "fate": "late"})
-        if row["fate"] in ("missing", "passed", "late"):
-            row |= {"fate": "late", "base": late.base, "heard": late.heard_at - since}
+            "tokens": i.tokens, "weight": i.weight / total, "scale": i.scale, "clipped": list(i.clipped),
+            "began": i.taken_at - i.train_s - since, "taken": i.taken_at - since, "heard": i.heard_at - since,
+            "fetched": i.fetched_at - since, "arrived": i.arrived_at - since,
+        }
+        for i in h.inputs
+    ]  # fmt: skip
+    merged = {row["learner"] for row in rows if row["fate"] == "merged"}
+    rows += [
+        {"learner": late.learner, "fate": "late", "expected": late.learner in w.expected, "base": late.base,
+         "heard": late.heard_at - since}
+        for late in h.late
+    ]  # fmt: skip
+    told = merged | {late.learner for late in h.late}
+    passed = {p.learner: p.at - since for p in w.passed if p.learner not in told}
+    rows += [
+        {"learner": name, "fate": "passed", "expected": name in w.expected, "passed": at} for name, at in passed.items()
+    ]
+    rows += [
+        {"learner": name, "fate": "missing", "expected": True}
+        for name in w.expected
+        if name not in told and name not in passed
+    ]
+    rows.sort(key=lambda row: (str(row["learner"]), row.get("base", -1)))
     return {
         "healed": False,
-        "marks": [{"what": what, "at": at, "said": said} for what, at, said in marks if math.isfinite(at)],
-        "learners": list(rows.values()),
+        "marks": [
+            {"what": what, "at": at, "said": said}
+            for what, at, said in sorted(marks, key=lambda mark: mark[1])
+            if math.isfinite(at)
+        ],
+        "learners": rows,
         "quorum": w.quorum,
         "quorum_missed": w.quorum_missed,
         "grace_s": w.grace_s,

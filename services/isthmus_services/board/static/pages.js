@@ -71,7 +71,7 @@
       <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ") || "no round closed yet"}/>
       <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${`half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
       <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)}, ${I.bytes(b.checkpoints)} of it checkpoints of their present lives` : ""}`}/>
-      <${Tile} name="Bytes down" value=${b.down === null ? I.bytes(b.down_planned) : I.bytes(b.down)} more=${b.down === null ? "planned; nobody listened to what learners fetched" : `planned ${I.bytes(b.down_planned)}`}/>
+      <${Tile} name="Bytes down" value=${b.down === null ? I.bytes(b.down_planned) : I.bytes(b.down)} more=${b.down === null ? "planned; nobody listened to what learners fetched" : `planned ${I.bytes(b.down_planned)} for versions alone: joining, commits and checkpoints come on top`}/>
       <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${`${Object.entries(s.cost.parts).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`}/>
       <${Tile} term="syncer" name="Syncers" value=${I.count(t.syncers)} more="that have written a commit"/>
     </dl>`;
@@ -302,7 +302,7 @@
         { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` },
         { key: "incarnation", name: "life", term: "life" }, { key: "steps", name: "steps" }, { key: "tokens", name: "tokens", show: (r) => I.count(r.tokens) },
         { key: "share", name: "weight", term: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "cut down for", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
-      ${d.header.late.length || d.header.rejected.length ? html`<h3>What it did not merge</h3><${Table} name="Updates not merged" first="learner" rows=${[...d.header.late.map((x) => ({ ...x, why: "late" })), ...d.header.rejected.map((x) => ({ ...x, why: `${x.reason}, ${x.count} times` }))]} columns=${[
+      ${d.header.late.length || d.header.rejected.length ? html`<h3>What it did not merge</h3><${Table} name="Updates not merged" first="learner" rows=${[...d.header.late.map((x) => ({ ...x, why: "late" })), ...d.header.rejected.map((x) => ({ ...x, why: `${x.reason}, ${x.count === 1 ? "once" : `${x.count} times`}` }))]} columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` }, { key: "why", name: "why", left: true }]}/>` : null}
       ${d.header.healed ? null : html`<${WhatIf} d=${d}/>`}
       <h3>In words, as <code>isthmus explain</code> tells it</h3><${Lines} lines=${d.lines}/>`}</${Answer}>`;

@@ -32,6 +32,7 @@
         [html`<path d="M12 0l5 5.5-5 5.5-5-5.5z" fill="var(--late)"/>`, "heard of, too late"]]}/></figure>`;
   };
 
+  const named = (l) => `${l.learner.length > 16 ? `${l.learner.slice(0, 15)}…` : l.learner}${I.known(l.base) ? ` from ${l.base}` : ""}`;
   const fate = (l) => ({ merged: "merged", "merged late": `merged, from version ${l.base}`, late: "too late", passed: "had nothing to give", missing: "missing" })[l.fate] || l.fate;
 
   /* Where the numbers over the lines stand: of those that are close, each moves aside for the one before. */
@@ -49,7 +50,7 @@
     const bar = (a, b, color, h) => (I.known(a) && I.known(b) && b >= begin ? html`<rect x=${x(a)} y=${y + (ROW - h) / 2} width=${Math.max(1.5, x(b) - x(a))} height=${h} fill=${`var(--${color})`}/>` : null);
     const middle = y + ROW / 2;
     return html`<g>
-      <text x=${LABEL - 8} y=${middle + 4} text-anchor="end">${l.learner.length > 20 ? `${l.learner.slice(0, 19)}…` : l.learner}</text>
+      <text x=${LABEL - 8} y=${middle + 4} text-anchor="end">${named(l)}</text>
       <line x1=${LABEL} x2=${WIDTH - 10} y1=${y + ROW} y2=${y + ROW} stroke="var(--line)"/>
       ${bar(l.began, l.taken, "train", 14)}${bar(l.taken, l.heard, "upload", 14)}${bar(l.heard, l.arrived, "wait", 14)}
       ${I.known(l.arrived) ? html`<circle cx=${x(l.arrived)} cy=${middle} r="5" fill="var(--merged)" stroke="var(--ground)"/>` : null}

@@ -29,6 +29,7 @@ window.Isthmus = {};
   I.seconds = (s) => {
     if (!known(s)) return none;
     const a = Math.abs(s);
+    if (a > 0 && a < 0.01) return `${Number((s * 1000).toPrecision(2))} ms`;
     if (a < 1) return `${Math.round(s * 1000)} ms`;
     if (a < 120) return `${Number(s.toPrecision(3))} s`;
     if (a < 7200) return `${(s / 60).toFixed(1)} min`;
