@@ -28,7 +28,7 @@ PUBLIC = {
     ),
     "reference/python/readers.md": (
         "Readers",
-        "Who takes no part in a run and reads it: what `isthmus replay`, `explain`, `export`, `follow` and `status` "
+        "Who takes no part in a run and reads it: what `isthmus replay`, `explain`, `export`, `follow`, `status` and `board` "
         "are made of. A log is opened by [`isthmus.ports.open_log`][].",
         tuple(
             f"isthmus.readers.{name}"
@@ -43,6 +43,11 @@ PUBLIC = {
                 "heard",
                 "verdict",
                 "persistence",
+                "chronicle",
+                "moments",
+                "rows",
+                "views",
+                "warnings",
             )
         ),
     ),
