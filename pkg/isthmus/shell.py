@@ -173,6 +173,12 @@ class Shell:
                 return  # it ended in this very moment
             thread.join(DRAIN_S + 5.0 + CLOSE_S)
             self.agent.vitals.rest()
+        if self._failure is not None:
+            # Training is over and nothing is raised any more: that a run takes us for silent must not stay a riddle.
+            logger.warning(
+                "%s: its agent ended before its last words were said: %s",
+                self._settings[0], self._failure, exc_info=self._failure,
+            )  # fmt: skip
 
     def _at_exit(self) -> None:
         """End the thread with the interpreter: one that goes on with requests is torn down in the middle of them."""

@@ -1658,6 +1658,105 @@ MUTANTS = [
         "tests/e2e/test_lightning.py",
         row("loops-begin-anew", 'self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])', "pass"),
     ),
+    *of(
+        "readers/moments.py",
+        "tests/unit/test_chronicle.py",
+        row("one-moment-too-many", "while number >= MOMENTS:", "while number > MOMENTS:"),
+        row("halves-that-are-forgotten", "merged = first + second if", "merged = first if"),
+        row(
+            "the-first-word-stays",
+            "np.where(np.isnan(second), first, second)",
+            "np.where(np.isnan(first), second, first)",
+        ),
+        row("moments-that-do-not-grow", "self.width *= 2.0", "self.width *= 1.0"),
+        row(
+            "a-moment-that-has-not-ended",
+            "return self._over(0, self.whole(at))",
+            "return self._over(0, self.whole(at) + 1)",
+        ),
+        row(
+            "before-the-beginning-is-behind-the-end",
+            "number = max(0, math.floor((at - self.began) / self.width))\n        while",
+            "number = math.floor((at - self.began) / self.width)\n        while",
+        ),
+    ),
+    *of(
+        "readers/rows.py",
+        "tests/unit/test_chronicle.py",
+        row("out-of-order", "self._sorted = False", "pass"),
+        row("sums-of-before-it-was-put-in-order", "{name: (min(first, upto), sums) for", "{name: (upto, sums) for"),
+        row("not-yet-at-its-own-time", 'self["written_at"], at, side="right"', 'self["written_at"], at, side="left"'),
+        row("healing-closes-a-round", "== int(value)) & ~healed)", "== int(value)))"),
+        row("an-order-that-is-old", "self._order[0] != self._count:", "False:"),
+        row(
+            "a-cache-of-other-columns",
+            "if column.shape != (count,) or column.dtype",
+            "if column.shape != (count,) and column.dtype",
+        ),
+    ),
+    *of(
+        "readers/chronicle.py",
+        "tests/unit/test_chronicle.py",
+        row(
+            "each-fragment-counts-in-full",
+            "sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment])",
+            "sum(i.tokens for i in h.inputs)",
+        ),
+        row(
+            "what-is-lost-and-what-is-not-mixed-up",
+            "repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)",
+            "repeated = 0",
+        ),
+        row("rejections-of-all-versions-each-time", "max(0, rejected - end.rejected)", "max(0, rejected)"),
+        row("fresh-is-any-base", "1, i.base == h.version - 1, bool(i.clipped)", "1, True, bool(i.clipped)"),
+        row("whatever-was-read-last", "if not i.taken_at < reached[number, _TAKEN_AT]:", "if True:"),
+        row(
+            "a-life-begins-with-what-was-read-first",
+            "life.began, life.step = min(life.began, began), min(life.step, step)",
+            "pass",
+        ),
+        row("another-run-s-cache", "meta.run != run.digest or", ""),
+        row("a-cache-of-another-format", "meta.format != FORMAT or", ""),
+        row(
+            "half-a-file",
+            "            scratch.replace(path)\n",
+            "            scratch.replace(path.with_suffix('.half'))\n",
+        ),
+        row("a-commit-that-does-not-follow", "assert h.version == end.version + 1", "assert h.version > 0"),
+    ),
+    *of(
+        "readers/views.py",
+        "tests/unit/test_chronicle.py tests/integration/test_board.py",
+        row(
+            "participation-of-those-who-were-missing",
+            '_share(count["expected"] - count["missing"], count["expected"])',
+            '_share(count["missing"], count["expected"])',
+        ),
+        row("trained-again-for-nothing", "before.get(n, 0) - found.tokens[0], 0)", "before.get(n, 0), 0)"),
+        row("a-round-is-open-after-it-has-closed", "if opened <= at < closed:", "if opened <= at:"),
+        row("it-waits-for-who-has-answered", "- gone - here - answered - passed)", "- gone - here - passed)"),
+        row("it-waits-for-who-came-later", "- gone - here - answered - passed)", "- gone - answered - passed)"),
+        row(
+            "a-takeover-within-one-fragment-s-first-commit", "(fragments[1:] == fragments[:-1]) & (writers", "(writers"
+        ),
+        row("takeovers-of-the-future", "& (order[1:] < count)", ""),
+        row("the-oldest-first", "places = chosen[wanted][::-1]", "places = chosen[wanted]"),
+        row("marks-from-the-boundary-on", '("closed", closed, f"closed', '("closed", closed + w.boundary_s, f"closed'),
+    ),
+    *of(
+        "readers/whatif.py",
+        "tests/integration/test_board.py",
+        row(
+            "one-round-after-itself",
+            "until=version - 1, keep=max(2, log.run.pace.staleness + 1)",
+            "until=version, keep=max(2, log.run.pace.staleness + 1)",
+        ),
+        row(
+            "one-round-as-it-was",
+            "result = await fold.combine(log, at.carried, fragment, inputs, settings.outers(h), codec(h.codec_down))",
+            "result = await fold.combine(log, at.carried, fragment, inputs, fold.outer_of(h), codec(h.codec_down))",
+        ),
+    ),
     # --- who may do what ---------------------------------------------------------------------------------------------
     *of(
         "signing/sshsig.py",

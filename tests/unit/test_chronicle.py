@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+import log_helpers
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.readers import views
 from isthmus.readers.chronicle import FORMAT, Chronicle, Life
 from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
 from isthmus.readers.warnings import warnings
-from isthmus.records.objects import CommitHeader, Healed, Passing, Seen
+from isthmus.records.objects import CommitHeader, Healed, Input, Passing, Seen
 from log_helpers import CREATED_AT, ROUND_S, RUN, RecordedLog, committed, given, late, opened_at, rejected
 
 SIZES = (300, 100)
@@ -37,9 +38,19 @@ def waiting(header: CommitHeader, **what: Any) -> CommitHeader:
 
 
 def history() -> list[CommitHeader]:
-    """Three versions of each of two fragments: `a` is in all, `b` is restarted after the first, `c` comes late."""
+    """Three versions of each of two fragments: `a` is in all, `b` is restarted after the first, `c` comes late.
+
+    Updates of the second fragment are taken half a second, and a step of 100 tokens, before those of the first.
+    """
     found = []
     for p in (0, 1):
+
+        def given(learner: str, base: int, version: int, p: int = p, **what: Any) -> Input:
+            whole = log_helpers.given(learner, base, version, p=p, **what)
+            return replace(
+                whole, taken_at=whole.taken_at - 0.5 * p, step=whole.step - p, tokens_seen=whole.tokens_seen - 100 * p
+            )
+
         first = committed(1, given("a", 0, 1, p=p), given("b", 0, 1, p=p, tokens=600, tokens_seen=600), p=p)
         found.append(waiting(first, expected=("a", "b")))
         second = committed(2, given("a", 1, 2, p=p), p=p, late=(late("c", 1, 2),),
@@ -90,6 +101,31 @@ def test_what_was_read_comes_to_what_the_commits_say() -> None:
     assert [r["reason"] for r in views.reasons(c, after(2))] == ["stale", "duplicate"]
 
 
+def test_an_update_on_an_old_base_is_not_fresh() -> None:
+    c = read([committed(1, given("a", 0, 1)), committed(2, given("b", 0, 2), given("a", 1, 2))])
+    assert [(r["learner"], r["merged"], r["fresh"]) for r in views.learners(c, after(9))] == [
+        ("a", 2, 2), ("l0", 0, 0), ("b", 1, 0),
+    ]  # fmt: skip
+    assert views.totals(c, after(9))["fresh"] == 2
+
+
+def test_a_commit_counts_from_the_moment_at_which_it_was_written() -> None:
+    c = read([committed(1, given("a", 0, 1))])
+    at = opened_at(1) + 5.0
+    assert views.totals(c, at)["commits"] == 1
+    assert views.totals(c, at - 1e-3)["commits"] == 0
+
+
+def test_a_commit_that_is_read_late_is_in_its_place_also_where_sums_were_asked_for() -> None:
+    first, second, third = history()[:3]
+    c = read([first, second])
+    assert views.totals(c, after(2))["updates"] == 3
+    c.take(Commit(replace(first, fragment=1), bytes(32)))
+    c.take(Commit(third, bytes(32)))
+    assert [views.totals(c, after(v))["updates"] for v in (1, 2, 3)] == [4, 5, 7]
+    assert [views.totals(c, after(v))["versions"] for v in (1, 2, 3)] == [[1, 1], [2, 1], [3, 1]]
+
+
 def test_of_each_learner_it_says_what_became_of_it() -> None:
     rows = {r["learner"]: r for r in views.learners(read(history()), after(3) + 60.0)}
     assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "late", "rejected", "life")} == {
@@ -99,17 +135,19 @@ def test_of_each_learner_it_says_what_became_of_it() -> None:
     assert (rows["a"]["repeated"], rows["a"]["rejected"], rows["a"]["tokens"]) == (2, 0, 3600)
     assert rows["b"]["weight"] == pytest.approx((0.5 + 0.75) / 2)
     assert rows["a"]["train_s"] == 5.0
+    assert (rows["a"]["fresh"], rows["a"]["step"], rows["a"]["processed"]) == (6, 36, 3700)
 
 
 def test_a_life_that_trains_again_has_processed_that_too() -> None:
     c = read(history())
-    # `b` went on from token 400, of 600 it had: 600 in its first life and 300 in its second.
-    assert views.totals(c, after(3) + 60.0)["processed"] == 3600 + 600 + 300
+    # `b` went on from token 400, of 600 it had: 600 in its first life and 300 in its second; its second fragment's
+    # updates begin 100 tokens earlier in each.
+    assert views.totals(c, after(3) + 60.0)["processed"] == 3600 + 100 + 600 + 100 + 300 + 100
     goodput = views.series(c, CREATED_AT, after(3) + 60.0)["goodput"]
-    assert goodput[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 600 + 300))
-    assert c.lives[c.learners.number("b"), 2].tokens == (400, 700)
+    assert goodput[-1] == pytest.approx((3600 + 600 + 300) / (3600 + 600 + 300 + 300))
+    assert c.lives[c.learners.number("b"), 2].tokens == (300, 700)
     away = [life["away_s"] for life in views.lives(c) if life["learner"] == "b"]
-    assert away == [None, (opened_at(3) - 6.0) - (opened_at(1) - 1.0)]
+    assert away == [None, (opened_at(3) - 6.5) - (opened_at(1) - 1.0)]
 
 
 @pytest.mark.parametrize("at", [after(0), after(1), after(2), after(3) + 60.0])
@@ -140,7 +178,9 @@ def test_what_is_kept_is_read_back_and_read_on_from(tmp_path: Path) -> None:
     assert again.lives == whole.lives
 
 
-@pytest.mark.parametrize("harm", ["another run", "another format", "cut off", "no zip", "a row short", "not there"])
+@pytest.mark.parametrize("harm", [
+    "another run", "another format", "cut off", "no zip", "a row short", "not there", "other columns",
+])  # fmt: skip
 def test_what_cannot_be_used_is_left_alone(harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, run = tmp_path / "kept.npz", run_of()
     c = read(history())
@@ -148,6 +188,8 @@ def test_what_cannot_be_used_is_left_alone(harm: str, tmp_path: Path, monkeypatc
         monkeypatch.setattr("isthmus.readers.chronicle.FORMAT", FORMAT + 1)
     if harm == "a row short":
         c.ends[0].version -= 1
+    if harm == "other columns":
+        c.rows._columns["bytes"] = c.rows._columns["bytes"].astype(np.float32)
     c.save(path)
     monkeypatch.undo()
     if harm == "another run":
@@ -189,6 +231,17 @@ def test_moments_grow_longer_and_lose_no_sum() -> None:
         as_of = moments.end(moments.whole(float(at)) - 1)
         assert as_of <= at
         assert moments.until(float(at))[0, 0] == np.count_nonzero(times < as_of)
+
+
+def test_a_time_just_behind_the_last_moment_finds_room() -> None:
+    moments = Moments(0.0, ("x",), Kept.LAST)
+    moments.room(1)
+    moments.one(0.1, 0, x=1.0)
+    moments.one(0.1 + SHORTEST_S, 0, x=2.0)
+    moments.one(MOMENTS * SHORTEST_S, 0, x=3.0)
+    assert moments.width == 2 * SHORTEST_S
+    assert moments.values[0, 0, 0] == 2.0, "of two that became one the later word"
+    assert moments.values[MOMENTS // 2, 0, 0] == 3.0
 
 
 def test_of_last_words_the_last_stays() -> None:
@@ -325,6 +378,14 @@ def test_no_answer_is_longer_than_a_browser_can_draw() -> None:
     ):  # fmt: skip
         assert numbers(answer) < 40_000
     assert len(views.series(c, begin, end)["at"]) <= views.POINTS_MAX
+
+
+def test_a_learner_that_is_in_twice_is_drawn_twice() -> None:
+    header = committed(2, given("a", 0, 2), given("a", 1, 2), given("b", 1, 2))
+    rows = views.round_picture(waiting(header, expected=("a", "b", "c"), missing=("c",)))["learners"]
+    assert [(r["learner"], r.get("base"), r["fate"]) for r in rows] == [
+        ("a", 0, "merged late"), ("a", 1, "merged"), ("b", 1, "merged"), ("c", None, "missing"),
+    ]  # fmt: skip
 
 
 def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:

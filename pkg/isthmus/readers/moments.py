@@ -56,21 +56,22 @@ class Moments:
 
     def at(self, at: float) -> NDArray[np.float64]:
         """Return the values [things, fields] of the moment of a time, to be written to at once."""
-        found: NDArray[np.float64] = self.values[self.place(at)]
+        place = self.place(at)  # which may make another array of the values
+        found: NDArray[np.float64] = self.values[place]
         return found
 
     def add(self, at: float, things: Sequence[int], values: NDArray[np.float64]) -> None:
         """Add values [n, fields] of so many things; one may be among them twice."""
-        place = self.place(at)
+        here = self.at(at)
         if self.kept == Kept.SUM:
-            np.add.at(self.values[place], np.asarray(things, np.intp), values)
+            np.add.at(here, np.asarray(things, np.intp), values)
         else:
             for thing, row in zip(things, values, strict=True):
-                np.copyto(self.values[place, thing], row, where=~np.isnan(row))
+                np.copyto(here[thing], row, where=~np.isnan(row))
 
     def one(self, at: float, thing: int, **values: float) -> None:
         """Add values of one thing by their names."""
-        row = self.values[self.place(at), thing]
+        row = self.at(at)[thing]
         for name, value in values.items():
             field = self.fields.index(name)
             row[field] = row[field] + value if self.kept == Kept.SUM else value
