@@ -217,6 +217,32 @@ async def test_what_followers_measured_and_where_tokens_went_is_there(folder: Pa
             assert moved["merged_planned"] <= moved["merged"] < 2 * moved["merged_planned"] + 1e6
 
 
+async def test_the_reference_names_every_question_and_every_field(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "board.md").read_text().partition("| question | answer |")[2]
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", page, re.M))
+    async with a_run(folder) as w, a_board(w.log, w) as (url, feed):
+        api = Api(feed, costs())
+        given = (await ask(url, "commit/0/1"))["header"]["inputs"][0]
+        asked = {
+            "learner/NAME": f"learner/{given['learner']}", "fragment/P": "fragment/0", "commit/P/V": "commit/0/1",
+            "update/P/LEARNER/BASE": f"update/0/{given['learner']}/{given['base']}",
+            "whatif/P/V": "whatif/0/1?set=quorum=1", **{name: name for name in api.questions},
+        }  # fmt: skip
+        assert rows.keys() == asked.keys() | {"events"}
+        for name, question in asked.items():
+            words = set(re.findall(r"`([^`]+)`", rows[name]))
+            answer = await ask(url, question)
+            found = set(answer)
+            for key, value in answer.items():
+                # Rows of a list, and what is in groups, where the reference says it of this question.
+                if isinstance(value, list) and value and isinstance(value[0], dict) and f"`{key}` [" in rows[name]:
+                    found |= set(value[0])
+                elif isinstance(value, dict) and f"`{key}` (" in rows[name]:
+                    found |= set(value)
+            found -= {"closed_by"} if name == "state" else set()
+            assert found <= words | {"format"}, (name, sorted(found - words))
+
+
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,11 @@ class Api:
             "services": self.services,
         }
 
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """What can be asked without saying of what."""
+        return tuple(self._fixed)
+
     async def answer(self, path: str, query: Query) -> Answer:
         """Return the answer to a question, as `run` or `commit/3/17`.
 

@@ -86,8 +86,7 @@ def run(settings: declared.Demo) -> int:
         status = asyncio.run(_demo(settings, out, store, bus, started))
         if url:
             board.stay(url)
-        else:
-            print(f"see it: isthmus board {store if not settings.servers else out / mark.RUN}")
+        print(f"see it again at any moment of its life: isthmus board {out / mark.RUN if settings.servers else store}")
         return status
 
 
