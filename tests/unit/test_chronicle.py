@@ -392,7 +392,9 @@ def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:
     header = waiting(history()[1], boundary_s=1.0, passed=(Passing(learner="b", at=opened_at(2) + 1.0),))
     picture = views.round_picture(header)
     marks = {m["what"]: m["at"] for m in picture["marks"]}
-    assert marks == {"boundary": -1.0, "opened": 0.0, "closed": 4.0, "merged": 4.5, "written": 5.0}, "quorum missed"
+    assert marks == {"boundary": -1.0, "opened": 0.0, "closed": 4.0, "merged": 4.5, "published": 5.0, "written": 5.0}, (
+        "quorum missed"
+    )
     met = views.round_picture(waiting(history()[0], boundary_s=1.0))
     assert {m["what"]: m["at"] for m in met["marks"]}["quorum"] == 1.0
     rows = {r["learner"]: r for r in picture["learners"]}

@@ -618,7 +618,8 @@ def round_picture(h: CommitHeader) -> Answer:
         ("grace", math.nan if w.quorum_missed else quorum + w.grace_s, f"end of the grace that was granted{unused}"),
         ("closed", closed, f"closed ({w.closed_by})"),
         ("merged", closed + w.merge_s, "merged"),
-        ("written", h.written_at - since, "in the log"),
+        ("published", closed + w.merge_s + w.publish_s, "published: the new value is in the store"),
+        ("written", h.written_at - since, "in the log: the commit counts"),
     ]
     total = sum(i.weight for i in h.inputs) or 1.0
     # A learner may be in twice: with what it sent for the round before, too late, and with what it sent for this one.

@@ -22,7 +22,7 @@
   I.UpdateLink = ({ fragment, learner, base, children }) =>
     html`<${I.Link} to=${`updates/${fragment}/${learner}/${base}`}>${children || `${fragment}/${learner}/${base}`}</${I.Link}>`;
   I.LearnerLink = ({ name }) => html`<${I.Link} to=${`learners/${name}`}>${name}</${I.Link}>`;
-  I.TimeLink = ({ at }) => html`<${I.Link} to=${I.path()} at=${at} title="show this page as it was then">${I.clock(at)}</${I.Link}>`;
+  I.TimeLink = ({ at }) => html`<${I.Link} to=${I.path()} at=${at} title="show this page as it was then">${I.date(at)}</${I.Link}>`;
 
   I.Answer = ({ of, children, what }) => {
     if (of.error) return html`<div class="error" role="alert">${of.error}${of.data ? " What follows is older." : ""}</div>${of.data && children(of.data)}`;
