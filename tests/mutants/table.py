@@ -1717,11 +1717,7 @@ MUTANTS = [
         ),
         row("another-run-s-cache", "meta.run != run.digest or", ""),
         row("a-cache-of-another-format", "meta.format != FORMAT or", ""),
-        row(
-            "half-a-file",
-            "            scratch.replace(path)\n",
-            "            scratch.replace(path.with_suffix('.half'))\n",
-        ),
+        row("half-a-file", "        scratch.replace(path)\n", "        scratch.replace(path.with_suffix('.half'))\n"),
         row("a-commit-that-does-not-follow", "assert h.version == end.version + 1", "assert h.version > 0"),
     ),
     *of(

@@ -15,7 +15,7 @@ import log_helpers
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.readers import views
-from isthmus.readers.chronicle import FORMAT, Chronicle, Life
+from isthmus.readers.chronicle import FORMAT, Chronicle, Life, write
 from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
 from isthmus.readers.warnings import warnings
 from isthmus.records.objects import CommitHeader, Healed, Input, Passing, Seen
@@ -176,6 +176,19 @@ def test_what_is_kept_is_read_back_and_read_on_from(tmp_path: Path) -> None:
     whole.learner("a")
     assert views.totals(again, after(3)) == views.totals(whole, after(3))
     assert again.lives == whole.lives
+
+
+def test_what_is_kept_is_what_was_read_when_it_was_asked_for(tmp_path: Path) -> None:
+    headers = sorted(history(), key=lambda h: h.written_at)
+    c = read(headers[:4])
+    before = everything(c, after(2))
+    arrays = c.arrays()
+    for h in headers[4:]:
+        c.take(Commit(h, bytes(31) + bytes([h.version])))
+    write(tmp_path / "kept.npz", arrays)
+    again = Chronicle.load(run_of(), tmp_path / "kept.npz")
+    assert again is not None
+    assert everything(again, after(2)) == before
 
 
 @pytest.mark.parametrize("harm", [

@@ -306,6 +306,10 @@ class Chronicle:
 
     def save(self, path: Path) -> None:
         """Write it to a file, whole or not at all. Raises `OSError`."""
+        write(path, self.arrays())
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return a copy of all that was read, as `write` takes it: on another thread, while more is read."""
         writers = list(zip(self.writers.known, self.first_written, strict=True))
         meta = _Meta(
             FORMAT, self.run.digest, self.learners.known, writers, self.closings.known, self.reasons.known,
@@ -314,18 +318,11 @@ class Chronicle:
         )  # fmt: skip
         arrays: dict[str, NDArray[Any]] = {
             "meta": np.frombuffer(msgspec.msgpack.encode(meta), np.uint8),
-            **self.rows.arrays(),
+            **{name: column.copy() for name, column in self.rows.arrays().items()},
         }
         for name, moments in self._moments():
-            arrays |= moments.arrays(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
-        try:
-            with open(scratch, "wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
+            arrays |= {kept: values.copy() for kept, values in moments.arrays(name).items()}
+        return arrays
 
     @classmethod
     def load(cls, run: Run, path: Path) -> "Chronicle | None":
@@ -361,3 +358,15 @@ class Chronicle:
         yield "reasons", self.by_reason
         yield "reached", self.reached
         yield "beats", self.beats
+
+
+def write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write what `Chronicle.arrays` gave to a file, whole or not at all. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with open(scratch, "wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

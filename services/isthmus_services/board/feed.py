@@ -16,7 +16,7 @@ from pathlib import Path
 from isthmus.bus import Bus, Said
 from isthmus.errors import Denied, IsthmusError, Unavailable
 from isthmus.log import Commit, Log
-from isthmus.readers.chronicle import Chronicle
+from isthmus.readers.chronicle import Chronicle, write
 from isthmus.readers.heard import LearnerView
 from isthmus.readers.status import Live
 from isthmus.records.keys import RUN_KEY
@@ -159,13 +159,15 @@ class Feed:
         self._moved.clear()
         self.reading = False
 
-    def save(self) -> None:
+    async def save(self) -> None:
         """Write the cache; where that cannot be done, say so once and go on without."""
         if self._cache is None or len(self.chronicle) == 0:
             return
+        # A copy: the log may go on while it is written.
+        arrays, count = self.chronicle.arrays(), len(self.chronicle)
         try:
-            self.chronicle.save(self._cache)
-            self._saved = len(self.chronicle)
+            await self.runtime.offload(write, self._cache, arrays)
+            self._saved = count
         except OSError as error:
             logger.warning("%s cannot be written (%s): the log is read again the next time", self._cache, error)
             self._cache = None
@@ -235,7 +237,7 @@ class Feed:
                     await self._follow(moved)
                     if self.reading:
                         self.reading = False
-                        await self.runtime.offload(self.save)
+                        await self.save()
             except (Unavailable, Denied) as error:
                 logger.warning("the log cannot be read for now: %s", error)
                 await asyncio.sleep(LOOK_S)
@@ -271,7 +273,7 @@ class Feed:
         while True:
             await asyncio.sleep(SAVE_S)
             if not self.reading and len(self.chronicle) > self._saved:
-                await self.runtime.offload(self.save)
+                await self.save()
 
     async def _probe(self) -> None:
         """Measure how long store and bus take to answer the smallest of questions."""
@@ -316,4 +318,4 @@ async def following(feed: Feed) -> AsyncIterator[None]:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         if not feed.reading:
-            feed.save()
+            await feed.save()

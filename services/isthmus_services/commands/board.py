@@ -80,7 +80,7 @@ async def _export(settings: declared.Board) -> None:
             async with following(feed):
                 await asyncio.sleep(LISTEN_S)
         else:
-            await feed.runtime.offload(feed.save)
+            await feed.save()
         with progress("asking") as say:
             size = await write(Path(settings.export), Api(feed, _costs(settings)), say)
     print(f"{settings.export}: the board of {feed.log.run.url}, {size / 1e6:.1f} MB; it opens in any browser, offline")
