@@ -6,30 +6,36 @@ import re
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from isthmus.bus import default_bus
 from isthmus.errors import InputError
 from isthmus.forecast.prices import Prices
-from isthmus.log import Log, evaluations
+from isthmus.log import Log, evaluations, gc, membership
+from isthmus.log.membership import Members
 from isthmus.ports import open_log
 from isthmus.readers import whatif
 from isthmus.readers.chronicle import Chronicle
 from isthmus.readers.export import versions_at
 from isthmus.readers.status import read_status
 from isthmus.records.keys import commit_key
-from isthmus.rules import Rules
+from isthmus.records.messages import Leave, encode, learner_stream
+from isthmus.records.objects import MemberSpec
+from isthmus.rules import MemberRole, Rules
+from isthmus.signing.keys import new_signer
 from isthmus_services.board.api import Api, Costs
 from isthmus_services.board.export import write
 from isthmus_services.board.feed import Feed, cache_of, following
 from isthmus_services.board.server import COOKIE, HEADERS, served
 from isthmus_services.servers import Server, redis_server, s3_server
 from isthmus_services.settings.prices import prices_of
-from tests_helpers import World, all_commits, seed_of, serving, train, until, world
+from tests_helpers import QUICK, World, all_commits, seed_of, serving, train, until, world
 
 HOSTILE = "x'y&lt;img_src=x_onerror=alert(1)&gt;"
 ONE = "127.0.0.1:0"
@@ -243,6 +249,24 @@ async def test_the_reference_names_every_question_and_every_field(folder: Path) 
             assert found <= words | {"format"}, (name, sorted(found - words))
 
 
+async def test_a_signed_run_is_shown_and_what_nobody_may_say_is_not(folder: Path) -> None:
+    owner, sync, eu, evil = (new_signer() for _ in range(4))
+    async with world(folder, replace(seed_of(Rules(fragments=2, sync_every=2)), signer=owner)) as w:
+        members = [MemberSpec("eu", MemberRole.LEARNER, eu.author), MemberSpec("s1", MemberRole.SYNCER, sync.author)]
+        await membership.write(w.store, Members(w.run), owner, members, [0, 0], w.runtime.wall())
+        async with serving(w.by(sync).syncer("s1")) as syncer:
+            await train(w.by(eu).learner("eu"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 3)
+        lie = Leave(run=w.run.digest, id="x", learner="nobody", incarnation=1, step=7, done=True)
+        await w.bus.append(learner_stream("nobody"), encode(lie, signer=evil))
+        log = w.log
+        await log.members.refresh(w.store)
+        async with a_board(log, w) as (url, _):
+            assert (await ask(url, "run"))["signed"] is True
+            assert [r["learner"] for r in (await ask(url, "learners"))["learners"]] == ["eu"]
+            assert (await ask(url, "state"))["sentence"] == "Nobody trains: 1 of 1 learners are done."
+            assert "signed by s1's key" in " ".join((await ask(url, "commit/0/1"))["lines"])
+
+
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -376,6 +400,26 @@ async def test_a_log_that_breaks_off_is_shown_up_to_there(folder: Path) -> None:
             assert "isthmus heal" in warning["do"]
             assert (await ask(url, "fragments"))["fragments"][1]["broken"].startswith("commits/00001/")
             assert "not a commit" in (await ask(url, "commit/1/2", 422))["error"]
+
+
+async def test_of_a_run_that_was_collected_the_log_is_whole_and_old_rounds_cannot_be_asked_what_if(
+    folder: Path,
+) -> None:
+    pace = msgspec.structs.replace(QUICK, snapshot_every=2)
+    async with world(folder, seed_of(Rules(fragments=2, sync_every=2), pace)) as w:
+        async with serving(w.syncer("s1")) as syncer:
+            await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 8)
+        before = {p: len(commits) for p, commits in (await all_commits(w.log)).items()}
+        await gc.apply(w.log, await gc.plan(w.log, keep=2, min_age_s=-60.0))
+        async with a_board(w.log, w) as (url, _):
+            assert (await ask(url, "state"))["totals"]["versions"] == list(before.values())
+            first = await ask(url, "commit/0/1")
+            assert first["packed"] is True
+            assert "was collected by `isthmus gc`" in (await ask(url, "whatif/0/1?set=merge=avg", 400))["error"]
+            newest = await ask(url, f"whatif/0/{before[0]}?set=merge=avg")
+            assert newest["recorded"] == ["a"]
+            given = first["header"]["inputs"][0]
+            assert (await ask(url, f"update/0/{given['learner']}/{given['base']}"))["facts"]["version"] == 1
 
 
 async def test_without_a_bus_it_says_what_is_not_known(folder: Path, tmp_path: Path) -> None:
