@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from isthmus.bus import default_bus
-from isthmus.errors import InputError
+from isthmus.errors import Denied, InputError
 from isthmus.forecast.prices import Prices
 from isthmus.log import Log, evaluations, gc, membership
 from isthmus.log.membership import Members
@@ -25,7 +25,7 @@ from isthmus.readers.chronicle import Chronicle
 from isthmus.readers.export import versions_at
 from isthmus.readers.status import read_status
 from isthmus.records.keys import commit_key
-from isthmus.records.messages import Leave, encode, learner_stream
+from isthmus.records.messages import SYNCER_STREAM, Committed, Leave, encode, learner_stream
 from isthmus.records.objects import MemberSpec
 from isthmus.rules import MemberRole, Rules
 from isthmus.signing.keys import new_signer
@@ -318,6 +318,12 @@ async def test_only_this_machine_is_answered_and_only_to_its_own_name(folder: Pa
         for host in ("localhost:1", "127.0.0.1:8470", "[::1]:8470", "localhost"):
             async with session.get(f"{url}/api/run", headers={"Host": host}) as answer:
                 assert answer.status == 200, host
+        for host in ("localhost]evil.example", "[::1]evil.example", "127.0.0.1.evil.example", "", "evil.example:127"):
+            async with session.get(f"{url}/api/run", headers={"Host": host}) as answer:
+                assert answer.status in (400, 403), host
+        for site, status in (("same-origin", 200), ("none", 200), ("cross-site", 403), ("same-site", 403)):
+            async with session.get(f"{url}/api/run", headers={"Sec-Fetch-Site": site}) as answer:
+                assert answer.status == status, site
         for method in ("post", "put", "delete", "patch", "options"):
             async with getattr(session, method)(f"{url}/api/run") as answer:
                 assert answer.status == 405, method
@@ -339,10 +345,19 @@ async def test_elsewhere_one_must_know_the_token(folder: Path) -> None:
             assert answer.status == 200
         async with session.get(f"{url}/learners?token=s3cret&from=1", allow_redirects=False) as answer:
             assert (answer.status, answer.headers["Location"]) == (303, "/learners?from=1")
-            cookie = answer.cookies[COOKIE]
+            (cookie,) = answer.cookies.values()
+            assert cookie.key.startswith(COOKIE)
             assert cookie["httponly"]
             assert cookie["samesite"] == "Strict"
-        async with session.get(f"{url}/api/run", cookies={COOKIE: "s3cret"}) as answer:
+        # Not to another host, whatever the path looks like; and a wrong token is none, whatever the cookie says.
+        for path in ("//evil.example/x", "/%2fevil.example/x", "/%5cevil.example"):
+            async with session.get(f"{url}{path}?token=s3cret", allow_redirects=False) as answer:
+                assert re.match(r"/[^/\\]", answer.headers["Location"]), path
+        async with session.get(f"{url}/?token=zzz", cookies={cookie.key: "s3cret"}, allow_redirects=False) as answer:
+            assert answer.status == 401
+        async with session.get(f"{url}/api/run", headers={"Authorization": "Bearer \xff"}) as answer:
+            assert answer.status == 401
+        async with session.get(f"{url}/api/run", cookies={cookie.key: "s3cret"}) as answer:
             assert answer.status == 200
 
 
@@ -420,6 +435,84 @@ async def test_of_a_run_that_was_collected_the_log_is_whole_and_old_rounds_canno
             assert newest["recorded"] == ["a"]
             given = first["header"]["inputs"][0]
             assert (await ask(url, f"update/0/{given['learner']}/{given['base']}"))["facts"]["version"] == 1
+
+
+async def test_asking_of_a_far_future_changes_nothing_of_what_was_read(folder: Path) -> None:
+    async with a_run(folder) as w, a_board(w.log) as (url, feed):
+        before = [await ask(url, q) for q in ("lanes", "learners", "series")]
+        width = feed.chronicle.by_learner.width
+        for question in ("learner/a", "learners", "state", "lanes?", "fragments", "services", "commits", "series?"):
+            await ask(url, f"{question}{'&to' if '?' in question else '?at'}=99999999999")
+        assert feed.chronicle.by_learner.width == width
+        after = [await ask(url, q) for q in ("lanes", "learners", "series")]
+        for old, new in zip(before, after, strict=True):
+            assert {k: v for k, v in old.items() if k not in ("at", "as_of")} == {
+                k: v for k, v in new.items() if k not in ("at", "as_of")
+            }
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "gap"])
+async def test_a_newest_commit_that_is_damaged_hides_no_other_fragment(folder: Path, harm: str) -> None:
+    async with a_run(folder) as w:
+        heads = {p: len(commits) for p, commits in (await all_commits(w.log)).items()}
+        path = folder / commit_key(1, heads[1] - (harm == "gap"))
+        if harm == "gap":
+            path.unlink()
+        else:
+            path.write_bytes(b"" if harm == "empty" else path.read_bytes()[:-9])
+        async with a_board(w.log, w) as (url, feed):
+            await until(lambda: 1 in feed.chronicle.broken, "the damage is found")
+            state = await ask(url, "state")
+            left = heads[1] - 1 - (harm == "gap")
+            assert state["totals"]["versions"] == [heads[0], left, heads[2]]
+            assert any("fragment 1 cannot be read" in x["said"] for x in state["warnings"])
+
+
+async def test_a_commit_that_is_damaged_while_it_goes_on_hides_no_other_fragment(folder: Path) -> None:
+    async with a_run(folder) as w:
+        heads = [len(commits) for commits in (await all_commits(w.log)).values()]
+        later = folder / commit_key(2, heads[2])
+        blob = later.read_bytes()
+        later.unlink()
+        async with a_board(w.log, w) as (url, feed):
+            bad = folder / commit_key(0, heads[0] + 1)
+            bad.write_bytes(b"no commit")
+            later.write_bytes(blob)
+            for p in (0, 2):
+                said = Committed(run=w.run.digest, id="x", syncer="s1", fragment=p, version=heads[p] + (p == 0))
+                await w.bus.append(SYNCER_STREAM, encode(said))
+            await until(lambda: 0 in feed.chronicle.broken, "the damage is found")
+            await until(lambda: feed.chronicle.ends[2].version == heads[2], "another fragment goes on")
+            bad.unlink()
+            await until(lambda: 0 not in feed.chronicle.broken, "what is mended is not held against it")
+            assert (await ask(url, "state"))["totals"]["versions"] == heads
+
+
+async def test_credentials_that_end_are_said_and_what_fails_for_good_ends_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_run(folder) as w, a_board(w.log, w) as (url, feed):
+
+        async def denied(*_: object) -> None:
+            raise Denied("403: the token has expired")
+
+        feed.live.hearing.heads[0] += 1
+        with monkeypatch.context() as patch:
+            patch.setattr(feed.live._log, "commit", denied)
+            await until(lambda: "expired" in feed.live.trouble, "it is noticed")
+            assert "may not be read" in (await ask(url, "state"))["trouble"]
+        await until(lambda: feed.live.trouble == "", "they are renewed")
+        other = Feed(w.log, w.store, w.bus, None)
+        await other.begin()
+        monkeypatch.setattr(other, "_probe", failing)
+        async with following(other) as running:
+            await asyncio.wait([running], timeout=20)
+            with pytest.raises(ExceptionGroup, match="unhandled"):
+                running.result()
+
+
+async def failing() -> None:
+    raise OSError("nobody expected this")
 
 
 async def test_without_a_bus_it_says_what_is_not_known(folder: Path, tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ async def test_the_past_is_told_in_a_sentence() -> None:
     at = opened_at(3) + 2.0
     said = views.sentence(c, at, await views.waits(log, c, at))
     assert said == (
-        "2 of 2 learners had something merged in the 60 s before, fragment 0 waited for a, b; fragment 1 waited for a, b."
+        "2 of 2 learners had something merged in the 32 s before, fragment 0 waited for a, b; fragment 1 waited for a, b."
     )
     assert views.sentence(c, CREATED_AT, []) == "Nothing had been merged yet."
 

@@ -11,7 +11,7 @@ from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.log.commits import Log
 from isthmus.records import frame
 from isthmus.records.fields import require_name
-from isthmus.records.keys import EVALUATIONS, evaluation_key, evaluations_prefix, version_in
+from isthmus.records.keys import EVALUATIONS, evaluation_key, evaluations_prefix, is_versioned, version_in
 from isthmus.records.objects import SCHEMA, EvaluationHeader
 
 AT_ONCE = 16
@@ -52,7 +52,7 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
 
     Raises what the store raises.
     """
-    keys = [entry.key for entry in await log.store.list(evaluations_prefix(name))]
+    keys = [entry.key for entry in await log.store.list(evaluations_prefix(name)) if is_versioned(entry.key)]
     cuts = sorted({version_in(key) for key in keys})
     wanted = set(cuts if newest is None else cuts[-newest:])
     gate = asyncio.Semaphore(AT_ONCE)

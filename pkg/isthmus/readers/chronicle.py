@@ -7,7 +7,6 @@ from (`readers.views`), and whoever wants to know more of a commit reads the com
 
 import asyncio
 import os
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,10 +25,16 @@ from isthmus.readers.rows import HEALED, PACKED, QUORUM_MISSED, Rows
 from isthmus.reasons import HARMLESS
 from isthmus.records.objects import CommitHeader, Input
 
-FORMAT = 2
+FORMAT = 3
 """Of the file. One of another format is read anew from the log."""
 
-LIVES_MAX = 1 << 16
+LIVES_MAX = 20_000
+BEFORE_S = 60.0
+"""What happened before the first commit that is read."""
+
+NAMES_MAX = 60_000
+"""Writers, and reasons for closing, that are told apart."""
+
 TOGETHER_MAX = 256
 """Commits between two words of progress, and before others get a turn where a store answers at once."""
 
@@ -111,9 +116,11 @@ class Names:
     known: list[str] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
 
-    def number(self, name: str) -> int:
-        """Return a name's number; it gets one."""
+    def number(self, name: str, most: int | None = None) -> int:
+        """Return a name's number; it gets one, or that of the last name where there are so many already."""
         found = self._numbers.get(name)
+        if found is None and most is not None and len(self.known) >= most:
+            return most - 1
         if found is None:
             found = self._numbers[name] = len(self.known)
             self.known.append(name)
@@ -180,21 +187,32 @@ class Chronicle:
     def take(self, commit: Commit) -> None:
         """Note the commit that follows what was read of its fragment."""
         h, end = commit.header, self.ends[commit.header.fragment]
+        if not len(self.rows):
+            self._begin(h)
         assert h.version == end.version + 1, f"commit {h.fragment}/{h.version} after version {end.version}"
         self._row(h, end, commit.packed)
         self._learners(h)
         end.version, end.digest = h.version, commit.digest
 
+    def _begin(self, h: CommitHeader) -> None:
+        """Let time begin before the first commit, where the clock of who created the run was ahead."""
+        if h.written_at > self.run.header.created_at:
+            return
+        began = h.written_at - BEFORE_S
+        for _, moments in self._moments():
+            if not moments.touched:
+                moments.began = began
+
     def _row(self, h: CommitHeader, end: _End, packed: bool) -> None:
         w = h.waited
         repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)
         rejected = sum(h.rejected_total.values()) - repeated
-        writer = self.writers.number(h.writer)
+        writer = self.writers.number(h.writer, NAMES_MAX)
         if writer == len(self.first_written):
             self.first_written.append(h.written_at)
         self.first_written[writer] = min(self.first_written[writer], h.written_at)
         self.rows.append((
-            h.written_at, h.fragment, h.version, writer, self.closings.number(w.closed_by),
+            h.written_at, h.fragment, h.version, writer, self.closings.number(w.closed_by, NAMES_MAX),
             QUORUM_MISSED * w.quorum_missed | HEALED * (h.healed is not None) | PACKED * packed,
             len(h.inputs), sum(i.base == h.version - 1 for i in h.inputs), len(w.expected), len(w.missing), len(h.late),
             max(0, rejected - end.rejected), max(0, repeated - end.repeated),
@@ -346,7 +364,7 @@ class Chronicle:
                 names.restored(known)
             if min(m.things for m in (made.by_learner, made.reached, made.beats)) < len(meta.learners):
                 return None
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, msgspec.MsgspecError):
+        except Exception:  # of a damaged file zip, NumPy and MessagePack raise what they like
             return None
         made.first_written = [at for _, at in meta.writers]
         made.ends = [_End(*end) for end in meta.ends]

@@ -12,6 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOMENTS = 2048
+CELLS_MAX = MOMENTS * 256
+"""Of very many things there are fewer moments, so that memory does not grow with both."""
+
+FEWEST = 128
+
 SHORTEST_S = 0.25
 """Length of the moments of a run that has just begun."""
 
@@ -32,6 +37,10 @@ class Moments:
         self.width = SHORTEST_S
         self.fields = tuple(fields)
         self.kept = kept
+        self.most = MOMENTS
+        """How many moments there are at most."""
+        self.touched = False
+        """Whether anything was noted."""
         self._empty = 0.0 if kept == Kept.SUM else math.nan
         self.values: NDArray[np.float64] = np.full((MOMENTS, 0, len(self.fields)), self._empty)
 
@@ -44,18 +53,25 @@ class Moments:
         """Make room for so many things."""
         if things > self.things:
             more = max(things, 2 * self.things) - self.things
-            self.values = np.concatenate([self.values, np.full((MOMENTS, more, len(self.fields)), self._empty)], axis=1)
+            while self.most > FEWEST and self.most * (self.things + more) > CELLS_MAX:
+                self._double()
+                self.most //= 2
+                self.values = self.values[: self.most].copy()
+            self.values = np.concatenate(
+                [self.values, np.full((self.most, more, len(self.fields)), self._empty)], axis=1
+            )
 
     def place(self, at: float) -> int:
         """Return the number of the moment of a time, which there is room for from now on."""
         number = max(0, math.floor((at - self.began) / self.width))
-        while number >= MOMENTS:
+        while number >= self.most:
             self._double()
             number = max(0, math.floor((at - self.began) / self.width))
         return number
 
     def at(self, at: float) -> NDArray[np.float64]:
         """Return the values [things, fields] of the moment of a time, to be written to at once."""
+        self.touched = True
         place = self.place(at)  # which may make another array of the values
         found: NDArray[np.float64] = self.values[place]
         return found
@@ -82,31 +98,32 @@ class Moments:
 
     def covers(self, at: float) -> bool:
         """Return whether a time is in one of the moments there are."""
-        return at < self.end(MOMENTS - 1)
+        return at < self.end(self.most - 1)
 
     def whole(self, at: float) -> int:
         """Return how many moments have ended by a time."""
-        return math.floor(min(MOMENTS, max(0.0, (at - self.began) / self.width)))
+        return math.floor(min(self.most, max(0.0, (at - self.began) / self.width)))
 
     def until(self, at: float) -> NDArray[np.float64]:
         """Return what had come together [things, fields] when the last whole moment before a time ended.
 
         Of last words, each thing's last; NaN where it has said none.
         """
-        return self._over(0, self.whole(at))
+        return self.over(0, self.whole(at))
 
     def spans(self, begin: float, end: float, most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return edges [n + 1] and values [n, things, fields] of at most `most` equal spans of whole moments that cover
         a stretch of time."""
-        first = min(MOMENTS - 1, max(0, math.floor((begin - self.began) / self.width)))
-        last = max(first + 1, min(MOMENTS, math.ceil((end - self.began) / self.width)))
+        first = min(self.most - 1, max(0, math.floor((begin - self.began) / self.width)))
+        last = max(first + 1, min(self.most, math.ceil((end - self.began) / self.width)))
         each = max(1, math.ceil((last - first) / most))
         starts = np.arange(first, last, each)
         edges = self.began + self.width * np.append(starts, last)
-        found = np.stack([self._over(start, min(start + each, last)) for start in starts.tolist()])
+        found = np.stack([self.over(start, min(start + each, last)) for start in starts.tolist()])
         return edges, found
 
-    def _over(self, first: int, last: int) -> NDArray[np.float64]:
+    def over(self, first: int, last: int) -> NDArray[np.float64]:
+        """Return what came together [things, fields] in the moments from a first to before a last one."""
         part = self.values[first:last]
         if self.kept == Kept.SUM:
             summed: NDArray[np.float64] = part.sum(axis=0)
@@ -133,8 +150,12 @@ class Moments:
         values = arrays[f"{name}.values"]
         if values.ndim != 3 or values.shape[2] != len(self.fields) or len(values) > MOMENTS or not width > 0.0:
             raise ValueError(f"{name}: values of shape {values.shape}")
-        self.began, self.width = began, width
-        self.values = np.full((MOMENTS, *values.shape[1:]), self._empty)
+        self.began, self.width, self.touched = began, width, True
+        while self.most > FEWEST and self.most * values.shape[1] > CELLS_MAX:
+            self.most //= 2
+        if len(values) > self.most:
+            raise ValueError(f"{name}: {len(values)} moments of {values.shape[1]} things")
+        self.values = np.full((self.most, *values.shape[1:]), self._empty)
         self.values[: len(values)] = values
 
 

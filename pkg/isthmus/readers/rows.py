@@ -16,7 +16,7 @@ COLUMNS: dict[str, str] = {
     "fragment": "<u2",
     "version": "<u4",
     "writer": "<u2",
-    "closed_by": "u1",
+    "closed_by": "<u2",
     "flags": "u1",
     "inputs": "<u2",
     "fresh": "<u2",  # of those, on the newest base
@@ -47,6 +47,7 @@ class Rows:
         self._sorted = True
         self._sums: dict[str, tuple[int, NDArray[np.float64]]] = {}
         self._order: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._newest: NDArray[np.int64] = np.zeros(0, np.int64)
         self._fragment_sums: dict[str, NDArray[np.float64]] = {}
 
     def __len__(self) -> int:
@@ -127,6 +128,12 @@ class Rows:
             return order[:0]
         return order[begins[fragment] : begins[fragment + 1]]
 
+    def newest(self, fragment: int, count: int) -> int:
+        """Return the place of the row of a fragment's highest version among the first so many rows, or -1."""
+        places = self.of(fragment)
+        before = int(np.searchsorted(places, count))
+        return int(self._newest[int(self.by_fragment()[1][fragment]) + before - 1]) if before else -1
+
     def by_fragment(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the places of all rows by fragment and time, and where each fragment begins among them."""
         self._sort()
@@ -136,6 +143,10 @@ class Rows:
             top = int(fragments.max()) + 1 if self._count else 0
             self._order = self._count, order, np.searchsorted(fragments[order], np.arange(top + 1))
             self._fragment_sums = {}
+            # Clocks of two syncers differ: of two versions the later one need not be written at a later time.
+            ranked = (fragments[order].astype(np.int64) << 32) | self._columns["version"][: self._count][order]
+            first = np.where(ranked == np.maximum.accumulate(ranked), np.arange(self._count), 0)
+            self._newest = order[np.maximum.accumulate(first)]
         return self._order[1], self._order[2]
 
     def fragment_sums(self, name: str) -> NDArray[np.float64]:

@@ -4,14 +4,14 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from isthmus.bus import Bus
 from isthmus.bus.base import Said
 from isthmus.bus.endpoints import Listener
-from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.log import Commit, Log
 from isthmus.readers.heard import Hearing, LearnerView
 from isthmus.records import frame
@@ -173,6 +173,10 @@ class Live:
         """Told of the newest commits."""
         self.hearing = Hearing(log.run.digest, log.members)
         self.commits: dict[int, Commit] = {}
+        self.refused = ""
+        """Why the log may not be read, or empty."""
+        self.damaged: dict[int, str] = {}
+        """Fragments whose newest commit cannot be read, and why."""
         self._log = log
         self._runtime = runtime
         self._store = store
@@ -203,6 +207,8 @@ class Live:
     def trouble(self) -> str:
         """What does not answer, and for how long, or empty."""
         down = []
+        if self.refused:
+            down.append(f"the log may not be read: {self.refused}")
         if self._store.outage.down_s:
             down.append(f"the store has not answered for {self._store.outage.down_s:.0f} s")
         if self._listener.down_since is not None:
@@ -224,29 +230,50 @@ class Live:
         looked = self._runtime.now()
         while True:
             await asyncio.sleep(FOLLOW_EVERY_S)
+            again = self._runtime.now() - looked >= PROBE_EVERY_S
             try:
                 for p, version in list(self.hearing.heads.items()):
                     # Only the newest: whoever needs what is in between reads the log.
-                    if p < len(self._log.run.layout.fragments) and version > self._version(p):
-                        found = await self._log.commit(p, version)
-                        # Said but not there: look for the end oneself, and believe that.
-                        self._hold(found or await self._log.newest(p, self._version(p)))
-                        self.hearing.heads[p] = max(self._version(p), version if found else 0)
-                if self._listener.down_since is not None and self._runtime.now() - looked >= PROBE_EVERY_S:
+                    known = p < len(self._log.run.layout.fragments) and version > self._version(p)
+                    if known and (again or p not in self.damaged):
+                        self._hold(await self._readable(p, self._said(p, version)))
+                        if p not in self.damaged:
+                            self.hearing.heads[p] = max(self._version(p), 0)
+                if again:
                     looked = self._runtime.now()
-                    await self._newest()
-            except (Unavailable, LogCorrupt) as error:
+                    if self._listener.down_since is not None:
+                        await self._newest()
+                self.refused = ""
+            except Unavailable as error:
                 logger.warning("the log cannot be read for now: %s", error)
+            except Denied as error:
+                if not self.refused:
+                    logger.warning("the log may not be read: %s", error)
+                self.refused = str(error)
 
     async def _newest(self) -> None:
-        hints = self.hearing.heads
-        for commit in await asyncio.gather(
-            *(
-                self._log.newest(f.index, max(hints.get(f.index, 0), self._version(f.index)))
-                for f in self._log.run.layout.fragments
-            )
-        ):
+        async def end(p: int) -> Commit | None:
+            hint = max(self.hearing.heads.get(p, 0), self._version(p))
+            return await self._readable(p, self._log.newest(p, hint))
+
+        for commit in await asyncio.gather(*(end(f.index) for f in self._log.run.layout.fragments)):
             self._hold(commit)
+
+    async def _said(self, p: int, version: int) -> Commit | None:
+        # Said but not there: look for the end oneself, and believe that.
+        return await self._log.commit(p, version) or await self._log.newest(p, self._version(p))
+
+    async def _readable(self, p: int, reading: Coroutine[None, None, Commit | None]) -> Commit | None:
+        """Return a commit that is being read; None where it is damaged: one fragment that is hides no other."""
+        try:
+            found = await reading
+        except LogCorrupt as error:
+            if p not in self.damaged:
+                logger.warning("the log of fragment %d cannot be read to its end: %s", p, error)
+            self.damaged[p] = f"{error.key}: {error.detail}"
+            return None
+        self.damaged.pop(p, None)
+        return found
 
     def _hold(self, commit: Commit | None) -> None:
         if commit is not None and commit.version > self._version(commit.header.fragment):

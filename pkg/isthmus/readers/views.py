@@ -44,6 +44,8 @@ ONLY = ("missed", "late", "rejected", "missing", "healed")
 """Kinds of commits to list: the quorum was missed, an update came too late, was turned away, somebody was missing, or a
 fragment was healed."""
 
+LIVES_DRAWN = 500
+
 STORY_COMMITS = 60
 """Commits that are read for a learner's story."""
 
@@ -61,6 +63,8 @@ Answer = dict[str, Any]
 def span(c: Chronicle, now: float | None = None) -> tuple[float, float]:
     """Return from when to when the run has lived, as far as one knows."""
     began = c.run.header.created_at
+    if len(c):
+        began = min(began, float(c.rows["written_at"][0]))
     last = float(c.rows["written_at"][-1]) if len(c) else began
     heard = c.beats.whole(math.inf if now is None else now)
     spoke = c.beats.until(c.beats.end(heard - 1))[:, BEAT.index("step")] if heard and c.beats.things else np.array([])
@@ -81,21 +85,19 @@ def heads(c: Chronicle, at: float) -> list[int]:
     return [int(versions[place]) if place >= 0 else 0 for place in places]
 
 
-def ages(c: Chronicle, at: float) -> list[float | None]:
-    """Return how old the newest version of each fragment was at a time [s]; None for one that was never merged."""
-    written = c.rows["written_at"]
-    return [max(0.0, at - float(written[place])) if place >= 0 else None for place in _newest(c, at)]
+def ages(c: Chronicle, at: float, now: float | None = None) -> list[float | None]:
+    """Return how old the newest version of each fragment was at a time [s]; None for one that was never merged.
+
+    `now`: the clock by which it is old, where that is not `at`: another syncer's may be ahead.
+    """
+    written, clock = c.rows["written_at"], at if now is None else now
+    return [max(0.0, clock - float(written[place])) if place >= 0 else None for place in _newest(c, at)]
 
 
 def _newest(c: Chronicle, at: float) -> list[int]:
     """Return for each fragment the place of the newest row at a time, or -1."""
     count = c.rows.place(at)
-    found = []
-    for p in range(len(c.ends)):
-        places = c.rows.of(p)
-        before = int(np.searchsorted(places, count))
-        found.append(int(places[before - 1]) if before else -1)
-    return found
+    return [c.rows.newest(p, count) for p in range(len(c.ends))]
 
 
 def by_fragment(c: Chronicle, at: float) -> tuple[list[int], list[int]]:
@@ -110,6 +112,13 @@ def by_fragment(c: Chronicle, at: float) -> tuple[list[int], list[int]]:
     return inputs, commits
 
 
+def as_of(c: Chronicle, at: float) -> float:
+    """Return as of when sums by learner are: the end of the last whole moment before a time, or of all there is."""
+    moments, last = c.by_learner, float(c.rows["written_at"][-1]) if len(c) else c.by_learner.began
+    ended = max(moments.began, moments.end(moments.whole(at) - 1)) if moments.covers(at) else at
+    return min(at, last) if ended > last else min(at, ended)
+
+
 def totals(c: Chronicle, at: float) -> Answer:
     """Return what a run had come to at a time: exact, from the commits written by then."""
     rows, n = c.rows, c.rows.place(at)
@@ -119,6 +128,8 @@ def totals(c: Chronicle, at: float) -> Answer:
     }
     closings = {name: round(rows.until(f"closed_by={k}", n)) for k, name in enumerate(c.closings.known) if name}
     lately = slice(max(0, n - WAITED_ROUNDS), n)
+    merged = c.by_learner.until(at)
+    processed = float(np.nansum(_processed(c, c.reached.until(at))))
     waited = rows["waited_s"][lately][(rows["flags"][lately] & HEALED) == 0]
     return {
         "at": at,
@@ -129,7 +140,9 @@ def totals(c: Chronicle, at: float) -> Answer:
         "expected": count["expected"],
         "participation": _share(count["expected"] - count["missing"], count["expected"]),
         "tokens": count["tokens"],
-        "processed": int(np.nansum(_processed(c, c.reached.until(at)))),
+        "as_of": as_of(c, at),
+        "processed": int(processed),
+        "goodput": _share(min(processed, float(merged[:, LEARNER.index("tokens")].sum())), processed),
         "bytes_up": count["bytes"],
         "late": count["late"],
         "rejected": count["rejected"],
@@ -139,7 +152,7 @@ def totals(c: Chronicle, at: float) -> Answer:
         "closed_by": {name: times for name, times in closings.items() if times},
         "waited_s": {"median": _quantile(waited, 0.5), "p99": _quantile(waited, 0.99)},
         "last_commit_at": float(rows["written_at"][n - 1]) if n else None,
-        "learners": int((c.by_learner.until(at)[:, LEARNER.index("merged")] > 0).sum()),
+        "learners": int((merged[:, LEARNER.index("merged")] > 0).sum()),
         "syncers": sum(first <= at for first in c.first_written),
     }
 
@@ -207,8 +220,9 @@ def _goodput(c: Chronicle, ends: NDArray[np.float64]) -> list[float | None]:
         return [None] * len(ends)
     merged = np.cumsum(c.by_learner.values[:, :, LEARNER.index("tokens")].sum(axis=1))
     processed = np.nansum(_processed(c, _filled(c.reached.values)), axis=1)
-    whole = np.array([c.by_learner.whole(float(t)) - 1 for t in ends])
-    return _ratio(np.where(whole < 0, 0.0, merged[whole]), np.where(whole < 0, 0.0, processed[whole]))
+    ended = np.array([c.by_learner.whole(float(t)) - 1 for t in ends])
+    known = np.array([c.reached.whole(float(t)) - 1 for t in ends])
+    return _ratio(np.where(ended < 0, 0.0, merged[ended]), np.where(known < 0, 0.0, processed[known]))
 
 
 def heard(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
@@ -287,7 +301,7 @@ def lanes(c: Chronicle, begin: float, end: float) -> Answer:
             {"learner": name} | {key: [int(x) for x in found[:, n, field]] for key, field in kept.items()}
             for n, name in enumerate(names)
         ],
-        "lives": [life for life in lives(c) if begin <= life["began"] <= end and life["incarnation"] > 1],
+        "lives": [x for x in lives(c) if begin <= x["began"] <= end and x["incarnation"] > 1][-LIVES_DRAWN:],
     }
 
 
@@ -296,10 +310,10 @@ async def pieces(log: Log, c: Chronicle, begin: float, end: float) -> list[Answe
     read each of them. Of each piece: learner, what it did, from when to when, and with which update."""
     rows = c.rows
     first, last = (int(np.searchsorted(rows["written_at"], t)) for t in (begin, end))
-    # What was trained in this time is merged a little later.
-    last = min(len(rows), last + 2 * len(c.ends))
     if last - first > PIECES_COMMITS:
         return None
+    # What was trained in this time is merged a little later.
+    last = min(len(rows), last + min(PIECES_COMMITS, 2 * len(c.ends)))
     found: list[Answer] = []
     headers = await asyncio.gather(*(_header(log, c, place) for place in range(first, last)))
     for h in headers:
@@ -336,9 +350,8 @@ def _pieces(h: CommitHeader) -> list[Answer]:
 async def story(log: Log, c: Chronicle, name: str, at: float) -> list[Answer]:
     """Return what the newest commits up to a time say of a learner, newest first: what became of it in each."""
     number = c.learners.find(name)
-    spoken = (
-        c.by_learner.values[: c.by_learner.place(at) + 1, number].any(axis=1) if number is not None else np.array([])
-    )
+    there = c.by_learner.values[: c.by_learner.whole(at) + 1]
+    spoken = there[:, number].any(axis=1) if number is not None else np.array([])
     if not spoken.any():
         return []
     # Not of the newest commits of all: of those up to the last that had to do with it.
@@ -376,15 +389,15 @@ async def story(log: Log, c: Chronicle, name: str, at: float) -> list[Answer]:
     return found[:LISTED]
 
 
-def fragments(c: Chronicle, begin: float, end: float, at: float) -> Answer:
+def fragments(c: Chronicle, begin: float, end: float, at: float, now: float | None = None) -> Answer:
     """Return for each fragment its version and age at a time, and over time: versions made, how old the newest one was
-    at the end of each stretch [s], and the share of expected learners that were in."""
+    at the end of each stretch [s], and the share of expected learners that were in. `now` as in `ages`."""
     count, rows = len(c.ends), c.rows
     first, last = np.searchsorted(rows["written_at"], [begin, end])
     columns = max(8, min(240, CELLS_MAX // count, max(LEAST, int(last - first) // count)))
     edges = np.linspace(begin, max(end, begin + 1e-3), columns + 1)
     _, begins = rows.by_fragment()
-    newest, versions = _newest(c, at), rows["version"]
+    newest, versions, old = _newest(c, at), rows["version"], ages(c, at, now)
     found = []
     for p in range(count):
         places = rows.of(p)
@@ -399,7 +412,7 @@ def fragments(c: Chronicle, begin: float, end: float, at: float) -> Answer:
         found.append({
             "fragment": p,
             "version": int(versions[newest[p]]) if newest[p] >= 0 else 0,
-            "age_s": max(0.0, at - float(rows["written_at"][newest[p]])) if newest[p] >= 0 else None,
+            "age_s": old[p],
             "size": c.run.layout.fragments[p].size,
             "made": [int(x) for x in np.diff(cut)],
             "inputs": [int(x) for x in sums["inputs"]],
@@ -424,7 +437,6 @@ def commits(
     `only`: those of one kind (see `ONLY`); `before`: a row's number, to go on after an earlier answer.
     """
     rows, count = c.rows, c.rows.place(at)
-    count = count if before is None else min(count, max(0, before))
     # Of one fragment only its own rows are looked at.
     chosen = np.arange(count) if fragment is None else rows.of(fragment)
     chosen = chosen[chosen < count]
@@ -436,9 +448,10 @@ def commits(
         wanted &= (rows["flags"][chosen] & (QUORUM_MISSED if only == "missed" else HEALED)) > 0
     elif only:
         wanted &= rows[only][chosen] > 0
-    places = chosen[wanted][::-1]
+    matching = chosen[wanted][::-1]
+    places = matching if before is None else matching[matching < before]
     return {
-        "total": len(places),
+        "total": len(matching),
         "before": int(places[LISTED - 1]) if len(places) > LISTED else None,
         "commits": [_commit(c, int(place)) for place in places[:LISTED]],
     }
@@ -577,13 +590,15 @@ def sentence(c: Chronicle, at: float, open_rounds: list[Answer]) -> str:
     """Return the state of a run at a moment of its past, in one sentence."""
     if not c.rows.place(at):
         return "Nothing had been merged yet."
-    lately = max(LATELY_S, c.run.pace.silence_s)
-    known = c.by_learner.until(at)[:, LEARNER.index("merged")] > 0
-    _, recent = c.by_learner.spans(at - lately, at, 1)
-    active = recent[0, :, LEARNER.index("merged")] > 0
-    known = known | active
-    if not known.any():
-        known = active
+    moments = c.by_learner
+    # Only moments that had ended: what came after belongs to no moment of the past.
+    last = moments.whole(at)
+    first = max(0, moments.whole(at - max(LATELY_S, c.run.pace.silence_s, 2 * moments.width)))
+    if not last:
+        return f"The run has just begun: {c.rows.place(at):,} commits so far."
+    lately = at - max(moments.began, moments.end(first - 1))
+    active = moments.over(first, last)[:, LEARNER.index("merged")] > 0
+    known = moments.until(at)[:, LEARNER.index("merged")] > 0
     said = f"{int(active.sum())} of {int(known.sum())} learners had something merged in the {lately:.0f} s before"
     waiting = [entry for entry in open_rounds if entry["waits_for"]]
     if waiting:

@@ -1,5 +1,6 @@
 """What somebody should see to in a run, each with what to do: of now, or of a moment of its past."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,7 +37,7 @@ def warnings(
 ) -> list[dict[str, Any]]:
     """Return what to see to, the most pressing first. `status`: of now; None for a moment of the past."""
     found = [*_now(c, status, run, bus, listened_s)] if status is not None else []
-    found += _log(c, at, run, status is not None and bool(status.live))
+    found += _log(c, math.inf if status is not None else at, at, run, status is not None and bool(status.live))
     return [asdict(w) for w in found]
 
 
@@ -52,7 +53,7 @@ def _now(c: Chronicle, status: Status, run: str, bus: str, listened_s: float) ->
     return [Notice(found.said, do)]
 
 
-def _log(c: Chronicle, at: float, run: str, live: bool) -> list[Notice]:
+def _log(c: Chronicle, at: float, now: float, run: str, live: bool) -> list[Notice]:
     count = c.rows.place(at)
     first = max(0, count - RECENT)
     lately, found = count - first, list[Notice]()
@@ -94,18 +95,18 @@ def _log(c: Chronicle, at: float, run: str, live: bool) -> list[Notice]:
                 )
             )
     if live:
-        found += _stuck(c, at, run)
+        found += _stuck(c, now, run)
     return found
 
 
 def _stuck(c: Chronicle, at: float, run: str) -> list[Notice]:
     """Return which fragments were not merged for long, while learners train."""
-    count = c.rows.place(at)
+    count = len(c)
     if not count:
         return []
     usual = (at - c.run.header.created_at) * len(c.ends) / count
     limit = max(STUCK_LEAST_S, STUCK_PERIODS * usual)
-    stuck = [p for p, age_s in enumerate(views.ages(c, at)) if age_s is not None and age_s > limit]
+    stuck = [p for p, age_s in enumerate(views.ages(c, math.inf, at)) if age_s is not None and age_s > limit]
     if not stuck:
         return []
     names = ", ".join(map(str, stuck[:8])) + (" and others" if len(stuck) > 8 else "")

@@ -1,5 +1,6 @@
 """What a board answers: one method for each question, as plain data. `docs/board.md` is its reference."""
 
+import asyncio
 import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -53,6 +54,7 @@ class Api:
         self.feed = feed
         self._costs = costs
         self._measured: tuple[float, Answer] | None = None
+        self._folding = asyncio.Semaphore(1)  # who asks «what if» keeps one core busy, and no more
         self._fixed: dict[str, Callable[[Query], Awaitable[Answer]]] = {
             "run": self.run,
             "state": self.state,
@@ -96,6 +98,10 @@ class Api:
     def _moment(self, at: float | None) -> float:
         """Return the moment that is asked for. Now is not before what was written: a syncer's clock may be ahead."""
         return max(self.feed.wall, views.span(self.feed.chronicle)[1]) if at is None else at
+
+    def _clock(self, at: float | None) -> float | None:
+        """Return the clock by which something is old: of now, this machine's."""
+        return self.feed.wall if at is None else None
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -170,7 +176,14 @@ class Api:
 
     def _warnings(self, at: float, status: Status | None) -> list[Answer]:
         f = self.feed
-        return warnings(f.chronicle, at, status, redacted(f.log.run.url), redacted(f.bus.url), f.listened_s)
+        return warnings(
+            f.chronicle,
+            f.wall if status is not None else at,
+            status,
+            redacted(f.log.run.url),
+            redacted(f.bus.url),
+            f.listened_s,
+        )
 
     def _trouble(self) -> str:
         """Return what is not known now, and why."""
@@ -318,11 +331,8 @@ class Api:
         return {"at": self._moment(at), "as_of": self._whole(at), "learners": rows}
 
     def _whole(self, at: float | None) -> float:
-        """Return when the last whole moment before a time ended: sums by learner are as of then."""
-        moment, moments = self._moment(at), self.feed.chronicle.by_learner
-        return min(
-            moment, max(moments.began, moments.end(moments.whole(moment) - 1)) if moments.covers(moment) else moment
-        )
+        """Return as of when sums by learner are."""
+        return views.as_of(self.feed.chronicle, self._moment(at))
 
     async def learner(self, name: str, query: Query) -> Answer:
         """Return a learner's story: its row, its lives, and what became of its newest updates."""
@@ -336,7 +346,11 @@ class Api:
             "at": moment,
             "as_of": found["as_of"],
             "row": found["learners"][number],
-            "lives": [life for life in views.lives(f.chronicle) if life["learner"] == name and life["began"] <= moment],
+            "lives": [
+                life | {"last": min(life["last"], moment)}
+                for life in views.lives(f.chronicle)
+                if life["learner"] == name and life["began"] <= moment
+            ],
             "story": await views.story(f.asked, f.chronicle, name, moment),
         }
 
@@ -356,7 +370,12 @@ class Api:
         begin, end = self._stretch(query)
         at = _time(query, "at")
         moment = self._moment(at)
-        return {"at": moment, "begin": begin, "end": end, **views.fragments(self.feed.chronicle, begin, end, moment)}
+        return {
+            "at": moment,
+            "begin": begin,
+            "end": end,
+            **views.fragments(self.feed.chronicle, begin, end, moment, self._clock(at)),
+        }
 
     async def fragment(self, p: int, query: Query) -> Answer:
         """Return a fragment's newest rounds, and the one that is open."""
@@ -364,7 +383,7 @@ class Api:
         at = _time(query, "at")
         c, moment = self.feed.chronicle, self._moment(at)
         state = await self.state(query)
-        row = views.fragments(c, c.run.header.created_at, moment, moment)["fragments"][p]
+        row = views.fragments(c, c.run.header.created_at, moment, moment, self._clock(at))["fragments"][p]
         return {
             "at": moment,
             "row": row,
@@ -415,7 +434,8 @@ class Api:
     async def what_if(self, p: int, version: int, query: Query) -> Answer:
         """Return one round under other rules: `set=quorum=3`, as often as wanted."""
         settings = whatif.parse(query.get("set", ()))
-        found = await whatif.one_round(self.feed.log, p, version, settings)
+        async with self._folding:
+            found = await whatif.one_round(self.feed.folded, p, version, settings)
         answer: Answer = dataclasses.asdict(found)
         return {
             "fragment": p,
@@ -506,5 +526,5 @@ def _number(query: Query, name: str, default: float) -> float:
     except ValueError:
         found = math.nan
     if not 0.0 <= found < 1e11:
-        raise InputError(f"{name}={text}: write it in seconds since 1970")
+        raise InputError(f"{name}={text}: write it as a number; times are seconds since 1970")
     return found

@@ -45,7 +45,8 @@ def _put(path: Path, page: str) -> int:
 
 def key_of(path: str, query: dict[str, Any]) -> str:
     """Return what an answer is found under: the question as the page writes it."""
-    return path + (f"?{urlencode(query, quote_via=quote)}" if query else "")
+    told = {name: f"{v:.3f}".rstrip("0").rstrip(".") if isinstance(v, float) else v for name, v in query.items()}
+    return path + (f"?{urlencode(told, quote_via=quote)}" if told else "")
 
 
 async def _recorded(api: Api, progress: Callable[[float], None]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import statistics
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from isthmus.log import Commit, Log
 from isthmus.readers.chronicle import Chronicle, write
 from isthmus.readers.heard import LearnerView
 from isthmus.readers.status import Live
-from isthmus.records.keys import RUN_KEY
+from isthmus.records.keys import RUN_KEY, commit_key
 from isthmus.records.messages import PARTS, SYNCER_STREAM
-from isthmus.store import EdgeStore
+from isthmus.store import EdgeStore, Patience
 
 logger = logging.getLogger("isthmus.services.board")
 
@@ -30,6 +30,11 @@ TURN_S = 0.5
 
 LOOK_S = 5.0
 """How often the end of the log is looked for where nobody says what is new."""
+
+REMEMBERED = 512
+"""Commits that were asked for and are kept."""
+
+FOLDING = Patience(attempts=3, first_s=0.1, longest_s=1.0)
 
 SAVE_S = 60.0
 PROBE_S = 5.0
@@ -77,14 +82,34 @@ class _Bytes:
     down: float = 0.0
 
 
+class Remembered(Log):
+    """A log whose newest asked-for commits are kept: they never change, and a page asks for the same ones again."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log.run, log.store, log.runtime, log.signer, log.members)
+        self._known: OrderedDict[tuple[int, int], Commit] = OrderedDict()
+
+    async def commit(self, fragment: int, version: int) -> Commit | None:
+        """See `Log.commit`."""
+        found = self._known.get((fragment, version)) or await super().commit(fragment, version)
+        if found is not None:
+            self._known[fragment, version] = found
+            self._known.move_to_end((fragment, version))
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return found
+
+
 class Feed:
     """Follows a run for as long as it is wanted. It writes nothing but its own cache."""
 
     def __init__(self, log: Log, store: EdgeStore, bus: Bus | None, cache: Path | None) -> None:
         """`bus`: None where there is none; `cache`: the file that keeps what was read, None: none does."""
         self.log = log
-        self.asked = log.through(store.at_start)
+        self.asked = Remembered(log.through(store.at_start))
         """The same log for who waits for an answer: that a store is away is said within seconds."""
+        self.folded = log.through(store.with_patience(FOLDING))
+        """And for who waits for a fold, which reads large objects."""
         self.store = store
         self.bus: Bus = bus or NoBus()
         self.has_bus = bus is not None
@@ -192,9 +217,11 @@ class Feed:
         if beat is None or (word[0] is known[0] and word[1] is known[1]):
             return
         self._words[view.name] = word
+        moved = self._bytes.setdefault(view.name, _Bytes())
+        if beat.incarnation < moved.life:
+            return  # kept on the bus, and of a life that the cache knows the end of
         self._beats += 1
         number = self.chronicle.learner(view.name)
-        moved = self._bytes.setdefault(view.name, _Bytes())
         if beat.incarnation > moved.life:
             moved.base_up, moved.base_down, moved.life = moved.up, moved.down, beat.incarnation
         moved.up, moved.down = moved.base_up + beat.bytes_up, moved.base_down + beat.bytes_down
@@ -229,8 +256,9 @@ class Feed:
         looked = -math.inf
         while True:
             try:
-                if not self.has_bus and not self.reading and self.runtime.now() - looked >= LOOK_S:
-                    looked, self._moved = self.runtime.now(), set(range(len(self.chronicle.ends)))
+                if not self.reading and self.runtime.now() - looked >= LOOK_S:
+                    looked = self.runtime.now()
+                    self._moved |= set(range(len(self.chronicle.ends))) if not self.has_bus else self._behind()
                 moved, self._moved = self._moved, set()
                 await self._lengths()
                 if moved:
@@ -243,9 +271,19 @@ class Feed:
                 await asyncio.sleep(LOOK_S)
             await asyncio.sleep(TURN_S)
 
+    def _behind(self) -> set[int]:
+        """Return the fragments that are said to be further than was read, or could not be read further."""
+        ends, said = self.chronicle.ends, self.live.hearing.heads
+        return {p for p, end in enumerate(ends) if end.broken or said.get(p, 0) > end.version}
+
     async def _follow(self, moved: set[int]) -> None:
+        there = {p: c.version for p, c in self.live.commits.items()}
         try:
             await self.chronicle.follow(self.log, moved, self._tell)
+            for p in moved:
+                end = self.chronicle.ends[p]
+                if there.get(p, 0) > end.version and not end.broken:
+                    end.broken = f"{commit_key(p, end.version + 1)}: is missing, and there is version {there[p]}"
         except BaseException:
             self._moved |= moved
             raise
@@ -258,12 +296,17 @@ class Feed:
             rounds = {p: (r.version, len(r.answered), len(r.passed)) for p, r in hearing.rounds.items()}
             now = (
                 len(self.chronicle), self.reading, self._beats, rounds,
-                [id(alive) for alive in hearing.syncers.values()], self.live.trouble != "", self.live.status().live,
+                [id(alive) for alive in hearing.syncers.values()], self._away(), self.live.status().live,
+                dict(self.chronicle.broken),
             )  # fmt: skip
             if now != seen:
                 seen = now
                 self._tell()
             await asyncio.sleep(2 * TURN_S)
+
+    def _away(self) -> tuple[int, ...]:
+        """Return for how many turns of looking store and bus have been away."""
+        return tuple(int(x) for x in re.findall(r"for (\d+) s", self.live.trouble) if int(x) % LOOK_S < 1)
 
     def _tell(self) -> None:
         self.turn += 1
@@ -309,11 +352,11 @@ def cache_of(run: str, digest: bytes, chosen: str | None) -> Path:
 
 
 @asynccontextmanager
-async def following(feed: Feed) -> AsyncIterator[None]:
-    """Let a feed follow its run while the body runs; keep what it read."""
+async def following(feed: Feed) -> AsyncIterator["asyncio.Future[None]"]:
+    """Let a feed follow its run while the body runs; keep what it read. Gives what ends only where it fails."""
     running = asyncio.ensure_future(feed.run())
     try:
-        yield
+        yield running
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

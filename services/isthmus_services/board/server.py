@@ -8,6 +8,7 @@ import hmac
 import ipaddress
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -61,6 +62,8 @@ QUIET_S = 15.0
 
 CLOSE_S = 1.0
 
+_HOST = re.compile(r"(?:(?P<name>[^\[\]:@/]+)|\[(?P<address>[0-9a-fA-F:.]+)\])(?::\d+)?")
+
 _API = web.AppKey("api", Api)
 _FEED = web.AppKey("feed", Feed)
 _STREAMS: web.AppKey[Any] = web.AppKey("streams")
@@ -85,7 +88,8 @@ def is_loopback(host: str) -> bool:
 
 def application(feed: Feed, api: Api, token: str | None) -> web.Application:
     """Return the application. `token`: what one must know to be answered; None: this machine's users are."""
-    app = web.Application(middlewares=[_guard(token), _errors])
+    # Cookies know no ports: boards of two runs on one host must not take each other's for theirs.
+    app = web.Application(middlewares=[_guard(token, f"{COOKIE}-{feed.log.run.digest[:4].hex()}"), _errors])
     app[_API], app[_FEED], app[_STREAMS] = api, feed, set()
     app.router.add_get("/api/events", _events)
     app.router.add_get("/api/{path:.+}", _answer)
@@ -109,7 +113,7 @@ async def served(feed: Feed, api: Api, address: str, token: str | None) -> Async
             raise InputError(f"--http {address}: {error.strerror or error}") from None
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{runner.addresses[0][1]}/"
-        yield url + (f"?token={token}" if token else "")
+        yield url + (f"?{urlencode({'token': token})}" if token else "")
     finally:
         await runner.cleanup()
 
@@ -117,12 +121,12 @@ async def served(feed: Feed, api: Api, address: str, token: str | None) -> Async
 # --- who is answered --------------------------------------------------------------------------------------------------
 
 
-def _guard(token: str | None) -> Middleware:
+def _guard(token: str | None, cookie: str) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refused = _refused(request, token)
+        refused = _refused(request, token, cookie)
         if refused is None and token is not None and "token" in request.query and not request.path.startswith("/api/"):
-            refused = _remembered(request, token)
+            refused = _remembered(request, token, cookie)
         try:
             response = refused or await handler(request)
         except web.HTTPException as error:
@@ -140,19 +144,24 @@ def _mark(response: web.StreamResponse) -> None:
         response.headers.setdefault(name, value)
 
 
-def _refused(request: web.Request, token: str | None) -> web.Response | None:
+def _refused(request: web.Request, token: str | None, cookie: str) -> web.Response | None:
     if request.method not in ("GET", "HEAD"):
         return web.Response(status=405, headers={"Allow": "GET, HEAD"}, text="the board only answers questions\n")
+    if request.path.startswith("/api/") and request.headers.get("Sec-Fetch-Site", "none") not in (
+        "same-origin",
+        "none",
+    ):
+        return web.Response(status=403, text="a page of somebody else asked for this\n")
     if token is None:
         # A page of somebody else may let its name point here; what it then asks carries that name.
-        host = request.host.rpartition(":")[0] if request.host.count(":") == 1 else request.host.partition("]")[0]
-        if not is_loopback(host.strip("[]")):
+        if not is_loopback(_hostname(request.host)):
             return web.Response(status=403, text=f"{request.host} is not this machine: ask for 127.0.0.1\n")
         return None
     bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    for given in (bearer, request.cookies.get(COOKIE, ""), request.query.get("token", "")):
-        if hmac.compare_digest(given.encode(), token.encode()):
-            return None
+    # Who brings one in the address is judged by it: what is in the cookie may be of an earlier start.
+    brought = [request.query["token"]] if "token" in request.query else [bearer, request.cookies.get(cookie, "")]
+    if any(hmac.compare_digest(_bytes(given), _bytes(token)) for given in brought):
+        return None
     return web.Response(
         status=401,
         headers={"WWW-Authenticate": 'Bearer realm="isthmus board"'},
@@ -160,11 +169,23 @@ def _refused(request: web.Request, token: str | None) -> web.Response | None:
     )
 
 
-def _remembered(request: web.Request, token: str) -> web.Response:
+def _hostname(host: str) -> str:
+    found = _HOST.fullmatch(host)
+    return (found["name"] or found["address"]) if found else ""
+
+
+def _bytes(text: str) -> bytes:
+    """Return bytes of what came in a header, whatever it was."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _remembered(request: web.Request, token: str, cookie: str) -> web.Response:
     """Return the way to the same page without the token in its address, where others might read it."""
     query = [(name, value) for name, value in request.query.items() if name != "token"]
-    response = web.Response(status=303, headers={"Location": request.path + (f"?{urlencode(query)}" if query else "")})
-    response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
+    # On this host, whatever the path looks like: two slashes at its beginning would name another.
+    path = "/" + request.rel_url.raw_path.lstrip("/\\")
+    response = web.Response(status=303, headers={"Location": path + (f"?{urlencode(query)}" if query else "")})
+    response.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
     return response
 
 

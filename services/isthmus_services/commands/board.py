@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from isthmus.bus import default_bus
 from isthmus.errors import InputError, Unavailable
@@ -60,8 +61,13 @@ async def _serve(settings: declared.Board, token: str | None) -> None:
         print(f"board of {feed.log.run.url}: {url}   (Ctrl-C ends it; it only reads)", flush=True)
         if not feed.has_bus:
             print("no bus is read: the page shows the log alone (--bus URL)", flush=True)
-        async with following(feed):
-            await stopping.wait()
+        async with following(feed) as running:
+            ended = asyncio.ensure_future(stopping.wait())
+            waited: list[asyncio.Future[Any]] = [ended, running]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()  # nothing follows the run any more: better no page than one that stands still
+            ended.cancel()
 
 
 async def _export(settings: declared.Board) -> None:
