@@ -364,6 +364,29 @@ def test_the_scrubbers_figures_are_those_of_the_fold(browser: Browser, base: str
         expect(page.locator("#commits")).to_have_text(f"{len(headers):,}")
 
 
+def test_an_address_that_is_none_is_said(browser: Browser, base: str) -> None:
+    with looking(browser, base) as seen:
+        for path, said in (
+            ("/at/nonsense/learners", "There is no such moment"), ("/at/99999999999999/", "There is no such moment"),
+            ("/learners/%zz", "There is no such page"),
+        ):  # fmt: skip
+            expect(seen.open(path).locator("main")).to_contain_text(said)
+        page = seen.open("/", "#totals")
+        page.locator("#when").fill("yesterday")
+        page.get_by_role("button", name="Go").click()
+        assert page.evaluate("document.getElementById('when').validationMessage") != ""
+
+
+def test_the_slider_at_its_end_is_now(browser: Browser, base: str) -> None:
+    with looking(browser, base) as seen:
+        page = seen.open("/", "#totals")
+        page.locator("#scrubber").focus()
+        page.keyboard.press("Home")
+        page.wait_for_url(re.compile("/at/"))
+        page.keyboard.press("End")
+        page.wait_for_url(lambda url: "/at/" not in url)
+
+
 def test_a_link_to_a_moment_can_be_shared(browser: Browser, base: str) -> None:
     with looking(browser, base) as seen:
         page = seen.open("/at/2001-01-01T00:00:00Z/", "#totals")
@@ -410,6 +433,8 @@ def test_names_of_others_are_shown_and_never_run(browser: Browser, recorded: str
     """Whatever the store's answers hold: the page sets text. Names are changed on their way to the browser."""
     hostile = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
     with board(recorded) as (url, _), looking(browser, url) as seen:
+        with urllib.request.urlopen(f"{url}api/services") as answer:
+            began = min((r["began"] for r in json.load(answer)["restarts"]), default=0.0)
 
         def change(route: Any) -> None:
             answer = route.fetch()
@@ -424,6 +449,12 @@ def test_names_of_others_are_shown_and_never_run(browser: Browser, recorded: str
             assert page.title() != "run"
             assert page.locator("main img, main script").count() == 0
         assert hostile in seen.open("/learners", "tbody tr").locator("tbody").inner_text()
+        hostile = "constructor"  # what every object has
+        page = seen.open(f"/learners?from={began - 5:.3f}&to={began + 5:.3f}", "canvas")
+        expect(page.locator("figcaption").last).to_have_text("What each learner did, over time")
+        page.locator("canvas").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(".readout")).to_contain_text("constructor,")
 
 
 def test_elsewhere_it_is_opened_by_the_address_that_is_printed(browser: Browser, recorded: str) -> None:
@@ -500,11 +531,14 @@ def test_the_file_opens_offline_and_travels_in_time(browser: Browser, recorded: 
         assert stamp is not None
         at = datetime.fromisoformat(stamp[1].replace("%3A", ":").replace("Z", "+00:00")).timestamp()
         assert seen.totals()["commits"] == sum(asked(recorded, partial(versions_at, time=at)))
+        for path in ("commits", "services", "fragments/0", "learners/learner-1"):
+            page = seen.open(f"#/at/{stamp[1]}/{path}")
+            expect(page.locator("main")).to_contain_text("as of the run's end only")
         newest = f"#/commits/0/{versions[0]}"
         page = seen.open(newest, "#whatif")
         page.locator("#whatif select").select_option("avg")
         page.get_by_role("button", name="Compute").click()
-        expect(page.locator("main")).to_contain_text("a file cannot fold the log again")
+        expect(page.locator("main")).to_contain_text("A file cannot fold the log again")
 
 
 def test_it_changes_nothing_in_a_run_but_its_own_cache(recorded: str, tmp_path: Path) -> None:

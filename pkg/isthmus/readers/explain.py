@@ -369,9 +369,13 @@ def _cut(given: Input) -> str:
     return f", cut to {given.weight / asked:.2g} of what it asked for{length} ({', '.join(given.clipped)})"
 
 
+def why_of(reason: str) -> str:
+    """Return in words why updates are turned away under this name, or an empty text."""
+    return _WHY.get(Reason(reason), "") if reason in set(Reason) else ""
+
+
 def _reason(r: Rejection) -> str:
-    known = r.reason in set(Reason)
-    why = _WHY.get(Reason(r.reason)) if known else None
+    why = why_of(r.reason)
     return f"{r.reason} ({why})" if why else r.reason
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from isthmus.errors import LogCorrupt
 from isthmus.log import Log
 from isthmus.readers.chronicle import BEAT, LEARNER, REACHED, Chronicle
+from isthmus.readers.explain import why_of
 from isthmus.readers.rows import HEALED, QUORUM_MISSED
 from isthmus.reasons import HARMLESS
 from isthmus.records.messages import PARTS
@@ -161,7 +162,7 @@ def reasons(c: Chronicle, at: float) -> list[Answer]:
     """Return how often updates were turned away up to a time, by reason, most often first."""
     sums = c.by_reason.until(at)
     found = [
-        {"reason": name, "times": int(sums[n, 0]), "lost": name not in HARMLESS}
+        {"reason": name, "times": int(sums[n, 0]), "lost": name not in HARMLESS, "why": why_of(name)}
         for n, name in enumerate(c.reasons.known)
         if sums[n, 0]
     ]

@@ -397,6 +397,8 @@ class Api:
         if only and only not in views.ONLY:
             raise InputError(f"only={only}: there are {', '.join(views.ONLY)}")
         fragment = _word(query, "fragment")
+        if fragment:
+            all_or(self.feed.log, [_whole(fragment)])
         before = _word(query, "before")
         return views.commits(
             self.feed.chronicle,
@@ -453,7 +455,10 @@ class Api:
         found = views.syncers(f.chronicle, moment)
         if at is None and f.has_bus:
             status = f.live.status()
-            found["alive"] = status.as_json()["syncers"]
+            said = status.hearing.syncers
+            found["alive"] = [
+                row | {"stopping": said[row["syncer"]].stopping} for row in _rows(status.as_json()["syncers"])
+            ]
         return {
             "at": moment,
             **found,
@@ -499,6 +504,11 @@ def _shown(h: CommitHeader) -> Answer:
         "passed": [f.learner for f in h.waited.passed],
         "healed": h.healed is not None,
     }  # fmt: skip
+
+
+def _rows(value: object) -> list[Answer]:
+    assert isinstance(value, list), "a list of rows"
+    return value
 
 
 def _whole(text: str) -> int:

@@ -23,13 +23,23 @@
     return I.live;
   };
 
+  /* A browser opens six connections to a server: a tab that nobody sees keeps none. */
+  let events = null;
+  const hear = () => {
+    if (document.hidden && events) {
+      events.close();
+      events = null;
+    } else if (!document.hidden && !events) I.listen();
+  };
+  if (!recorded) document.addEventListener("visibilitychange", hear);
+
   I.listen = () => {
     if (recorded) {
       I.live.state = recorded.answers.state;
       tell();
       return;
     }
-    const events = new EventSource("/api/events");
+    events = new EventSource("/api/events");
     events.onopen = () => { I.live.epoch += 1; };
     events.addEventListener("state", (event) => {
       I.live.state = JSON.parse(event.data);
@@ -42,7 +52,10 @@
       I.live.lostAt = I.live.lostAt || Date.now() / 1000;
       tell();
       // Where the server answered with an error, a browser does not ask again by itself.
-      if (events.readyState === EventSource.CLOSED) setTimeout(I.listen, 2000);
+      if (events && events.readyState === EventSource.CLOSED) {
+        events = null;
+        setTimeout(() => { if (!events && !document.hidden) I.listen(); }, 2000);
+      }
     };
   };
 
@@ -68,25 +81,24 @@
     return answer;
   };
 
-  /* The file has all of the whole run, and some moments of its past: the one at or before that was asked for. */
+  /* The file has the whole run as of its end, and the run, its learners and fragments at some moments of its past. */
+  const WHOLE = ["series", "lanes", "run", "measured", "ledger"];
   const fromFile = (path, query) => {
-    const asked = {};
-    if (query.at !== undefined && query.at !== null) asked.at = I.nearest(query.at);
-    const found = recorded.answers[question(path, asked)] || (asked.at !== undefined && stale(path));
-    if (!found) {
-      if (path.startsWith("whatif")) throw new Error("a file cannot fold the log again: ask `isthmus board RUN`");
-      throw new Error(`this file does not hold that: it has the newest ${recorded.commits} commits. Ask \`isthmus board RUN\``);
-    }
+    const live = "Ask `isthmus board RUN`.";
+    if (path.startsWith("whatif")) throw new Error(`A file cannot fold the log again. ${live}`);
+    if (query.only || query.closed_by || query.fragment || query.before) throw new Error(`A file does not filter commits. ${live}`);
+    const asked = query.at === undefined || query.at === null || WHOLE.includes(path) || path.startsWith("commit/") || path.startsWith("update/") ? {} : { at: query.at };
+    const found = recorded.answers[question(path, asked)];
+    if (!found && path.startsWith("commit/")) throw new Error(`This file has the newest ${recorded.commits} commits, and this is none of them. ${live}`);
+    if (!found && path.startsWith("update/")) throw new Error(`This file has no stories of single updates. ${live}`);
+    if (!found && asked.at !== undefined) throw new Error(`This file has this page as of the run's end only: press End. ${live}`);
+    if (!found) throw new Error(`This file does not hold that. ${live}`);
     if (found.error) throw new Error(found.error);
     return found;
   };
-  const stale = (path) => {
-    const whole = ["series", "lanes", "commits", "services", "run", "measured", "ledger"];
-    return whole.includes(path) || path.startsWith("fragment/") ? recorded.answers[path] : null;
-  };
   I.nearest = (at) => {
     if (!recorded) return at;
-    const before = recorded.moments.filter((m) => m <= at + 1e-6);
+    const before = recorded.moments.filter((m) => m <= at + 2e-3);
     return before.length ? before[before.length - 1] : recorded.moments[0];
   };
 
@@ -96,22 +108,25 @@
     const live = I.useLive();
     const key = question(path, query);
     const [found, set] = useState({ key: "", data: null, error: "" });
-    const asked = useRef({ key: "", at: 0, turn: "" });
+    const asked = useRef({ key: "", at: 0, turn: "", failed: false });
     const now = !query || query.at === undefined || query.at === null;
     const turn = live.state ? `${live.epoch} ${live.state.turn}` : "";
     useEffect(() => {
       if (!wanted) return undefined;
       const last = asked.current;
       const fresh = last.key === key;
-      if (fresh && (last.turn === turn || !now || recorded)) return undefined;
+      // Of the past nothing changes, but what could not be had, or was asked while the log was still being read.
+      const settled = !now && !last.failed && !(live.state && live.state.reading);
+      if (fresh && (last.turn === turn || settled || recorded)) return undefined;
       let gone = false;
       const wait = fresh ? Math.max(0, last.at + every - Date.now()) : 0;
       const timer = setTimeout(async () => {
-        asked.current = { key, at: Date.now(), turn };
+        asked.current = { key, at: Date.now(), turn, failed: false };
         try {
           const data = await I.ask(path, query);
           if (asked.current.key === key) set({ key, data, error: "" });
         } catch (error) {
+          asked.current.failed = true;
           if (asked.current.key === key) set((old) => ({ key, data: old.key === key ? old.data : null, error: error.message }));
         }
       }, wait);
@@ -125,13 +140,19 @@
   const parse = () => {
     const text = recorded ? location.hash.replace(/^#/, "") || "/" : location.pathname + location.search;
     const [path, search] = text.split("?");
-    let words = path.split("/").filter(Boolean).map(decodeURIComponent);
-    let at = null;
+    let words, at = null, wrong = "";
+    try {
+      words = path.split("/").filter(Boolean).map(decodeURIComponent);
+    } catch (error) {
+      words = ["?"];
+    }
     if (words[0] === "at") {
       at = I.moment(words[1] || "");
+      if (at === null) wrong = words[1] || "";
+      else if (recorded) at = I.nearest(at);
       words = words.slice(2);
     }
-    return { at, words, query: Object.fromEntries(new URLSearchParams(search || "")) };
+    return { at, wrong, words, query: Object.fromEntries(new URLSearchParams(search || "")) };
   };
 
   I.where = parse();

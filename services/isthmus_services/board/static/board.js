@@ -12,7 +12,7 @@
     return html`<span class=${`connection ${live.connection}`} role="status" id="connection">${words[live.connection]}</span>`;
   };
 
-  const Scrubber = ({ begin, end }) => {
+  const Scrubber = ({ begin, end, over }) => {
     const at = I.where.at;
     const [held, hold] = useState(null);
     const timer = useRef(0);
@@ -21,28 +21,33 @@
       const near = I.offline ? I.nearest(t) : t;
       hold(near);
       clearTimeout(timer.current);
-      timer.current = setTimeout(() => { hold(null); I.go(I.href(I.path(), near, I.where.query), true); }, 120);
+      // At its end it is now again, and goes on with the run.
+      const moment = t >= end - 1e-3 ? null : near;
+      timer.current = setTimeout(() => { hold(null); I.go(I.href(I.path(), moment, I.where.query), true); }, 120);
     };
     const by = (steps) => move(Math.min(end, Math.max(begin, shown + (steps * (end - begin)) / STEPS)));
     const go = (event) => {
       event.preventDefault();
-      const t = I.moment(event.target.elements.when.value.trim());
+      const field = event.target.elements.when, t = I.moment(field.value.trim());
+      field.setCustomValidity(t === null ? "Write it as 2026-11-21T14:30:00Z, or in seconds since 1970." : "");
+      field.reportValidity();
       if (t !== null) move(Math.min(end, Math.max(begin, t)));
     };
     const value = Math.round(((shown - begin) / Math.max(end - begin, 1e-9)) * STEPS);
     return html`<section class=${`time ${at === null ? "" : "past"}`} aria-label="Time travel">
-      <button type="button" aria-label="A little earlier" onClick=${() => by(I.offline ? -11 : -1)}>◀</button>
-      <input type="range" id="scrubber" min="0" max=${STEPS} value=${value} aria-label="Moment of the run's life" aria-valuetext=${at === null && held === null ? "now" : I.date(shown)}
+      <button type="button" aria-label="A little earlier" onClick=${() => by(I.offline ? -(STEPS / I.recorded.moments.length) : -1)}>◀</button>
+      <input type="range" id="scrubber" min="0" max=${STEPS} step=${I.offline ? 1.02 * STEPS / I.recorded.moments.length : 1} value=${value} aria-label="Moment of the run's life" aria-valuetext=${at === null && held === null ? "now" : I.date(shown)}
         onInput=${(e) => move(begin + (Number(e.target.value) / STEPS) * (end - begin))}/>
-      <button type="button" aria-label="A little later" onClick=${() => by(I.offline ? 11 : 1)}>▶</button>
-      <output for="scrubber" id="moment">${at === null && held === null ? (I.offline ? `as of ${I.date(end)}` : `now, ${I.date(end)}`) : I.date(shown)}</output>
+      <button type="button" aria-label="A little later" onClick=${() => by(I.offline ? 1.5 * STEPS / I.recorded.moments.length : 1)}>▶</button>
+      <output for="scrubber" id="moment">${at === null && held === null ? (I.offline ? `as of ${I.date(end)}` : `${over ? "its end so far" : "now"}, ${I.date(end)}`) : I.date(shown)}</output>
       <button type="button" class=${at === null ? "" : "main"} disabled=${at === null} onClick=${() => I.go(I.href(I.path(), null, I.where.query))}>${I.offline ? "End" : "Now"}</button>
-      <form onSubmit=${go}><label class="hidden" for="when">Go to a time, as 2026-11-21T14:30:00Z</label><input type="text" id="when" name="when" size="20" placeholder="2026-11-21T14:30:00Z"/> <button type="submit">Go</button></form>
+      <form onSubmit=${go}><label class="hidden" for="when">Go to a time, as 2026-11-21T14:30:00Z</label><input type="text" id="when" name="when" size="20" onInput=${(e) => e.target.setCustomValidity("")} placeholder="2026-11-21T14:30:00Z"/> <button type="submit">Go</button></form>
     </section>`;
   };
 
   const Page = ({ state, run }) => {
     const [page = "", ...rest] = I.where.words;
+    if (I.where.wrong) return html`<h2>There is no such moment</h2><p class="error">/at/${I.where.wrong}: write it as 2026-11-21T14:30:00Z, or in seconds since 1970.</p>`;
     if (page === "") return html`<${I.RunPage} state=${state}/>`;
     if (page === "learners" && rest.length === 1) return html`<${I.LearnerPage} key=${rest[0]} name=${rest[0]} state=${state}/>`;
     if (page === "learners" && !rest.length) return html`<${I.LearnersPage} state=${state}/>`;
@@ -69,8 +74,8 @@
     return html`
       <a class="skip" href="#content" onClick=${(e) => { e.preventDefault(); document.getElementById("content").focus(); }}>Skip to the content</a>
       <header><div class="title"><h1>Isthmus</h1><span class="where mono">${run.data ? run.data.url : ""}</span><${Connection} live=${live} run=${run.data}/></div>
-        <nav aria-label="Pages"><ul>${PAGES.map(([path, word]) => html`<li><${I.Link} to=${path} aria-current=${here === path || (here === "updates" && path === "commits") ? "page" : undefined}>${word}</${I.Link}></li>`)}</ul></nav>
-        ${bounds ? html`<${Scrubber} begin=${bounds.begin} end=${Math.max(bounds.end, bounds.begin + 0.001)}/>` : null}</header>
+        <nav aria-label="Pages"><ul>${PAGES.map(([path, word]) => html`<li><${I.Link} to=${path} query=${{ from: I.where.query.from, to: I.where.query.to }} aria-current=${here === path || (here === "updates" && path === "commits") ? "page" : undefined}>${word}</${I.Link}></li>`)}</ul></nav>
+        ${bounds ? html`<${Scrubber} begin=${bounds.begin} end=${Math.max(bounds.end, bounds.begin + 0.001)} over=${bounds.now - bounds.end > 60}/>` : null}</header>
       <main id="content" tabindex="-1"><${Page} state=${state} run=${run}/></main>
       <footer>It only reads. Times are those of the syncers' clocks, in this browser's zone; what is sent and merged is in the run's log, and the log alone counts. <${I.Link} to="about">What the words mean</${I.Link}></footer>`;
   };

@@ -26,6 +26,14 @@
     return look;
   };
 
+  /* The figure of a line at the moment that is shown, or its last one. */
+  const shown = (values, at, mark) => {
+    let k = values.length - 1;
+    if (I.known(mark)) while (k > 0 && at[k] > mark) k -= 1;
+    while (k > 0 && !I.known(values[k])) k -= 1;
+    return values[k];
+  };
+
   const told = (line, show) => {
     const there = line.values.filter(I.known);
     if (!there.length) return `${line.name}: not known`;
@@ -34,7 +42,7 @@
 
   /* lines: [{name, values}] over `at` [seconds since 1970]; `show` says a value with its unit; `mark`: a moment. */
   I.Chart = ({ title, term, unit, at, lines, show, mark, span, zero = true, max, note, onZoom }) => {
-    const box = useRef(null);
+    const box = useRef(null), readout = useRef(null);
     const look = I.useLook(box);
     const some = lines.filter((l) => l.values.some(I.known));
     const signature = `${at.length} ${at[0]} ${at[at.length - 1]} ${some.map((l) => l.name + l.values.filter(I.known).length).join()} ${JSON.stringify(some.map((l) => l.values.slice(-3)))}`;
@@ -52,12 +60,16 @@
           } },
         },
         axes: [{ ...axis, space: 80, splits: (u) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 80)).map((t) => t[0]),
-          values: (u, ticks) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 80)).map((t) => t[1]).slice(0, ticks.length) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show) }],
+          values: (u, ticks) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 80)).map((t) => t[1]).slice(0, ticks.length) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show), ...(show === I.count ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6, 1e7] } : {}) }],
         series: [{}, ...some.map((line) => ({
           label: line.name, stroke: css(`c${line.color}`), width: 2, dash: DASHES[line.dash], spanGaps: !!line.join,
-          points: { show: line.values.filter(I.known).length < 3 },
+          points: { show: !line.join || line.values.filter(I.known).length < 3, size: 4 },
         }))],
         hooks: {
+          setCursor: [(u) => {
+            const k = u.cursor.idx;
+            if (readout.current) readout.current.textContent = k === null || k === undefined ? "" : `${I.date(at[k])}: ${some.map((l) => `${l.name} ${show(l.values[k])}`).join(", ")}`;
+          }],
           draw: [(u) => {
             if (!I.known(mark)) return;
             const x = u.valToPos(mark, "x", true);
@@ -87,7 +99,7 @@
         ? html`<div class="chart" ref=${box} role="img" aria-label=${`${title} over time. ${said}`}></div>
             <${I.Legend} entries=${some.map((line) => [
               html`<line x1="0" x2="24" y1="5.5" y2="5.5" stroke=${`var(--c${line.color})`} stroke-width="3" stroke-dasharray=${DASHES[line.dash].join(" ")}/>`,
-              `${line.name} ${show([...line.values].reverse().find(I.known))}`])}/>`
+              `${line.name} ${show(shown(line.values, at, mark))}`])}/><p class="readout" ref=${readout}></p>`
         : html`<div ref=${box}></div><p class="note">${note || "Nothing is known of it."}</p>`}
       ${some.length && note ? html`<p class="note">${note}</p>` : null}</figure>`;
   };
@@ -183,7 +195,12 @@
       <canvas ref=${canvas} tabindex="0" role="application" aria-roledescription="picture of rows over time"
         aria-label=${`${title}: ${names.length} rows from ${I.date(begin)} to ${I.date(end)}. Arrow keys move over it, Enter opens.`}
         onKeyDown=${keys} onMouseMove=${(e) => setCursor(at(e))} onMouseLeave=${() => setCursor(null)}
-        onClick=${(e) => { const p = at(e); if (p && open) open(p.row, p.t); else setCursor(p); }}></canvas>
+        onClick=${(e) => {
+          const p = at(e), touch = window.matchMedia("(hover: none)").matches;
+          const same = p && cursor && p.row === cursor.row && Math.abs(p.t - cursor.t) < (end - begin) / 12;
+          if (p && open && (!touch || same)) open(p.row, p.t);
+          else setCursor(p);
+        }}></canvas>
       <p class="readout" aria-live="polite">${cursor ? `${names[cursor.row]}, ${I.date(cursor.t)}: ${read(cursor.row, cursor.t)}` : "Point at it, or move over it with the arrow keys."}</p>
     </div>`;
   };

@@ -2,7 +2,7 @@
 "use strict";
 (function (I) {
   const { html, useMemo } = htmPreact;
-  const HEIGHT = 30;
+  const HEIGHT = 30, MOST = 1000; // a canvas has a greatest height
 
   /* Stretches of time that touch become one. */
   const union = (spans) => {
@@ -16,28 +16,31 @@
     return found;
   };
 
-  const WORDS = { train: "trained for", upload: "sent", wait: "arrived, waited to be merged", merged: "merged", late: "came late", rejected: "was turned away", repeated: "was said again", gone: "not expected any more", here: "expected again" };
+  const WORDS = { train: "trained for", upload: "was on its way", wait: "arrived, waited to be merged", merged: "merged", late: "came late", rejected: "was turned away", repeated: "was said again", gone: "not expected any more", here: "expected again" };
 
   I.Lanes = ({ data, mark, only }) => {
-    const lanes = data.learners.filter((l) => !only || only.includes(l.learner)).sort((a, b) => a.learner.localeCompare(b.learner, "en", { numeric: true }));
+    const all = data.learners.filter((l) => !only || only.includes(l.learner)).sort((a, b) => a.learner.localeCompare(b.learner, "en", { numeric: true }));
+    const lanes = all.slice(0, MOST), height = lanes.length <= 100 ? HEIGHT : lanes.length <= 400 ? 14 : 8;
     const names = lanes.map((l) => l.learner);
-    const version = `${data.begin} ${data.end} ${names.length} ${data.pieces ? data.pieces.length : data.edges.length} ${data.lives.length}`;
+    const sums = lanes.reduce((a, l) => a + l.merged.reduce((b, n) => b + n, 0), 0);
+    const version = `${data.begin} ${data.end} ${names.length} ${sums} ${data.pieces ? data.pieces.length : data.edges.length} ${data.lives.length}`;
     const by = useMemo(() => {
-      const found = {};
+      const found = new Map(); // a learner may be called anything, also as what every object has
       for (const piece of data.pieces || []) {
-        const one = (found[piece.learner] = found[piece.learner] || { train: [], upload: [], wait: [], marks: [], all: [] });
+        if (!found.has(piece.learner)) found.set(piece.learner, { train: [], upload: [], wait: [], marks: [], all: [] });
+        const one = found.get(piece.learner);
         one.all.push(piece);
         if (one[piece.what]) one[piece.what].push([piece.from, piece.to]);
         else one.marks.push(piece);
       }
-      for (const one of Object.values(found)) for (const what of ["train", "upload", "wait"]) one[what] = union(one[what]);
+      for (const one of found.values()) for (const what of ["train", "upload", "wait"]) one[what] = union(one[what]);
       return found;
     }, [version]);
     const exact = data.pieces !== null;
     const paint = (ctx, n, y, h, x, left, right) => {
       ctx.fillStyle = I.css("away");
       ctx.fillRect(left, y + 3, right - left, h - 6);
-      if (exact) paintExact(ctx, by[names[n]], y, h, x);
+      if (exact) paintExact(ctx, by.get(names[n]), y, h, x);
       else paintSums(ctx, lanes[n], data.edges, y, h, x);
       for (const life of data.lives) {
         if (life.learner !== names[n]) continue;
@@ -51,20 +54,21 @@
         ctx.fillText(`↻${life.incarnation}`, x(life.began) + 4, y + 9);
       }
     };
-    const read = (n, t) => (exact ? readExact(by[names[n]], t) : readSums(lanes[n], data.edges, t));
+    const read = (n, t) => (exact ? readExact(by.get(names[n]), t) : readSums(lanes[n], data.edges, t));
     const open = (n, t) => {
-      const piece = exact && by[names[n]] && nearest(by[names[n]].all, t);
-      if (piece && Math.abs((piece.from + piece.to) / 2 - t) < (data.end - data.begin) / 20) I.go(I.href(`updates/${piece.fragment}/${piece.learner}/${piece.base}`));
+      const piece = exact && by.get(names[n]) && nearest(by.get(names[n]).all, t);
+      if (piece && distance(piece, t) < (data.end - data.begin) / 20 && (piece.what === "gone" || piece.what === "here")) I.go(I.href(`commits/${piece.fragment}/${piece.version}`));
+      else if (piece && distance(piece, t) < (data.end - data.begin) / 20) I.go(I.href(`updates/${piece.fragment}/${piece.learner}/${piece.base}`));
       else I.go(I.href(`learners/${names[n]}`));
     };
     if (!names.length) return html`<p class="note">No learner is known yet.</p>`;
     return html`<figure><figcaption>What each learner did${exact ? "" : ": what became of its rounds"}, over time</figcaption>
-      <${I.Rows} title="Learners over time" names=${names} height=${HEIGHT} begin=${data.begin} end=${data.end} mark=${mark}
+      <${I.Rows} title="Learners over time" names=${names} height=${height} begin=${data.begin} end=${data.end} mark=${mark}
         paint=${paint} read=${read} open=${open} step=${(data.end - data.begin) / 60} version=${version}/>
       <${I.Legend} entries=${exact ? EXACT : SUMS}/>
       <p class="note">${exact
         ? "Drawn from every commit of this time: of work that was never merged the log knows no beginning, and its lane stays empty (away, or lost)."
-        : "Columns are shares of the rounds that expected the learner. Zoom in (at most 300 commits) to see every update."}</p></figure>`;
+        : all.length > MOST ? `The first ${MOST} of ${all.length} learners: filter by name to see others.` : "Columns are shares of the rounds that expected the learner. Zoom in (at most 300 commits) to see every update."}</p></figure>`;
   };
 
   const paintExact = (ctx, one, y, h, x) => {
@@ -133,7 +137,7 @@
     [htmPreact.html`<path d="M8 1l8 9M16 1l-8 9" stroke="var(--rejected)" stroke-width="2"/>`, "rejected"],
     [htmPreact.html`<circle cx="12" cy="5.5" r="4" fill="none" stroke="var(--text)" stroke-width="2"/>`, "not expected any more"],
     [htmPreact.html`<circle cx="12" cy="5.5" r="4" fill="var(--text)"/>`, "expected again"],
-    [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted: its second life"], [I.box("away"), "away"],
+    [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted: its second life"], [htmPreact.html`<rect x="10" y="4" width="3" height="4" fill="var(--wait)"/>`, "said again: nothing lost"], [I.box("away"), "away"],
   ];
-  const SUMS = [[I.box("merged"), "merged"], [I.box("late"), "late"], [I.box("rejected"), "rejected"], [I.box("wait"), "missing"], [I.box("away"), "not expected: away"], [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted"]];
+  const SUMS = [[I.box("merged"), "merged"], [I.box("late"), "late"], [I.box("rejected"), "rejected"], [I.box("wait"), "missing"], [I.box("away"), "no round expected it: it was away, or none was made"], [htmPreact.html`<text x="2" y="10">↻2</text>`, "restarted"]];
 })(window.Isthmus);

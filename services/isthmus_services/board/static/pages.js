@@ -13,6 +13,7 @@
     return { from: from ? I.moment(from) : null, to: to ? I.moment(to) : null };
   };
   const zoom = (from, to) => I.withQuery({ from: I.stamp(from), to: I.stamp(to) });
+  const LATELY = [["Last minute", 60], ["Last hour", 3600], ["Last day", 86400], ["Last week", 604800]];
   const Zoom = ({ begin, end, all }) => {
     const width = end - begin, middle = (begin + end) / 2, whole = !I.where.query.from && !I.where.query.to;
     const show = (from, to) => {
@@ -27,7 +28,7 @@
       ${button("Zoom out", whole, middle - width, middle + width)}
       ${button("◀ Earlier", whole || begin <= all[0], begin - width / 2, end - width / 2)}
       ${button("Later ▶", whole || end >= all[1], begin + width / 2, end + width / 2)}
-      ${button("Last minute", false, all[1] - 60, all[1])}
+      ${LATELY.filter(([, s]) => s === 60 || s < all[1] - all[0]).map(([word, s]) => button(word, false, all[1] - s, all[1]))}
       ${button("All of it", whole, all[0], all[1])}
       <span class="note">${I.date(begin)} to ${I.date(end)}</span></div>`;
   };
@@ -48,11 +49,26 @@
       <h2>Over time</h2>
       <${Answer} of=${lines} what="lines over time">${(l) => html`<${Zoom} begin=${l.begin} end=${l.end} all=${[s.begin, s.end]}/><${RunCharts} l=${l} measured=${measured.data} at=${at}/>`}</${Answer}>
       <${Tokens} l=${lines.data}/>
+      <${Happened}/>
       <h2>Updates that were turned away</h2>
       ${s.reasons.length ? html`<${Table} name="Updates turned away by reason" first="times" descending rows=${s.reasons} columns=${[
         { key: "reason", name: "reason", left: true }, { key: "times", name: "times", show: (r) => I.count(r.times) },
-        { key: "lost", name: "what it means", left: true, by: (r) => (r.lost ? "lost" : "nothing lost"), show: (r) => (r.lost ? "the work in it is lost" : "nothing is lost: it came another way") },
+        { key: "lost", name: "is its work lost?", left: true, by: (r) => (r.lost ? "yes" : "no"), show: (r) => (r.lost ? "yes" : "no: it came another way") },
+        { key: "why", name: "why", left: true },
       ]}/>` : html`<p class="note">None.</p>`}`}</${Answer}>`;
+  };
+
+  /* Restarts and takeovers, newest first: what happened while nobody looked. */
+  const Happened = () => {
+    const found = I.useAsk("services", { at: I.where.at });
+    return html`<h2>What happened</h2><${Answer} of=${found} what="what happened">${(d) => {
+      const all = [
+        ...d.restarts.map((r) => ({ at: r.began, what: html`<${LearnerLink} name=${r.learner}/> came back for its life ${r.incarnation}, from step ${I.count(r.step)}${r.away_s === null ? "" : `, after ${I.seconds(r.away_s)}`}` })),
+        ...d.takeovers.map((t) => ({ at: t.at, what: html`${t.to} took over from ${t.from}: fragments ${ranges(t.fragments.map((f) => f.fragment).sort((a, b) => a - b))} had no commit for up to ${I.seconds(t.stood_s.largest)}` })),
+      ].sort((a, b) => b.at - a.at);
+      return all.length ? html`<ul class="plain">${all.slice(0, 12).map((x) => html`<li><${I.TimeLink} at=${x.at}/>: ${x.what}</li>`)}</ul>
+        ${all.length > 12 ? html`<p class="note"><${Link} to="services">${all.length - 12} more</${Link}></p>` : null}` : html`<p class="note">No learner was restarted, and no syncer took over.</p>`;
+    }}</${Answer}>`;
   };
 
   const Warnings = ({ found }) => html`<div aria-live="polite">${found.map((w) => html`
@@ -62,17 +78,17 @@
     const t = s.totals, b = s.bytes;
     const least = Math.min(...t.versions), most = Math.max(...t.versions);
     return html`<dl class="tiles" aria-label="Totals" id="totals">
-      <${Tile} term="tokens" name="Tokens merged" value=${html`<span id="tokens">${I.short(t.tokens)}</span>`} more=${`${I.count(t.tokens)} of ${I.short(t.processed)} processed`}/>
-      <${Tile} term="goodput" name="Goodput" value=${I.share(t.processed ? Math.min(1, t.tokens / t.processed) : null)} more="merged of what was processed"/>
+      <${Tile} term="tokens" name="Tokens merged" value=${html`<span id="tokens">${I.short(t.tokens)}</span>`} more=${`${I.count(t.tokens)}; processed ${I.short(t.processed)}`}/>
+      <${Tile} term="goodput" name="Goodput" value=${I.share(t.goodput)} more=${I.where.at === null ? "merged of what was processed" : `merged of what was processed, as of ${I.date(t.as_of)}`}/>
       <${Tile} term="commit" name="Commits" value=${html`<span id="commits">${I.count(t.commits)}</span>`} more=${`versions ${least}${most > least ? ` to ${most}` : ""}${t.last_commit_at ? `, last ${I.date(t.last_commit_at)}` : ""}`}/>
-      <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`${I.count(t.updates)} updates of ${t.learners} learners`}/>
+      <${Tile} term="participation" name="Participation" value=${I.share(t.participation)} more=${`${I.count(t.participation === null ? null : t.expected * t.participation)} of ${I.count(t.expected)} that rounds expected were in; ${I.count(t.updates)} updates of ${t.learners} learners`}/>
       <${Tile} term="late" name="Late" value=${I.count(t.late)} more="they may still join the next round"/>
       <${Tile} term="rejected" name="Rejected" value=${html`<span id="rejected">${I.count(t.rejected)}</span>`} more=${`and ${I.count(t.repeated)} by which nothing is lost`}/>
-      <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ") || "no round closed yet"}/>
-      <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${`half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
+      <${Tile} term="quorum" name="Quorum missed" value=${I.count(t.quorum_missed)} more=${t.commits ? `rounds were closed by: ${Object.entries(t.closed_by).map(([k, n]) => `${k} ${I.count(n)}`).join(", ")}` : "no round closed yet"}/>
+      <${Tile} term="grace" name="A round waits" value=${I.seconds(t.waited_s.median)} more=${t.waited_s.p99 === null ? "no round closed yet" : `half of them less; 99 of 100 less than ${I.seconds(t.waited_s.p99)}`}/>
       <${Tile} name="Bytes up, merged" value=${I.bytes(b.merged)} more=${`planned ${I.bytes(b.merged_planned)}${b.up !== null ? `; learners sent ${I.bytes(b.up)}, ${I.bytes(b.checkpoints)} of it checkpoints of their present lives` : ""}`}/>
       <${Tile} name="Bytes down" value=${b.down === null ? I.bytes(b.down_planned) : I.bytes(b.down)} more=${b.down === null ? "planned; nobody listened to what learners fetched" : `planned ${I.bytes(b.down_planned)} for versions alone: joining, commits and checkpoints come on top`}/>
-      <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${`${Object.entries(s.cost.parts).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`}/>
+      <${Tile} name="Cost so far" value=${I.usd(s.cost.usd)} more=${`${Object.entries(s.cost.parts).filter(([, v]) => v > 0).map(([k, v]) => `${k} ${I.usd(v)}`).join(", ")}${s.cost.assumed ? `; assumed: ${s.cost.assumed}` : ""}`}/>
       <${Tile} term="syncer" name="Syncers" value=${I.count(t.syncers)} more="that have written a commit"/>
     </dl>`;
   };
@@ -87,8 +103,9 @@
         at=${points.map((p) => p[0])} lines=${styled([{ name, values: points.map((p) => p[2]), join: true }])} show=${(v) => I.number(v, 4)} zero=${false}/>`)}
       <${Chart} ...${common} title="Loss of learners" term="loss" unit="nats a token, as each says" at=${l.heard.at} lines=${styled(shown)} show=${(v) => I.number(v, 3)} zero=${false}
         note=${some.length ? (some.length > 8 ? "Of many learners: the mean, the least and the most." : "") : "Only known while a board listens to the bus: the log holds no loss of learners. `isthmus follow` measures the global model's."}/>
-      <${Chart} ...${common} title="Tokens merged" term="tokens" unit="tokens a second" at=${l.log.at} lines=${styled([{ name: "merged", values: l.log.tokens_per_s }, ...(l.heard.tokens_per_s.some(I.known) && l.heard.at.length === l.log.at.length ? [{ name: "trained", values: l.heard.tokens_per_s }] : [])])} show=${I.short}/>
-      <${Chart} ...${common} title="Participation and goodput" term="participation" at=${l.log.at} max=${1.05} lines=${styled([{ name: "participation", values: l.log.participation, join: true }, { name: "goodput", values: l.log.goodput, join: true }])} show=${(v) => I.share(v)}/>
+      <${Chart} ...${common} title="Tokens merged" term="tokens" unit="tokens a second" at=${l.log.at} lines=${styled([{ name: "merged", values: l.log.tokens_per_s }])} show=${I.short}/>
+      ${l.heard.at.length ? html`<${Chart} ...${common} title="Tokens trained" term="rate" unit="tokens a second, as learners say" at=${l.heard.at} lines=${styled([{ name: "trained", values: l.heard.tokens_per_s, join: true }])} show=${I.short}/>` : null}
+      <${Chart} ...${common} title="Participation and goodput" term="participation" at=${l.log.at} max=${1.05} lines=${styled([{ name: "participation", values: l.log.participation }, { name: "goodput", values: l.log.goodput, join: true }])} show=${(v) => I.share(v)}/>
       <${Chart} ...${common} title="Rounds closed, by what" term="round" unit=${`each ${I.seconds(l.log.seconds)}`} at=${l.log.at} lines=${styled([...Object.entries(l.log.closed_by).map(([name, values]) => ({ name, values })), { name: "quorum missed", values: l.log.quorum_missed }])} show=${I.count}/>
       <${Chart} ...${common} title="Late and rejected updates" term="late" unit=${`each ${I.seconds(l.log.seconds)}`} at=${l.log.at} lines=${styled([{ name: "late", values: l.log.late }, { name: "rejected", values: l.log.rejected }])} show=${I.count}/>
       <${Chart} ...${common} title="Bytes of merged updates" unit="bytes a second" at=${l.log.at} lines=${styled([{ name: "up", values: l.log.bytes_up_per_s }])} show=${I.bytes}/>
@@ -133,7 +150,7 @@
           <option value="all">all</option><option value="trouble">with trouble: silent, away, or waiting</option><option value="missing">missing in over half of their rounds</option>
           <option value="rejected">with rejected updates</option><option value="restarted">restarted at least once</option></select></label></div>
       <${Answer} of=${table} what="learners">${(d) => {
-        const rows = d.learners.filter((r) => r.learner.includes(filter) && KINDS[only](r));
+        const rows = d.learners.filter((r) => r.learner.toLowerCase().includes(filter.toLowerCase()) && KINDS[only](r));
         return html`<p class="note">${I.count(rows.length)} of ${I.count(d.learners.length)}; sums are as of ${I.date(d.as_of)}.</p>
           <${Table} name="Learners" rows=${rows} first="learner" columns=${LEARNER} empty=${d.learners.length ? "None is like that." : "Nobody has trained yet."}/>
           ${state.data ? html`<h3>Over time</h3><${Answer} of=${lanes} what="lanes">${(l) => html`<${Zoom} begin=${l.begin} end=${l.end} all=${[state.data.begin, state.data.end]}/>
@@ -152,21 +169,23 @@
     { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
     { key: "state", name: "state", term: "state", left: true, by: (r) => r.state || "", show: (r) => r.state || "not known" },
     { key: "life", name: "life", term: "life" },
-    { key: "step", name: "step", by: (r) => said(r, "step") ?? r.step, show: (r) => html`${I.count(said(r, "step") ?? r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
+    { key: "step", name: "step", term: "step", by: (r) => said(r, "step") ?? r.step, show: (r) => html`${I.count(said(r, "step") ?? r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
     { key: "loss", name: "loss", term: "loss", by: (r) => said(r, "loss"), show: (r) => I.number(said(r, "loss"), 4) },
-    { key: "rate", name: "tokens/s", by: (r) => rate(r), show: (r) => I.short(rate(r)) },
+    { key: "rate", name: "tokens/s", term: "rate", by: (r) => rate(r), show: (r) => I.short(rate(r)) },
+    { key: "expected", name: "expected", term: "expected", show: (r) => I.count(r.expected) },
     { key: "participation", name: "in", term: "participation", show: (r) => I.share(r.participation) },
-    { key: "merged", name: "merged", term: "update", show: (r) => I.count(r.merged) },
+    { key: "merged", name: "merged", term: "merged", show: (r) => I.count(r.merged) },
     { key: "late", name: "late", term: "late", show: (r) => I.count(r.late) },
     { key: "missing", name: "missing", term: "missing", show: (r) => I.count(r.missing) },
     { key: "rejected", name: "rejected", term: "rejected", show: (r) => I.count(r.rejected) },
     { key: "weight", name: "weight", term: "weight", show: (r) => I.share(r.merged ? r.weight : null) },
     { key: "upload_s", name: "to send", term: "send", show: (r) => I.seconds(r.merged ? r.upload_s : null) },
     { key: "wait_s", name: "waited", term: "wait", show: (r) => I.seconds(r.merged ? r.wait_s : null) },
-    { key: "up", name: "up", by: (r) => said(r, "bytes_up") ?? r.bytes, show: (r) => I.bytes(said(r, "bytes_up") ?? r.bytes) },
-    { key: "down", name: "down", by: (r) => said(r, "bytes_down"), show: (r) => I.bytes(said(r, "bytes_down")) },
+    { key: "clipped", name: "cut", term: "clipped", show: (r) => I.count(r.clipped) },
+    { key: "up", name: "up", term: "up", by: (r) => said(r, "bytes_up") ?? r.bytes, show: (r) => I.bytes(said(r, "bytes_up") ?? r.bytes) },
+    { key: "down", name: "down", term: "down", by: (r) => said(r, "bytes_down"), show: (r) => I.bytes(said(r, "bytes_down")) },
   ];
-  const rate = (r) => (r.said && r.said.step_s && r.said.step ? r.said.tokens / r.said.step / r.said.step_s : null);
+  const rate = (r) => (r.said && !r.said.left && r.said.step_s && r.said.step ? r.said.tokens / r.said.step / r.said.step_s : null);
 
   I.LearnerPage = ({ name, state }) => {
     const at = I.where.at;
@@ -252,7 +271,7 @@
     const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
     return html`<figure><figcaption>Fragments over time, by ${what === "made" ? "versions made" : what}</figcaption>
       <${I.Rows} title=${`Fragments by ${what}`} names=${names} height=${height} begin=${d.begin} end=${d.end} mark=${at} step=${(d.end - d.begin) / columns}
-        paint=${paint} read=${read} open=${(n, t) => I.go(I.href(`fragments/${names[n]}`, Math.min(t, d.end)))} version=${`${what} ${d.end} ${d.fragments.reduce((a, f) => a + f.version, 0)}`}/>
+        paint=${paint} read=${read} open=${(n) => I.go(I.href(`fragments/${names[n]}`))} version=${`${what} ${d.end} ${d.fragments.reduce((a, f) => a + f.version, 0)}`}/>
       <${I.Legend} entries=${scale.map((word, k) => [html`<rect width="24" height="11" fill=${I.shade(k / 2, dark)}/>`, word])}/></figure>`;
   };
 
@@ -273,7 +292,7 @@
     { key: "expected", name: "expected" }, { key: "missing", name: "missing", term: "missing" }, { key: "late", name: "late", term: "late" }, { key: "rejected", name: "rejected", term: "rejected" },
     { key: "closed_by", name: "closed by", term: "closed", left: true, show: (r) => (r.healed ? "healed" : `${r.closed_by}${r.quorum_missed ? ", quorum missed" : ""}`) },
     { key: "waited_s", name: "waited", show: (r) => I.seconds(r.waited_s) }, { key: "grace_s", name: "grace", term: "grace", show: (r) => I.seconds(r.grace_s) },
-    { key: "tokens", name: "tokens", show: (r) => I.short(r.tokens) }, { key: "writer", name: "written by", left: true },
+    { key: "tokens", name: "tokens, by share", term: "share", show: (r) => I.short(r.tokens) }, { key: "writer", name: "written by", left: true },
   ]}/>`;
 
   I.CommitsPage = ({ closings }) => {
@@ -292,8 +311,8 @@
   I.CommitPage = ({ p, version }) => {
     const found = I.useAsk(`commit/${p}/${version}`, null, { every: 60000 });
     return html`<h2>Commit ${p}/${version}</h2><${Answer} of=${found} what="the commit">${(d) => html`
-      <div class="controls">${d.version > 1 ? html`<${CommitLink} fragment=${d.fragment} version=${d.version - 1}/> before` : null}
-        ${d.version < d.newest ? html`<${CommitLink} fragment=${d.fragment} version=${d.version + 1}/> after` : null}
+      <div class="controls">${d.version > 1 ? html`← <${CommitLink} fragment=${d.fragment} version=${d.version - 1}/>` : null}
+        ${d.version < d.newest ? html`<${CommitLink} fragment=${d.fragment} version=${d.version + 1}/> →` : null}
         <${Link} to=${`fragments/${d.fragment}`}>fragment ${d.fragment}</${Link}> <${Link} to="" at=${d.header.written_at}>the run as it was then</${Link}></div>
       <p class="note">Opened ${I.date(d.header.opened_at)}, written ${I.date(d.header.written_at)} by <code>${d.header.writer}</code>.</p>
       <${I.Round} round=${d.round} fragment=${d.fragment} version=${d.version}/>
@@ -301,7 +320,7 @@
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` },
         { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` },
         { key: "incarnation", name: "life", term: "life" }, { key: "steps", name: "steps" }, { key: "tokens", name: "tokens", show: (r) => I.count(r.tokens) },
-        { key: "share", name: "weight", term: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "cut down for", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
+        { key: "share", name: "weight", term: "weight", show: (r) => I.share(r.share, 1) }, { key: "bytes", name: "bytes", show: (r) => I.bytes(r.bytes) }, { key: "clipped", name: "cut down for", term: "clipped", left: true, by: (r) => r.clipped.join(), show: (r) => r.clipped.join(", ") }]}/>
       ${d.header.late.length || d.header.rejected.length ? html`<h3>What it did not merge</h3><${Table} name="Updates not merged" first="learner" rows=${[...d.header.late.map((x) => ({ ...x, why: "late" })), ...d.header.rejected.map((x) => ({ ...x, why: `${x.reason}, ${x.count === 1 ? "once" : `${x.count} times`}` }))]} columns=${[
         { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "base", name: "update", left: true, show: (r) => html`<${UpdateLink} fragment=${d.fragment} learner=${r.learner} base=${r.base}>from version ${r.base}</${UpdateLink}>` }, { key: "why", name: "why", left: true }]}/>` : null}
       ${d.header.healed ? null : html`<${WhatIf} d=${d}/>`}
@@ -349,8 +368,8 @@
   I.ServicesPage = () => {
     const found = I.useAsk("services", { at: I.where.at });
     return html`<h2>Syncers and services</h2><${Answer} of=${found} what="services">${(d) => {
-      const alive = Object.fromEntries((d.alive || []).map((a) => [a.syncer, a]));
-      const known = d.syncers.map((s) => ({ ...s, alive: alive[s.syncer] }));
+      const alive = new Map((d.alive || []).map((a) => [a.syncer, a]));
+      const known = d.syncers.map((s) => ({ ...s, alive: alive.get(s.syncer) }));
       const fresh = (d.alive || []).filter((a) => !d.syncers.some((s) => s.syncer === a.syncer)).map((a) => ({ syncer: a.syncer, commits: 0, keeps: [], first_at: null, last_at: null, merge_s: null, publish_s: null, alive: a }));
       return html`
         <${Table} name="Syncers" rows=${[...known, ...fresh]} first="last_at" descending empty="No syncer has written a commit." columns=${[
@@ -362,8 +381,8 @@
           { key: "lag", name: "loop lag", by: (r) => (r.alive ? r.alive.lag_ms : null), show: (r) => (r.alive ? I.seconds(r.alive.lag_ms / 1000) : "") }]}/>
         <h3>Store and bus</h3>
         <dl class="pair"><dt>Store answers this page in</dt><dd>${pair(d.store_ms)}</dd><dt>Bus answers this page in</dt><dd>${pair(d.bus_ms)}</dd></dl>
-        <div class="charts"><${Chart} title="What a round takes after it has closed" unit="seconds, means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "merging", values: d.lines.merge_s, join: true }, { name: "publishing", values: d.lines.publish_s, join: true }, { name: "closed to in the log", values: d.lines.commit_s, join: true }])} show=${I.seconds} note="Publishing and the log are the store's latency as syncers see it."/>
-        <${Chart} title="Rounds wait" unit="seconds, means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "from opening to closing", values: d.lines.waited_s, join: true }])} show=${I.seconds}/></div>
+        <div class="charts"><${Chart} title="What a round takes after it has closed" unit="means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "merging", values: d.lines.merge_s }, { name: "publishing", values: d.lines.publish_s }, { name: "closed to in the log", values: d.lines.commit_s }])} show=${I.seconds} note="Publishing and the log are the store's latency as syncers see it."/>
+        <${Chart} title="Rounds wait" unit="means" at=${d.lines.at} mark=${I.where.at} lines=${styled([{ name: "from opening to closing", values: d.lines.waited_s }])} show=${I.seconds}/></div>
         <h3><${Term} name="takeover">Takeovers</${Term}></h3><${Table} name="Takeovers" rows=${d.takeovers} first="at" descending empty="No fragment has changed its keeper." columns=${[
           { key: "at", name: "last fragment at", left: true, show: (r) => I.date(r.at) }, { key: "from", name: "from", left: true }, { key: "to", name: "to", left: true },
           { key: "fragments", name: "fragments", left: true, by: (r) => r.fragments.length, show: (r) => ranges(r.fragments.map((f) => f.fragment).sort((a, b) => a - b)) },
@@ -373,7 +392,7 @@
           { key: "began", name: "trains again from", left: true, show: (r) => I.date(r.began) }, { key: "learner", name: "learner", left: true, show: (r) => html`<${LearnerLink} name=${r.learner}/>` }, { key: "incarnation", name: "life", term: "life" }, { key: "step", name: "from step", show: (r) => I.count(r.step) }, { key: "away_s", name: "away for", show: (r) => I.seconds(r.away_s) }]}/>`;
     }}</${Answer}>`;
   };
-  const syncerState = (r, d) => (r.alive ? (!r.alive.live ? "silent" : !r.alive.able ? "cannot serve for now" : r.alive.waiting_for ? `waits for ${r.alive.waiting_for}` : `lives, holds ${r.alive.held}`) : d.alive ? "gone" : "not known");
+  const syncerState = (r, d) => (r.alive ? (r.alive.stopping ? "stopped" : !r.alive.live ? "silent" : !r.alive.able ? "cannot serve for now" : r.alive.waiting_for ? `waits for ${r.alive.waiting_for}` : `lives, holds ${r.alive.held}`) : d.alive ? "gone" : "not known");
   const pair = (x) => (x === null ? "not known" : x.median === null ? "not measured yet" : `${I.seconds(x.median / 1000)} in the median, ${I.seconds(x.largest / 1000)} at most`);
   const ranges = (list) => {
     const found = [];

@@ -28,8 +28,8 @@
       </svg></div>
       <ol class="plain">${marks.map((m) => html`<li>${m.said}: ${I.seconds(m.at)}</li>`)}</ol>
       <${I.Legend} entries=${[[I.box("train"), "training (begun earlier: cut off)"], [I.box("upload"), "packed and sent, until it was heard of"],
-        [I.box("wait"), "fetched, checked and accumulated"], [html`<circle cx="12" cy="5.5" r="4.5" fill="var(--merged)"/>`, "in: merged"],
-        [html`<path d="M12 0l5 5.5-5 5.5-5-5.5z" fill="var(--late)"/>`, "heard of, too late"]]}/></figure>`;
+        [I.box("wait"), "fetched and checked, or waiting for its turn, until accumulated"], [html`<circle cx="12" cy="5.5" r="4.5" fill="var(--merged)"/>`, "in: merged"],
+        [html`<path d="M12 0l5 5.5-5 5.5-5-5.5z" fill="var(--late)"/>`, "heard of, and not in"]]}/></figure>`;
   };
 
   const named = (l) => `${l.learner.length > 16 ? `${l.learner.slice(0, 15)}…` : l.learner}${I.known(l.base) ? ` from ${l.base}` : ""}`;

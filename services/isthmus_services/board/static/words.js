@@ -38,10 +38,10 @@ window.Isthmus = {};
   };
 
   /* A moment as an address has it, and back; null for what is no time. */
-  I.stamp = (s) => new Date(Math.round(s * 1000)).toISOString();
+  I.stamp = (s) => new Date(Math.ceil(s * 1000)).toISOString(); // not before what was written then
   I.moment = (text) => {
-    const s = /^\d+(\.\d+)?$/.test(text) ? Number(text) : Date.parse(text) / 1000;
-    return Number.isFinite(s) ? s : null;
+    const s = /^\d{9,}(\.\d+)?$/.test(text) ? Number(text) : /^\d{4}-/.test(text) ? Date.parse(text) / 1000 : NaN;
+    return Number.isFinite(s) && Math.abs(s) < 1e11 ? s : null;
   };
 
   I.terms = {
@@ -53,7 +53,7 @@ window.Isthmus = {};
     quorum: "How many fresh updates a round waits for before its grace begins.",
     grace: "How much longer a round waits for more learners once its quorum is there. It is taken from the slack that all of them have.",
     fresh: "An update that began from the newest version, not from an older one.",
-    late: "An update that came when its round had closed. It may still join the next one.",
+    late: "An update that was not in its round: it was heard of when that had closed, or its bytes came too late. It may still join the next one.",
     rejected: "An update that was turned away: what was trained in it is lost.",
     repeated: "An update that was turned away, and nothing was lost: the same work has come another way.",
     missing: "A learner that a round expected and closed without.",
@@ -75,6 +75,16 @@ window.Isthmus = {};
     wait: "From being accumulated until its round closed.",
     state: "What a learner is doing, as far as it is heard: training, waiting for something it cannot reach, behind and fetching, silent, left, done.",
     closed: "Why a round closed: everyone was in, its grace was over, it had waited as long as it may, …",
+    clipped: "Counted for less than it said. steps: more than there was time for; tokens: far more a step than others; weight: far above the median; norm: far longer than what came lately, and shortened; short: far shorter than that.",
+    slack: "The time in which a new version can come back before learners have to do without it: the overlap's steps, less what sending takes.",
+    boundary: "The end of an optimizer step: where an update is taken, and a new version adopted.",
+    merged: "Its updates that are in a version. Some learners are in a round twice: late with the last one's, and with this one's.",
+    expected: "Rounds that counted on it: it was heard of, or had come lately.",
+    step: "How many optimizer steps it has done, over all its lives; then how many it is to do.",
+    rate: "Tokens it trains a second, as it says.",
+    up: "What it has sent to the store over all its lives, checkpoints included.",
+    down: "What it has fetched from the store over all its lives.",
+    share: "An update of one fragment holds the same tokens as those of the others: each counts them by the fragment's share of the model.",
     checkpoint: "What a learner stores of its own state, so that it can go on after a kill.",
   };
 })(window.Isthmus);
