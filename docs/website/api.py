@@ -28,8 +28,8 @@ PUBLIC = {
     ),
     "reference/python/readers.md": (
         "Readers",
-        "Who takes no part in a run and reads it: what `isthmus replay`, `explain`, `export`, `follow`, `status` and `board` "
-        "are made of. A log is opened by [`isthmus.ports.open_log`][].",
+        "Who takes no part in a run and reads it: what `isthmus replay`, `explain`, `export`, `follow`, `status` and "
+        "`board` are made of. A log is opened by [`isthmus.ports.open_log`][].",
         tuple(
             f"isthmus.readers.{name}"
             for name in (
