@@ -26,6 +26,13 @@
     return look;
   };
 
+  /* Values that no line shows, having no neighbour: they are drawn as points. */
+  const alone = (line) => {
+    const there = line.values.map((v, k) => (I.known(v) ? k : -1)).filter((k) => k >= 0);
+    if (line.join) return there.length === 1 ? there : [];
+    return there.filter((k) => !I.known(line.values[k - 1]) && !I.known(line.values[k + 1]));
+  };
+
   /* The figure of a line at the moment that is shown, or its last one. */
   const shown = (values, at, mark) => {
     let k = values.length - 1;
@@ -63,7 +70,7 @@
           values: (u, ticks) => I.timeTicks(u.scales.x.min, u.scales.x.max, Math.max(2, u.bbox.width / devicePixelRatio / 80)).map((t) => t[1]).slice(0, ticks.length) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(show), ...(show === I.count ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 1e5, 1e6, 1e7] } : {}) }],
         series: [{}, ...some.map((line) => ({
           label: line.name, stroke: css(`c${line.color}`), width: 2, dash: DASHES[line.dash], spanGaps: !!line.join,
-          points: { show: !line.join || line.values.filter(I.known).length < 3, size: 4 },
+          points: { show: true, size: 4, filter: () => alone(line) },
         }))],
         hooks: {
           setCursor: [(u) => {

@@ -171,7 +171,7 @@
     { key: "life", name: "life", term: "life" },
     { key: "step", name: "step", term: "step", by: (r) => said(r, "step") ?? r.step, show: (r) => html`${I.count(said(r, "step") ?? r.step)}${said(r, "target") ? `/${I.count(said(r, "target"))}` : ""}` },
     { key: "loss", name: "loss", term: "loss", by: (r) => said(r, "loss"), show: (r) => I.number(said(r, "loss"), 4) },
-    { key: "rate", name: "tokens/s", term: "rate", by: (r) => rate(r), show: (r) => I.short(rate(r)) },
+    { key: "rate", name: "tokens/s", term: "rate", by: (r) => rate(r), show: (r) => (r.said && r.said.left ? "" : I.short(rate(r))) },
     { key: "expected", name: "expected", term: "expected", show: (r) => I.count(r.expected) },
     { key: "participation", name: "in", term: "participation", show: (r) => I.share(r.participation) },
     { key: "merged", name: "merged", term: "merged", show: (r) => I.count(r.merged) },
