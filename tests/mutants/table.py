@@ -1661,7 +1661,7 @@ MUTANTS = [
     *of(
         "readers/moments.py",
         "tests/unit/test_chronicle.py",
-        row("one-moment-too-many", "while number >= MOMENTS:", "while number > MOMENTS:"),
+        row("one-moment-too-many", "while number >= self.most:", "while number > self.most:"),
         row("halves-that-are-forgotten", "merged = first + second if", "merged = first if"),
         row(
             "the-first-word-stays",
@@ -1671,8 +1671,8 @@ MUTANTS = [
         row("moments-that-do-not-grow", "self.width *= 2.0", "self.width *= 1.0"),
         row(
             "a-moment-that-has-not-ended",
-            "return self._over(0, self.whole(at))",
-            "return self._over(0, self.whole(at) + 1)",
+            "return self.over(0, self.whole(at))",
+            "return self.over(0, self.whole(at) + 1)",
         ),
         row(
             "before-the-beginning-is-behind-the-end",
@@ -1683,6 +1683,7 @@ MUTANTS = [
     *of(
         "readers/rows.py",
         "tests/unit/test_chronicle.py",
+        row("the-last-written-is-the-newest", "order[np.maximum.accumulate(first)]", "order"),
         row("out-of-order", "self._sorted = False", "pass"),
         row("sums-of-before-it-was-put-in-order", "{name: (min(first, upto), sums) for", "{name: (upto, sums) for"),
         row("not-yet-at-its-own-time", 'self["written_at"], at, side="right"', 'self["written_at"], at, side="left"'),
@@ -1723,6 +1724,9 @@ MUTANTS = [
     *of(
         "readers/views.py",
         "tests/unit/test_chronicle.py tests/integration/test_board.py",
+        row("asking-makes-room", "c.by_learner.whole(at) + 1]", "c.by_learner.place(at) + 1]"),
+        row("what-came-after-is-of-the-past", "last = moments.whole(at)\n", "last = moments.whole(at) + 1\n"),
+        row("as-old-as-another-clock-says", "at if now is None else now\n", "at\n"),
         row(
             "participation-of-those-who-were-missing",
             '_share(count["expected"] - count["missing"], count["expected"])',
@@ -1736,7 +1740,7 @@ MUTANTS = [
             "a-takeover-within-one-fragment-s-first-commit", "(fragments[1:] == fragments[:-1]) & (writers", "(writers"
         ),
         row("takeovers-of-the-future", "& (order[1:] < count)", ""),
-        row("the-oldest-first", "places = chosen[wanted][::-1]", "places = chosen[wanted]"),
+        row("the-oldest-first", "matching = chosen[wanted][::-1]", "matching = chosen[wanted]"),
         row("marks-from-the-boundary-on", '("closed", closed, f"closed', '("closed", closed + w.boundary_s, f"closed'),
     ),
     *of(

@@ -126,6 +126,50 @@ def test_a_commit_that_is_read_late_is_in_its_place_also_where_sums_were_asked_f
     assert [views.totals(c, after(v))["versions"] for v in (1, 2, 3)] == [[1, 1], [2, 1], [3, 1]]
 
 
+def test_a_later_version_counts_also_where_its_clock_is_behind() -> None:
+    first, second = (committed(v, given("a", v - 1, v)) for v in (1, 2))
+    c = read([replace(first, written_at=CREATED_AT + 100.0), replace(second, written_at=CREATED_AT + 40.0)])
+    assert [views.heads(c, CREATED_AT + s) for s in (30, 50, 110)] == [[0, 0], [2, 0], [2, 0]]
+    assert views.ages(c, CREATED_AT + 110.0) == [70.0, None]
+    assert views.ages(c, math.inf, CREATED_AT + 45.0) == [5.0, None]
+
+
+def test_time_begins_before_the_first_commit_where_the_runs_clock_was_ahead() -> None:
+    early = replace(committed(1, given("a", 0, 1)), written_at=CREATED_AT - 3600.0)
+    c = read([early])
+    begin, end = views.span(c)
+    assert begin <= CREATED_AT - 3600.0 <= end
+    assert views.totals(c, CREATED_AT)["learners"] == 1
+    assert sum(x or 0 for x in views.series(c, begin, end)["commits"]) + views.totals(c, begin)["commits"] == 1
+
+
+def test_the_past_knows_nothing_of_what_came_after() -> None:
+    c = read(history())
+    for _ in range(6):
+        c.by_learner._double()  # moments of 16 s: that of the second version has begun before it
+    at = opened_at(2) + 2.0
+    assert c.by_learner.whole(at) * c.by_learner.width < at - CREATED_AT
+    said = views.sentence(c, at, [])
+    assert "2 of 2 learners" in said or "just begun" in said
+    early = views.sentence(c, opened_at(1) + 5.5, [])
+    assert early == "The run has just begun: 2 commits so far."
+
+
+def test_very_many_learners_take_no_more_room_than_many() -> None:
+    moments = Moments(0.0, ("n",), Kept.SUM)
+    moments.room(1)
+    moments.one(1.0, 0, n=3.0)
+    moments.room(4000)
+    moments.one(400.0, 3999, n=1.0)
+    assert moments.values.shape[0] * moments.values.shape[1] <= 2 * MOMENTS * 256
+    assert (moments.until(1e9)[0, 0], moments.until(1e9)[3999, 0]) == (3.0, 1.0)
+    again = Moments(0.0, ("n",), Kept.SUM)
+    again.restored("x", moments.arrays("x"))
+    assert again.values.shape == moments.values.shape
+    again.one(1e6, 3999, n=1.0)
+    assert again.until(1e9)[3999, 0] == 2.0
+
+
 def test_of_each_learner_it_says_what_became_of_it() -> None:
     rows = {r["learner"]: r for r in views.learners(read(history()), after(3) + 60.0)}
     assert {k: rows["b"][k] for k in ("expected", "merged", "missing", "late", "rejected", "life")} == {

@@ -12,7 +12,7 @@
     const first = Math.max(Math.min(...marks.map((m) => m.at), ...taken), -3 * Math.max(last, 0.01));
     const width = Math.max(last - first, 0.01);
     const [begin, end] = [first - 0.08 * width, last + 0.04 * width];
-    const x = (s) => LABEL + ((Math.min(end, Math.max(begin, s)) - begin) / (end - begin)) * (WIDTH - LABEL - 10);
+    const x = (s) => LABEL + ((Math.min(end, Math.max(begin, s)) - begin) / (end - begin)) * (WIDTH - LABEL - 30);
     const at = places(marks, x);
     const height = TOP + ROW * round.learners.length + 30;
     const said = round.learners.map((l) => `${l.learner}: ${fate(l)}`).join("; ");
