@@ -30,3 +30,20 @@ def test_a_plain_and_a_sharded_learner_and_two_syncers_share_a_run_through_s3(tm
     ]  # fmt: skip
     assert all(one["gib"]["peak"] >= one["gib"]["before_joining"] > 0.0 for one in said["learners"])
     assert all(syncer["cpu_s"] > 0.0 for syncer in said["syncers"].values())
+
+
+def test_the_board_is_measured_on_a_simulated_run_that_is_repeated(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "scale.board", "--learners", "6", "--fragments", "6", "--commits", "3000", "--repeats", "1",
+         "--into", str(tmp_path / "out"), "--json", str(report)],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), "CHROMIUM": "none"}, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    said = json.loads(report.read_text())
+    assert said["simulated"]["commits"] > 0
+    assert said["first_reading"]["commits"] == 9600
+    assert said["answers"].keys() >= {"run", "state", "series", "lanes", "fragments"}
+    assert all(answer["numbers"] < 40_000 for answer in said["answers"].values())
+    assert said["browser"].startswith("not run")
