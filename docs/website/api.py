@@ -46,6 +46,7 @@ PUBLIC = {
                 "chronicle",
                 "moments",
                 "rows",
+                "scenes",
                 "views",
                 "warnings",
             )

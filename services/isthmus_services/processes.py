@@ -8,11 +8,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 def isthmus_command(*words: str) -> list[str]:
     """Return the command line of `isthmus …` under this interpreter."""
     return [sys.executable, "-m", "isthmus_services.cli", *words]
+
+
+def end(process: subprocess.Popen[Any], within_s: float) -> None:
+    """SIGTERM, and wait; SIGKILL where that does not help."""
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @dataclass

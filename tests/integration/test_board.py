@@ -29,7 +29,8 @@ from isthmus.records.messages import SYNCER_STREAM, Committed, Leave, encode, le
 from isthmus.records.objects import MemberSpec
 from isthmus.rules import MemberRole, Rules
 from isthmus.signing.keys import new_signer
-from isthmus_services.board.api import Api, Costs
+from isthmus_services.board.accounts import Costs
+from isthmus_services.board.api import Api
 from isthmus_services.board.export import key_of, write
 from isthmus_services.board.feed import Feed, cache_of, following
 from isthmus_services.board.server import COOKIE, HEADERS, served

@@ -1724,7 +1724,6 @@ MUTANTS = [
     *of(
         "readers/views.py",
         "tests/unit/test_chronicle.py tests/integration/test_board.py",
-        row("asking-makes-room", "c.by_learner.whole(at) + 1]", "c.by_learner.place(at) + 1]"),
         row("what-came-after-is-of-the-past", "last = moments.whole(at)\n", "last = moments.whole(at) + 1\n"),
         row("as-old-as-another-clock-says", "at if now is None else now\n", "at\n"),
         row(
@@ -1734,13 +1733,18 @@ MUTANTS = [
         ),
         row("trained-again-for-nothing", "before.get(n, 0) - found.tokens[0], 0)", "before.get(n, 0), 0)"),
         row("a-round-is-open-after-it-has-closed", "if opened <= at < closed:", "if opened <= at:"),
-        row("it-waits-for-who-has-answered", "- gone - here - answered - passed)", "- gone - here - passed)"),
-        row("it-waits-for-who-came-later", "- gone - here - answered - passed)", "- gone - answered - passed)"),
         row(
             "a-takeover-within-one-fragment-s-first-commit", "(fragments[1:] == fragments[:-1]) & (writers", "(writers"
         ),
         row("takeovers-of-the-future", "& (order[1:] < count)", ""),
         row("the-oldest-first", "matching = chosen[wanted][::-1]", "matching = chosen[wanted]"),
+    ),
+    *of(
+        "readers/scenes.py",
+        "tests/unit/test_chronicle.py tests/integration/test_board.py",
+        row("asking-makes-room", "c.by_learner.whole(at) + 1]", "c.by_learner.place(at) + 1]"),
+        row("it-waits-for-who-has-answered", "- gone - here - answered - passed)", "- gone - here - passed)"),
+        row("it-waits-for-who-came-later", "- gone - here - answered - passed)", "- gone - answered - passed)"),
         row("marks-from-the-boundary-on", '("closed", closed, f"closed', '("closed", closed + w.boundary_s, f"closed'),
     ),
     *of(

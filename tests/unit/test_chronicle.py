@@ -14,7 +14,7 @@ from msgspec.structs import replace
 import log_helpers
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
-from isthmus.readers import views
+from isthmus.readers import scenes, views
 from isthmus.readers.chronicle import FORMAT, Chronicle, Life, write
 from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
 from isthmus.readers.warnings import warnings
@@ -336,7 +336,7 @@ async def test_a_round_that_was_open_says_whom_it_waited_for_then() -> None:
     log = cast(Log, RecordedLog([header]))
 
     async def waited_for(seconds: float) -> list[str] | None:
-        found = await views.waits(log, c, opened_at(1) + seconds)
+        found = await scenes.waits(log, c, opened_at(1) + seconds)
         assert [(x["fragment"], x["version"]) for x in found] == [(0, 1)]
         names: list[str] | None = found[0]["waits_for"]
         return names
@@ -345,15 +345,15 @@ async def test_a_round_that_was_open_says_whom_it_waited_for_then() -> None:
     assert await waited_for(1.2) == ["b", "e"]
     assert await waited_for(1.7) == ["b", "d", "e"]
     assert await waited_for(3.5) == ["d"]
-    assert await views.waits(log, c, opened_at(1) + 4.5) == [], "it had closed"
-    assert await views.waits(log, c, opened_at(1) - 0.5) == [], "it was not open yet"
+    assert await scenes.waits(log, c, opened_at(1) + 4.5) == [], "it had closed"
+    assert await scenes.waits(log, c, opened_at(1) - 0.5) == [], "it was not open yet"
 
 
 async def test_the_past_is_told_in_a_sentence() -> None:
     headers = history()
     c, log = read(headers), cast(Log, RecordedLog(headers))
     at = opened_at(3) + 2.0
-    said = views.sentence(c, at, await views.waits(log, c, at))
+    said = views.sentence(c, at, await scenes.waits(log, c, at))
     assert said == (
         "2 of 2 learners had something merged in the 32 s before, fragment 0 waited for a, b; fragment 1 waited for a, b."
     )
@@ -363,7 +363,7 @@ async def test_the_past_is_told_in_a_sentence() -> None:
 async def test_a_stretch_of_time_is_told_update_by_update() -> None:
     headers = history()
     c, log = read(headers), cast(Log, RecordedLog(headers))
-    found = await views.pieces(log, c, opened_at(2) - 20.0, opened_at(2) + 7.0)
+    found = await scenes.pieces(log, c, opened_at(2) - 20.0, opened_at(2) + 7.0)
     assert found is not None
     whats = {(x["learner"], x["what"]) for x in found}
     assert {
@@ -375,7 +375,7 @@ async def test_a_stretch_of_time_is_told_update_by_update() -> None:
         ("a", "repeated"),
     } <= whats
     assert all(x["from"] <= opened_at(2) + 7.0 for x in found)
-    story = await views.story(log, c, "c", after(3))
+    story = await scenes.story(log, c, "c", after(3))
     assert [(x["fragment"], x["version"], x["fate"]) for x in story][:2] == [(1, 2, "late"), (1, 2, "rejected")]
 
 
@@ -410,7 +410,7 @@ def test_a_commit_that_heals_counts_as_no_round() -> None:
     c = read([*history()[:3], healed])
     totals = views.totals(c, after(4))
     assert (totals["healed"], sum(totals["closed_by"].values())) == (1, 3)
-    assert views.round_picture(healed)["healed"] is True
+    assert scenes.round_picture(healed)["healed"] is True
 
 
 def test_no_answer_is_longer_than_a_browser_can_draw() -> None:
@@ -439,7 +439,7 @@ def test_no_answer_is_longer_than_a_browser_can_draw() -> None:
 
 def test_a_learner_that_is_in_twice_is_drawn_twice() -> None:
     header = committed(2, given("a", 0, 2), given("a", 1, 2), given("b", 1, 2))
-    rows = views.round_picture(waiting(header, expected=("a", "b", "c"), missing=("c",)))["learners"]
+    rows = scenes.round_picture(waiting(header, expected=("a", "b", "c"), missing=("c",)))["learners"]
     assert [(r["learner"], r.get("base"), r["fate"]) for r in rows] == [
         ("a", 0, "merged late"), ("a", 1, "merged"), ("b", 1, "merged"), ("c", None, "missing"),
     ]  # fmt: skip
@@ -447,12 +447,12 @@ def test_a_learner_that_is_in_twice_is_drawn_twice() -> None:
 
 def test_a_round_is_a_picture_in_seconds_since_it_opened() -> None:
     header = waiting(history()[1], boundary_s=1.0, passed=(Passing(learner="b", at=opened_at(2) + 1.0),))
-    picture = views.round_picture(header)
+    picture = scenes.round_picture(header)
     marks = {m["what"]: m["at"] for m in picture["marks"]}
     assert marks == {"boundary": -1.0, "opened": 0.0, "closed": 4.0, "merged": 4.5, "published": 5.0, "written": 5.0}, (
         "quorum missed"
     )
-    met = views.round_picture(waiting(history()[0], boundary_s=1.0))
+    met = scenes.round_picture(waiting(history()[0], boundary_s=1.0))
     assert {m["what"]: m["at"] for m in met["marks"]}["quorum"] == 1.0
     rows = {r["learner"]: r for r in picture["learners"]}
     assert (rows["a"]["fate"], rows["b"]["fate"], rows["c"]["fate"]) == ("merged", "passed", "late")

@@ -21,11 +21,11 @@ from isthmus.errors import LogCorrupt
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.readers.moments import Kept, Moments
-from isthmus.readers.rows import HEALED, PACKED, QUORUM_MISSED, Rows
+from isthmus.readers.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus.reasons import HARMLESS
 from isthmus.records.objects import CommitHeader, Input
 
-FORMAT = 3
+FORMAT = 4
 """Of the file. One of another format is read anew from the log."""
 
 LIVES_MAX = 20_000
@@ -190,7 +190,7 @@ class Chronicle:
         if not len(self.rows):
             self._begin(h)
         assert h.version == end.version + 1, f"commit {h.fragment}/{h.version} after version {end.version}"
-        self._row(h, end, commit.packed)
+        self._row(h, end)
         self._learners(h)
         end.version, end.digest = h.version, commit.digest
 
@@ -203,7 +203,7 @@ class Chronicle:
             if not moments.touched:
                 moments.began = began
 
-    def _row(self, h: CommitHeader, end: _End, packed: bool) -> None:
+    def _row(self, h: CommitHeader, end: _End) -> None:
         w = h.waited
         repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)
         rejected = sum(h.rejected_total.values()) - repeated
@@ -213,11 +213,11 @@ class Chronicle:
         self.first_written[writer] = min(self.first_written[writer], h.written_at)
         self.rows.append((
             h.written_at, h.fragment, h.version, writer, self.closings.number(w.closed_by, NAMES_MAX),
-            QUORUM_MISSED * w.quorum_missed | HEALED * (h.healed is not None) | PACKED * packed,
+            QUORUM_MISSED * w.quorum_missed | HEALED * (h.healed is not None),
             len(h.inputs), sum(i.base == h.version - 1 for i in h.inputs), len(w.expected), len(w.missing), len(h.late),
             max(0, rejected - end.rejected), max(0, repeated - end.repeated),
             sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment]), sum(i.bytes for i in h.inputs),
-            w.quorum_s - w.boundary_s, w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,
+            w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,
         ))  # fmt: skip
         end.rejected, end.repeated = rejected, repeated
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 Column = NDArray[Any]
 
-QUORUM_MISSED, HEALED, PACKED = 1, 2, 4
+QUORUM_MISSED, HEALED = 1, 2
 """Bits of `flags`."""
 
 COLUMNS: dict[str, str] = {
@@ -27,7 +27,6 @@ COLUMNS: dict[str, str] = {
     "repeated": "<u4",  # turned away, and nothing lost by it
     "tokens": "<f8",  # by the fragment's share of the parameters
     "bytes": "<u8",
-    "quorum_s": "<f4",  # from opening to the quorum
     "grace_s": "<f4",
     "waited_s": "<f4",
     "merge_s": "<f4",

@@ -175,8 +175,7 @@ class Live:
         self.commits: dict[int, Commit] = {}
         self.refused = ""
         """Why the log may not be read, or empty."""
-        self.damaged: dict[int, str] = {}
-        """Fragments whose newest commit cannot be read, and why."""
+        self._damaged: set[int] = set()  # fragments whose newest commit cannot be read
         self._log = log
         self._runtime = runtime
         self._store = store
@@ -235,10 +234,10 @@ class Live:
                 for p, version in list(self.hearing.heads.items()):
                     # Only the newest: whoever needs what is in between reads the log.
                     known = p < len(self._log.run.layout.fragments) and version > self._version(p)
-                    if known and (again or p not in self.damaged):
+                    if known and (again or p not in self._damaged):
                         self._hold(await self._readable(p, self._said(p, version)))
-                        if p not in self.damaged:
-                            self.hearing.heads[p] = max(self._version(p), 0)
+                        if p not in self._damaged:
+                            self.hearing.heads[p] = self._version(p)
                 if again:
                     looked = self._runtime.now()
                     if self._listener.down_since is not None:
@@ -268,11 +267,11 @@ class Live:
         try:
             found = await reading
         except LogCorrupt as error:
-            if p not in self.damaged:
+            if p not in self._damaged:
                 logger.warning("the log of fragment %d cannot be read to its end: %s", p, error)
-            self.damaged[p] = f"{error.key}: {error.detail}"
+            self._damaged.add(p)
             return None
-        self.damaged.pop(p, None)
+        self._damaged.discard(p)
         return found
 
     def _hold(self, commit: Commit | None) -> None:

@@ -1,24 +1,22 @@
 """What a page of a run shows, as plain data: of now, or of any moment of its life.
 
-Everything here but `pieces` and `waits`, which read commits, is drawn from a `Chronicle` alone. No answer has more than
-a few thousand numbers, however long a view looks back. Times are seconds since 1970 on the syncers' clocks.
+Drawn from a `Chronicle` alone; what commits themselves say is in `readers.scenes`. However long a view looks back and
+however many commits there are, no line has more than `POINTS_MAX` points and no picture more than `CELLS_MAX` cells.
+Times are seconds since 1970 on the syncers' clocks.
 """
 
-import asyncio
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.errors import LogCorrupt
-from isthmus.log import Log
 from isthmus.readers.chronicle import BEAT, LEARNER, REACHED, Chronicle
 from isthmus.readers.explain import why_of
 from isthmus.readers.rows import HEALED, QUORUM_MISSED
 from isthmus.reasons import HARMLESS
 from isthmus.records.messages import PARTS
-from isthmus.records.objects import CommitHeader
 
 POINTS_MAX = 600
 """Of a line over time."""
@@ -32,14 +30,8 @@ CELLS_MAX = 4800
 LISTED = 100
 """Commits of one answer."""
 
-PIECES_COMMITS = 300
-"""Commits of a stretch of time that are read one by one, for what each learner did exactly."""
-
 WAITED_ROUNDS = 10_000
 """Newest rounds whose waiting and merging is told of."""
-
-OPEN_READ = 8
-"""Open rounds of a moment of the past whose commits are read, for whom they waited."""
 
 ONLY = ("missed", "late", "rejected", "missing", "healed")
 """Kinds of commits to list: the quorum was missed, an update came too late, was turned away, somebody was missing, or a
@@ -47,16 +39,13 @@ fragment was healed."""
 
 LIVES_DRAWN = 500
 
-STORY_COMMITS = 60
-"""Commits that are read for a learner's story."""
-
 TOGETHER_S = 60.0
 """Fragments that change from one keeper to another within this are one takeover."""
 
-INSTANT_S = 1e-3
-"""What comes due is noticed a little later."""
-
 LATELY_S = 60.0
+
+NAMED_MAX = 3
+"""Learners and fragments that a sentence names."""
 
 Answer = dict[str, Any]
 
@@ -67,9 +56,7 @@ def span(c: Chronicle, now: float | None = None) -> tuple[float, float]:
     if len(c):
         began = min(began, float(c.rows["written_at"][0]))
     last = float(c.rows["written_at"][-1]) if len(c) else began
-    heard = c.beats.whole(math.inf if now is None else now)
-    spoke = c.beats.until(c.beats.end(heard - 1))[:, BEAT.index("step")] if heard and c.beats.things else np.array([])
-    if now is not None and spoke.size and not np.isnan(spoke).all():
+    if now is not None:
         last = max(last, min(now, _last_heard(c)))
     return began, max(began, last)
 
@@ -306,90 +293,6 @@ def lanes(c: Chronicle, begin: float, end: float) -> Answer:
     }
 
 
-async def pieces(log: Log, c: Chronicle, begin: float, end: float) -> list[Answer] | None:
-    """Return what each learner did in a stretch of time, update by update; None where there are too many commits to
-    read each of them. Of each piece: learner, what it did, from when to when, and with which update."""
-    rows = c.rows
-    first, last = (int(np.searchsorted(rows["written_at"], t)) for t in (begin, end))
-    if last - first > PIECES_COMMITS:
-        return None
-    # What was trained in this time is merged a little later.
-    last = min(len(rows), last + min(PIECES_COMMITS, 2 * len(c.ends)))
-    found: list[Answer] = []
-    headers = await asyncio.gather(*(_header(log, c, place) for place in range(first, last)))
-    for h in headers:
-        if h is not None:
-            found += [x for x in _pieces(h) if x["to"] >= begin and x["from"] <= end]
-    return found
-
-
-def _pieces(h: CommitHeader) -> list[Answer]:
-    p, w = h.fragment, h.waited
-    found: list[Answer] = []
-
-    def piece(what: str, learner: str, begin: float, end: float, base: int) -> None:
-        found.append({
-            "what": what, "learner": learner, "from": begin, "to": max(begin, end), "fragment": p, "base": base,
-            "version": h.version,
-        })  # fmt: skip
-
-    for i in h.inputs:
-        piece("train", i.learner, i.taken_at - i.train_s, i.taken_at, i.base)
-        piece("upload", i.learner, i.taken_at, i.arrived_at, i.base)
-        piece("wait", i.learner, i.arrived_at, w.closed_at, i.base)
-        piece("merged", i.learner, w.closed_at, h.written_at, i.base)
-    for late in h.late:
-        piece("late", late.learner, late.heard_at, late.heard_at, late.base)
-    for r in h.rejected:
-        piece("repeated" if r.reason in HARMLESS else "rejected", r.learner, r.at, r.at, r.base)
-    for seen in w.seen:
-        if seen.what in ("gone", "here"):
-            piece(seen.what, seen.learner, w.opened_at + seen.at, w.opened_at + seen.at, h.version - 1)
-    return found
-
-
-async def story(log: Log, c: Chronicle, name: str, at: float) -> list[Answer]:
-    """Return what the newest commits up to a time say of a learner, newest first: what became of it in each."""
-    number = c.learners.find(name)
-    there = c.by_learner.values[: c.by_learner.whole(at) + 1]
-    spoken = there[:, number].any(axis=1) if number is not None else np.array([])
-    if not spoken.any():
-        return []
-    # Not of the newest commits of all: of those up to the last that had to do with it.
-    last = min(at, c.by_learner.end(int(np.flatnonzero(spoken)[-1])))
-    count = c.rows.place(last)
-    headers = await asyncio.gather(*(_header(log, c, n) for n in range(max(0, count - STORY_COMMITS), count)))
-    found: list[Answer] = []
-    for h in reversed(headers):
-        if h is None:
-            continue
-        w = h.waited
-        entry: Answer = {"fragment": h.fragment, "version": h.version, "at": h.written_at}
-        for i in h.inputs:
-            if i.learner == name:
-                total = sum(x.weight for x in h.inputs)
-                found.append(entry | {
-                    "fate": "merged" if i.base == h.version - 1 else "merged late", "base": i.base, "steps": i.steps,
-                    "tokens": i.tokens, "share": i.weight / total, "upload_s": i.heard_at - i.taken_at,
-                    "wait_s": w.closed_at - i.arrived_at, "clipped": list(i.clipped),
-                })  # fmt: skip
-        found += [
-            entry | {"fate": "late", "base": x.base, "late_s": x.heard_at - w.closed_at}
-            for x in h.late
-            if x.learner == name
-        ]
-        found += [
-            entry | {"fate": "repeated" if r.reason in HARMLESS else "rejected", "base": r.base, "reason": r.reason}
-            for r in h.rejected
-            if r.learner == name
-        ]
-        if name in w.missing:
-            found.append(entry | {"fate": "missing", "base": None})
-        if any(f.learner == name for f in w.passed):
-            found.append(entry | {"fate": "passed", "base": None})
-    return found[:LISTED]
-
-
 def fragments(c: Chronicle, begin: float, end: float, at: float, now: float | None = None) -> Answer:
     """Return for each fragment its version and age at a time, and over time: versions made, how old the newest one was
     at the end of each stretch [s], and the share of expected learners that were in. `now` as in `ages`."""
@@ -568,25 +471,6 @@ def rounds_open(c: Chronicle, at: float) -> list[tuple[int, int, float]]:
     return sorted(found, key=lambda x: x[2])
 
 
-async def waits(log: Log, c: Chronicle, at: float) -> list[Answer]:
-    """Return the rounds that were open at a time, and of the longest few whom they waited for, by their commits."""
-    found: list[Answer] = [
-        {"fragment": p, "version": version, "opened_at": opened, "waits_for": None}
-        for p, version, opened in rounds_open(c, at)
-    ]
-    for entry in found[:OPEN_READ]:
-        h = await _header_of(log, entry["fragment"], entry["version"])
-        if h is not None:
-            w = h.waited
-            gone = {s.learner for s in w.seen if s.what == "gone" and w.opened_at + s.at <= at}
-            here = {s.learner for s in w.seen if s.what == "here" and w.opened_at + s.at > at}
-            later = {s.learner for s in w.seen if s.what == "gone" and w.opened_at + s.at > at}
-            answered = {i.learner for i in h.inputs if i.arrived_at <= at and i.base == h.version - 1}
-            passed = {f.learner for f in w.passed if f.at <= at}
-            entry["waits_for"] = sorted((set(w.expected) | later) - gone - here - answered - passed)
-    return found
-
-
 def sentence(c: Chronicle, at: float, open_rounds: list[Answer]) -> str:
     """Return the state of a run at a moment of its past, in one sentence."""
     if not c.rows.place(at):
@@ -603,96 +487,19 @@ def sentence(c: Chronicle, at: float, open_rounds: list[Answer]) -> str:
     said = f"{int(active.sum())} of {int(known.sum())} learners had something merged in the {lately:.0f} s before"
     waiting = [entry for entry in open_rounds if entry["waits_for"]]
     if waiting:
-        said += ", " + "; ".join(_waiting(entry) for entry in waiting[:3])
-        said += f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
+        said += ", " + "; ".join(_waiting(entry) for entry in waiting[:NAMED_MAX])
+        said += f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
     return said + "."
 
 
 def _waiting(entry: Answer) -> str:
-    names = entry["waits_for"]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"fragment {entry['fragment']} waited for {', '.join(names[:3])}{more}"
+    return f"fragment {entry['fragment']} waited for {named(entry['waits_for'])}"
 
 
-# --- one round --------------------------------------------------------------------------------------------------------
-
-
-def round_picture(h: CommitHeader) -> Answer:
-    """Return a round as it went: when each thing happened, in seconds since it was opened."""
-    w = h.waited
-    since = w.opened_at
-    if h.healed is not None:
-        return {"healed": True, "marks": [], "learners": []}
-    quorum = w.quorum_s - w.boundary_s if w.boundary_s or w.quorum_s else math.nan
-    closed = w.closed_at - since
-    enough = "update was" if w.quorum == 1 else "updates were"
-    unused = "" if w.quorum_missed or quorum + w.grace_s <= closed + INSTANT_S else ": not waited for"
-    marks = [
-        ("boundary", -w.boundary_s, "a learner's step boundary, which the round was opened for"),
-        ("opened", 0.0, "opened: learners were called"),
-        ("quorum", math.nan if w.quorum_missed else quorum, f"quorum: {w.quorum} fresh {enough} in"),
-        ("grace", math.nan if w.quorum_missed else quorum + w.grace_s, f"end of the grace that was granted{unused}"),
-        ("closed", closed, f"closed ({w.closed_by})"),
-        ("merged", closed + w.merge_s, "merged"),
-        ("published", closed + w.merge_s + w.publish_s, "published: the new value is in the store"),
-        ("written", h.written_at - since, "in the log: the commit counts"),
-    ]
-    total = sum(i.weight for i in h.inputs) or 1.0
-    # A learner may be in twice: with what it sent for the round before, too late, and with what it sent for this one.
-    rows: list[Answer] = [
-        {
-            "learner": i.learner, "fate": "merged" if i.base == h.version - 1 else "merged late",
-            "expected": i.learner in w.expected, "base": i.base, "incarnation": i.incarnation, "steps": i.steps,
-            "tokens": i.tokens, "weight": i.weight / total, "scale": i.scale, "clipped": list(i.clipped),
-            "began": i.taken_at - i.train_s - since, "taken": i.taken_at - since, "heard": i.heard_at - since,
-            "fetched": i.fetched_at - since, "arrived": i.arrived_at - since,
-        }
-        for i in h.inputs
-    ]  # fmt: skip
-    merged = {row["learner"] for row in rows if row["fate"] == "merged"}
-    rows += [
-        {"learner": late.learner, "fate": "late", "expected": late.learner in w.expected, "base": late.base,
-         "heard": late.heard_at - since}
-        for late in h.late
-    ]  # fmt: skip
-    told = merged | {late.learner for late in h.late}
-    passed = {p.learner: p.at - since for p in w.passed if p.learner not in told}
-    rows += [
-        {"learner": name, "fate": "passed", "expected": name in w.expected, "passed": at} for name, at in passed.items()
-    ]
-    rows += [
-        {"learner": name, "fate": "missing", "expected": True}
-        for name in w.expected
-        if name not in told and name not in passed
-    ]
-    rows.sort(key=lambda row: (str(row["learner"]), row.get("base", -1)))
-    return {
-        "healed": False,
-        "marks": [
-            {"what": what, "at": at, "said": said}
-            for what, at, said in sorted(marks, key=lambda mark: mark[1])
-            if math.isfinite(at)
-        ],
-        "learners": rows,
-        "quorum": w.quorum,
-        "quorum_missed": w.quorum_missed,
-        "grace_s": w.grace_s,
-        "cap_s": w.cap_s,
-        "closed_by": w.closed_by,
-        "merge": h.dense.merge,
-    }
-
-
-async def _header(log: Log, c: Chronicle, place: int) -> CommitHeader | None:
-    return await _header_of(log, int(c.rows["fragment"][place]), int(c.rows["version"][place]))
-
-
-async def _header_of(log: Log, p: int, version: int) -> CommitHeader | None:
-    try:
-        commit = await log.commit(p, version)
-    except LogCorrupt:
-        return None
-    return None if commit is None else commit.header
+def named(names: Sequence[str]) -> str:
+    """Return the first few of these names, and of the others how many there are."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ STUCK_PERIODS = 10.0
 
 STUCK_LEAST_S = 30.0
 LOST_SHARE = 0.1
-SELDOM_IN = 0.5
 
 
 @dataclass(frozen=True, slots=True)

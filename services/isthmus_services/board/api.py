@@ -6,41 +6,27 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
-import numpy as np
 
-from isthmus.codecs import codec, packed_size
 from isthmus.errors import Denied, InputError
-from isthmus.forecast.prices import Prices
 from isthmus.log import evaluations
 from isthmus.log.select import all_or, checkpoints_in
-from isthmus.readers import views, whatif
-from isthmus.readers.chronicle import BEAT
+from isthmus.readers import scenes, views, whatif
 from isthmus.readers.explain import explain
 from isthmus.readers.status import Status, read_ledgers
 from isthmus.readers.views import Answer
 from isthmus.readers.warnings import warnings
 from isthmus.records.fields import require_name
 from isthmus.records.keys import LEARNERS
-from isthmus.records.objects import CommitHeader
 from isthmus.urls import redacted
 from isthmus.version import __version__
+from isthmus_services.board import accounts
+from isthmus_services.board.accounts import Costs
 from isthmus_services.board.feed import Feed, spread
 
 Query = Mapping[str, Sequence[str]]
 
 FORMAT = 1
 """Of the answers: raised when a field changes its meaning or goes."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Costs:
-    """What things cost here."""
-
-    prices: Prices
-    gpus: float
-    """Of a learner."""
-    assumed: str
-    """What nobody said, in words."""
 
 
 class Unknown(InputError):
@@ -140,21 +126,11 @@ class Api:
         f, c = self.feed, self.feed.chronicle
         moment = self._moment(at)
         status = f.live.status() if at is None else None
-        if status is None:
-            open_rounds = await views.waits(f.asked, c, moment)
-            said = views.sentence(c, moment, open_rounds)
-        else:
-            open_rounds = [
-                {
-                    "fragment": p, "version": r.version, "opened_at": None,
-                    "waits_for": sorted(status.waited_for(p)) if f.has_bus else None,
-                }
-                for p, r in sorted(status.hearing.rounds.items())
-            ]  # fmt: skip
-            said = self._sentence(open_rounds)
+        open_rounds = await self._open(at, status)
+        said = views.sentence(c, moment, open_rounds) if status is None else self._sentence(status, open_rounds)
         begin, end = views.span(c, f.wall)
         totals = views.totals(c, moment)
-        moved = self._bytes(moment, totals)
+        moved = accounts.moved(c, moment, totals)
         return {
             "at": moment,
             "now": self._moment(None),
@@ -171,8 +147,20 @@ class Api:
             "totals": totals,
             "reasons": views.reasons(c, moment),
             "bytes": moved,
-            "cost": self._cost(moment, totals, moved),
+            "cost": accounts.cost(c, self._costs, moment, totals, moved),
         }  # fmt: skip
+
+    async def _open(self, at: float | None, status: Status | None) -> list[Answer]:
+        """Return the rounds that are open, or were at a moment, and whom they wait for, as far as that is known."""
+        if status is None:
+            return await scenes.waits(self.feed.asked, self.feed.chronicle, self._moment(at))
+        return [
+            {
+                "fragment": p, "version": r.version, "opened_at": None,
+                "waits_for": sorted(status.waited_for(p)) if self.feed.has_bus else None,
+            }
+            for p, r in sorted(status.hearing.rounds.items())
+        ]  # fmt: skip
 
     def _warnings(self, at: float, status: Status | None) -> list[Answer]:
         f = self.feed
@@ -193,13 +181,12 @@ class Api:
             return f"{store}no bus is read: who is there now, and what learners say of themselves, is not known"
         return self.feed.live.trouble
 
-    def _sentence(self, open_rounds: Sequence[Answer]) -> str:
+    def _sentence(self, status: Status, open_rounds: Sequence[Answer]) -> str:
         f = self.feed
         if f.reading and f.chronicle.read < 1.0:
             return f"The log is being read for the first time: {f.chronicle.read:.0%} so far."
-        if not f.has_bus or f.live.status().bus_error:
+        if not f.has_bus or status.bus_error:
             return self._from_the_log()
-        status = f.live.status()
         known = [v for v in status.hearing.learners.values() if v.left is None]
         live = status.live
         done = sum(v.left is not None and v.left.done for v in status.hearing.learners.values())
@@ -215,9 +202,7 @@ class Api:
             said = f"{len(live)} of {len(known)} learners train"
         waiting = [r for r in open_rounds if r["waits_for"]]
         if waiting:
-            names = waiting[0]["waits_for"]
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            said += f", fragment {waiting[0]['fragment']} waits for {', '.join(names[:3])}{more}"
+            said += f", fragment {waiting[0]['fragment']} waits for {views.named(waiting[0]['waits_for'])}"
             said += f", and {len(waiting) - 1} more fragments wait" if len(waiting) > 1 else ""
         return f"{said}." + (f" {done} are done." if done else "")
 
@@ -230,50 +215,6 @@ class Api:
             f"By its log: {totals['commits']:,} commits with {totals['updates']:,} updates of {totals['learners']} "
             "learners. Who trains now is not known."
         )
-
-    def _bytes(self, at: float, totals: Answer) -> Answer:
-        """Return bytes both ways beside what the rules plan for them."""
-        c, made = self.feed.chronicle, self.feed.log.run
-        said = c.beats.until(at)[: len(c.learners.known)]
-        up, down, checkpoints = (said[:, BEAT.index(n)] for n in ("bytes_up", "bytes_down", "checkpoint_bytes"))
-        heard = ~np.isnan(up)
-        each = {
-            way: [packed_size(codec(name), x) for x in made.layout.fragments]
-            for way, name in (("up", made.rules.codec_up), ("down", made.rules.codec_down))
-        }
-        inputs, commits = views.by_fragment(c, at)
-        planned = sum(n * size for n, size in zip(inputs, each["up"], strict=True))
-        return {
-            "merged": totals["bytes_up"],
-            "merged_planned": planned,
-            "up": float(up[heard].sum()) if heard.any() else None,
-            "checkpoints": float(checkpoints[heard].sum()) if heard.any() else None,
-            "down": float(down[heard].sum()) if heard.any() else None,
-            "down_planned": max(1, totals["learners"])
-            * sum(n * size for n, size in zip(commits, each["down"], strict=True)),
-        }
-
-    def _cost(self, at: float, totals: Answer, moved: Answer) -> Answer:
-        """Return what the run has cost by a time, as far as the log tells, by parts [US dollars]."""
-        c, prices = self.feed.chronicle, self._costs.prices
-        hours = sum(max(0.0, min(at, x.last) - x.began) for x in c.lives.values()) / 3600.0
-        updates, commits = totals["updates"] + totals["late"], totals["commits"]
-        learners = max(1, totals["learners"])
-        # An update; a commit and its value. Each learner reads both, the syncer each update.
-        puts, gets = updates + 2 * commits, updates + 2 * commits * learners
-        down = moved["down"] if moved["down"] is not None else moved["down_planned"]
-        parts = {
-            "gpus": hours * self._costs.gpus * prices.gpu_hour,
-            "requests": puts / 1e3 * prices.put_per_1000 + gets / 1e3 * prices.get_per_1000,
-            "egress": (moved["merged"] + down) / 1e9 * prices.egress_gb,
-            "storage": moved["merged"]
-            / 1e9
-            * prices.storage_gb_month
-            * (at - c.run.header.created_at)
-            / (30 * 86400)
-            / 2,
-        }
-        return {"usd": sum(parts.values()), "parts": parts, "learner_hours": hours, "assumed": self._costs.assumed}
 
     async def series(self, query: Query) -> Answer:
         """Return lines over time: from the log, and of what learners said of themselves."""
@@ -351,7 +292,7 @@ class Api:
                 for life in views.lives(f.chronicle)
                 if life["learner"] == name and life["began"] <= moment
             ],
-            "story": await views.story(f.asked, f.chronicle, name, moment),
+            "story": await scenes.story(f.asked, f.chronicle, name, moment),
         }
 
     async def lanes(self, query: Query) -> Answer:
@@ -362,7 +303,7 @@ class Api:
             "begin": begin,
             "end": end,
             **views.lanes(c, begin, end),
-            "pieces": await views.pieces(self.feed.asked, c, begin, end),
+            "pieces": await scenes.pieces(self.feed.asked, c, begin, end),
         }
 
     async def fragments(self, query: Query) -> Answer:
@@ -382,12 +323,12 @@ class Api:
         all_or(self.feed.log, [p])
         at = _time(query, "at")
         c, moment = self.feed.chronicle, self._moment(at)
-        state = await self.state(query)
+        open_rounds = await self._open(at, self.feed.live.status() if at is None else None)
         row = views.fragments(c, c.run.header.created_at, moment, moment, self._clock(at))["fragments"][p]
         return {
             "at": moment,
             "row": row,
-            "open": next((x for x in state["open"] if x["fragment"] == p), None),
+            "open": next((x for x in open_rounds if x["fragment"] == p), None),
             **views.commits(c, moment, fragment=p),
         }
 
@@ -422,8 +363,8 @@ class Api:
             "newest": self.feed.chronicle.ends[p].version,
             "lines": told.lines,
             "facts": told.facts,
-            "round": views.round_picture(commit.header),
-            "header": _shown(commit.header),
+            "round": scenes.round_picture(commit.header),
+            "header": scenes.told(commit.header),
             "packed": commit.packed,
         }
 
@@ -478,32 +419,6 @@ class Api:
         if end < begin:
             raise InputError(f"from={begin:.3f} is after to={end:.3f}")
         return begin, max(end, begin + 1e-3)
-
-
-def _shown(h: CommitHeader) -> Answer:
-    """Return of a commit's header what pages link with."""
-    total = sum(i.weight for i in h.inputs) or 1.0
-    return {
-        "writer": h.writer,
-        "written_at": h.written_at,
-        "opened_at": h.waited.opened_at,
-        "closed_at": h.waited.closed_at,
-        "inputs": [
-            {
-                "learner": i.learner, "base": i.base, "incarnation": i.incarnation, "steps": i.steps,
-                "tokens": i.tokens, "bytes": i.bytes, "share": i.weight / total, "clipped": list(i.clipped),
-                "taken_at": i.taken_at,
-            }
-            for i in h.inputs
-        ],
-        "late": [{"learner": x.learner, "base": x.base, "heard_at": x.heard_at} for x in h.late],
-        "rejected": [
-            {"learner": r.learner, "base": r.base, "reason": r.reason, "count": r.count, "at": r.at} for r in h.rejected
-        ],
-        "missing": list(h.waited.missing),
-        "passed": [f.learner for f in h.waited.passed],
-        "healed": h.healed is not None,
-    }  # fmt: skip
 
 
 def _rows(value: object) -> list[Answer]:

@@ -179,9 +179,9 @@ class Feed:
 
     async def read_all(self) -> None:
         """Read the log to its end, once."""
-        await self._lengths()
-        await self.chronicle.follow(self.log)
-        self._moved.clear()
+        self._lengths()
+        moved, self._moved = self._moved, set()
+        await self._follow(moved)
         self.reading = False
 
     async def save(self) -> None:
@@ -248,7 +248,7 @@ class Feed:
         written = [c.header.written_at for c in self.live.commits.values()]
         return min(self.wall, max([self.log.run.header.created_at, *written]))
 
-    async def _lengths(self) -> None:
+    def _lengths(self) -> None:
         heads = [self.live.commits.get(f.index) for f in self.log.run.layout.fragments]
         self.chronicle.heads = [c.version if c else 0 for c in heads]
 
@@ -260,7 +260,7 @@ class Feed:
                     looked = self.runtime.now()
                     self._moved |= set(range(len(self.chronicle.ends))) if not self.has_bus else self._behind()
                 moved, self._moved = self._moved, set()
-                await self._lengths()
+                self._lengths()
                 if moved:
                     await self._follow(moved)
                     if self.reading:

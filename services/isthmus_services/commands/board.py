@@ -15,7 +15,8 @@ from isthmus.errors import InputError, Unavailable
 from isthmus.ports import bus_answers, open_log, open_ports
 from isthmus.store import EdgeStore
 from isthmus.urls import split
-from isthmus_services.board.api import Api, Costs
+from isthmus_services.board.accounts import Costs
+from isthmus_services.board.api import Api
 from isthmus_services.board.feed import Feed, cache_of, following
 from isthmus_services.board.server import address_of, is_loopback, served
 from isthmus_services.output.progress import progress

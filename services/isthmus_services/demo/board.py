@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from isthmus.errors import InputError
-from isthmus_services.processes import isthmus_command
+from isthmus_services.processes import end, isthmus_command
 
 STOP_S = 5.0
 
@@ -35,12 +35,7 @@ def shown(store: str, bus: str, log: Path) -> Iterator[str]:
             raise InputError(f"--board: {log.read_text(errors='replace').strip()[-500:]} ({log})")
         yield url
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, STOP_S)
 
 
 def open_in_browser(url: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from isthmus.errors import InputError
 from isthmus.readers.heard import Hearing
 from isthmus_services.commands.learner import NEVER_MERGED
+from isthmus_services.processes import end
 
 STOP_S = 30.0
 CRASHES_MAX = 3
@@ -127,12 +128,7 @@ class Fleet:
         """SIGTERM, and wait; SIGKILL where that does not help."""
         if worker.process is None or not worker.running:
             return
-        worker.process.terminate()
-        try:
-            worker.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
+        end(worker.process, STOP_S)
 
     def stop_all(self) -> None:
         """End every process."""
