@@ -21,7 +21,8 @@ from pathlib import Path
 
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import write_json
-from mutants.table import MUTANTS, Mutant, faults
+from mutants.mutant import Mutant
+from mutants.table import MUTANTS, faults
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pkg"

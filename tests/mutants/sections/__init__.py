@@ -1,0 +1,1 @@
+"""The mistakes, by what they are made in."""

@@ -1,0 +1,51 @@
+"""Mistakes in the collector of garbage."""
+
+from mutants.mutant import of, row
+
+MUTANTS = [
+    *of(
+        "log/gc.py",
+        "tests/unit/test_collect_plan.py",
+        row(
+            "a-young-snapshot-is-no-start",
+            "    start = min([start, *young])\n",
+            "",
+        ),
+        row("snapshots-go-last", 'key=lambda kind: kind != "snapshots")', 'key=lambda kind: kind == "snapshots")'),
+        row("all-kinds-at-once", "for phase in (kinds[:1], kinds[1:]):", "for phase in (kinds,):"),
+        row("a-commit-too-young-is-packed", "if version < young]", "if version <= young]"),
+        row(
+            "the-oldest-base-that-counts-goes",
+            "version_in(e.key) < head - STALENESS_MAX or",
+            "version_in(e.key) <= head - STALENESS_MAX or",
+        ),
+        row(
+            "values-above-the-head-go",
+            "if version_in(e.key) <= head and version_in(e.key) != start",
+            "if version_in(e.key) != start",
+        ),
+        row(
+            "the-snapshot-to-start-from-goes",
+            "(e for e in snapshots if version_in(e.key) < start)",
+            "(e for e in snapshots if version_in(e.key) <= start)",
+        ),
+        row("one-version-fewer-is-kept", "at_most=max(0, head - keep))", "at_most=max(0, head - keep + 1))"),
+        row(
+            "what-unpacked-commits-merged-goes",
+            "floor = start if packed_to == start - 1 > 0 else packed_to",
+            "floor = start",
+        ),
+        row("one-checkpoint-is-kept", "held[CHECKPOINTS_KEPT:]", "held[CHECKPOINTS_KEPT - 1 :]"),
+        row(
+            "damage-is-packed",
+            "if following is None or frame.digest(blob) != following.header.previous:",
+            "if following is None:",
+        ),
+        row("pointers-do-not-move-on", "        offset += len(blob)\n", ""),
+        row(
+            "packing-begins-at-the-top",
+            "[version for version in reversed(plain) if version < young]",
+            "[version for version in plain if version < young]",
+        ),
+    ),
+]

@@ -1,0 +1,304 @@
+"""Mistakes in the world outside: stores, buses, processes."""
+
+from mutants.mutant import argued, of, row
+
+MUTANTS = [
+    *of(
+        "store/bucket.py",
+        "tests/unit/test_bucket_answers.py",
+        row("a-conflict-means-exists", "if _status(error) == 409:", "if False:"),
+        row("a-create-writes-over", "whole, mode=mode, use", 'whole, mode="overwrite", use'),
+        row("a-write-is-sent-again", "write=client(0),", "write=client(2),"),
+        row(
+            "ranges-are-of-any-object",
+            'same = {"if_match": first.meta["e_tag"]} if first.meta["e_tag"] else {}',
+            "same: dict[str, str] = {}",
+        ),
+        row("nothing-says-what-the-bytes-are", '                "checksum_algorithm": "SHA256",\n', ""),
+        row("a-write-may-hang", "READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST", "3600.0"),
+        row("no-bucket-is-nothing-to-delete", 'if _code(error) == "NoSuchBucket":', "if False:"),
+    ),
+    *of(
+        "store/bucket.py",
+        "tests/conformance/test_bucket_parts.py",
+        row("a-large-create-looks-for-nothing", "if len(data) > PART_BYTES and await", "if False and await"),
+        row("a-range-begins-where-the-object-does", '{"range": (start + at, start', '{"range": (at, start'),
+    ),
+    *of(
+        "store/refused.py",
+        "tests/unit/test_bucket_answers.py tests/unit/test_store_answers.py",
+        row("an-unknown-refusal-is-an-outage", "if code in DENIED or status in (401, 403):", "if code in DENIED:"),
+        row(
+            "a-conflict-means-exists",
+            'EXISTS = {"PreconditionFailed", "412"}',
+            'EXISTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}',
+        ),
+    ),
+    *of(
+        "store/credentials.py",
+        "tests/unit/test_bucket_answers.py",
+        row(
+            "endpoints-in-the-other-order",
+            'environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")',
+            'environment.get("AWS_ENDPOINT_URL") or environment.get("AWS_ENDPOINT_URL_S3")',
+        ),
+        row("no-session-token", 'environment.get("AWS_SESSION_TOKEN") or None', "None"),
+    ),
+    *of(
+        "store/s3.py",
+        "tests/conformance/test_parts.py",
+        row("a-part-is-sent-once", "if _is_final(error) or tried == PART_TRIES:", "if True:"),
+        row("what-is-there-is-sent-again", 'if begun.parts.get(number, ("", ""))[0] != sum_:', "if True:"),
+        row(
+            "what-is-there-is-not-looked-at",
+            'if begun.parts.get(number, ("", ""))[0] != sum_:',
+            "if number not in begun.parts:",
+        ),
+        row("a-create-in-parts-looks-for-nothing", "if await is_there(self, key):", "if False:"),
+        row("an-unknown-upload-is-tried-for-ever", "if passing and not begun.again and", "if passing and"),
+        row("ranges-of-a-range-begin-at-0", "if extra else 0\n        same", "if not extra else 0\n        same"),
+    ),
+    *of(
+        "store/s3.py",
+        "tests/unit/test_store_answers.py",
+        row("ranges-include-their-stop", "bytes={start}-{stop - 1}", "bytes={start}-{stop}"),
+        row("half-a-body-is-a-body", "if at != len(data):", "if at > len(data):"),
+        row("creating-is-putting", '                IfNoneMatch="*",\n', ""),
+    ),
+    *of(
+        "store/retrying.py",
+        "tests/unit/test_store_answers.py",
+        row(
+            "one-try-more",
+            "stop_after_attempt(self._patience.attempts - 1)",
+            "stop_after_attempt(self._patience.attempts)",
+        ),
+        row(
+            "pauses-without-end",
+            "ceiling_s = min(self._patience.longest_s,",
+            "ceiling_s = max(self._patience.longest_s,",
+        ),
+    ),
+    *of(
+        "store/limited.py",
+        "tests/unit/test_store_answers.py",
+        row("waited-for-without-end", "asyncio.timeout(self._request_s)", "asyncio.timeout(None)"),
+    ),
+    *of(
+        "store/watched.py",
+        "tests/unit/test_store_answers.py",
+        row(
+            "no-such-object-is-no-answer",
+            "        except (ObjectMissing, Denied):\n            self._outage.answered()\n            raise\n",
+            "        except (ObjectMissing, Denied):\n            raise\n",
+        ),
+        row(
+            "hung-since-the-last-one-was-sent",
+            "max(min(self._open.values()), self.answered_at or 0.0)",
+            "max(max(self._open.values()), self.answered_at or 0.0)",
+        ),
+        row(
+            "hung-whatever-was-answered",
+            "max(min(self._open.values()), self.answered_at or 0.0)",
+            "min(self._open.values())",
+        ),
+        row(
+            "down-since-the-last-try",
+            "        if self._down_since is None:\n            self._down_since",
+            "        if True:\n            self._down_since",
+        ),
+    ),
+    *of(
+        "store/measured.py",
+        "tests/integration/test_vitals.py",
+        row(
+            "only-answers-with-bytes-are-measured",
+            "        self._answered(operation, started)\n        return result",
+            "        return result",
+        ),
+    ),
+    *of(
+        "store/atomic.py",
+        "tests/unit/test_store_answers.py",
+        row("two-winners-are-one-too-few", "if len(winners) > 1:", "if len(winners) > 2:"),
+        row("what-was-tried-is-left-there", "        raise\n    await store.delete(key)\n", "        raise\n"),
+    ),
+    *of(
+        "store/files.py",
+        "tests/unit/test_store_answers.py",
+        row(
+            "creating-is-replacing",
+            "return await self._run(key, self._write, data, os.link)",
+            "return await self._run(key, self._write, data, os.replace)",
+        ),
+        row("bytes-are-on-disk-some-time", "                os.fsync(file.fileno())\n", ""),
+        row(
+            "names-are-on-disk-some-time",
+            "            _sync_folder(path.parent)\n            return True",
+            "            return True",
+        ),
+        row("ranges-begin-at-the-beginning", "            file.seek(start)\n", ""),
+        row(
+            "in-the-order-of-the-folder",
+            "return sorted(Entry(str(p.relative_to(self.root)), s.st_size, s.st_mtime) for p, s in _walk(path))",
+            "return [Entry(str(p.relative_to(self.root)), s.st_size, s.st_mtime) for p, s in _walk(path)]",
+        ),
+    ),
+    *of(
+        "bus/redis.py",
+        "tests/unit/test_bus_listening.py",
+        row(
+            "ids-are-text",
+            "if newest is None or _order(newest) < _order(after[key]):",
+            "if newest is None or newest < after[key]:",
+        ),
+        row(
+            "back-beyond-the-end", "START if at is None else min(at, then, key=_order)", "START if at is None else then"
+        ),
+        row(
+            "back-means-to-the-end",
+            "START if at is None else min(at, then, key=_order)",
+            "START if at is None else max(at, then, key=_order)",
+        ),
+    ),
+    *of(
+        "bus/sqlite.py",
+        "tests/unit/test_bus_listening.py",
+        row("the-last-message-is-read-again", "AND id > ? ORDER BY id LIMIT ?", "AND id >= ? ORDER BY id LIMIT ?"),
+        row(
+            "an-emptied-file-is-not-noticed",
+            "                start = 0  # the bus lost what we had read\n",
+            "                pass\n",
+        ),
+        row("numbers-begin-at-zero", "for i, body in enumerate(bodies, 1)]", "for i, body in enumerate(bodies)]"),
+    ),
+    *of(
+        "bus/endpoints.py",
+        "tests/unit/test_bus_listening.py",
+        row(
+            "what-was-dropped-takes-another-along",
+            "if self._unsaid and self._unsaid[0] is message:",
+            "if self._unsaid:",
+        ),
+        argued(
+            "a-word-in-between-is-not-sent",
+            "            self._wake.clear()\n            try:\n                await self.flush()\n            except",
+            "            try:\n                await self.flush()\n                self._wake.clear()\n            except",
+            "flush ends only where nothing is left to be said, and nobody else runs between that and forgetting the word",
+        ),
+        row(
+            "nobody-hears-of-the-gap",
+            "                self.down_since = None\n                gap()\n",
+            "                self.down_since = None\n",
+        ),
+        row(
+            "what-came-after-comes-before-the-gap",
+            "            if self.down_since is not None:\n                self.down_since = None\n                gap()\n            for pair in self._advance(found):\n                yield pair\n",
+            "            for pair in self._advance(found):\n                yield pair\n            if self.down_since is not None:\n                self.down_since = None\n                gap()\n",
+        ),
+        row("streams-that-are-gone-are-read-on", "            self.positions.pop(name, None)\n", "            pass\n"),
+        row(
+            "positions-are-of-the-first",
+            "self.positions[stream] = messages[-1].position",
+            "self.positions[stream] = messages[0].position",
+        ),
+        row("nobodys-words-are-heard", "for message in messages if message.body]", "for message in messages]"),
+        row(
+            "what-was-refused-is-gone",
+            "            except Unavailable:\n                self._wake.set()\n",
+            "            except Unavailable:\n",
+        ),
+    ),
+    *of(
+        "tolerance.py",
+        "tests/unit/test_refusals.py tests/unit/test_tolerance.py",
+        row(
+            "what-never-worked-is-ridden-out",
+            "if not (vouched or kind in self._worked) or now - since >= self._limit_s:",
+            "if now - since >= self._limit_s:",
+        ),
+        row(
+            "refusals-are-ridden-out-for-ever",
+            "if not (vouched or kind in self._worked) or now - since >= self._limit_s:",
+            "if not (vouched or kind in self._worked):",
+        ),
+        row("nothing-is-vouched-for", "        self._vouched = True\n", "        self._vouched = False\n"),
+        row(
+            "the-clock-of-a-refusal-never-stops",
+            "if self._since.pop(kind, None) is not None:",
+            "if self._since.get(kind) is not None:",
+        ),
+        row("each-refusal-begins-anew", "since = self._since.setdefault(kind, now)", "since = self._since[kind] = now"),
+        row(
+            "nothing-there-is-no-answer",
+            "        except ObjectMissing:\n            self._good(kind)\n            raise\n",
+            "        except ObjectMissing:\n            raise\n",
+        ),
+        row("all-folders-are-one", "return f\"{what} {key.split('/', maxsplit=1)[0]}/\"", "return what"),
+        row("creating-is-another-reading", '"put": "write"}', '"put": "write", "create": "read"}'),
+        row(
+            "what-was-refused-long-ago-still-is",
+            "lately = [since for kind, since in self._since.items() if now - self._last[kind] <= LATELY_S]",
+            "lately = list(self._since.values())",
+        ),
+        row(
+            "an-update-is-ridden-out",
+            '        if operation == "get" and key.startswith(UPDATES):\n            return await send()\n',
+            "",
+        ),
+        row("it-is-said-every-time", "                self._said_at = now\n", ""),
+        row(
+            "the-shortest-refusal-counts",
+            "return now - min(lately, default=now)",
+            "return now - max(lately, default=now)",
+        ),
+    ),
+    *of(
+        "syncer/fairness.py",
+        "tests/unit/test_fair_shares.py tests/unit/test_fairness.py",
+        row(
+            "the-same-author-again-and-again",
+            "        del self._waiting[author]\n        if queue:\n            self._waiting[author] = queue  # behind all others\n",
+            "        if not queue:\n            del self._waiting[author]\n",
+        ),
+        row(
+            "the-newest-is-dropped",
+            "            queue.popleft()\n            self._size -= 1\n            self._dropped(author)",
+            "            queue.pop()\n            self._size -= 1\n            self._dropped(author)",
+        ),
+        row(
+            "what-was-dropped-still-counts",
+            "            self._size -= 1\n            self._dropped(author)",
+            "            self._dropped(author)",
+        ),
+        row(
+            "a-crowd-is-not-heard",
+            "min(self._each, max(1, self._total // len(self._waiting)))",
+            "min(self._each, self._total // len(self._waiting))",
+        ),
+        row("a-crowd-may-fill-everything", "min(self._each, max(1, self._total // len(self._waiting)))", "self._each"),
+        row(
+            "own-events-in-turn",
+            "        if self._own:\n            return self._own.popleft()\n        if not self._waiting:\n",
+            "        if self._own and not self._waiting:\n            return self._own.popleft()\n        if not self._waiting:\n",
+        ),
+        row("the-slow-have-their-share", "(1 if user in self._slow else self._each)", "self._each"),
+        row(
+            "a-slot-of-a-cancelled-one-is-lost",
+            "                    self._give_back(user)\n                else:",
+            "                    pass\n                else:",
+        ),
+        row("those-passed-over-only", "        passed_over.extend(self._waiting)\n", ""),
+        row(
+            "a-free-slot-is-not-handed-on",
+            "            del self._held[user]\n        self._serve()\n",
+            "            del self._held[user]\n",
+        ),
+        row(
+            "the-first-that-must-wait-stops-all",
+            "                passed_over.append((user, turn))\n",
+            "                passed_over.append((user, turn))\n                break\n",
+        ),
+        row("the-slow-are-remembered-for-ever", "            self._slow.clear()\n", "            pass\n"),
+    ),
+]

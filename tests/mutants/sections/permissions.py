@@ -1,0 +1,180 @@
+"""Mistakes in who may do what."""
+
+from mutants.mutant import of, row
+
+MUTANTS = [
+    *of(
+        "signing/sshsig.py",
+        "tests/unit/test_signing.py",
+        row("any-key-is-a-key", "if is_small_order(author) or is_small_order(signature[:32]):", "if False:"),
+        row("r-is-not-looked-at", "or is_small_order(signature[:32]):", "or False:"),
+        row(
+            "kinds-are-one",
+            'MAGIC + string(namespace) + string(b"") + string(HASH) + string(hashlib',
+            'MAGIC + string(b"x") + string(b"") + string(HASH) + string(hashlib',
+        ),
+    ),
+    *of(
+        "signing/keys.py",
+        "tests/unit/test_signing.py",
+        row("others-may-read-it", "and not _is_mounted(path):", "and False:"),
+        row("keys-are-written-over", "        if file.exists():\n", "        if False:\n"),
+    ),
+    *of(
+        "records/frame.py",
+        "tests/integration/test_signed.py",
+        row(
+            "the-payload-is-not-signed",
+            'return b"".join((head[: _SIGNATURE.start], UNSIGNED_SIGNATURE, head[_SIGNATURE.stop :], payload))',
+            'return b"".join((head[: _SIGNATURE.start], UNSIGNED_SIGNATURE, head[_SIGNATURE.stop :]))',
+        ),
+        row(
+            "unsigned-is-anybodys",
+            "    if author == UNSIGNED_AUTHOR:\n        raise RecordInvalid(Reason.UNSIGNED",
+            "    if author == UNSIGNED_AUTHOR:\n        return author\n        raise RecordInvalid(Reason.UNSIGNED",
+        ),
+    ),
+    *of(
+        "log/membership.py",
+        "tests/unit/test_membership.py tests/integration/test_signed.py",
+        row("any-key-for-a-name", "found.key == author and found.role in roles", "found.role in roles"),
+        row("any-role", "found.key == author and found.role in roles", "found.key == author"),
+        row("patterns-before-names", "return self._named.get(name) or next(", "return next("),
+        row("anybody-may-be-the-owner", "if author != before.owner:", "if False:"),
+        row(
+            "nobody-asks-the-next-owner",
+            "if (header.owner != before.owner) != (header.accepted is not None):",
+            "if False:",
+        ),
+        row(
+            "histories-of-members-are-not-chained",
+            "(header.version, header.previous) != (before.version + 1, before.digest)",
+            "header.version != before.version + 1",
+        ),
+        row("an-old-membership-is-for-ever", "if m.until and version > m.until[fragment]", "if False"),
+        row(
+            "what-a-member-was-it-is",
+            "judges = reversed(self.versions) if under is None else [self.versions[under]]",
+            "judges = reversed(self.versions)",
+        ),
+    ),
+    *of(
+        "log/commits.py",
+        "tests/integration/test_signed.py",
+        row("anybody-commits", "self.members.require_author(blob, Kind.COMMIT, name, header.members)", "pass"),
+        row("membership-may-go-back", "if commit.header.members < members:", "if False:"),
+        row("anybody-points", "            await self.require_author(blob, Kind.PACKED)\n", ""),
+    ),
+    *of(
+        "log/speech.py",
+        "tests/integration/test_signed.py",
+        row("one-batch-of-several", "if len(names) > 1:", "if False:"),
+        row(
+            "learners-are-syncers",
+            "role = MemberRole.SYNCER if owner is None else MemberRole.LEARNER",
+            "role = MemberRole.LEARNER",
+        ),
+    ),
+    *of(
+        "log/histories.py",
+        "tests/unit/test_membership.py",
+        row("what-was-said-before-is-forgotten", "if said is not None and said[0] != digest:", "if False:"),
+    ),
+    *of(
+        "syncer/keeper.py",
+        "tests/integration/test_signed.py tests/integration/test_one_learner.py",
+        row(
+            "an-expelled-learner-is-merged-on",
+            "if self._members.signed and not judge.permits(",
+            "if False and not judge.permits(",
+        ),
+        row(
+            "who-comes-first-decides",
+            "        if self._usually.known:\n            believed",
+            "        if True:\n            believed",
+        ),
+    ),
+    *of(
+        "rounds/bounds.py",
+        "tests/unit/test_bounds.py",
+        row("steps-take-no-time", "if claim.step_s > 0.0 and steps >", "if False and steps >"),
+        row("any-weight", "if weight > (room :=", "if False and weight > (room :="),
+        row("each-update-weighs-by-itself", "b.weight * usual_weight - already)", "b.weight * usual_weight)"),
+        row("any-length", "if length > b.norm * usually:", "if False:"),
+        row("the-short-are-loud", "elif length < usually / b.norm:", "elif False:"),
+        row("nobody-is-too-long", "refused = length > b.refused * usually", "refused = False"),
+        row("what-is-usual-is-for-ever", "if version - seen.version < REMEMBERED", "if True"),
+    ),
+    *of(
+        "rounds/rounds.py",
+        "tests/unit/test_bounds.py",
+        row(
+            "always-due-is-always-open",
+            "if last is None:\n            return -math.inf",
+            "if True:\n            return -math.inf",
+        ),
+        row(
+            "ages-are-believed",
+            "if since is not None and pointer.boundary_at < since and not pointer.old:",
+            "if False:",
+        ),
+        row("who-never-comes-is-waited-for", "return (here - absent) | {learner", "return here | {learner"),
+        row("who-comes-at-times-is-not", "(ABSENT_KNOWN if self._members.has_come(learner) else 1)", "1"),
+        row("an-overflow-turns-all-away", "if pointer.digest in by:", "if True:"),
+    ),
+    *of(
+        "permissions.py",
+        "tests/unit/test_permissions.py",
+        row("a-fragment-reaches-across-slashes", 'FRAGMENT: "[0-9]{5}"', 'FRAGMENT: ".*"'),
+        row("a-learner-deletes-claims", "_grant(DELETE, _CHECKPOINTS,", '_grant(DELETE, f"learners/{OWN}/*",'),
+        row(
+            "strict-learners-have-donors",
+            "participant == Participant.LEARNER and donors",
+            "participant == Participant.LEARNER",
+        ),
+        row("a-commit-is-written-over", '_grant(CREATE, "commits/*",', '_grant(REPLACE, "commits/*",'),
+        row("a-learner-hears-all", '(("syncer", f"learner/{OWN}"), ', "((ALL_STREAMS,), "),
+        row("who-replaces-creates-nothing", "enough = {operation, REPLACE} if operation == CREATE else", "enough ="),
+    ),
+    *of(
+        "doctor/rights.py",
+        "tests/integration/test_permissions.py::test_the_doctor_finds_what_is_missing_and_what_is_too_much "
+        "tests/integration/test_permissions.py::test_the_doctor_finds_an_administrator_out",
+        row(
+            "what-is-refused-is-allowed",
+            "            except Denied as error:\n                return error",
+            "            except Denied as error:\n                return None",
+        ),
+        row("others-keys-are-free-to-delete", "if not role.may(DELETE, key)]", "if role.may(DELETE, key)]"),
+        row(
+            "others-keys-are-free-to-create", "free = [key for key in others if not", "free = [key for key in others if"
+        ),
+        row(
+            "others-names-are-free-to-list",
+            "yield await _none_may(role, LIST, hidden,",
+            "yield await _none_may(role, LIST, [],",
+        ),
+    ),
+    *of(
+        "doctor/bus.py",
+        "tests/integration/test_tls.py",
+        row("whoever-answers-is-verified", "    if not bus.verifies:", "    if bus.verifies:"),
+    ),
+    *of(
+        "doctor/findings.py",
+        "tests/integration/test_tls.py",
+        row("this-machine-is-far-away", "if ip_address(host).is_loopback:", "if not ip_address(host).is_loopback:"),
+        row("tls-is-in-the-clear", 'if parts.scheme in ("https", "rediss"):', 'if parts.scheme in ("https",):'),
+    ),
+    *of(
+        "urls.py",
+        "tests/integration/test_tls.py",
+        row("authorities-for-what-shows-none", 'if parts.scheme != "rediss":', 'if parts.scheme == "sqlite":'),
+        row("authorities-that-are-not-there", "if not Path(authorities).is_file():", "if not authorities:"),
+    ),
+    *of(
+        "store/bucket.py",
+        "tests/infra/test_aws.py::test_what_is_too_large_for_one_request_is_created_all_the_same",
+        row("in-parts-again", 'and not (self._whole and mode == "create"):', ":"),
+    ),
+]

@@ -1,0 +1,256 @@
+"""Mistakes in readers, and the loops of others."""
+
+from mutants.mutant import of, row
+
+MUTANTS = [
+    *of(
+        "readers/whatif.py",
+        "tests/unit/test_whatif_decides.py tests/unit/test_decided_late.py",
+        row(
+            "late-here-is-late-for-the-next-round",
+            "rejected_total={})), closed_at)",
+            "rejected_total={})), h.waited.waited_s)",
+        ),
+        row(
+            "the-loop-is-never-busy",
+            "self._lag = max((w.waited_s - at for at in due if 0.0 < at <= w.waited_s), default=0.0)",
+            "self._lag = 0.0",
+        ),
+        row(
+            "what-misses-its-round-is-forgotten",
+            "given |= {i.digest: i for i in h.inputs}",
+            "given = {i.digest: i for i in h.inputs}",
+        ),
+        row(
+            "merged-there-is-merged-here",
+            "Appended(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})",
+            "Appended(msgspec.structs.replace(h, rejected=(), rejected_total={})",
+        ),
+        row("who-fell-silent-was-never-there", "            expected.add(seen.learner)\n", "            pass\n"),
+        row(
+            "rounds-open-at-the-boundary",
+            "self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s",
+            "self._rounds.round.gives_up_at = w.gives_up_s",
+        ),
+        row(
+            "a-healing-has-a-round",
+            "merged, closed_at = ((), 0.0) if h.healed is not None else _Story(",
+            "merged, closed_at = _Story(",
+        ),
+    ),
+    *of(
+        "readers/explain.py",
+        "tests/unit/test_explain.py",
+        row(
+            "everything-is-a-version-later",
+            "{version - 1 - i.base} version(s) late",
+            "{version - i.base} version(s) late",
+        ),
+    ),
+    *of(
+        "readers/trace.py",
+        "tests/unit/test_trace.py",
+        row(
+            "versions-point-to-the-training-before",
+            "trained.setdefault((h.fragment, i.base), []).append(training)",
+            "trained.setdefault((h.fragment, h.version), []).append(training)",
+        ),
+    ),
+    *of(
+        "forecast/outcome.py",
+        "tests/unit/test_plan_figures.py",
+        row(
+            "a-month-is-a-day",
+            "stored / 1e9 * prices.storage_gb_month / 30.0",
+            "stored / 1e9 * prices.storage_gb_month",
+        ),
+        row(
+            "bytes-are-bits",
+            "learners * wire.up * 8.0 * rounds_day / DAY_S / 1e9",
+            "learners * wire.up * rounds_day / DAY_S / 1e9",
+        ),
+    ),
+    *of(
+        "pytorch/frozen.py",
+        "tests/unit/test_frozen.py",
+        row("scales-are-left-out", "sorted(scales.as_dict(packed=False).items())", "()"),
+        row(
+            "only-the-first-of-its-tensors",
+            "for name in tensor.__tensor_flatten__()[0]:",
+            "for name in tensor.__tensor_flatten__()[0][:1]:",
+        ),
+        row("nobody-is-trusted", "if check == FrozenCheck.TRUSTED:", "if not frozen:"),
+    ),
+    *of(
+        "log/run.py",
+        "tests/unit/test_frozen.py",
+        row("who-trusts-is-asked-for-bytes", " and UNTOLD not in (frozen[name], self.frozen[name])", ""),
+    ),
+    *of(
+        "following.py",
+        "tests/e2e/test_follow.py",
+        row("a-cut-is-given-again", "if cut is None or cut is self._given:", "if cut is None:"),
+        row("what-is-returned-is-forgotten", "(found or {}).items()", "{}.items()"),
+    ),
+    *of(
+        "pytorch/served.py",
+        "tests/e2e/test_follow.py",
+        row(
+            "more-than-the-run-has-is-left-alone", "        if name not in known:", "        if name not in parameters:"
+        ),
+        row(
+            "shapes-may-differ",
+            "if tuple(parameters[name].shape) != tensors[name].shape:",
+            "if parameters[name].dim() != tensors[name].ndim:",
+        ),
+    ),
+    *of(
+        "readers/follow.py",
+        "tests/e2e/test_follow.py",
+        row("a-mixture-is-of-the-least", "number = sum(versions.values())", "number = min(versions.values())"),
+    ),
+    *of(
+        "readers/export.py",
+        "tests/e2e/test_follow.py",
+        row(
+            "half-a-tensor-is-one",
+            "if 0 < sum(fragment in values for fragment, _ in cuts) < len(cuts):",
+            "if len(values) < 0:",
+        ),
+    ),
+    *of(
+        "log/evaluations.py",
+        "tests/e2e/test_follow.py",
+        row("the-earlier-one-counts", "key=lambda p: (p.cut, p.at)", "key=lambda p: (p.cut, -p.at)"),
+    ),
+    *of(
+        "pytorch/dcp.py",
+        "tests/e2e/test_exchange.py",
+        row("a-block-of-any-size", "if len(words) != prod(shape) * dtype.itemsize:", "if not held:"),
+        row("the-whole-checkpoint-is-the-model", "if not name.startswith(below) or", "if not name.startswith('') or"),
+    ),
+    *of(
+        "integrations/hook.py",
+        "tests/e2e/test_trainer.py",
+        row(
+            "the-schedule-sees-the-warm-up",
+            "        self._rates = []\n        self._taken += 1",
+            "        self._taken += 1",
+        ),
+        row("warm-up-is-for-ever", '            group["lr"] = lr\n', '            group["lr"] = lr * self.link.rate\n'),
+    ),
+    *of(
+        "integrations/torchtitan.py",
+        "tests/e2e/test_torchtitan.py",
+        row("schedules-begin-anew", "take_up(schedule, state)", "pass"),
+        row("data-begin-anew", 'trainer.dataloader.load_state_dict(state_dict["data"])', "pass"),
+    ),
+    *of(
+        "integrations/lightning.py",
+        "tests/e2e/test_lightning.py",
+        row("loops-begin-anew", 'self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])', "pass"),
+    ),
+    *of(
+        "readers/moments.py",
+        "tests/unit/test_chronicle.py",
+        row("one-moment-too-many", "while number >= self.most:", "while number > self.most:"),
+        row("halves-that-are-forgotten", "merged = first + second if", "merged = first if"),
+        row(
+            "the-first-word-stays",
+            "np.where(np.isnan(second), first, second)",
+            "np.where(np.isnan(first), second, first)",
+        ),
+        row("moments-that-do-not-grow", "self.width *= 2.0", "self.width *= 1.0"),
+        row(
+            "a-moment-that-has-not-ended",
+            "return self.over(0, self.whole(at))",
+            "return self.over(0, self.whole(at) + 1)",
+        ),
+        row(
+            "before-the-beginning-is-behind-the-end",
+            "number = max(0, math.floor((at - self.began) / self.width))\n        while",
+            "number = math.floor((at - self.began) / self.width)\n        while",
+        ),
+    ),
+    *of(
+        "readers/rows.py",
+        "tests/unit/test_chronicle.py",
+        row("the-last-written-is-the-newest", "order[np.maximum.accumulate(first)]", "order"),
+        row("out-of-order", "self._sorted = False", "pass"),
+        row("sums-of-before-it-was-put-in-order", "{name: (min(first, upto), sums) for", "{name: (upto, sums) for"),
+        row("not-yet-at-its-own-time", 'self["written_at"], at, side="right"', 'self["written_at"], at, side="left"'),
+        row("healing-closes-a-round", "== int(value)) & ~healed)", "== int(value)))"),
+        row("an-order-that-is-old", "self._order[0] != self._count:", "False:"),
+        row(
+            "a-cache-of-other-columns",
+            "if column.shape != (count,) or column.dtype",
+            "if column.shape != (count,) and column.dtype",
+        ),
+    ),
+    *of(
+        "readers/chronicle.py",
+        "tests/unit/test_chronicle.py",
+        row(
+            "each-fragment-counts-in-full",
+            "sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment])",
+            "sum(i.tokens for i in h.inputs)",
+        ),
+        row(
+            "what-is-lost-and-what-is-not-mixed-up",
+            "repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)",
+            "repeated = 0",
+        ),
+        row("rejections-of-all-versions-each-time", "max(0, rejected - end.rejected)", "max(0, rejected)"),
+        row("fresh-is-any-base", "1, i.base == h.version - 1, bool(i.clipped)", "1, True, bool(i.clipped)"),
+        row("whatever-was-read-last", "if not i.taken_at < reached[number, _TAKEN_AT]:", "if True:"),
+        row(
+            "a-life-begins-with-what-was-read-first",
+            "life.began, life.step = min(life.began, began), min(life.step, step)",
+            "pass",
+        ),
+        row("another-run-s-cache", "meta.run != run.digest or", ""),
+        row("a-cache-of-another-format", "meta.format != FORMAT or", ""),
+        row("half-a-file", "        scratch.replace(path)\n", "        scratch.replace(path.with_suffix('.half'))\n"),
+        row("a-commit-that-does-not-follow", "assert h.version == end.version + 1", "assert h.version > 0"),
+    ),
+    *of(
+        "readers/views.py",
+        "tests/unit/test_chronicle.py tests/integration/test_board.py",
+        row("what-came-after-is-of-the-past", "last = moments.whole(at)\n", "last = moments.whole(at) + 1\n"),
+        row("as-old-as-another-clock-says", "at if now is None else now\n", "at\n"),
+        row(
+            "participation-of-those-who-were-missing",
+            '_share(count["expected"] - count["missing"], count["expected"])',
+            '_share(count["missing"], count["expected"])',
+        ),
+        row("trained-again-for-nothing", "before.get(n, 0) - found.tokens[0], 0)", "before.get(n, 0), 0)"),
+        row("a-round-is-open-after-it-has-closed", "if opened <= at < closed:", "if opened <= at:"),
+        row(
+            "a-takeover-within-one-fragment-s-first-commit", "(fragments[1:] == fragments[:-1]) & (writers", "(writers"
+        ),
+        row("takeovers-of-the-future", "& (order[1:] < count)", ""),
+        row("the-oldest-first", "matching = chosen[wanted][::-1]", "matching = chosen[wanted]"),
+    ),
+    *of(
+        "readers/scenes.py",
+        "tests/unit/test_chronicle.py tests/integration/test_board.py",
+        row("asking-makes-room", "c.by_learner.whole(at) + 1]", "c.by_learner.place(at) + 1]"),
+        row("it-waits-for-who-has-answered", "- gone - here - answered - passed)", "- gone - here - passed)"),
+        row("it-waits-for-who-came-later", "- gone - here - answered - passed)", "- gone - answered - passed)"),
+        row("marks-from-the-boundary-on", '("closed", closed, f"closed', '("closed", closed + w.boundary_s, f"closed'),
+    ),
+    *of(
+        "readers/whatif.py",
+        "tests/integration/test_board.py",
+        row(
+            "one-round-after-itself",
+            "until=version - 1, keep=max(2, log.run.pace.staleness + 1)",
+            "until=version, keep=max(2, log.run.pace.staleness + 1)",
+        ),
+        row(
+            "one-round-as-it-was",
+            "result = await fold.combine(log, at.carried, fragment, inputs, settings.outers(h), codec(h.codec_down))",
+            "result = await fold.combine(log, at.carried, fragment, inputs, fold.outer_of(h), codec(h.codec_down))",
+        ),
+    ),
+]

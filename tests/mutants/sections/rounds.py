@@ -1,0 +1,152 @@
+"""Mistakes in rounds."""
+
+from mutants.mutant import argued, of, row
+
+MUTANTS = [
+    *of(
+        "rounds/grace.py",
+        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
+        row(
+            "slack-without-the-way-down",
+            "slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)",
+            "slack = overlap * terms.fastest_step_s - quorum_s",
+        ),
+    ),
+    *of(
+        "rounds/rounds.py",
+        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
+        row(
+            "what-is-being-fetched-is-not-waited-for",
+            "(here - absent) | {learner for learner, _ in self._fetching}",
+            "here - absent",
+        ),
+        row(
+            "a-round-gives-up-before-anything-can-come",
+            "first_by = 0.0 if r.arrived else",
+            "first_by = 0.0 if True else",
+        ),
+        row(
+            "a-base-just-ahead-is-made-up",
+            "if pointer.base > self.head + AHEAD_MAX:",
+            "if pointer.base >= self.head + AHEAD_MAX:",
+        ),
+        row(
+            "fewer-tokens-replace-more",
+            "known is not None and known.rank > pointer.rank:",
+            "known is not None and known.rank < pointer.rank:",
+        ),
+        row(
+            "pointers-without-end",
+            "elif reason is None and known is None and len(self._waiting) >= POINTERS_MAX:",
+            "elif False:",
+        ),
+        row(
+            "staleness-is-exclusive",
+            "if pointer.base < self.head - self._pace.staleness:",
+            "if pointer.base <= self.head - self._pace.staleness:",
+        ),
+        row("what-was-refused-is-fetched-again", "if pointer.digest in self._refused:", "if False:"),
+        row(
+            "late-work-makes-a-quorum",
+            "if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:",
+            "if self.phase is Phase.OPEN and len(r.arrived) >= r.quorum:",
+        ),
+        row(
+            "a-call-at-every-look",
+            "            r.called_at = now\n            return [CallRound",
+            "            return [CallRound",
+        ),
+        row(
+            "what-is-overdue-is-not-due",
+            "return max(now, min(times))",
+            "return min((at for at in times if at > now), default=None)",
+        ),
+        row(
+            "grace-never-ended-a-round",
+            "over = self.phase is Phase.GRACE and last > self._grace_ends(r)",
+            "over = False",
+        ),
+        row(
+            "what-was-left-over-is-forgotten",
+            "leftover = list(self.round.arrived.values()) if self.round else []",
+            "leftover: list[Pointer] = []",
+        ),
+        row(
+            "one-commit-is-remembered",
+            "{given.learner for given in commit.inputs}][-2:]",
+            "{given.learner for given in commit.inputs}][-1:]",
+        ),
+        row("anybody-takes-anybodys-place", "(not final or p[0] == pointer.learner)]", "True]"),
+        row(
+            "duplicates-come-first",
+            "order.append((place[2] not in FINAL, turns[place[0]], place))",
+            "order.append((False, turns[place[0]], place))",
+        ),
+        row(
+            "merging-takes-no-time",
+            "return replace(terms, sync_s=terms.sync_s + self._close_to_commit_s)",
+            "return terms",
+        ),
+        row("one-heard-is-everybody", "return ends if len(r.fresh) > 1 else", "return ends if len(r.fresh) > 0 else"),
+        row(
+            "anything-there-is-accepted", "return self._waiting.get(place) is pointer", "return place in self._waiting"
+        ),
+        row(
+            "a-pass-for-any-round",
+            "if self.round is not None and version == self.head + 1 and learner",
+            "if self.round is not None and learner",
+        ),
+        argued(
+            "merged-bases-are-forgotten-a-version-early",
+            "oldest = commit.version - self._pace.staleness - 1",
+            "oldest = commit.version - self._pace.staleness",
+            "the one base that is forgotten earlier is stale from this commit on, and staleness is judged first",
+        ),
+    ),
+    *of(
+        "rounds/members.py",
+        "tests/unit/test_members_heard.py tests/unit/test_members.py tests/unit/test_bounds.py",
+        row("any-age-of-silence-is-long", "before = now - FORGET_SILENCES * self._pace.silence_s", "before = now"),
+        row("the-silent-are-waited-for", "if since >= silent_before:", "if True:"),
+        row(
+            "a-gap-makes-everybody-silent",
+            "        self._deaf_before = now\n        self.hold_until",
+            "        self.hold_until",
+        ),
+        row(
+            "a-late-word-brings-back-who-left",
+            "if self._left.get(learner, -1) >= incarnation:",
+            "if self._left.get(learner, -1) > incarnation:",
+        ),
+        row(
+            "a-new-life-has-the-old-ones-durations",
+            "if member is None or member.incarnation < incarnation:",
+            "if member is None:",
+        ),
+        row("silence-begins-at-l", "if m.heard_at >= silent_before}", "if m.heard_at > silent_before}"),
+        row(
+            "its-word-counts-more-than-what-was-measured",
+            "m.answer_s or self._believed(m, m.upload_s, upload_s)",
+            "self._believed(m, m.upload_s, upload_s) or m.answer_s",
+        ),
+        row("an-old-farewell-counts", "if member is None or member.incarnation <= incarnation:", "if True:"),
+        row(
+            "its-own-farewell-does-not-count",
+            "if member is None or member.incarnation <= incarnation:",
+            "if member is None or member.incarnation < incarnation:",
+        ),
+        row("those-that-left-are-kept-for-ever", "while len(self._left) > LEFT_MAX:", "while False:"),
+        row("the-cap-is-of-all-that-are-expected", "upload_s) for m in late)", "upload_s) for m in found)"),
+        row("nobody-the-log-knows-is-left-out", "if name in here or name in self._left:", "if name in here:"),
+        row(
+            "of-whom-nothing-came-is-believed-as-much",
+            "self._bounds.slow if member.step_most_s else self._bounds.fast)",
+            "self._bounds.slow)",
+        ),
+        row(
+            "a-step-is-longer-than-what-came-had-time-for",
+            "most = self._bounds.fast * member.step_most_s if member.step_most_s else math.inf",
+            "most = math.inf",
+        ),
+    ),
+]
