@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import forking
 from chaos.proxy import FaultProxy
 from isthmus_services.servers import Server, free_ports, redis_server, s3_server
+from support import forking
 
 TESTS = Path(__file__).parents[1]
 STOP_S = 30.0
@@ -161,7 +161,7 @@ class Cluster:
                     server.__exit__(None, None, None)
 
     def _init(self) -> None:
-        rules = ("--model", "paced:small", "--fragments", "4", "--sync-every", "96", "--snapshot-every", "4")
+        rules = ("--model", "support.paced:small", "--fragments", "4", "--sync-every", "96", "--snapshot-every", "4")
         made = self.command("init", RUN, "--create-bucket", *rules, *self._pace)
         assert made.returncode == 0, made.stderr
         count_s, count_l = self._counts
@@ -170,7 +170,7 @@ class Cluster:
         self.learners = [
             self._child(
                 f"l{i}", "learner", "learner", RUN, "--bus", self.bus, "--learner", f"l{i}",
-                "--shard", f"{i}/{count_l}", "--steps", "10000000", "--checkpoint", "2", "--train", "paced:train",
+                "--shard", f"{i}/{count_l}", "--steps", "10000000", "--checkpoint", "2", "--train", "support.paced:train",
             )
             for i in range(count_l)
         ]  # fmt: skip

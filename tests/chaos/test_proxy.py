@@ -20,7 +20,7 @@ from isthmus.store import Store
 from isthmus.store.edge import EdgeStore
 from isthmus.store.s3 import open_s3
 from isthmus_services.servers import Server, free_ports
-from tests_helpers import until
+from support.world import until
 
 pytestmark = pytest.mark.timeout(60)
 BIG = bytes(range(256)) * (8 << 10)  # 2 MiB

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from docs_blocks import ROOT, Block, blocks
 from isthmus.errors import InputError
 from isthmus_services import cli
 from isthmus_services.settings import declared, resolve
+from support.docs_blocks import ROOT, Block, blocks
 from website import pages
 
 EXECUTED = {"docs/tutorial.md": "test_tutorial.py", "docs/replaying.md": "test_replaying.py"}
@@ -32,7 +32,7 @@ def said_of(block: Block) -> str:
     if kind in ("not run", "not run on this page"):
         return "" if rest else f"{block.where}: «{kind}» without a reason"
     if kind != "run":
-        return f"{block.where}: say above it who runs it, or why nobody does (tests/docs_blocks.py)"
+        return f"{block.where}: say above it who runs it, or why nobody does (tests/support/docs_blocks.py)"
     texts = []
     for path in rest.split():
         if not (path.startswith("tests/") and (ROOT / path).is_file()):

@@ -3,7 +3,7 @@
 import json
 import re
 
-from docs_blocks import ROOT
+from support.docs_blocks import ROOT
 
 ROWS = {row["case"]: row for row in json.loads((ROOT / "docs" / "results" / "bench-peers.json").read_text())["rows"]}
 PAGE = (ROOT / "docs" / "field.md").read_text()

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import isthmus
-from docs_blocks import Shell
-from forking import nursery
 from isthmus_services.cli import main
+from support.docs_blocks import Shell
+from support.forking import nursery
 
 MODEL = '''"""A model of one's own."""
 

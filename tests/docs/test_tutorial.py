@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from docs_blocks import ROOT, Shell
+from support.docs_blocks import ROOT, Shell
 
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import boto3
 import pytest
 
-import forking
-from authority import Authority
 from e2e.test_processes import HANGS_S, QUIET
-from forking import Forked
 from infra import graph
 from isthmus_services.commands import access
 from isthmus_services.servers import Server, redis_server, s3_server
+from support import forking
+from support.authority import Authority
+from support.forking import Forked
 
 BUCKET, PREFIX = "least", "team/run"
 RUN = f"s3://{BUCKET}/{PREFIX}"

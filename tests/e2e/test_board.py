@@ -30,7 +30,7 @@ from isthmus.ports import open_log
 from isthmus.readers.export import versions_at
 from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import free_ports
-from tests_helpers import all_commits
+from support.world import all_commits
 
 STEPS = 220
 PATIENCE_MS = 30_000

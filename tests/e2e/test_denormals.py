@@ -24,7 +24,7 @@ from isthmus.log.polar import polar_factor
 from isthmus.pytorch import model as torch_model
 from isthmus.rules import Pace, Rules
 from isthmus.runtime import Crew
-from tests_helpers import check_log, serving, world
+from support.world import check_log, serving, world
 
 FRAGMENT = partition([Spec("w", (40, 8), "float32", TensorClass.DENSE)], 1).fragments[0]
 FADED = np.full(FRAGMENT.size, 1e-40, np.float32)

@@ -26,7 +26,7 @@ from isthmus.runtime import Runtime, single_threaded
 from isthmus.store import EdgeStore, Layer, open_store, require_create_only
 from isthmus_services.cli import main
 from isthmus_services.servers import Server, redis_server, s3_server
-from tests_helpers import world
+from support.world import world
 
 SMALL = ("--size", "0.25")
 

@@ -12,7 +12,7 @@ from isthmus.ports import open_log
 from isthmus.records.objects import Input
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
-from tests_helpers import seed_of, serving, train, world
+from support.world import seed_of, serving, train, world
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)
 

@@ -30,7 +30,7 @@ from isthmus.readers import follow
 from isthmus.rules import Pace, Rules
 from isthmus.store import AT_START, Layer, Store
 from isthmus_services.cli import main
-from tests_helpers import World, seed_of, serving, train, until, world
+from support.world import World, seed_of, serving, train, until, world
 
 QUICK = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3)
 

@@ -26,7 +26,7 @@ from isthmus.runtime import single_threaded
 from isthmus.store import open_store
 from isthmus.syncer import Syncer
 from isthmus_services.cli import main
-from tests_helpers import serving
+from support.world import serving
 
 RULES = Rules(fragments=2, sync_every=4)
 

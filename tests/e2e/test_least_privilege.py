@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import redis as redis_client
 
-import forking
 from e2e.island import BUCKET, PREFIX, Island, island_in
 from e2e.test_processes import HANGS_S, PACED, wait_for
-from forking import Forked
 from isthmus_services.commands import access
+from support import forking
+from support.forking import Forked
 
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = "400"
-SMALL = ("--model", "paced:small", "--sync-every", "16", "--fragments", "2")
+SMALL = ("--model", "support.paced:small", "--sync-every", "16", "--fragments", "2")
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,14 @@ from typing import TypeVar
 
 import pytest
 
-import forking
-from forking import Forked
 from isthmus.bus import default_bus
 from isthmus.log import Commit, fold
 from isthmus.ports import open_log
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
 from isthmus_services.servers import Server, redis_server, s3_server
+from support import forking
+from support.forking import Forked
 
 T = TypeVar("T")
 
@@ -36,8 +36,8 @@ QUIET = {
     "OMP_NUM_THREADS": "1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-SMALL = ("--model", "paced:small", "--sync-every", "96")
-PACED = ("--train", "paced:train", "--steps")
+SMALL = ("--model", "support.paced:small", "--sync-every", "96")
+PACED = ("--train", "support.paced:train", "--steps")
 
 
 TOLD_TO_STOP = 128 + signal.SIGTERM

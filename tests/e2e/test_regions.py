@@ -11,11 +11,11 @@ from typing import Any
 import boto3
 import pytest
 
-import forking
 from e2e.test_processes import HANGS_S, PACED, QUIET, wait_for
-from forking import Forked
 from isthmus_services import servers
 from isthmus_services.servers import Server, s3_server
+from support import forking
+from support.forking import Forked
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -94,7 +94,7 @@ def test_a_store_near_a_learner_is_killed_and_comes_back(island: Island, tmp_pat
         made(near.url, "near")
         for name in ("owner", "syncer", "eu", "us"):
             island.do("", "keys", "new", name, "--folder", str(tmp_path / "keys"))
-        island.do("owner", "init", "--model", "paced:small", "--sync-every", "8", "--fragments", "2")
+        island.do("owner", "init", "--model", "support.paced:small", "--sync-every", "8", "--fragments", "2")
         place = f"s3://near/run?endpoint={near.url}"
         for words in (("eu",), ("us", "--bucket", place), ("s-*", "--as", "syncer")):
             key = "syncer" if words[0] == "s-*" else words[0]

@@ -17,7 +17,6 @@ import pytest
 import safetensors.torch
 import torch
 
-import forking
 from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.layout import Layout
@@ -28,7 +27,8 @@ from isthmus.records.frame import Kind
 from isthmus.records.keys import commit_key
 from isthmus.records.objects import CommitHeader, Input
 from isthmus.rules import Pace, Rules
-from tests_helpers import World, all_commits, balanced, seed_of, serving, train, world
+from support import forking
+from support.world import World, all_commits, balanced, seed_of, serving, train, world
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import termios
 import pytest
 
 from isthmus.rules import Pace, Rules
-from tests_helpers import seed_of, serving, train, world
+from support.world import seed_of, serving, train, world
 
 COLUMNS = 80
 NAMES = ("frankfurt-spot-17", "iowa-reserved-2")

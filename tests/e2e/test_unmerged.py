@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-import forking
 import isthmus
 from isthmus.errors import Fenced, InputError, LayoutMismatch
 from isthmus.rules import Rules
+from support import forking
 
 RULES = Rules(fragments=2, sync_every=4)
 

@@ -20,7 +20,7 @@ import pytest
 
 from isthmus.rules import Rules
 from isthmus_services.commands.status import LINES_EVERY_S
-from tests_helpers import QUICK, World, seed_of, serving, train, world
+from support.world import QUICK, World, seed_of, serving, train, world
 
 WATCH = (sys.executable, "-m", "isthmus_services.cli", "status")
 

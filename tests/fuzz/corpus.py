@@ -24,7 +24,7 @@ from isthmus.records.messages import learner_stream
 from isthmus.records.objects import MemberSpec, PartHeader
 from isthmus.rules import MemberRole, Rules
 from isthmus.signing.keys import new_signer, public_line
-from tests_helpers import QUICK, seed_of, serving, train, world
+from support.world import QUICK, seed_of, serving, train, world
 
 EACH = 3
 """Objects of a kind that are kept."""

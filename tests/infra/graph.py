@@ -110,7 +110,7 @@ class Graph:
         if is_learner(service):
             # Containers have cores of their own; these share two with everything else.
             path = f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-            variables |= {"ISTHMUS_TRAIN": "paced:train", "PACED_STEP_S": "0.3", "PYTHONPATH": path}
+            variables |= {"ISTHMUS_TRAIN": "support.paced:train", "PACED_STEP_S": "0.3", "PYTHONPATH": path}
         command = [self.text(word) for word in spec["command"]]
         if spec["image"] == OURS:
             command = [sys.executable, "-m", "isthmus_services.cli", *command]

@@ -45,7 +45,7 @@ from isthmus.store import EdgeStore, open_store, require_create_only
 from isthmus_services.policies import AWS as AWS_WORDS
 from isthmus_services.policies import Identity, acl_rules, policy
 from isthmus_services.servers import Server
-from permission_cases import (
+from support.permission_cases import (
     COLLECTOR,
     DIGEST,
     EU,
@@ -58,7 +58,7 @@ from permission_cases import (
     SYNCER,
     US,
 )
-from tests_helpers import World, check_log, seed_of, serving, train
+from support.world import World, check_log, seed_of, serving, train
 
 # moto says so for each resource it leaves out; in a thread of its server this would be a failed request.
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS:UserWarning")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from boards import a_board, a_run, ask, costs
 from isthmus.errors import InputError
 from isthmus.log import evaluations, membership
 from isthmus.log.membership import Members
@@ -21,7 +20,8 @@ from isthmus.rules import MemberRole, Rules
 from isthmus.signing.keys import new_signer
 from isthmus_services.board.api import Api
 from isthmus_services.board.export import key_of, write
-from tests_helpers import all_commits, seed_of, serving, train, until, world
+from support.boards import a_board, a_run, ask, costs
+from support.world import all_commits, seed_of, serving, train, until, world
 
 
 async def test_totals_are_those_of_the_log_at_any_time(folder: Path) -> None:

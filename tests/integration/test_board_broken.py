@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from boards import a_board, a_run, ask
 from isthmus.bus import default_bus
 from isthmus.errors import Denied
 from isthmus.log import gc
@@ -20,7 +19,8 @@ from isthmus.records.messages import SYNCER_STREAM, Committed, encode
 from isthmus.rules import Rules
 from isthmus_services.board.feed import Feed, cache_of, following
 from isthmus_services.servers import Server, redis_server, s3_server
-from tests_helpers import QUICK, all_commits, seed_of, serving, train, until, world
+from support.boards import a_board, a_run, ask
+from support.world import QUICK, all_commits, seed_of, serving, train, until, world
 
 
 async def test_a_run_in_which_nothing_happened_yet_says_so(folder: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from boards import a_board, a_run, ask, costs
 from isthmus.errors import InputError
 from isthmus_services.board.api import Api
 from isthmus_services.board.server import COOKIE, HEADERS, served
-from tests_helpers import serving, train
+from support.boards import a_board, a_run, ask, costs
+from support.world import serving, train
 
 HOSTILE = "x'y&lt;img_src=x_onerror=alert(1)&gt;"
 

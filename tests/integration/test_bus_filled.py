@@ -11,7 +11,7 @@ from isthmus.learner import LearnerAgent
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.rules import Pace, Rules
 from isthmus_services.servers import redis_server
-from tests_helpers import balanced, check_log, seed_of, serving, train, until, world
+from support.world import balanced, check_log, seed_of, serving, train, until, world
 
 FULL = ("--save", "", "--maxmemory", "16mb", "--maxmemory-policy", "noeviction", "--proto-max-bulk-len", "1mb")
 SEED = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=1.0))

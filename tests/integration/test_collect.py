@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from forking import isthmus, nursery
 from isthmus.errors import LogCorrupt, ObjectMissing
 from isthmus.learner.steward import here
 from isthmus.log import fold, gc, merge
@@ -18,7 +17,8 @@ from isthmus.records import frame
 from isthmus.records.frame import Body, Kind
 from isthmus.records.keys import commit_key, version_in
 from isthmus.rules import Pace, Rules
-from tests_helpers import (
+from support.forking import isthmus, nursery
+from support.world import (
     Sleepy,
     World,
     all_commits,

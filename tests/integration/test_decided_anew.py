@@ -10,7 +10,7 @@ import pytest
 from isthmus.errors import InputError
 from isthmus.readers import whatif
 from isthmus.rules import Pace, Rules
-from tests_helpers import all_commits, seed_of, serving, train, until, world
+from support.world import all_commits, seed_of, serving, train, until, world
 
 
 async def stall(seed: int) -> None:

@@ -24,7 +24,7 @@ from isthmus.pytorch.model import TorchReplica, specs_of
 from isthmus.records.objects import SCHEMA, UpdateHeader
 from isthmus.rules import Adoption, Pace, Rules
 from isthmus.runtime import threaded
-from tests_helpers import World, serving, world
+from support.world import World, serving, world
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -21,7 +21,7 @@ from isthmus.pytorch.moments import TorchSaver
 from isthmus.records.keys import checkpoint_key
 from isthmus.records.objects import CheckpointHeader
 from isthmus.store import Entry
-from tests_helpers import NumpyReplica, World, seed_of, serving, train, world
+from support.world import NumpyReplica, World, seed_of, serving, train, world
 
 LARGE = seed_of(specs=[Spec(f"layer{i}", (100, 90), "float32", TensorClass.DENSE) for i in range(4)])
 

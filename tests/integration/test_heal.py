@@ -13,7 +13,7 @@ from isthmus.log import fold, heal, merge
 from isthmus.readers.replay import replay
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
-from tests_helpers import World, all_commits, commit_of, newest_commit, seed_of, serving, train, until, world
+from support.world import World, all_commits, commit_of, newest_commit, seed_of, serving, train, until, world
 
 FEW = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))
 

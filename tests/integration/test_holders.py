@@ -15,7 +15,7 @@ from isthmus.rules import Pace, Rules
 from isthmus.store import EdgeStore, Layer, Store
 from isthmus.syncer.keeper import Keeper
 from isthmus_services.servers import Server
-from tests_helpers import (
+from support.world import (
     Sleepy,
     World,
     all_commits,

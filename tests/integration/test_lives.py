@@ -16,7 +16,7 @@ from isthmus.learner.steward import left
 from isthmus.log.select import checkpoints_in
 from isthmus.records.keys import claim_key
 from isthmus.rules import Pace
-from tests_helpers import (
+from support.world import (
     SPECS,
     NumpyReplica,
     World,

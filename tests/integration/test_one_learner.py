@@ -19,8 +19,8 @@ from isthmus.readers.replay import replay
 from isthmus.records.messages import Heartbeat, Tally, encode, learner_stream
 from isthmus.rules import Pace, Rules
 from isthmus.syncer import Syncer
-from strangers import forged, post
-from tests_helpers import World, all_commits, seed_of, serving, train, world
+from support.strangers import forged, post
+from support.world import World, all_commits, seed_of, serving, train, world
 
 STEPS, STEP_S, TOKENS, H = 200, 0.02, 100, 12
 RULES = Rules(fragments=4, sync_every=H, codec_up="f32", codec_down="f32")

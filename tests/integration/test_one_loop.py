@@ -25,7 +25,7 @@ from isthmus.rules import Pace, Rules
 from isthmus.store import Layer, Patience, Store
 from isthmus.store.layer import Send
 from isthmus.syncer import Syncer
-from tests_helpers import (
+from support.world import (
     NumpyReplica,
     all_commits,
     balanced,

@@ -26,7 +26,7 @@ from isthmus.runtime import threaded
 from isthmus.store import Layer, Store
 from isthmus.store.measured import Traffic
 from isthmus.tolerance import Tolerance
-from tests_helpers import World, seed_of, serving, train, until, world
+from support.world import World, seed_of, serving, train, until, world
 
 SECRET = b"told to all ranks"
 LOSSY = Rules(fragments=2, sync_every=2)

@@ -26,7 +26,7 @@ from isthmus.store import EdgeStore, open_store
 from isthmus_services.cli import main
 from isthmus_services.commands import access
 from isthmus_services.servers import Server, free_ports, redis_server, s3_server
-from permission_cases import (
+from support.permission_cases import (
     ALL,
     COLLECTOR,
     HEARS,

@@ -19,7 +19,7 @@ from isthmus.signing import Signer
 from isthmus.signing.keys import new_signer
 from isthmus.store import EdgeStore, Layer, Store, open_store
 from isthmus.store.layer import Send
-from tests_helpers import QUICK, World, all_commits, balanced, seed_of, serving, train, world
+from support.world import QUICK, World, all_commits, balanced, seed_of, serving, train, world
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from isthmus.log.creation import Seed
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader, Piece, UpdateHeader
 from isthmus.rules import Rules
-from tests_helpers import SPECS, seed_of, world
+from support.world import SPECS, seed_of, world
 
 HALVES = [replace(s, dtype="bfloat16") for s in SPECS]
 RULES = Rules(fragments=2, sync_every=2)

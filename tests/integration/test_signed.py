@@ -33,7 +33,7 @@ from isthmus.rules import MemberRole, Rules
 from isthmus.signing import Signer
 from isthmus.signing.keys import new_signer
 from isthmus.store import Layer
-from tests_helpers import QUICK, World, all_commits, balanced, seed_of, serving, train, until, world
+from support.world import QUICK, World, all_commits, balanced, seed_of, serving, train, until, world
 
 OWNER, SYNC, EU, US, COLLECTOR, EVIL = (new_signer() for _ in range(6))
 L, S, C, F = MemberRole.LEARNER, MemberRole.SYNCER, MemberRole.COLLECTOR, MemberRole.FOLLOWER

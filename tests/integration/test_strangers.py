@@ -11,8 +11,8 @@ from isthmus.records import frame
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, decode, encode, learner_stream
 from isthmus.rules import Rules
-from strangers import announcement, forged, post
-from tests_helpers import QUICK, World, all_commits, check_log, seed_of, serving, train, until, world
+from support.strangers import announcement, forged, post
+from support.world import QUICK, World, all_commits, check_log, seed_of, serving, train, until, world
 
 
 async def _other_bytes(w: World) -> None:

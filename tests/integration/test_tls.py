@@ -8,7 +8,6 @@ from typing import cast
 
 import pytest
 
-from authority import Authority
 from infra import graph
 from isthmus.bus import open_bus
 from isthmus.doctor import OK, WARNING, Role, RoleKind, examine_bus
@@ -18,6 +17,7 @@ from isthmus.runtime import single_threaded
 from isthmus.store import open_store
 from isthmus.urls import as_environment_says, trusting
 from isthmus_services.servers import Server, redis_server, s3_server
+from support.authority import Authority
 
 SCHEMES = ("s3", "s3+aiobotocore")
 URL = "rediss://127.0.0.1:6379"

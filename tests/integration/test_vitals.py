@@ -21,7 +21,7 @@ from isthmus.store.layer import Send
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown
 from isthmus_services.servers import free_ports
-from tests_helpers import all_commits, serving, train, until, world
+from support.world import all_commits, serving, train, until, world
 
 T = TypeVar("T")
 

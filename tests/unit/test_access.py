@@ -11,7 +11,7 @@ import pytest
 from isthmus_services.cli import main
 from isthmus_services.commands import access as command
 from isthmus_services.policies import AWS, MINIO, acl_rules, policy
-from permission_cases import HEARS, IDENTITIES, LEARNERS, SERIES
+from support.permission_cases import HEARS, IDENTITIES, LEARNERS, SERIES
 
 EVERYBODY = [*(word for name in LEARNERS for word in ("--learner", name)), "--series", SERIES]
 

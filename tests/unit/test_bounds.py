@@ -11,8 +11,8 @@ from isthmus.rounds.events import Action, CallRound, Merge
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import ABSENT_KNOWN, Phase
 from isthmus.rules import Bounds, Pace
-from log_helpers import committed, given
-from round_story import Story
+from support.commits import committed, given
+from support.round_story import Story
 
 BOUNDS = Bounds()
 HONEST = [Claim(f"h{i}", 12, 12_000, 0.1 * (1 + i / 10)) for i in range(3)]

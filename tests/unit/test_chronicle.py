@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-import log_helpers
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.readers import scenes, views
@@ -19,7 +18,8 @@ from isthmus.readers.chronicle import FORMAT, Chronicle, Life, write
 from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
 from isthmus.readers.warnings import warnings
 from isthmus.records.objects import CommitHeader, Healed, Input, Passing, Seen
-from log_helpers import CREATED_AT, ROUND_S, RUN, RecordedLog, committed, given, late, opened_at, rejected
+from support import commits
+from support.commits import CREATED_AT, ROUND_S, RUN, RecordedLog, committed, given, late, opened_at, rejected
 
 SIZES = (300, 100)
 
@@ -46,7 +46,7 @@ def history() -> list[CommitHeader]:
     for p in (0, 1):
 
         def given(learner: str, base: int, version: int, p: int = p, **what: Any) -> Input:
-            whole = log_helpers.given(learner, base, version, p=p, **what)
+            whole = commits.given(learner, base, version, p=p, **what)
             return replace(
                 whole, taken_at=whole.taken_at - 0.5 * p, step=whole.step - p, tokens_seen=whole.tokens_seen - 100 * p
             )

@@ -10,7 +10,7 @@ from isthmus.records import frame
 from isthmus.records.frame import Kind
 from isthmus.records.keys import checkpoint_key, commit_key, part_key, snapshots_prefix, value_key, version_in
 from isthmus.rules import STALENESS_MAX
-from written import Written
+from support.written_log import Written
 
 AGE_S = 3600.0
 

@@ -11,7 +11,7 @@ from isthmus.records.objects import Seen
 from isthmus.rounds.events import ClosedBy
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rules import Pace, Rules
-from log_helpers import RUN, committed, given
+from support.commits import RUN, committed, given
 
 LEARNERS = ("a", "b", "c", "d")
 PACE = Pace(quorum=2, heartbeat_s=1.0, silence_s=4.0)

@@ -15,7 +15,7 @@ from isthmus.log import Commit
 from isthmus.log.merge import array_digest
 from isthmus.records.keys import commit_key, snapshots_prefix
 from isthmus.rules import Pace, Rules
-from written import ONE_WAY_S, Written
+from support.written_log import ONE_WAY_S, Written
 
 RULES = Rules(fragments=3, sync_every=4)
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=4)

@@ -10,7 +10,7 @@ from isthmus.log import Log
 from isthmus.readers import explain
 from isthmus.reasons import Reason
 from isthmus.records.keys import update_key
-from log_helpers import RecordedLog, committed, digest_of, given, late, rejected
+from support.commits import RecordedLog, committed, digest_of, given, late, rejected
 
 
 def key(learner: str, base: int, name: str) -> str:

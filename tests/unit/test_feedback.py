@@ -14,7 +14,7 @@ from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.objects import SnapshotHeader
 from isthmus.rules import Rules
-from written import Written
+from support.written_log import Written
 
 SPECS = [Spec("m", (90, 70), "float32", TensorClass.DENSE), Spec("v", (90,), "float32", TensorClass.VECTOR)]
 

@@ -10,7 +10,7 @@ from isthmus.kernels import F32
 from isthmus.log import fold, heal, merge
 from isthmus.records import frame
 from isthmus.records.keys import commit_key, snapshot_key, snapshots_prefix
-from written import Written
+from support.written_log import Written
 
 
 async def state_at(w: Written, until: int | None = None, keep: int = 1) -> fold.At[merge.State]:

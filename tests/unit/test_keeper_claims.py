@@ -17,7 +17,7 @@ from isthmus.rules import Pace, Rules
 from isthmus.simulate.weather import Weather
 from isthmus.store import EdgeStore
 from isthmus.syncer import Syncer
-from written import ONE_WAY_S, Asked, Written
+from support.written_log import ONE_WAY_S, Asked, Written
 
 RULES = Rules(fragments=2, sync_every=4)
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0, staleness=3)

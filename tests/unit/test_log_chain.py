@@ -13,7 +13,7 @@ from isthmus.records import frame
 from isthmus.records.frame import Body, Kind
 from isthmus.records.keys import commit_key
 from isthmus.records.objects import CommitHeader, Healed, SegmentHeader
-from written import ONE_WAY_S, Written
+from support.written_log import ONE_WAY_S, Written
 
 
 async def walked(w: Written, after: int = 0, digest: bytes | None = None) -> list[int]:

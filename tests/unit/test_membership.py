@@ -23,7 +23,7 @@ from isthmus.rules import MemberRole
 from isthmus.signing import Signer, fingerprint, public_line
 from isthmus.signing.keys import new_signer, write_signer
 from isthmus.signing.points import SMALL_ORDER
-from tests_helpers import World, seed_of, world
+from support.world import World, seed_of, world
 
 OWNER = new_signer()
 EU, US, OTHER = new_signer(), new_signer(), new_signer()

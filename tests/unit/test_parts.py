@@ -16,7 +16,7 @@ from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader
 from isthmus.records.tree import NOWHERE, Leaf, LeafSpec
 from isthmus.store import Entry
-from written import Written
+from support.written_log import Written
 
 WHOLE = np.arange(7 * 5, dtype=np.uint16).reshape(7, 5)
 """Of two bytes each, as bfloat16 has."""

@@ -8,8 +8,8 @@ from isthmus.permissions import CREATE, DELETE, LIST, READ, REPLACE, STREAMS, Op
 from isthmus.records import keys
 from isthmus.records.messages import SYNCER_STREAM, learner_stream
 from isthmus_services.policies import AWS, CEPH, MINIO, Dialect, Identity, acl_rules, has_bus, policy
-from permission_cases import ALL, DIGEST, HEARS, IDENTITIES, KEYS, LISTS, SPEAKS
-from permission_page import page
+from support.permission_cases import ALL, DIGEST, HEARS, IDENTITIES, KEYS, LISTS, SPEAKS
+from support.permission_page import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "permissions.md"
 
@@ -107,5 +107,7 @@ def test_rules_of_redis_name_commands_and_keys_one_by_one() -> None:
 
 
 def test_the_page_says_what_the_table_says() -> None:
-    assert PAGE.read_text() == page(), "python -m permission_page > docs/permissions.md, with tests on PYTHONPATH"
+    assert PAGE.read_text() == page(), (
+        "python -m support.permission_page > docs/permissions.md, with tests on PYTHONPATH"
+    )
     assert len(ALL) == 7

@@ -8,7 +8,7 @@ from isthmus.kernels import F32
 from isthmus.log import merge
 from isthmus.readers import explain
 from isthmus.readers.persistence import differences
-from written import Written
+from support.written_log import Written
 
 
 def merged(w: Written, keys: list[str]) -> F32:

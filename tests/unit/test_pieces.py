@@ -20,7 +20,7 @@ from isthmus.rules import Pace, Rules
 from isthmus.runtime import single_threaded, threaded
 from isthmus.store import FileStore, Layer, Store, checked
 from isthmus_services.cli import main
-from tests_helpers import seed_of, serving, train, world
+from support.world import seed_of, serving, train, world
 
 PIECE = 4096
 HEADER = ValueHeader(schema=SCHEMA, run=bytes(32), fragment=3, version=8, codec="f32")

@@ -9,7 +9,7 @@ from isthmus.log.run import Run, read_run
 from isthmus.rules import Rules
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
-from tests_helpers import seed_of
+from support.world import seed_of
 
 
 async def seeded(create: Create) -> Seed:

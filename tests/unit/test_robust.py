@@ -17,7 +17,7 @@ from isthmus.log import fold, merge, robust
 from isthmus.readers.replay import replay
 from isthmus.rules import ROBUST, Bounds, MergeRule, Rules
 from isthmus.runtime import ALONE, Crew
-from tests_helpers import QUICK, all_commits, seed_of, serving, train, world
+from support.world import QUICK, all_commits, seed_of, serving, train, world
 
 FRAGMENT = partition(
     [

@@ -30,7 +30,7 @@ from isthmus.rounds.events import (
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.rounds import Phase, Round
 from isthmus.rules import Pace
-from round_story import STEP_S, Story, merged
+from support.round_story import STEP_S, Story, merged
 
 
 def kinds(actions: Sequence[Action]) -> list[type[Action]]:

@@ -21,8 +21,8 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.rounds import AHEAD_MAX, FINAL_EACH, POINTERS_MAX, Phase
 from isthmus.rules import Pace
-from log_helpers import committed, given, rejected
-from round_story import Story
+from support.commits import committed, given, rejected
+from support.round_story import Story
 
 
 def fetched(actions: Sequence[Action]) -> set[tuple[str, int]]:

@@ -19,7 +19,7 @@ from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
 from isthmus.runtime import single_threaded
 from isthmus.simulate.store import Objects
 from isthmus.store import Entry
-from tests_helpers import seed_of
+from support.world import seed_of
 
 
 class Memory:

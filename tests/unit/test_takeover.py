@@ -14,7 +14,7 @@ from isthmus.simulate.weather import Weather
 from isthmus.store import EdgeStore, Patience
 from isthmus.syncer import Syncer, agent, follower
 from isthmus.syncer.snapshots import snapshot_after
-from written import ONE_WAY_S, Asked, Written
+from support.written_log import ONE_WAY_S, Asked, Written
 
 RULES = Rules(fragments=4, sync_every=4)
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0, snapshot_every=4096)

@@ -5,7 +5,7 @@ from typing import Any
 
 from isthmus.readers.trace import SYNCERS, trace
 from isthmus.records.objects import CommitHeader
-from log_helpers import committed, given
+from support.commits import committed, given
 
 LOG = [
     committed(1, given("a", 0, 1), given("b", 0, 1)),

@@ -11,7 +11,7 @@ from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Body
 from isthmus.rules import Rules
-from written import Written
+from support.written_log import Written
 
 PLAIN = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
 

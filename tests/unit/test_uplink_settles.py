@@ -18,8 +18,8 @@ from isthmus.records.frame import Blob
 from isthmus.records.objects import Input, Rejection
 from isthmus.rules import Pace, Rules
 from isthmus.store import Layer
-from log_helpers import committed, digest_of, given
-from written import Written
+from support.commits import committed, digest_of, given
+from support.written_log import Written
 
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0, staleness=1)
 PLAIN = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")

@@ -11,7 +11,7 @@ from isthmus.log import Commit, Log
 from isthmus.readers import whatif
 from isthmus.records.objects import Healed, Seen, What
 from isthmus.rules import Pace, Rules
-from log_helpers import committed, given
+from support.commits import committed, given
 
 
 def log_of(pace: Pace, rules: Rules) -> Log:

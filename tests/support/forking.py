@@ -1,7 +1,7 @@
 """Processes of the `isthmus` command, forked from one that has imported everything: real ones, without their start.
 
 A learner spends three seconds of a core on imports before its first step, a command one. Where a test is about what a
-process does, and not about how it starts, it is forked from a nursery: `python -m forking` reads one JSON object a line,
+process does, and not about how it starts, it is forked from a nursery: `python -m support.forking` reads one JSON object a line,
 {"arguments", "environment", "folder", "out", "err"}, answers {"pid"}, and later {"pid", "code"}.
 """
 
@@ -68,7 +68,7 @@ class Nursery:
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-P", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._lock = threading.Lock()
         self._born: queue.Queue[Forked] = queue.Queue()

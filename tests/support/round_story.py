@@ -8,7 +8,7 @@ from isthmus.rounds.events import Action, Announced, Appended, Arrived, CaughtUp
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
 from isthmus.rules import Bounds, Pace
-from log_helpers import committed, digest_of, given
+from support.commits import committed, digest_of, given
 
 PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)
 STEP_S = 0.1

@@ -11,7 +11,7 @@ from isthmus.records import frame
 from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream
 from isthmus.records.objects import UpdateHeader
-from tests_helpers import World
+from support.world import World
 
 replace = msgspec.structs.replace
 

@@ -1,4 +1,4 @@
-"""docs/permissions.md, printed from the table: `PYTHONPATH=tests:pkg:services python -m permission_page`."""
+"""docs/permissions.md, printed from the table: `PYTHONPATH=tests:pkg:services python -m support.permission_page`."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ from isthmus.permissions import (
 HEAD = """\
 # Who may do what
 
-<!-- printed from isthmus.permissions by tests/permission_page.py; tests/unit/test_permissions.py compares -->
+<!-- printed from isthmus.permissions by tests/support/permission_page.py; tests/unit/test_permissions.py compares -->
 
 The one table, of which `isthmus access` makes users of Redis and policies of stores, and which `isthmus doctor --role …`
 tries. What is not granted is forbidden. Keys are below the run; `<p>` is the five digits of a fragment, `NAME` one's own

@@ -16,7 +16,7 @@ from isthmus_services.board.api import Api
 from isthmus_services.board.feed import Feed, following
 from isthmus_services.board.server import served
 from isthmus_services.settings.prices import prices_of
-from tests_helpers import World, seed_of, serving, train, until, world
+from support.world import World, seed_of, serving, train, until, world
 
 ONE = "127.0.0.1:0"
 

@@ -24,8 +24,8 @@ from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from isthmus.store import Entry, Store
-from log_helpers import committed, given
-from tests_helpers import QUICK, seed_of
+from support.commits import committed, given
+from support.world import QUICK, seed_of
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 SHELL = {"", "sh"}
 PROGRAMS = {
