@@ -12,8 +12,11 @@ PEERS := torchft==0.2.0 opentelemetry-api opentelemetry-sdk opentelemetry-export
 PIP_ARGS ?=
 ARGS ?=
 
+# Modules are compiled once, not by each of the hundreds of processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up test mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links recovery scale-board lint types site release clean
+.PHONY: help demo demo-s3 up check test test-all mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links recovery scale-board lint types site release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,10 +30,16 @@ demo-s3: $(VENV)/servers ## the same through a real S3 server and a real Redis, 
 up: ## train it across containers, with MinIO, Prometheus and Grafana (needs Docker 25 or newer)
 	docker compose up --build $(ARGS)
 
-test: $(VENV)/dev ## run the tests on all cores, real servers and killed processes included (ARGS="-n 0 tests/unit -k codec" …)
-	$(BIN)/python -m pytest -n logical $(ARGS)
+check: $(VENV)/dev ## what to run for each change, two minutes: style, types, unit and fuzz tests, stores and buses on a folder
+	PYTHONPATH=tests $(BIN)/python tools/checks.py check $(ARGS)
 
-mutants: $(VENV)/dev ## mistakes put into the library one at a time, each of which a test must notice (ARGS="--only log/ --workers 4 --json …")
+test: $(VENV)/dev ## what a change must pass, ten minutes: check, real servers, simulation, the main jobs with real processes
+	PYTHONPATH=tests $(BIN)/python tools/checks.py test $(ARGS)
+
+test-all: $(VENV)/dev ## everything, hours: every end-to-end test, 10,000 simulated seeds, all planted mistakes, thirty rounds of chaos
+	PYTHONPATH=tests $(BIN)/python tools/checks.py all $(ARGS)
+
+mutants: $(VENV)/dev ## planted mistakes that tests must notice; at random: ARGS="--since main~3 --sample 60 --seed 1" (--help)
 	PYTHONPATH=tests $(BIN)/python -m mutants.run $(ARGS)
 
 chaos: $(VENV)/dev ## rounds of kills, Redis losses and store faults on real processes, checked after each (ARGS="--rounds 30 --json …")

@@ -1,5 +1,6 @@
 """Real servers for the tests, started once per session on free loopback ports and stopped at its end."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from isthmus import kernels
 from isthmus.errors import InputError
 from isthmus_services.servers import Server, redis_server, s3_server
 from release import pythons
+from support import reaper, tiers
 
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 
@@ -23,6 +25,7 @@ WAITING = 1.5
 # Tests that start many processes, or share what takes long to make: those of a group run one after the other on one
 # worker, so that they disturb each other neither with kills nor by wanting all cores at once.
 GROUPS = {
+    "unit/test_plan.py": "plan",  # what rules cost is measured once per process
     "e2e/test_processes.py": "processes",
     "e2e/test_board.py": "board",
     "chaos/test_chaos.py": "chaos",
@@ -46,14 +49,45 @@ class Grouped(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         return GROUPS.get(nodeid.partition("::")[0].removeprefix("tests/"), nodeid)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--tier`."""
+    parser.addoption(
+        "--tier", choices=tiers.TIERS, default="all", help="run the tests up to this tier (support/tiers.py)"
+    )
+
+
+def pytest_configure() -> None:
+    """Kill whatever the tests have started when this process ends, however it ends."""
+    reaper.watch()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what cannot be in the tier."""
+    return True if tiers.is_above(collection_path, config.getoption("tier")) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests of higher tiers out."""
+    items[:], others = tiers.split(items, config.getoption("tier"))
+    if others:
+        config.hook.pytest_deselected(items=others)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and collected out of garbage collections: each would take a third of a second."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header() -> str:
     """Say which Pythons there are for the tests of the wheel, and which are not tried."""
     return pythons.said()
 
 
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return how many workers `-n auto` and `-n logical` are."""
-    return max(2, round(WAITING * len(os.sched_getaffinity(0))))
+    share = 1.0 if config.getoption("tier") == "check" else WAITING  # tests of the first tier only compute
+    return max(2, round(share * len(os.sched_getaffinity(0))))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Grouped:

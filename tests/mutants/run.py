@@ -1,38 +1,44 @@
-"""`make mutants`: put the table's mistakes into the library one at a time; the tests named beside each must notice.
+"""`make mutants`: put mistakes into the library one at a time; a test must notice each.
 
-Every mutant is a copy of the package in a folder of its own. The tests are run on an unchanged copy first, or all would
-seem to be noticed. What survives is shown with its change; exit code 1 unless the table argues why nobody could notice.
+Without --sample, --since or --room the mistakes are those of the table, and the tests are those named beside each. They
+are run on an unchanged copy first. Exit code 1 if a mistake survives, unless the table argues why no test can notice it.
+
+With one of them the mistakes are made at random, in the lines changed since a revision or in the named rooms, and the
+tests are those that cover the line. What survives is printed with its change; whether that is a fault is for the reader
+to decide, so the exit code is 0.
 """
 
 import argparse
 import asyncio
-import contextlib
 import difflib
-import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import write_json
+from mutants import sampled
+from mutants.copies import (
+    FAILED,
+    INTERRUPTED,
+    KERNELS,
+    PASSED,
+    ROOT,
+    copy_packages,
+    first_failure,
+    require_copy,
+    run_pytest,
+)
 from mutants.mutant import Mutant
 from mutants.table import MUTANTS, faults
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pkg"
-KERNELS = "kernels/"
-"""What numba compiles: a mutant of it has its machine code to itself."""
-
-TIMEOUT_S, TEST_S = 240.0, 60.0
-"""For all tests of one mutant, and for one of them: those that take longer have noticed, somebody waits for ever."""
-
-PASSED, FAILED, INTERRUPTED = 0, 1, 2  # exit codes of pytest; others mean that it did not get as far as a test
+TIMEOUT_S = 240.0
+"""Limit for all tests of one mutant. Tests that take longer count as failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,15 @@ def main() -> int:
     parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, help=f"per mutant ({TIMEOUT_S:g})")
     parser.add_argument("--list", action="store_true", help="name them and stop")
     parser.add_argument("--json", help="write the report there too")
+    random = parser.add_argument_group("mistakes made at random")
+    random.add_argument("--sample", type=int, metavar="N", help=f"how many ({sampled.SAMPLE})")
+    random.add_argument("--since", metavar="REV", help="in the lines changed since this revision, uncommitted ones too")
+    random.add_argument("--room", action="append", metavar="PATH", help="below this path (several times)")
+    random.add_argument("--seed", type=int, default=1, help="the same seed and source make the same mistakes (1)")
+    random.add_argument("--map", action="store_true", help="only bring the coverage map up to date")
     a = parser.parse_args()
+    if a.map or a.sample is not None or a.since is not None or a.room is not None:
+        return sampled.main(a)
     chosen = [m for m in MUTANTS if a.only is None or any(m.name.startswith(name) for name in a.only)]
     if a.list or not chosen:
         print(*(m.name for m in chosen or MUTANTS), sep="\n")
@@ -79,11 +93,11 @@ def main() -> int:
 async def _all(chosen: list[Mutant], folder: Path, workers: int, timeout_s: float) -> list[Outcome] | None:
     """Return what became of each; None where the tests do not pass as it is."""
     sound = folder / "sound"
-    shutil.copytree(PACKAGE, sound / "pkg", ignore=shutil.ignore_patterns("__pycache__"))
-    await _require_copy(sound)
+    copy_packages(ROOT, sound)
+    await require_copy(sound)
     tests = sorted({test for m in chosen for test in m.tests})
     print(f"{len(chosen)} mutants; first {len(tests)} files or tests on the library as it is", flush=True)
-    code, output = await _pytest(sound, tests, timeout_s=len(tests) * timeout_s)
+    code, output = await run_pytest(sound, tests, timeout_s=len(tests) * timeout_s)
     if code != PASSED:
         print(output[-8000:], "these tests fail without any mutant", sep="\n", file=sys.stderr)
         return None
@@ -108,58 +122,18 @@ async def _all(chosen: list[Mutant], folder: Path, workers: int, timeout_s: floa
 
 async def _try(mutant: Mutant, sound: Path, folder: Path, timeout_s: float) -> Outcome:
     began = time.perf_counter()
-    # With what is compiled: only what differs is compiled again.
-    await asyncio.to_thread(shutil.copytree, sound / "pkg", folder / "pkg")
+    await asyncio.to_thread(copy_packages, sound, folder)
     path = folder / "pkg/isthmus" / mutant.file
     path.write_text(path.read_text().replace(mutant.before, mutant.after))
     try:
-        code, output = await _pytest(
-            folder, mutant.tests, timeout_s=timeout_s, own_cache=mutant.file.startswith(KERNELS)
-        )
+        own_cache = f"pkg/isthmus/{mutant.file}".startswith(KERNELS)
+        code, output = await run_pytest(folder, mutant.tests, timeout_s=timeout_s, own_cache=own_cache)
     except TimeoutError:
         return Outcome(mutant, "killed", "timeout", time.perf_counter() - began, "")
     finally:
         await asyncio.to_thread(shutil.rmtree, folder)
     fate = {PASSED: "survived", FAILED: "killed", INTERRUPTED: "killed"}.get(code, "not run")
-    by = next((line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
-    return Outcome(mutant, fate, by, time.perf_counter() - began, output)
-
-
-def _environment(folder: Path, own_cache: bool = False) -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    if own_cache:
-        found["NUMBA_CACHE_DIR"] = str(folder / "numba")
-    return found | {"PYTHONPATH": os.pathsep.join(map(str, (folder / "pkg", ROOT / "services", ROOT / "tests")))}
-
-
-async def _pytest(folder: Path, tests: Iterable[str], *, timeout_s: float, own_cache: bool = False) -> tuple[int, str]:
-    """Run tests on the package in a folder; return the exit code and what was said. Raises `TimeoutError`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", f"--timeout={TEST_S:g}", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}", *tests,
-        cwd=ROOT, env=_environment(folder, own_cache), start_new_session=True,
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(timeout_s):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    assert process.returncode is not None
-    return process.returncode, output.decode(errors="replace")
-
-
-async def _require_copy(folder: Path) -> None:
-    """Fail unless it is the copy that is imported."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "import isthmus; print(isthmus.__file__)",
-        env=_environment(folder), stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    found = (await process.communicate())[0].decode().strip()
-    if not Path(found).is_relative_to(folder):
-        raise SystemExit(f"{found} is imported, not the copy in {folder}: mutants would never be run")
+    return Outcome(mutant, fate, first_failure(output), time.perf_counter() - began, output)
 
 
 def _show(outcome: Outcome) -> None:

@@ -18,10 +18,12 @@ def interpreter(version: str) -> str | None:
     return found if runs else None
 
 
-AT_HAND = [version for version in PYTHONS if interpreter(version)]
+def at_hand() -> list[str]:
+    """Return the versions of which there is a Python."""
+    return [version for version in PYTHONS if interpreter(version)]
 
 
 def said() -> str:
     """Return which are at hand and which are not."""
-    missing = [version for version in PYTHONS if version not in AT_HAND]
-    return f"the wheel is installed for Python {', '.join(AT_HAND)}; not at hand: {', '.join(missing) or 'none'}"
+    missing = [version for version in PYTHONS if version not in at_hand()]
+    return f"the wheel is installed for Python {', '.join(at_hand())}; not at hand: {', '.join(missing) or 'none'}"

@@ -15,7 +15,7 @@ import pytest
 
 from e2e.test_processes import EXAMPLE, Processes, commits_of, processes, wait_for
 from release.conftest import ROOT, git
-from release.pythons import AT_HAND, interpreter
+from release.pythons import at_hand, interpreter
 
 STRANGER = ("env", "-u", "PYTHONPATH")
 
@@ -33,7 +33,7 @@ def installed(folder: Path, python: str, *arguments: str) -> Path:
     return folder / "bin"
 
 
-@pytest.fixture(scope="session", params=AT_HAND)
+@pytest.fixture(scope="session", params=at_hand())
 def without_torch(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with what the wheel asks for, and nothing else."""
     folder, python = tmp_path_factory.mktemp("without-torch"), interpreter(request.param)

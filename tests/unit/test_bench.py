@@ -123,6 +123,7 @@ def test_every_kernel_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(r.value > 0 for r in rows)
 
 
+@pytest.mark.tier("test")
 def test_what_a_learner_pays_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "SIZES": (1 << 16,), "BOUNDARIES": 3, "CHECKPOINT_PARAMS": 100_000, "CHECKPOINT_S": 0.2, "WATCHED_S": 1.0,
@@ -158,6 +159,7 @@ async def test_a_crowd_is_merged(seaweedfs: Server, redis: Server, use: Callable
         assert bench_scale._memory(syncer.pid) > 1e6
 
 
+@pytest.mark.tier("test")
 def test_how_long_a_recovery_takes_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"KILLS": 1, "FRAGMENTS": 2, "PARAMS": 4096, "CALM_S": (0.1, 0.2)}.items():
         monkeypatch.setattr(bench_recovery, name, value)

@@ -413,6 +413,7 @@ def test_a_commit_that_heals_counts_as_no_round() -> None:
     assert scenes.round_picture(healed)["healed"] is True
 
 
+@pytest.mark.tier("test")
 def test_no_answer_is_longer_than_a_browser_can_draw() -> None:
     fragments = 96
     run = cast(Run, SimpleNamespace(**vars(run_of()) | {"layout": SimpleNamespace(

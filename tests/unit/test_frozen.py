@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from bitsandbytes.nn import Linear4bit
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -40,6 +39,8 @@ def test_a_digest_is_of_the_bytes_as_they_are_stored(dtype: torch.dtype) -> None
 
 
 def four_bits(scale: float) -> nn.Module:
+    from bitsandbytes.nn import Linear4bit  # importing it takes four seconds
+
     layer: nn.Module = Linear4bit(64, 64, bias=False, quant_type="nf4", compute_dtype=torch.float32)
     layer.load_state_dict({"weight": base(scale=scale).get_parameter("0.weight")})
     return nn.Sequential(layer.to("cpu"), nn.Linear(64, 2))

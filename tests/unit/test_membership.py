@@ -142,6 +142,7 @@ async def test_the_owner_changes_where_both_keys_say_so(tmp_path: Path) -> None:
             opened(blob, members.versions[1], w.run)
 
 
+@pytest.mark.tier("test")
 async def test_not_one_flipped_bit_of_a_membership_or_a_run_is_accepted(tmp_path: Path) -> None:
     async with world(tmp_path / "r", signed_seed()) as w:
         await put(w, entry("eu", EU), entry("s", US, S))

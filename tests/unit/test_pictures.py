@@ -26,7 +26,21 @@ def styles(figure: Any) -> list[tuple[str, str]]:
     ("module", "command"),
     [
         (bandwidth, ["simulate", "bandwidth", "--params", "1e9"]),
-        (goodput, ["simulate", "goodput", "--chips", "64,512", "--slice-chips", "8", "--learners", "1,2,4,8"]),
+        (
+            goodput,
+            [
+                "simulate",
+                "goodput",
+                "--chips",
+                "64,512",
+                "--slice-chips",
+                "8",
+                "--learners",
+                "1,2,4,8",
+                "--failures",
+                "20",
+            ],
+        ),
     ],
 )
 def test_lines_differ_by_more_than_colour(

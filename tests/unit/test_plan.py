@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,7 @@ def test_failures_cost_goodput_and_distance_costs_merged_work() -> None:
     assert far.kept < near.kept <= 1 - 1 / 12 + 1e-9
 
 
+@pytest.mark.tier("test")
 @pytest.mark.parametrize("latency_s", [0.02, 0.5])
 def test_the_work_merged_is_about_what_real_learners_merge(latency_s: float) -> None:
     """In virtual time, where everything else is as planned."""
@@ -178,7 +180,7 @@ GRID = list(
 )
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.tier("test")) for part in range(1, 8))])
 def test_a_plan_never_warns_of_what_it_chose(part: int) -> None:
     """Over sizes, links, distances and steps: what is warned of is what was given."""
     about_what_was_given = ("nobody to merge with", "for this model whatever is chosen")
@@ -337,6 +339,7 @@ def test_speeds_come_from_the_table_or_a_file_and_are_named(
     assert main(["plan", "--params", "1e8", "--cpu", "slow"]) == 0
     assert "table, class slow: not measured" in capsys.readouterr().out
     monkeypatch.undo()
+    monkeypatch.setattr(modelled, "products", partial(modelled.products, side=128))
     own, said = tmp_path / "own.toml", tmp_path / "r.json"
     assert main(["plan", "--measure", str(own)]) == 0
     assert f"isthmus plan --speeds {own} uses it" in capsys.readouterr().out

@@ -5,6 +5,7 @@ few periods in virtual time, and everything that passes is counted.
 """
 
 import asyncio
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ class MessageCosts:
     syncer: Cost
 
 
+@functools.cache
 def bits(name: str, params: float, fragments: int) -> float:
     """Return a codec's bits per parameter for a model of this size, its scales and padding included."""
     rows = max(1, math.ceil(params / fragments / 1024))

@@ -1,0 +1,65 @@
+"""Which tests `make check`, `make test` and `make test-all` run: `pytest --tier check|test|all`.
+
+The rule: the directory of a test decides, a mark on the module or the test overrides it, and a test that needs a real
+server is never in the first tier. Each tier holds those before it. Without `--tier`, pytest runs what it is given.
+
+    check   unit, fuzz, conformance on a folder, SQLite and the simulator
+    test    conformance on real servers, integration, simulation, infra, docs, and what carries `tier("test")`
+    all     e2e, chaos, release, scale, and what carries `tier("all")`
+
+A test carries `tier("all")` if it takes more than a few seconds and another test of a lower tier covers its main case,
+or if it measures instead of checking. An e2e test carries `tier("test")` if it covers the main job of one area.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+TIERS = ("check", "test", "all")
+
+DIRECTORIES = {
+    "unit": "check", "fuzz": "check", "conformance": "check",
+    "integration": "test", "simulation": "test", "infra": "test", "docs": "test",
+    "e2e": "all", "chaos": "all", "release": "all", "scale": "all",
+}  # fmt: skip
+
+SERVERS = {"redis", "seaweedfs", "moto"}
+"""Fixtures that start a real server, and words in the parameters of a test that stand for one."""
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Return the tier that a test is in. Raises `KeyError` for a directory that is in no tier."""
+    mark = item.get_closest_marker("tier")
+    tier: str = mark.args[0] if mark else DIRECTORIES[_directory(item)]
+    if tier == "check" and _needs_server(item):
+        return "test"
+    return tier
+
+
+def _directory(item: pytest.Item) -> str:
+    return item.nodeid.removeprefix("tests/").partition("/")[0]
+
+
+def _needs_server(item: pytest.Item) -> bool:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    call = getattr(item, "callspec", None)
+    words = (
+        {word for value in call.params.values() if isinstance(value, str) for word in value.split()} if call else set()
+    )
+    return bool(SERVERS & (fixtures | words))
+
+
+def is_above(path: Path, highest: str) -> bool:
+    """Return whether a directory holds nothing up to this tier: no mark brings a test into the first one."""
+    return highest == TIERS[0] and path.parent == TESTS and DIRECTORIES.get(path.name, highest) != highest
+
+
+def split(items: Iterable[pytest.Item], highest: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return the tests up to this tier, and the others."""
+    chosen: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        (chosen if TIERS.index(tier_of(item)) <= TIERS.index(highest) else others).append(item)
+    return chosen, others

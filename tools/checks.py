@@ -1,0 +1,80 @@
+"""`make check`, `make test` and `make test-all`: run every part, then print what ran and how long each took.
+
+Style and types are checked beside the tests, which wait for other processes more than they compute. What they print is
+shown when the tests are through. Arguments go to pytest.
+"""
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+PYTHON = sys.executable
+
+
+@dataclass
+class Part:
+    """Something to run, and what became of it."""
+
+    name: str
+    commands: Sequence[Sequence[str]]
+    passed: bool = False
+    seconds: float = field(default=0.0)
+
+    def run(self, out: IO[bytes] | None = None) -> None:
+        """Run all of its commands, also after one that failed."""
+        began = time.monotonic()
+        codes = [subprocess.run(c, stdout=out, stderr=out, check=False).returncode for c in self.commands]
+        self.passed, self.seconds = not any(codes), time.monotonic() - began
+
+
+def parts(tier: str, arguments: Sequence[str]) -> tuple[list[Part], list[Part]]:
+    """Return the parts that run one after the other, and those that run beside them."""
+    beside = [
+        Part("style", ([PYTHON, "-m", "ruff", "check", "."], [PYTHON, "-m", "ruff", "format", "--check", "."])),
+        Part("types", ([PYTHON, "-m", "mypy"],)),
+    ]
+    tests = Part("tests", ([PYTHON, "-m", "pytest", "-n", "logical", "--tier", tier, *arguments],))
+    alone = [tests]
+    if tier == "all":
+        alone += [
+            Part("simulation", ([PYTHON, "-m", "simulation.run"],)),
+            Part("mutants", ([PYTHON, "-m", "mutants.run"],)),
+            Part("chaos", ([PYTHON, "-m", "chaos.run"],)),
+        ]
+    return alone, beside
+
+
+def run_all(parts: Sequence[Part], out: IO[bytes]) -> None:
+    """Run parts one after the other."""
+    for part in parts:
+        part.run(out)
+
+
+def main(tier: str, *arguments: str) -> int:
+    """Run a tier; return 1 if any part failed."""
+    began = time.monotonic()
+    alone, beside = parts(tier, arguments)
+    with tempfile.TemporaryFile() as said:
+        lane = threading.Thread(target=run_all, args=(beside, said))
+        lane.start()
+        for number, part in enumerate(alone, 1):
+            if len(alone) > 1:
+                print(f"--- {part.name} ({number} of {len(alone)})", flush=True)
+            part.run()
+        lane.join()
+        said.seek(0)
+        print(said.read().decode(errors="replace"), end="")
+    print(f"\n{'part':12}{'result':10}seconds")
+    for part in (*alone, *beside):
+        print(f"{part.name:12}{'passed' if part.passed else 'FAILED':10}{part.seconds:7.0f}")
+    print(f"{'in all':22}{time.monotonic() - began:7.0f}")
+    return 0 if all(part.passed for part in (*alone, *beside)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
