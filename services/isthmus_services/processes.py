@@ -16,6 +16,27 @@ def isthmus_command(*words: str) -> list[str]:
     return [sys.executable, "-m", "isthmus_services.cli", *words]
 
 
+_TIE = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):  # else the parent ended before the signal was asked for
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """Return a command line that the kernel kills (SIGKILL) when the thread that started it ends, however it ends.
+
+    Processes that the command starts are not killed. Only Linux has such a signal: elsewhere the command is unchanged.
+    """
+    if sys.platform != "linux":
+        return [*command]
+    # A small interpreter becomes the command, with the same process id: code that runs between fork and exec in a
+    # process with threads could wait for a lock that no thread holds there.
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
+
+
 def end(process: subprocess.Popen[Any], within_s: float) -> None:
     """SIGTERM, and wait; SIGKILL where that does not help."""
     process.terminate()

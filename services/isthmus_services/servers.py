@@ -1,6 +1,7 @@
 """Real servers on free loopback ports, out of wheels: SeaweedFS's S3 and a Redis, for `demo --servers` and the tests.
 
-Each is a context: started, waited for, and stopped by its own process id at the end. `python -m
+Each is a context: started, waited for, and stopped by its own process id at the end. A server also ends with the thread
+that started it, so that none outlives a test or a demo that was killed. `python -m
 isthmus_services.servers FOLDER` runs both until it is interrupted (docs/tutorial.md).
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.errors import InputError
+from isthmus_services.processes import tied
 
 START_S = 60.0
 STOP_S = 10.0
@@ -157,7 +159,7 @@ def s3_server(
 def _running(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     with open(log, "ab") as out:
         process = subprocess.Popen(
-            command,
+            tied(command),
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

@@ -3,7 +3,8 @@
 `watch()` marks the environment of this process, so every process started from here carries the mark, and starts one
 watcher: `python reaper.py MARK`. The watcher waits for the end of its standard input, which the kernel closes when
 this process ends (a normal exit, SIGINT or SIGKILL alike). It then kills each process whose initial environment holds
-the mark: servers, browsers, daemons, and whatever those started. A parent-death signal would reach direct children only.
+the mark: learners, syncers, browsers, daemons, and whatever those started. Redis writes over its environment; it and
+SeaweedFS are killed by the kernel (`isthmus_services.processes.tied`), which reaches direct children only.
 """
 
 import os

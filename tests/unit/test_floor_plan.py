@@ -37,7 +37,8 @@ FLOORS = (
 """Of `isthmus`: modules and packages, the ground first."""
 
 SERVICES = (
-    "policies probe processes servers",  # who may do what, in the words of servers
+    "policies probe processes",  # who may do what, in the words of servers
+    "servers",
     "process",  # logs, health, a line a minute
     "output",
     "settings",
