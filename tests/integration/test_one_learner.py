@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from isthmus.records.messages import Heartbeat, Tally, encode, learner_stream
 from isthmus.rules import Pace, Rules
 from isthmus.syncer import Syncer
 from support.strangers import forged, post
-from support.world import World, all_commits, seed_of, serving, train, world
+from support.world import World, all_commits, in_virtual_time, seed_of, serving, train
 
 STEPS, STEP_S, TOKENS, H = 200, 0.02, 100, 12
 RULES = Rules(fragments=4, sync_every=H, codec_up="f32", codec_down="f32")
@@ -117,9 +117,14 @@ class Outcome:
     differ: int
 
 
-async def outcome(folder: Path, attack: Attack | None) -> Outcome:
-    """Train three honest learners beside one that does this."""
-    async with world(folder, seed_of(RULES, Pace(heartbeat_s=0.5, silence_s=1.5))) as w, serving(w.syncer()) as syncer:
+def outcome(attack: Attack | None) -> Outcome:
+    """Train three honest learners beside one that does this, in virtual time."""
+    return in_virtual_time(seed_of(RULES, Pace(heartbeat_s=0.5, silence_s=1.5)), partial(trained, attack))
+
+
+async def trained(attack: Attack | None, w: World) -> Outcome:
+    """Train them in a run that was just created."""
+    async with serving(w.syncer()) as syncer:
         async with attacking(w, syncer, attack):
             draw = np.random.default_rng(1)
             target = [draw.standard_normal(f.size).astype(np.float32) for f in w.run.layout.fragments]
@@ -169,8 +174,8 @@ async def attacking(w: World, syncer: Syncer, attack: Attack | None) -> AsyncIte
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    found = asyncio.run(outcome(tmp_path_factory.mktemp("undisturbed") / "run", None))
+def undisturbed() -> Outcome:
+    found = outcome(None)
     print(f"\nnothing: {found}")
     return found
 
@@ -183,8 +188,8 @@ def test_of_honest_learners_little_is_cut_and_nothing_refused(undisturbed: Outco
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_one_learner_can_do_little(folder: Path, name: str, undisturbed: Outcome) -> None:
-    found = await outcome(folder, ATTACKS[name])
+def test_one_learner_can_do_little(name: str, undisturbed: Outcome) -> None:
+    found = outcome(ATTACKS[name])
     print(f"\n{name}: {found}")
     assert found.merged >= 0.7 * undisturbed.merged
     for of in ("largest", "length"):

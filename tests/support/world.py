@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,9 +22,13 @@ from isthmus.records.frame import Blob
 from isthmus.rules import Pace, Rules
 from isthmus.runtime import Runtime, single_threaded
 from isthmus.signing import Signer
+from isthmus.simulate import world as simulate
+from isthmus.simulate.weather import Weather
 from isthmus.store import RUNNING, EdgeStore, Layer, Patience, Store, open_store
 from isthmus.syncer import Syncer
 from isthmus.syncer.holders import Holders
+
+T = TypeVar("T")
 
 SPECS = [Spec("embed", (40, 8), "float32", TensorClass.EMBEDDING)] + [
     Spec(f"layer{i}", (20 + i, 9), "float32", TensorClass.DENSE) for i in range(7)
@@ -121,6 +125,23 @@ async def world(
         assert bus is not None
         async with open_bus(bus, run.digest) as opened:
             yield World(run, store, opened, runtime, seed.signer if seed else None)
+
+
+def in_virtual_time(seed: Seed, body: Callable[[World], Awaitable[T]], latency_s: float = 0.001) -> T:
+    """Create a run in a simulated world and do this in it: nothing depends on how fast the machine is."""
+    simulated = simulate.World("test")
+    way = Weather(latency_s)
+
+    async def go() -> T:
+        ports = simulated.ports(simulated.process("test"), way, way)
+        run = await create_run(ports.store, ports.process.runtime, seed)
+        return await body(World(run, ports.store, ports.bus, ports.process.runtime, seed.signer))
+
+    try:
+        came: T = simulated.clock.run_until_complete(go())
+        return came
+    finally:
+        simulated.clock.close()
 
 
 @asynccontextmanager
