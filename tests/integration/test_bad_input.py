@@ -6,6 +6,7 @@ That nobody waits long for it is in unit/test_patience.py: there the clock is a 
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,45 @@ from isthmus_services.servers import Server, redis_server
 CLOSED = "127.0.0.1:9"
 
 
-def refused(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
+@dataclass
+class Refusals:
+    """Runs `main` in this process and returns the one line that it writes when it refuses."""
+
+    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+
+    def __call__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+        self.capsys.readouterr()
+        with self.monkeypatch.context() as patch:
+            patch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
+            for name, value in (environment or {}).items():
+                patch.setenv(name, value)
+            try:
+                code: object = main(list(arguments))
+            except SystemExit as ended:
+                code = ended.code
+        error = self.capsys.readouterr().err
+        assert code == 2, error
+        (line,) = error.splitlines()
+        return line
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refusals:
+    return Refusals(capsys, monkeypatch)
+
+
+def refused_by_process(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return the one line of text that a process writes when it refuses; what it logs is one JSON object per event."""
     done = isthmus(*arguments, environment=environment)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    # What a service logs into a pipe is one object per event; why it did not start is a line of text there, too.
-    events: list[str] = []
-    errors: list[str] = []
-    for line in done.stderr.strip().splitlines():
-        (events if line.startswith("{") else errors).append(line)
-    assert len(errors) == 1, done.stderr
-    assert errors[0].startswith(f"isthmus {arguments[0]}: ")
-    assert not [e for e in map(json.loads, events) if e["level"] in ("CRITICAL", "ERROR")]
-    return errors[0]
+    lines = done.stderr.strip().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    assert not [e for e in events if e["level"] in ("CRITICAL", "ERROR")]
+    (error,) = (line for line in lines if not line.startswith("{"))
+    assert error.startswith(f"isthmus {arguments[0]}: ")
+    return error
 
 
 @pytest.mark.parametrize(
@@ -86,22 +113,10 @@ def refused(*arguments: str, environment: Mapping[str, str] | None = None) -> st
     ],
 )
 def test_a_wrong_flag_is_one_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refusals
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
-    try:
-        code: object = main(arguments)
-    except SystemExit as ended:
-        code = ended.code
-    error = capsys.readouterr().err
-    assert code == 2, error
-    assert message in error
-    assert len(error.splitlines()) == 1, error
+    assert message in refused(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +150,11 @@ def test_a_value_out_of_range_is_one_line_whatever_its_source(
     assert message in line
 
 
-@pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
-def test_why_a_service_does_not_start_is_text_in_a_pipe(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"], ["status"]])
+def test_why_a_process_does_not_start_is_text_in_a_pipe(command: list[str], tmp_path: Path) -> None:
     name, *rest = command
-    done = isthmus(name, str(tmp_path / "nowhere"), *rest, "--log-format", "json")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    logged = [] if name == "status" else ["--log-format", "json"]
+    line = refused_by_process(name, str(tmp_path / "nowhere"), *rest, *logged)
     assert line.startswith(f"isthmus {name}: no run at {tmp_path}/nowhere: look whether that is the place")
 
 
@@ -160,20 +174,13 @@ def test_why_a_service_does_not_start_is_text_in_a_pipe(command: list[str], tmp_
     ],
 )
 def test_a_folder_that_holds_a_run_names_it(
-    command: list[str],
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refusals
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("isthmus_services.process.logs.configure", lambda *_, **__: None)
     out = folder.parent
     assert main(["init", str(folder)]) == 0
     assert folder.name == "run", "as a demo has it"
-    capsys.readouterr()
-    assert main([word.replace("file:OUT", f"file://{out}").replace("OUT", str(out)) for word in command]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(*(word.replace("file:OUT", f"file://{out}").replace("OUT", str(out)) for word in command))
     assert line.endswith(f"{out}: no run here; did you mean {folder}?")
 
 
@@ -198,12 +205,12 @@ def test_a_run_keeps_what_was_chosen_when_it_was_created(folder: Path) -> None:
     assert main(["init", str(folder)]) == 0, "who asks for nothing else takes the run as it is"
 
 
-def test_a_learners_name_is_checked(folder: Path) -> None:
+def test_a_learners_name_is_checked(folder: Path, refused: Refusals) -> None:
     assert main(["init", str(folder)]) == 0
     assert "--learner 'a/b'" in refused("learner", str(folder), "--learner", "a/b")
 
 
-def test_another_run_in_the_same_place_is_refused(folder: Path) -> None:
+def test_another_run_in_the_same_place_is_refused(folder: Path, refused: Refusals) -> None:
     assert main(["init", str(folder)]) == 0
     assert "merge is iso there, not avg" in refused("init", str(folder), "--merge", "avg")
     assert "outer_lr is 1.1 there, not 0.5" in refused("init", str(folder), "--outer-lr", "0.5")
@@ -212,7 +219,7 @@ def test_another_run_in_the_same_place_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["status"], ["learner", "--learner", "a"]])
 def test_a_missing_bucket_is_named(
-    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None]
+    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None], refused: Refusals
 ) -> None:
     use(seaweedfs)
     name, *rest = command
@@ -225,7 +232,7 @@ def test_a_missing_bucket_is_named(
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
 def test_an_endpoint_that_does_not_answer_is_named(
-    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None]
+    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None], refused: Refusals
 ) -> None:
     use(seaweedfs)
     name, *rest = command
@@ -235,7 +242,7 @@ def test_an_endpoint_that_does_not_answer_is_named(
 
 @pytest.mark.parametrize("command", [["init"], ["syncer"], ["learner", "--learner", "a"]])
 def test_an_endpoint_that_accepts_and_never_answers_is_named(
-    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None]
+    command: list[str], seaweedfs: Server, redis: Server, use: Callable[[Server], None], refused: Refusals
 ) -> None:
     import socket
 
@@ -258,21 +265,23 @@ def test_another_pace_for_a_run_that_is_there_is_no_silent_wish(
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"]])
-def test_a_redis_that_is_not_there_is_named(command: list[str], folder: Path) -> None:
+def test_a_redis_that_is_not_there_is_named(command: list[str], folder: Path, refused: Refusals) -> None:
     assert main(["init", str(folder)]) == 0
     name, *rest = command
     assert f"redis://{CLOSED}" in refused(name, str(folder), *rest, "--bus", f"redis://{CLOSED}")
 
 
 @pytest.mark.parametrize("command", [["syncer"], ["learner", "--learner", "a"], ["status"]])
-def test_a_redis_that_asks_for_a_password_is_named(command: list[str], folder: Path, tmp_path: Path) -> None:
+def test_a_redis_that_asks_for_a_password_is_named(
+    command: list[str], folder: Path, tmp_path: Path, refused: Refusals
+) -> None:
     assert main(["init", str(folder)]) == 0
     with redis_server(tmp_path / "redis", arguments=("--save", "", "--requirepass", "sesame")) as server:
         name, *rest = command
         assert "asks for a password" in refused(name, str(folder), *rest, "--bus", server.url)
 
 
-def test_a_store_without_conditional_put_is_refused(use: Callable[[Server], None], tmp_path: Path) -> None:
+def test_a_store_without_conditional_put_is_refused(refused: Refusals) -> None:
     """A server that ignores If-None-Match, as some do."""
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
