@@ -19,8 +19,11 @@ AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION
 
 os.environ.pop("COLUMNS", None)  # tables are as wide as it says, and tests read them
 
-WAITING = 1.5
+WAITING = 2
 """Workers per core: many tests wait for processes more than they compute."""
+
+BY_FILE = ("docs", "infra", "integration")
+"""Directories of which each file runs on one worker: its tests share servers that take seconds to start and to stop."""
 
 # Tests that start many processes, or share what takes long to make: those of a group run one after the other on one
 # worker, so that they disturb each other neither with kills nor by wanting all cores at once.
@@ -46,7 +49,8 @@ class Grouped(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """What is in no group goes to whichever worker is free. (xdist's own groups are lost on pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
-        return GROUPS.get(nodeid.partition("::")[0].removeprefix("tests/"), nodeid)
+        file = nodeid.partition("::")[0].removeprefix("tests/")
+        return GROUPS.get(file, file if file.startswith(BY_FILE) else nodeid)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

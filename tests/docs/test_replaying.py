@@ -14,6 +14,8 @@ from isthmus_services.cli import main
 from support.docs_blocks import Shell
 from support.forking import nursery
 
+pytestmark = pytest.mark.tier("all")
+
 MODEL = '''"""A model of one's own."""
 
 from torch import nn

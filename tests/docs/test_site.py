@@ -81,6 +81,7 @@ def dead(place: str, links: list[str], files: set[str], anchors: dict[str, set[s
 # --- links ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("all")
 def test_no_link_of_the_site_is_dead(site: dict[str, Page]) -> None:
     files = set(site[""].links)
     anchors = {path: page.anchors for path, page in site.items()}
@@ -128,6 +129,7 @@ def test_a_link_to_what_is_not_there_is_refused(tmp_path: Path) -> None:
         pages.copied(tmp_path)
 
 
+@pytest.mark.tier("all")
 def test_a_page_that_the_builder_warns_of_is_no_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "WRITTEN", {"reference/metrics.md": lambda: "# Metrics\n\n[gone](gone.md)\n"})
     monkeypatch.setattr(api, "PUBLIC", {})

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors import safe_open
 
 from support.docs_blocks import ROOT, Shell
+
+pytestmark = pytest.mark.tier("all")
 
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:

@@ -212,6 +212,7 @@ def status(run: str) -> dict[str, Any]:
 # --- beside a demo ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_beside_a_demo_the_page_lives_and_says_what_status_says(browser: Browser, demo: Demo) -> None:
     with looking(browser, demo.url) as seen:
         page = seen.open("/", "#totals")
@@ -232,6 +233,7 @@ def test_beside_a_demo_the_page_lives_and_says_what_status_says(browser: Browser
         assert demo.process.poll() is None, "the demo was over before the page was looked at: it needs more steps"
 
 
+@pytest.mark.tier("test")
 def test_when_it_is_over_the_numbers_are_those_of_status(browser: Browser, recorded: str, base: str) -> None:
     found = status(recorded)
     with looking(browser, base) as seen:
@@ -252,6 +254,7 @@ def test_when_it_is_over_the_numbers_are_those_of_status(browser: Browser, recor
             assert float(row[4]) == pytest.approx(learner["loss"], rel=1e-3)
 
 
+@pytest.mark.tier("test")
 def test_kills_show_as_lives_and_takeovers(browser: Browser, demo: Demo, base: str) -> None:
     report = json.loads((demo.out / "report.json").read_text())
     assert report["kills_by_kind"]["learner"] >= 1

@@ -67,6 +67,7 @@ def in_folder(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.tier("test")
 @pytest.mark.timeout(300)
 def test_cuts_are_what_the_log_folds_to_through_kills(tmp_path: Path) -> None:
     run, into = str(tmp_path / "run"), tmp_path / "cuts"

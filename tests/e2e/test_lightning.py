@@ -30,6 +30,7 @@ def notes(path: Path) -> list[Note]:
     return [tuple(json.loads(line)) for line in whole[: whole.rfind("\n") + 1].splitlines()]
 
 
+@pytest.mark.tier("test")
 @pytest.mark.timeout(300)
 def test_a_module_shares_a_run_with_a_plain_loop_and_goes_on_after_kill_9(tmp_path: Path) -> None:
     run = str(tmp_path / "run")

@@ -10,6 +10,8 @@ import pytest
 from isthmus.signing import fingerprint, read_signer
 from isthmus_services.cli import main
 
+pytestmark = pytest.mark.tier("test")
+
 
 def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     found = main(list(words))

@@ -99,7 +99,7 @@ def processes(folder: Path) -> Iterator[Processes]:
             process.wait()
 
 
-@pytest.fixture(params=["folder and sqlite", "s3 and redis"])
+@pytest.fixture(params=[pytest.param("folder and sqlite", marks=pytest.mark.tier("all")), "s3 and redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, use: Callable[[Server], None]) -> tuple[str, str]:
     """Return (run, bus) of one of the two ways to run."""
     if request.param == "folder and sqlite":
@@ -147,6 +147,7 @@ def heads(run: str) -> int:
     return asyncio.run(go())
 
 
+@pytest.mark.tier("test")
 @pytest.mark.timeout(600)
 def test_a_run_by_hand_survives_kill_9_of_learner_and_syncer(place: tuple[str, str], tmp_path: Path) -> None:
     run, bus = place

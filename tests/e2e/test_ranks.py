@@ -253,6 +253,7 @@ def test_a_sharded_newcomer_takes_a_peers_moments_where_they_may_be_believed(tmp
     assert [found["moments"] for found in joined("below", 2)] == ["fresh", "fresh"], "they are below 0"
 
 
+@pytest.mark.tier("test")
 @pytest.mark.timeout(600)
 def test_the_example_trains_on_two_ranks_beside_one_process(tmp_path: Path) -> None:
     run = str(tmp_path / "run")

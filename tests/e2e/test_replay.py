@@ -94,6 +94,7 @@ def commits(folder: Path) -> dict[int, list[Commit]]:
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tier("test")
 def test_every_commit_of_a_run_comes_out_as_recorded(run: Path, tmp_path: Path) -> None:
     total = sum(map(len, commits(run).values()))
     done = cli("replay", run, "--json", tmp_path / "r.json")
@@ -132,6 +133,7 @@ def rewrite(folder: Path, fragment: int, version: int, change: Callable[[CommitH
     path.write_bytes(frame.draft(Kind.COMMIT, change(header)).blob)
 
 
+@pytest.mark.tier("test")
 def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(run: Path, tmp_path: Path) -> None:
     import msgspec
 

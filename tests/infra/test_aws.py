@@ -464,6 +464,7 @@ def test_a_missing_key_is_told_to_everyone_who_may_read_it(cloud: Cloud) -> None
         assert not allows(documents, "s3:ListAllMyBuckets", "*", {})
 
 
+@pytest.mark.tier("all")
 async def test_a_run_needs_no_more_than_its_roles_have(stores: OpenAll, tmp_path: Path) -> None:
     """The owner creates, a syncer and two learners train, a collector collects: each with its role's credentials."""
     async with AsyncExitStack() as stack:

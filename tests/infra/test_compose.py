@@ -199,6 +199,7 @@ def test_what_it_mounts_exists_and_every_volume_is_given_its_owner() -> None:
                 assert volume["volume"]["nocopy"] is True, f"{name}: only `prepare` fills volumes"
 
 
+@pytest.mark.tier("all")
 def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_anew(tmp_path: Path) -> None:
     """What Dockerfile and entrypoint.sh do: compile for a named processor, copy the cache, load it from there."""
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_DEBUG_CACHE": "1"}
@@ -292,11 +293,13 @@ async def _replayed(url: str) -> tuple[list[replays.Replayed], list[Commit]]:
         return await replays.replay(log), await judge.read_commits(log)
 
 
+@pytest.mark.tier("all")
 def test_everything_ends_as_it_should(ran: dict[str, Any]) -> None:
     syncers = {f"syncer-{i}": 0 for i in (1, 2, 3, 4)}
     assert ran["codes"] == syncers | dict.fromkeys(LEARNERS, TOLD_TO_STOP), ran["logs"]
 
 
+@pytest.mark.tier("all")
 def test_health_means_that_loop_store_and_bus_work(ran: dict[str, Any]) -> None:
     assert len(ran["healthy"]) == 6
     for name, said in ran["healthy"].items():
@@ -305,6 +308,7 @@ def test_health_means_that_loop_store_and_bus_work(ran: dict[str, Any]) -> None:
         assert set(report["seconds_since"]) == {"loop_turned", "store_answered", "bus_answered"}
 
 
+@pytest.mark.tier("all")
 def test_no_commit_is_lost_when_the_syncers_are_replaced(ran: dict[str, Any]) -> None:
     assert all(r.difference is None for r in ran["replayed"])
     assert sum(r.compared for r in ran["replayed"]) == len(ran["commits"])
@@ -318,11 +322,13 @@ def test_no_commit_is_lost_when_the_syncers_are_replaced(ran: dict[str, Any]) ->
     assert sum(ran["upgraded"].values()) > 0
 
 
+@pytest.mark.tier("all")
 def test_all_learners_took_part(ran: dict[str, Any]) -> None:
     merged = {i.learner for c in ran["commits"] for i in c.header.inputs}
     assert merged == {"a", "b", "c", "d"}
 
 
+@pytest.mark.tier("all")
 def test_metrics_of_every_service_are_there(ran: dict[str, Any]) -> None:
     for name, text in ran["metrics"].items():
         declared = (SyncerMetrics() if name.startswith("syncer") else LearnerMetrics()).declared
@@ -334,6 +340,7 @@ def test_metrics_of_every_service_are_there(ran: dict[str, Any]) -> None:
     assert re.search(r'isthmus_ledger_tokens\{part="merged"\} [1-9]', learners)
 
 
+@pytest.mark.tier("all")
 def test_logs_are_one_object_per_line_and_hold_no_secret(ran: dict[str, Any]) -> None:
     folder = ran["graph"].folder / "secrets"
     secrets = [p.read_text().strip() for p in folder.rglob("*password")]

@@ -259,6 +259,7 @@ def of_job(number: int) -> dict[str, str]:
     }
 
 
+@pytest.mark.tier("all")
 def test_a_learner_that_loses_its_machine_goes_on_under_its_name_on_another(
     tmp_path: Path, machines: list[Machine]
 ) -> None:

@@ -18,6 +18,8 @@ from isthmus.bus import default_bus
 from isthmus_services.cli import main
 from isthmus_services.demo import judge
 
+pytestmark = pytest.mark.tier("all")
+
 SCRIPTS = ROOT / "infra" / "slurm"
 SHELL = sorted([*SCRIPTS.glob("*.sbatch"), SCRIPTS / "common.sh", SCRIPTS / "run.env"])
 SMALL = ("--nodes=1", "--gpus-per-node=1", "--cpus-per-task=1")

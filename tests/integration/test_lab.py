@@ -26,6 +26,8 @@ from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_services.cli import main
 
+pytestmark = pytest.mark.tier("all")
+
 TINY = named(
     base(16, learners=2, shape=Shape(width=16, layers=1, heads=1)), "tiny", rules_fragments=3, rules_sync_every=4
 )

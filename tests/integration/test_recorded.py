@@ -18,6 +18,8 @@ from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_services.cli import main
 
+pytestmark = pytest.mark.tier("all")
+
 STEP_S = 0.5
 WHOLE_S = 900.0
 

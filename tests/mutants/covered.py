@@ -39,7 +39,7 @@ def sources() -> list[str]:
     return sorted(str(p.relative_to(ROOT)) for name in PACKAGES for p in (ROOT / name).rglob("*.py"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One recording."""
 

@@ -146,6 +146,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Delete(self, node: ast.Delete) -> None:
         self.add(self.span(node), "pass", "a statement is dropped")
+        self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> None:
         self.add(self.span(node), "pass", "a statement is dropped")

@@ -132,6 +132,7 @@ def refuse(key: str) -> NoReturn:
     raise Denied(f"s3://bucket/run: access denied (AccessDenied): {key}")
 
 
+@pytest.mark.tier("all")
 def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_nothing_else() -> None:
     story = Story("denied")
 
@@ -171,6 +172,7 @@ def test_bodies_that_never_end_hold_up_nobody_but_their_learner() -> None:
     story.tell(body())
 
 
+@pytest.mark.tier("all")
 def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time() -> None:
     story = Story("own keys")
 
@@ -192,6 +194,7 @@ def test_what_a_syncer_itself_is_refused_ends_it_only_after_the_stated_time() ->
     story.tell(body())
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("port", ["store", "bus"])
 def test_a_syncer_that_cannot_serve_says_so_is_left_out_while_it_lasts_and_comes_back(
     port: str, caplog: pytest.LogCaptureFixture

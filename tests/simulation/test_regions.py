@@ -96,7 +96,14 @@ def simulated(fails: str, fault: dict[str, Any]) -> tuple[dict[str, int], dict[s
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "fault", [{"cut_off": True}, {"cut_writes": True}, {"denies_reads": True}, {"denies_writes": True}], ids=str
+    "fault",
+    [
+        {"cut_off": True},
+        pytest.param({"cut_writes": True}, marks=pytest.mark.tier("all")),
+        pytest.param({"denies_reads": True}, marks=pytest.mark.tier("all")),
+        pytest.param({"denies_writes": True}, marks=pytest.mark.tier("all")),
+    ],
+    ids=str,
 )
 def test_a_bucket_that_fails_costs_its_learner_little_and_others_nothing(fault: dict[str, Any]) -> None:
     before, during, world, differ = simulated("us", fault)

@@ -42,7 +42,15 @@ def test_no_seed_violates_an_invariant(tmp_path: Path) -> None:
     assert {fault for fault, count in report["faults"].items() if count} >= {fault.value for fault in Fault}
 
 
-@pytest.mark.parametrize(("seed", "kind"), [(3, "plain"), (8, "choir"), (11, "siege"), (6, "hostile")])
+@pytest.mark.parametrize(
+    ("seed", "kind"),
+    [
+        (3, "plain"),
+        pytest.param(8, "choir", marks=pytest.mark.tier("all")),
+        pytest.param(11, "siege", marks=pytest.mark.tier("all")),
+        pytest.param(6, "hostile", marks=pytest.mark.tier("all")),
+    ],
+)
 def test_a_seed_is_one_run(seed: int, kind: str) -> None:
     """Whatever a violating seed shows can be looked at again."""
     first = sim("--seed", str(seed), "--kind", kind)
@@ -67,6 +75,7 @@ def test_scenarios_differ() -> None:
     assert len({draw(seed).describe().split(":", 1)[1] for seed in range(50)}) > 45
 
 
+@pytest.mark.tier("all")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(BUGS))
 def test_a_planted_bug_is_caught(name: str) -> None:

@@ -75,7 +75,15 @@ def shares(uplink: float) -> tuple[float, list[float]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("uplink", "at_least"), [(4.0, 0.60), (0.85, 0.55), (0.6, 0.40), (0.4, 0.25)])
+@pytest.mark.parametrize(
+    ("uplink", "at_least"),
+    [
+        pytest.param(4.0, 0.60, marks=pytest.mark.tier("all")),
+        (0.85, 0.55),
+        pytest.param(0.6, 0.40, marks=pytest.mark.tier("all")),
+        pytest.param(0.4, 0.25, marks=pytest.mark.tier("all")),
+    ],
+)
 def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_number(
     uplink: float, at_least: float
 ) -> None:
@@ -84,6 +92,7 @@ def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_numb
     assert min(by_fragment) >= 0.75 * max(by_fragment), by_fragment
 
 
+@pytest.mark.tier("all")
 @pytest.mark.timeout(300)
 def test_four_bodies_at_once_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the window is for: captures are taken early, and each waits for the others on the wire."""

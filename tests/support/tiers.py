@@ -1,7 +1,8 @@
 """Which tests `make check`, `make test` and `make test-all` run: `pytest --tier check|test|all`.
 
-The rule: the directory of a test decides, a mark on the module or the test overrides it, and a test that needs a real
-server is never in the first tier. Each tier holds those before it. Without `--tier`, pytest runs what it is given.
+The rule: the directory of a test decides; a mark on the module, the test or one of its parameters overrides it; a test
+that needs a real server is never in the first tier. Each tier holds those before it. Without `--tier`, pytest runs what
+it is given.
 
     check   unit, fuzz, conformance on a folder, SQLite and the simulator
     test    conformance on real servers, integration, simulation, infra, docs, and what carries `tier("test")`
@@ -31,7 +32,8 @@ SERVERS = {"redis", "seaweedfs", "moto"}
 
 def tier_of(item: pytest.Item) -> str:
     """Return the tier that a test is in. Raises `KeyError` for a directory that is in no tier."""
-    mark = item.get_closest_marker("tier")
+    own = [mark for mark in item.own_markers if mark.name == "tier"]  # those of parameters come last
+    mark = own[-1] if own else item.get_closest_marker("tier")
     tier: str = mark.args[0] if mark else DIRECTORIES[_directory(item)]
     if tier == "check" and _needs_server(item):
         return "test"
