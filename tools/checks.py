@@ -1,9 +1,10 @@
 """`make check`, `make test` and `make test-all`: run every part, then print what ran and how long each took.
 
 Style and types are checked beside the tests, which wait for other processes more than they compute. What they print is
-shown when the tests are through. Arguments go to pytest.
+shown when the tests are through. `--only PART` leaves the other parts out. All other arguments go to pytest.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -55,10 +56,19 @@ def run_all(parts: Sequence[Part], out: IO[bytes]) -> None:
         part.run(out)
 
 
-def main(tier: str, *arguments: str) -> int:
+def main() -> int:
     """Run a tier; return 1 if any part failed."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("tier", choices=("check", "test", "all"))
+    parser.add_argument("--only", action="append", metavar="PART", help="run this part (several times)")
+    given, arguments = parser.parse_known_args()
     began = time.monotonic()
-    alone, beside = parts(tier, arguments)
+    alone, beside = (
+        [part for part in some if given.only is None or part.name in given.only]
+        for some in parts(given.tier, arguments)
+    )
+    if not alone and not beside:
+        parser.error(f"there is no part {', '.join(given.only)}")
     with tempfile.TemporaryFile() as said:
         lane = threading.Thread(target=run_all, args=(beside, said))
         lane.start()
@@ -77,4 +87,4 @@ def main(tier: str, *arguments: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

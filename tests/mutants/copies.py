@@ -45,7 +45,8 @@ async def run_pytest(
     Returns the exit code and the output. Raises `TimeoutError`.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", f"--timeout={TEST_S:g}", "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", "-x", "-q", "--tb=line", f"--timeout={TEST_S:g}",
+        "-o", "timeout_func_only=true",  # a session fixture compiles the kernels
         f"--basetemp={folder / 'tmp'}", *tests,
         cwd=ROOT, env=environment(folder, own_cache=own_cache), start_new_session=True,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

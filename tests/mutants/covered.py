@@ -25,7 +25,8 @@ from mutants.mistakes import Mistake
 
 STORED = ROOT / "out/coverage"
 FOLDERS = ("unit", "fuzz", "conformance", "integration", "simulation")
-"""Tests that call the library in their own process: coverage of others is not recorded by test."""
+"""Tests that call the library in their own process, as far as `make test` runs them. What other processes run is not
+recorded."""
 
 
 def test_files() -> dict[str, str]:
@@ -185,7 +186,7 @@ async def bring_up_to_date(workers: int) -> None:
         shutil.copy2(ROOT / source, folder / "sources" / source)
     paths = [ROOT / name for name in (*PACKAGES, "tests")]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-p", "mutants.timed",
+        sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--tier", "test", "-p", "mutants.timed",
         *(f"--cov={name}" for name in PACKAGES), "--cov-context=test", "--cov-report=", *files,
         cwd=ROOT,
         env=os.environ | {
