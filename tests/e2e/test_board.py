@@ -151,9 +151,43 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         process.stdout.close()
 
 
+@dataclass
+class Live:
+    """What the page and `isthmus status` said while the demo went on."""
+
+    before: list[int]
+    """Versions on the page, before status was asked."""
+    status: list[int]
+    learners: str
+    running: bool
+    """Whether the demo still ran at the end."""
+
+
 @pytest.fixture(scope="module")
-def recorded(demo: Demo) -> str:
+def live(browser: Browser, demo: Demo) -> Live:
+    """Look at the page beside the demo: before anything else, in whatever order the tests come."""
+    with looking(browser, demo.url) as seen:
+        page = seen.open("/", "#totals")
+        expect(page.locator("#connection")).to_have_text("connected", timeout=PATIENCE_MS)
+        expect(page.locator("#sentence")).to_have_text(
+            re.compile("learners train|learners were heard"), timeout=120_000
+        )
+        wait(page, lambda: seen.totals()["commits"] >= 20, "twenty commits")
+        first = seen.totals()["commits"]
+        wait(page, lambda: seen.totals()["commits"] > first, "another commit, without a click")
+        seen.open("/fragments", "[data-version]")
+        before = seen.versions()
+        said = [f["version"] for f in status(demo.run)["fragments"]]
+        wait(page, lambda: all(a >= b for a, b in zip(seen.versions(), said, strict=True)), "what status has seen")
+        seen.open("/learners", "tbody tr")
+        expect(page.locator("tbody").first).to_contain_text("training", timeout=60_000)
+        return Live(before, said, page.locator("tbody").first.inner_text(), demo.process.poll() is None)
+
+
+@pytest.fixture(scope="module")
+def recorded(demo: Demo, live: Live) -> str:
     """The demo's run, once it is over."""
+    assert live, "looked at"
     assert demo.process.wait(240) == 0, (demo.out.parent / "demo.log").read_text()[-3000:]
     return demo.run
 
@@ -213,24 +247,10 @@ def status(run: str) -> dict[str, Any]:
 
 
 @pytest.mark.tier("test")
-def test_beside_a_demo_the_page_lives_and_says_what_status_says(browser: Browser, demo: Demo) -> None:
-    with looking(browser, demo.url) as seen:
-        page = seen.open("/", "#totals")
-        expect(page.locator("#connection")).to_have_text("connected", timeout=PATIENCE_MS)
-        expect(page.locator("#sentence")).to_have_text(
-            re.compile("learners train|learners were heard"), timeout=120_000
-        )
-        wait(page, lambda: seen.totals()["commits"] >= 20, "twenty commits")
-        first = seen.totals()["commits"]
-        wait(page, lambda: seen.totals()["commits"] > first, "another commit, without a click")
-        seen.open("/fragments", "[data-version]")
-        before = seen.versions()
-        said = [f["version"] for f in status(demo.run)["fragments"]]
-        wait(page, lambda: all(a >= b for a, b in zip(seen.versions(), said, strict=True)), "what status has seen")
-        assert all(a <= b for a, b in zip(before, said, strict=True)), "the page was ahead of the log"
-        seen.open("/learners", "tbody tr")
-        expect(page.locator("tbody").first).to_contain_text("training", timeout=60_000)
-        assert demo.process.poll() is None, "the demo was over before the page was looked at: it needs more steps"
+def test_beside_a_demo_the_page_lives_and_says_what_status_says(live: Live) -> None:
+    assert all(a <= b for a, b in zip(live.before, live.status, strict=True)), "the page was ahead of the log"
+    assert "training" in live.learners
+    assert live.running, "the demo was over before the page was looked at: it needs more steps"
 
 
 @pytest.mark.tier("test")

@@ -47,9 +47,16 @@ def compose() -> dict[str, Any]:
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "infra/compose/seaweedfs.yaml"])
-def test_it_is_valid_by_the_compose_specification(file: str) -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(ROOT / file)]
+@pytest.mark.parametrize(
+    ("file", "schema"),
+    [
+        ("compose.yaml", "vendor.compose-spec"),
+        ("infra/compose/seaweedfs.yaml", "vendor.compose-spec"),
+        (".github/workflows/test.yaml", "vendor.github-workflows"),
+    ],
+)
+def test_it_is_valid_by_its_specification(file: str, schema: str) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(ROOT / file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
