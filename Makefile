@@ -31,13 +31,13 @@ up: ## train it across containers, with MinIO, Prometheus and Grafana (needs Doc
 	docker compose up --build $(ARGS)
 
 check: $(VENV)/dev ## what to run for each change, two minutes: style, types, unit and fuzz tests, stores and buses on a folder
-	PYTHONPATH=tests $(BIN)/python tools/checks.py check $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m support.checks check $(ARGS)
 
 test: $(VENV)/dev ## what a change must pass, ten minutes: check, real servers, simulation, the main jobs with real processes
-	PYTHONPATH=tests $(BIN)/python tools/checks.py test $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m support.checks test $(ARGS)
 
 test-all: $(VENV)/dev ## everything, hours: every end-to-end test, 10,000 simulated seeds, all planted mistakes, thirty rounds of chaos
-	PYTHONPATH=tests $(BIN)/python tools/checks.py all $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m support.checks all $(ARGS)
 
 mutants: $(VENV)/dev ## planted mistakes that tests must notice; at random: ARGS="--since main~3 --sample 60 --seed 1" (--help)
 	PYTHONPATH=tests $(BIN)/python -m mutants.run $(ARGS)

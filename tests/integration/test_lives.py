@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.errors import Denied, Fenced, ObjectMissing
 from isthmus.kernels import F32
-from isthmus.learner import residuals
+from isthmus.learner import LearnerAgent, residuals
 from isthmus.learner.steward import left
 from isthmus.log.select import checkpoints_in
 from isthmus.records.keys import claim_key
@@ -83,6 +83,13 @@ class Life:
         self.boundary.freeze()
         self.agent.drain(done=True)
         await self.task
+
+
+def held(agent: LearnerAgent) -> list[Any]:
+    """Return the residuals that wait for their next update, and those that updates carry which no commit has settled."""
+    uplink = agent.uplink
+    both = [r for p, left in enumerate(uplink.residuals) for r in (left, *uplink.taken[p].values())]
+    return [r for r in both if r is not None]
 
 
 async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its_lives(folder: Path) -> None:
@@ -200,13 +207,10 @@ async def test_residuals_of_an_earlier_release_are_kept_as_precisely_as_those_of
             one = await Life(w, "l0").start()
             while min(k.head for k in syncer.keepers) < 2:
                 await one.steps(5)
-            kept = [r for r in one.agent.uplink.residuals if r is not None]
-            assert {left(r).dtype for r in kept} == {np.dtype(np.float32)}
+            assert {left(r).dtype for r in held(one.agent)} == {np.dtype(np.float32)}
             await one.end()
         two = await Life(w, "l0").start()
-        found = [r for r in two.agent.uplink.residuals if r is not None]
-        assert found
-        assert {left(r).dtype for r in found} == {np.dtype(np.uint16)}
+        assert {left(r).dtype for r in held(two.agent)} == {np.dtype(np.uint16)}
         await two.kill()
 
 
