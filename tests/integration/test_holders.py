@@ -22,6 +22,7 @@ from support.world import (
     balanced,
     check_log,
     head,
+    in_virtual_time,
     newest_commit,
     seed_of,
     serving,
@@ -35,6 +36,7 @@ def writers(commits: dict[int, list[Commit]]) -> dict[int, list[str]]:
     return {p: [c.header.writer for c in found] for p, found in commits.items()}
 
 
+@in_virtual_time
 async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder: Path) -> None:
     # On a busy machine this loop may stand for a second: nobody is to take that for the other's silence.
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=20.0))) as w:
@@ -78,6 +80,7 @@ class Noted(Layer):
         return {int(key.split("/")[1]) for key in self.read if key.startswith(kind)}
 
 
+@in_virtual_time
 async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_takes_over(folder: Path) -> None:
     """A5: with S syncers each reads and merges its share."""
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=20.0, snapshot_every=5))) as w:
@@ -125,6 +128,7 @@ async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_t
         assert 0 <= wrote.count("east") - one.tallies.commits <= len(shares[0])
 
 
+@in_virtual_time
 async def test_a_fragment_given_back_is_kept_until_it_is_old_and_folded_anew_when_it_comes_again(folder: Path) -> None:
     """Another that is only thought to be there costs nothing: what nobody else commits on is still the state."""
     async with world(folder) as w:
@@ -143,6 +147,7 @@ async def test_a_fragment_given_back_is_kept_until_it_is_old_and_folded_anew_whe
         await check_log(w)
 
 
+@in_virtual_time
 async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_lost_when_another_joins(
     folder: Path,
 ) -> None:
@@ -169,6 +174,7 @@ async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_
         await check_log(w)
 
 
+@in_virtual_time
 async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_folds_the_winners(folder: Path) -> None:
     """It had closed its round and was about to write the commit when it fell asleep."""
     async with world(folder) as w:
@@ -235,6 +241,7 @@ async def damage(w: World, fragment: int) -> str:
     return key
 
 
+@in_virtual_time
 async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_served(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,6 +268,7 @@ async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_serv
         assert (await newest_commit(w, victim)).version == newest[victim].version
 
 
+@in_virtual_time
 async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_had_merged_it(folder: Path) -> None:
     async with world(folder, FEW) as w:
         healthy = w.syncer("east")
@@ -275,6 +283,7 @@ async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_ha
             await training
 
 
+@in_virtual_time
 async def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder: Path) -> None:
     async with world(folder, FEW) as w:
         for entry in await w.store.list("snapshots/"):
@@ -283,6 +292,7 @@ async def test_a_syncer_that_can_fold_nothing_says_so_and_ends(folder: Path) -> 
             await w.syncer("east").recover()
 
 
+@in_virtual_time
 async def test_bytes_that_are_no_commit_under_the_next_key_stop_that_fragment_alone(folder: Path) -> None:
     async with world(folder, FEW) as w:
         syncer = w.syncer("east")

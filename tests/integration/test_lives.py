@@ -22,6 +22,7 @@ from support.world import (
     World,
     balanced,
     check_log,
+    in_virtual_time,
     newest_commit,
     seed_of,
     serving,
@@ -92,6 +93,7 @@ def held(agent: LearnerAgent) -> list[Any]:
     return [r for r in both if r is not None]
 
 
+@in_virtual_time
 async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its_lives(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()):
         other = asyncio.ensure_future(train(w.learner("other"), 700, seed=9))
@@ -123,6 +125,7 @@ async def test_a_learner_goes_on_at_its_checkpoint_and_the_ledger_covers_all_its
         await check_log(w)
 
 
+@in_virtual_time
 async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder: Path) -> None:
     """The ledger's `merged` is checked against the commits: what earlier lives sent after their checkpoint counts."""
     async with world(folder) as w, serving(w.syncer()):
@@ -152,6 +155,7 @@ async def test_merged_tokens_of_all_lives_are_those_in_the_log(folder: Path) -> 
         await last.end()
 
 
+@in_virtual_time
 async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder: Path) -> None:
     async with world(folder) as w:  # no syncer: nothing is ever merged
         one = await Life(w, "l0").start()
@@ -174,6 +178,7 @@ async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder: Pat
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@in_virtual_time
 async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Path, dtype: str) -> None:
     seed = seed_of(specs=[replace(spec, dtype=dtype) for spec in SPECS])
     async with world(folder, seed) as w, serving(w.syncer()) as syncer:
@@ -197,6 +202,7 @@ async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Pat
         await two.kill()
 
 
+@in_virtual_time
 async def test_residuals_of_an_earlier_release_are_kept_as_precisely_as_those_of_this_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +220,7 @@ async def test_residuals_of_an_earlier_release_are_kept_as_precisely_as_those_of
         await two.kill()
 
 
+@in_virtual_time
 async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()):
         old = await Life(w, "l0").start()
@@ -229,6 +236,7 @@ async def test_of_two_processes_of_one_name_the_older_stops(folder: Path) -> Non
         await check_log(w)
 
 
+@in_virtual_time
 async def test_a_newcomer_that_may_not_speak_does_not_take_the_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +257,7 @@ async def test_a_newcomer_that_may_not_speak_does_not_take_the_name(
         await old.end()
 
 
+@in_virtual_time
 async def test_a_twin_is_found_without_the_bus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.learner.tenure.CLAIM_BEATS", 2)
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.5))) as w:
@@ -260,6 +269,7 @@ async def test_a_twin_is_found_without_the_bus(folder: Path, monkeypatch: pytest
         assert caught.group_contains(Fenced)
 
 
+@in_virtual_time
 async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()):
         one = await Life(w, "l0").start()
@@ -280,6 +290,7 @@ async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder: Pa
         await two.kill()
 
 
+@in_virtual_time
 async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         one = await Life(w, "l0").start()
@@ -294,6 +305,7 @@ async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(f
         await one.end()
 
 
+@in_virtual_time
 async def test_learners_added_for_a_while_and_killed_leave_nothing_that_waits_for_them(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         away = False

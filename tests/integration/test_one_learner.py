@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from isthmus.records.messages import Heartbeat, Tally, encode, learner_stream
 from isthmus.rules import Pace, Rules
 from isthmus.syncer import Syncer
 from support.strangers import forged, post
-from support.world import World, all_commits, in_virtual_time, seed_of, serving, train
+from support.world import World, all_commits, in_virtual_time, seed_of, serving, train, world
 
 STEPS, STEP_S, TOKENS, H = 200, 0.02, 100, 12
 RULES = Rules(fragments=4, sync_every=H, codec_up="f32", codec_down="f32")
@@ -117,14 +116,11 @@ class Outcome:
     differ: int
 
 
-def outcome(attack: Attack | None) -> Outcome:
-    """Train three honest learners beside one that does this, in virtual time."""
-    return in_virtual_time(seed_of(RULES, Pace(heartbeat_s=0.5, silence_s=1.5)), partial(trained, attack))
-
-
-async def trained(attack: Attack | None, w: World) -> Outcome:
-    """Train them in a run that was just created."""
-    async with serving(w.syncer()) as syncer:
+@in_virtual_time
+async def outcome(attack: Attack | None) -> Outcome:
+    """Train three honest learners beside one that does this."""
+    seed = seed_of(RULES, Pace(heartbeat_s=0.5, silence_s=1.5))
+    async with world("", seed) as w, serving(w.syncer()) as syncer:
         async with attacking(w, syncer, attack):
             draw = np.random.default_rng(1)
             target = [draw.standard_normal(f.size).astype(np.float32) for f in w.run.layout.fragments]

@@ -1,12 +1,13 @@
 """What tests share: a model without torch, a run in a moment, and waiting for a condition instead of a time."""
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from isthmus.store import RUNNING, EdgeStore, Layer, Patience, Store, open_store
 from isthmus.syncer import Syncer
 from isthmus.syncer.holders import Holders
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 SPECS = [Spec("embed", (40, 8), "float32", TensorClass.EMBEDDING)] + [
@@ -113,35 +115,49 @@ class Sleepy(Layer):
         return await super().create(key, data)
 
 
+_simulated: simulate.World | None = None
+"""Where `world` creates runs while a test in virtual time runs."""
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Run a coroutine on the simulator's clock: then nothing depends on how fast or how busy the machine is.
+
+    `world` creates its runs in a simulated store and bus meanwhile, whatever place it is given.
+    """
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        global _simulated  # noqa: PLW0603  (the clock has contexts of its own)
+        _simulated = simulate.World("test")
+        try:
+            came: T = _simulated.clock.run_until_complete(test(*args, **kwargs))
+            return came
+        finally:
+            _simulated.clock.close()
+            _simulated = None
+
+    return run
+
+
 @asynccontextmanager
 async def world(
     url: Path | str, seed: Seed | None = None, bus: str | None = None, runtime: Runtime | None = None
 ) -> AsyncIterator[World]:
     """Create a run in a folder, or in a bucket with a bus of its own, and open it."""
+    seed = seed or seed_of()
+    if _simulated is not None:
+        way = Weather(latency_s=0.001)
+        ports = _simulated.ports(_simulated.process("test"), way, way)
+        run = await create_run(ports.store, ports.process.runtime, seed)
+        yield World(run, ports.store, ports.bus, ports.process.runtime, seed.signer)
+        return
     runtime = runtime or single_threaded(0)
     async with open_store(str(url), runtime, make=bus is not None) as store:
-        run = await create_run(store, runtime, seed or seed_of())
+        run = await create_run(store, runtime, seed)
         bus = bus or default_bus(str(url))
         assert bus is not None
         async with open_bus(bus, run.digest) as opened:
-            yield World(run, store, opened, runtime, seed.signer if seed else None)
-
-
-def in_virtual_time(seed: Seed, body: Callable[[World], Awaitable[T]], latency_s: float = 0.001) -> T:
-    """Create a run in a simulated world and do this in it: nothing depends on how fast the machine is."""
-    simulated = simulate.World("test")
-    way = Weather(latency_s)
-
-    async def go() -> T:
-        ports = simulated.ports(simulated.process("test"), way, way)
-        run = await create_run(ports.store, ports.process.runtime, seed)
-        return await body(World(run, ports.store, ports.bus, ports.process.runtime, seed.signer))
-
-    try:
-        came: T = simulated.clock.run_until_complete(go())
-        return came
-    finally:
-        simulated.clock.close()
+            yield World(run, store, opened, runtime, seed.signer)
 
 
 @asynccontextmanager
