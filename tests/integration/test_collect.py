@@ -26,6 +26,7 @@ from support.world import (
     check_log,
     commit_of,
     head,
+    in_virtual_time,
     seed_of,
     serving,
     train,
@@ -51,6 +52,7 @@ async def collected(w: World, keep: int) -> Garbage:
     return plan
 
 
+@in_virtual_time
 async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 20, checkpoint_s=0.05)
@@ -89,6 +91,7 @@ async def test_what_a_fold_within_the_retention_needs_stays_and_the_rest_goes(fo
             assert (await head(w, p)).version >= 26
 
 
+@in_virtual_time
 async def test_age_delays_and_a_plan_changes_nothing(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 12)
@@ -101,6 +104,7 @@ async def test_age_delays_and_a_plan_changes_nothing(folder: Path) -> None:
         assert {e.key for e in await w.store.list("")} == before
 
 
+@in_virtual_time
 async def test_nothing_is_collected_below_a_snapshot_that_cannot_be_believed(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 16)
@@ -115,6 +119,7 @@ async def test_nothing_is_collected_below_a_snapshot_that_cannot_be_believed(fol
         assert (await fold.fold(w.log, 0, fold.Merging(w.log), until=chosen)).version == chosen
 
 
+@in_virtual_time
 async def test_a_collection_that_was_interrupted_is_finished_by_the_next(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +148,7 @@ async def test_a_collection_that_was_interrupted_is_finished_by_the_next(
         }
 
 
+@in_virtual_time
 async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goes_on_from_a_snapshot(
     folder: Path,
 ) -> None:
@@ -171,6 +177,7 @@ async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goe
             assert (await head(w, p)).version == len(commits)
 
 
+@in_virtual_time
 async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 3)
@@ -191,6 +198,7 @@ async def test_a_learner_that_slept_through_a_collection_goes_on_from_a_snapshot
         assert merge.array_digest(here(sleeper.downlink.known[0].values)) == merge.array_digest(value.carried)
 
 
+@in_virtual_time
 async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +232,7 @@ async def test_a_fold_that_is_overtaken_by_a_collection_starts_again(
         assert at.carried.digest == (await head(w, 0)).carried.digest
 
 
+@in_virtual_time
 async def test_damage_in_a_segment_names_it(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 12)
@@ -240,6 +249,7 @@ async def test_damage_in_a_segment_names_it(folder: Path) -> None:
             [c async for c in w.log.commits(0, 0)]
 
 
+@in_virtual_time
 async def test_the_key_of_a_packed_commit_cannot_be_created_again(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         await grow(w, 12)
@@ -254,6 +264,7 @@ async def test_the_key_of_a_packed_commit_cannot_be_created_again(folder: Path) 
         assert not await w.log.append(0, 1, bytes(commit[:-1]) + b"x")
 
 
+@in_virtual_time
 async def test_a_run_in_flight_is_collected_while_it_trains(folder: Path) -> None:
     async with world(folder, SMALL) as w:
         async with serving(w.syncer("east")) as syncer:
@@ -270,6 +281,7 @@ async def test_a_run_in_flight_is_collected_while_it_trains(folder: Path) -> Non
             assert (await head(w, p)).version >= 30
 
 
+@in_virtual_time
 async def test_check_log_needs_everything_and_says_so(folder: Path) -> None:
     """The checker of these tests folds from version 0: it must notice a collected log."""
     async with world(folder, SMALL) as w:

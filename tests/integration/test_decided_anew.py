@@ -10,7 +10,7 @@ import pytest
 from isthmus.errors import InputError
 from isthmus.readers import whatif
 from isthmus.rules import Pace, Rules
-from support.world import all_commits, seed_of, serving, train, until, world
+from support.world import all_commits, in_virtual_time, seed_of, serving, train, until, world
 
 
 async def stall(seed: int) -> None:
@@ -22,6 +22,7 @@ async def stall(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
+@in_virtual_time
 async def test_the_recorded_pace_gives_the_recorded_rounds_every_one(folder: Path, seed: int) -> None:
     rules, pace = Rules(fragments=3, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, quorum=2)
     async with world(folder, seed_of(rules, pace)) as w:
@@ -44,6 +45,7 @@ async def test_the_recorded_pace_gives_the_recorded_rounds_every_one(folder: Pat
             ], [c.header.waited for c, i in zip(commits, told, strict=True) if c.header.inputs != i]
 
 
+@in_virtual_time
 async def test_a_commit_that_does_not_say_what_its_round_saw_cannot_be_decided_anew(folder: Path) -> None:
     import msgspec
 

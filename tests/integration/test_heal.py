@@ -13,7 +13,18 @@ from isthmus.log import fold, heal, merge
 from isthmus.readers.replay import replay
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
-from support.world import World, all_commits, commit_of, newest_commit, seed_of, serving, train, until, world
+from support.world import (
+    World,
+    all_commits,
+    commit_of,
+    in_virtual_time,
+    newest_commit,
+    seed_of,
+    serving,
+    train,
+    until,
+    world,
+)
 
 FEW = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))
 
@@ -119,6 +130,7 @@ async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_say
         assert words in capsys.readouterr().out, arguments
 
 
+@in_virtual_time
 async def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_the_same(folder: Path) -> None:
     """The process that healed was killed between its two writes."""
     async with world(folder, FEW) as w:
@@ -136,6 +148,7 @@ async def test_without_its_snapshot_a_commit_that_heals_is_a_place_to_start_all_
         assert (await heal.diagnose(w.log, [0]))[0].sound
 
 
+@in_virtual_time
 async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_that_is_left_and_says_so(
     folder: Path,
 ) -> None:
@@ -156,6 +169,7 @@ async def test_where_published_values_are_gone_too_it_goes_back_to_the_newest_th
         assert (at.version, merge.array_digest(at.carried)) == (commit.version, merge.array_digest(before))
 
 
+@in_virtual_time
 async def test_whoever_committed_meanwhile_wins(folder: Path) -> None:
     async with world(folder, FEW) as w:
         heads = await grow(w, 4)
@@ -178,6 +192,7 @@ async def test_a_chain_that_is_broken_itself_is_left_to_people(
     assert "cannot be healed: the chain of commits itself is broken" in capsys.readouterr().out
 
 
+@in_virtual_time
 async def test_a_syncer_that_could_not_fold_goes_on_once_somebody_healed(folder: Path) -> None:
     async with world(folder, FEW) as w:
         await grow(w, 5)
@@ -192,6 +207,7 @@ async def test_a_syncer_that_could_not_fold_goes_on_once_somebody_healed(folder:
             await train(w.learner("l0"), 20, enough=lambda: syncer.keepers[1].head > head)
 
 
+@in_virtual_time
 async def test_a_syncer_that_stops_in_order_leaves_nothing_to_heal(folder: Path) -> None:
     async with world(folder, FEW) as w:
         async with serving(w.syncer("east")) as syncer:

@@ -18,7 +18,7 @@ from isthmus.log.creation import Seed
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader, Piece, UpdateHeader
 from isthmus.rules import Rules
-from support.world import SPECS, seed_of, world
+from support.world import SPECS, in_virtual_time, seed_of, world
 
 HALVES = [replace(s, dtype="bfloat16") for s in SPECS]
 RULES = Rules(fragments=2, sync_every=2)
@@ -52,6 +52,7 @@ def test_four_bytes_are_kept_where_any_parameter_has_them() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@in_virtual_time
 async def test_an_update_carries_what_was_kept(tmp_path: Path, dtype: str) -> None:
     async with world(tmp_path / "run", seed(dtype)) as w:
         own, fragment = OwnSteward(w.log), w.run.layout.fragments[0]
@@ -84,6 +85,7 @@ async def test_an_update_carries_what_was_kept(tmp_path: Path, dtype: str) -> No
 
 
 @pytest.mark.parametrize("residual", [True, False])
+@in_virtual_time
 async def test_what_a_rank_brings_home_of_an_earlier_release_is_kept_as_here(tmp_path: Path, residual: bool) -> None:
     async with world(tmp_path / "run", seed()) as w:
         own, size = OwnSteward(w.log), w.run.layout.fragments[0].size
@@ -102,6 +104,7 @@ async def test_what_a_rank_brings_home_of_an_earlier_release_is_kept_as_here(tmp
         assert np.array_equal(left(home), wanted)
 
 
+@in_virtual_time
 async def test_nobody_reads_more_of_a_part_than_a_head_can_have(tmp_path: Path) -> None:
     async with world(tmp_path / "run", seed()) as w:
         for head, size in ((2**60, 1), (2**30, 2**40)):

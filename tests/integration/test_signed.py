@@ -33,7 +33,7 @@ from isthmus.rules import MemberRole, Rules
 from isthmus.signing import Signer
 from isthmus.signing.keys import new_signer
 from isthmus.store import Layer
-from support.world import QUICK, World, all_commits, balanced, seed_of, serving, train, until, world
+from support.world import QUICK, World, all_commits, balanced, in_virtual_time, seed_of, serving, train, until, world
 
 OWNER, SYNC, EU, US, COLLECTOR, EVIL = (new_signer() for _ in range(6))
 L, S, C, F = MemberRole.LEARNER, MemberRole.SYNCER, MemberRole.COLLECTOR, MemberRole.FOLLOWER
@@ -62,6 +62,7 @@ async def differences(log: Log) -> list[str]:
     return [str(one.difference) for one in found if one.difference is not None]
 
 
+@in_virtual_time
 async def test_a_signed_run_trains_is_replayed_exported_and_collected(folder: Path) -> None:
     async with world(folder, seed(snapshot_every=2)) as w:
         await admit(w, *EVERYBODY)
@@ -101,6 +102,7 @@ async def test_a_signed_run_trains_is_replayed_exported_and_collected(folder: Pa
 
 
 @pytest.mark.parametrize("forger", [EVIL, US, None], ids=["a stranger", "another member", "nobody"])
+@in_virtual_time
 async def test_an_update_that_its_learner_did_not_sign_is_in_no_commit(folder: Path, forger: Signer | None) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -121,6 +123,7 @@ async def test_an_update_that_its_learner_did_not_sign_is_in_no_commit(folder: P
     [(EVIL, Reason.NOT_A_MEMBER), (US, Reason.NOT_A_MEMBER), (SYNC, Reason.NOT_A_MEMBER), (None, Reason.UNSIGNED)],
     ids=["a stranger", "another member", "a syncer", "nobody"],
 )
+@in_virtual_time
 async def test_nobody_speaks_for_another(folder: Path, forger: Signer | None, reason: Reason) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -133,6 +136,7 @@ async def test_nobody_speaks_for_another(folder: Path, forger: Signer | None, re
             await train(agent, 40, enough=lambda: head.head >= 2)  # whose words are heard: it never left
 
 
+@in_virtual_time
 async def test_no_flipped_bit_of_what_a_member_signed_is_accepted(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -177,6 +181,7 @@ async def test_what_one_kind_was_signed_as_is_no_other_and_no_other_runs(folder:
 
 
 @pytest.mark.parametrize("forger", [EVIL, EU, None], ids=["a stranger", "a learner", "nobody"])
+@in_virtual_time
 async def test_a_commit_that_no_syncer_signed_is_no_commit(folder: Path, forger: Signer | None) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -191,6 +196,7 @@ async def test_a_commit_that_no_syncer_signed_is_no_commit(folder: Path, forger:
             await w.log.newest(0)
 
 
+@in_virtual_time
 async def test_a_syncer_who_was_expelled_cannot_go_on_under_the_membership_of_before(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -220,6 +226,7 @@ async def test_a_syncer_who_was_expelled_cannot_go_on_under_the_membership_of_be
             await log.commit(0, last + 1)
 
 
+@in_virtual_time
 async def test_a_membership_never_goes_back_along_the_log(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -245,6 +252,7 @@ async def test_a_membership_never_goes_back_along_the_log(folder: Path) -> None:
 # --- coming and going -------------------------------------------------------------------------------------------------
 
 
+@in_virtual_time
 async def test_a_learner_is_expelled_while_the_run_goes_on_and_replay_judges_by_the_commits(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -270,6 +278,7 @@ async def test_a_learner_is_expelled_while_the_run_goes_on_and_replay_judges_by_
         assert await differences(w.log) == []
 
 
+@in_virtual_time
 async def test_who_is_added_is_merged_without_a_restart(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, ("s-*", S, SYNC))
@@ -280,6 +289,7 @@ async def test_who_is_added_is_merged_without_a_restart(folder: Path) -> None:
         assert (await all_commits(w.log))[0][0].header.members == 2
 
 
+@in_virtual_time
 async def test_a_new_key_takes_the_place_of_an_old_one_and_the_learner_goes_on(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -297,6 +307,7 @@ async def test_a_new_key_takes_the_place_of_an_old_one_and_the_learner_goes_on(f
         assert await differences(w.log) == []
 
 
+@in_virtual_time
 async def test_a_claim_that_the_learner_did_not_sign_stops_nobody(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -343,6 +354,7 @@ class TwoFaced(Layer):
         return bytearray(self.other) if key == self.key else await super().get(key)
 
 
+@in_virtual_time
 async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -385,6 +397,7 @@ async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
 # --- who writes what --------------------------------------------------------------------------------------------------
 
 
+@in_virtual_time
 async def test_messages_of_a_signed_run_travel_in_batches_of_one_author(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -404,6 +417,7 @@ async def test_messages_of_a_signed_run_travel_in_batches_of_one_author(folder: 
             heard(SYNCER_STREAM, encode(*committed, signer=SYNC), w.run.digest, log.members)
 
 
+@in_virtual_time
 async def test_in_an_unsigned_run_a_signature_is_out_of_place(folder: Path) -> None:
     async with world(folder) as w:
         update = an_update(w, "eu", EU)
@@ -411,6 +425,7 @@ async def test_in_an_unsigned_run_a_signature_is_out_of_place(folder: Path) -> N
             w.log.members.require_author(update, Kind.UPDATE, "eu")
 
 
+@in_virtual_time
 async def test_a_fragment_of_a_signed_run_heals_by_a_member(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
@@ -458,6 +473,7 @@ def announced(w: World, learner: str, key: str, blob: Body | bytes, base: int = 
     )  # fmt: skip
 
 
+@in_virtual_time
 async def test_a_newer_membership_is_read_as_soon_as_a_syncer_speaks_of_it(folder: Path) -> None:
     async with world(folder, seed(heartbeat_s=2.0, silence_s=6.0)) as w:
         await admit(w, *EVERYBODY)

@@ -12,7 +12,7 @@ from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, decode, encode, learner_stream
 from isthmus.rules import Rules
 from support.strangers import announcement, forged, post
-from support.world import QUICK, World, all_commits, check_log, seed_of, serving, train, until, world
+from support.world import QUICK, World, all_commits, check_log, in_virtual_time, seed_of, serving, train, until, world
 
 
 async def _other_bytes(w: World) -> None:
@@ -39,6 +39,7 @@ CASES: dict[str, Callable[[World], Awaitable[None]]] = {
 
 
 @pytest.mark.parametrize("reason", CASES)
+@in_virtual_time
 async def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder: Path, reason: str) -> None:
     rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
     async with world(folder, seed_of(rules, QUICK)) as w, serving(w.syncer()) as syncer:
@@ -88,6 +89,7 @@ def _announce_by_syncer(w: World) -> bytes:
         (lambda w: encode(announcement(w, fragment=99)), "wrong-layout"),
     ],
 )
+@in_virtual_time
 async def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(
     folder: Path, body_of: Callable[[World], bytes], reason: str
 ) -> None:
@@ -96,6 +98,7 @@ async def test_a_message_that_belongs_to_no_fragment_is_counted_by_its_syncer(
         await until(lambda: syncer.tallies.rejected.get(reason) == 1, f"counted as {reason}")
 
 
+@in_virtual_time
 async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await train(w.learner("l0"), 40)
@@ -118,6 +121,7 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
         await check_log(w)
 
 
+@in_virtual_time
 async def test_an_absurd_age_never_makes_a_commit_that_nobody_can_read(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await post(w, "evil", forged(w), due=True, age_s=1e9, step_s=1e9, upload_s=1e9, sync_s=1e9)

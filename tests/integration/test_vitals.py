@@ -21,7 +21,7 @@ from isthmus.store.layer import Send
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown
 from isthmus_services.servers import free_ports
-from support.world import all_commits, serving, train, until, world
+from support.world import all_commits, in_virtual_time, serving, train, until, world
 
 T = TypeVar("T")
 
@@ -34,6 +34,7 @@ def total(registry: CollectorRegistry, name: str) -> float:
     return sum(s.value for m in registry.collect() for s in m.samples if s.name == f"isthmus_{name}")
 
 
+@in_virtual_time
 async def test_what_is_counted_is_what_the_log_says(folder: Path) -> None:
     async with world(folder) as w:
         syncer = w.syncer()
@@ -58,6 +59,7 @@ async def test_what_is_counted_is_what_the_log_says(folder: Path) -> None:
     assert sum(beat_ledger.values()) > 0
 
 
+@in_virtual_time
 async def test_rejections_add_up_to_the_logs(folder: Path) -> None:
     async with world(folder) as w:
         syncer = w.syncer()
@@ -77,6 +79,7 @@ async def test_rejections_add_up_to_the_logs(folder: Path) -> None:
     assert {r: n for r, n in counted.items() if n} == {r: n for r, n in logged.items() if n}
 
 
+@in_virtual_time
 async def test_a_syncer_that_only_watches_counts_versions_and_no_rounds(folder: Path) -> None:
     async with world(folder) as w:
         async with serving(w.syncer("s1")) as first:
@@ -101,6 +104,7 @@ class Away(Layer):
         return await send()
 
 
+@in_virtual_time
 async def test_the_store_is_counted_and_its_silence_shows(folder: Path) -> None:
     async with world(folder) as w:
         away = Away(w.store)
