@@ -89,7 +89,7 @@ class _Finder(ast.NodeVisitor):
         if len(hits) == 1:
             self.add(Span(gap.start + hits[0].start(), gap.start + hits[0].end()), after, kind)
 
-    # --- what is left alone ---
+    # --- parts in which no mistake is made ---
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
@@ -273,7 +273,7 @@ class _Finder(ast.NodeVisitor):
 
 
 def places(file: str, source: bytes, lines: Collection[int] | None = None) -> list[Mistake]:
-    """Return every mistake to try in a module, or in these lines of it; `changes` says whether one leaves Python."""
+    """Return every mistake to try in a module, or in some of its lines; `changes` says whether one is valid Python."""
     finder = _Finder(source)
     finder.visit(ast.parse(source))
     return [
@@ -294,7 +294,7 @@ def changes(mistake: Mistake, source: bytes) -> bool:
 
 
 def sample(found: Iterable[Mistake], sources: Mapping[str, bytes], count: int, seed: int) -> list[Mistake]:
-    """Return so many mistakes by seed, no two in one line: first a line is drawn, then what is wrong in it."""
+    """Draw `count` mistakes by seed, no two in one line: first the line is drawn, then the mistake."""
     draw = random.Random(seed)
     lines: dict[tuple[str, int], list[Mistake]] = {}
     for mistake in found:

@@ -19,7 +19,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write them; where there are workers, all of it arrives at the process that started them."""
+    """Write the file. Workers of xdist send their reports to the first process, which writes it."""
     if not hasattr(session.config, "workerinput"):
         passed = {test: round(s, 4) for test, s in _seconds.items() if test not in _failed}
         Path(os.environ["TIMED"]).write_text(json.dumps(passed))

@@ -19,7 +19,7 @@ PYTHON = sys.executable
 
 @dataclass
 class Part:
-    """Something to run, and what became of it."""
+    """A part of a test command, and its result."""
 
     name: str
     commands: Sequence[Sequence[str]]
