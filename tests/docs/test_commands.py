@@ -32,7 +32,7 @@ def said_of(block: Block) -> str:
     if kind in ("not run", "not run on this page"):
         return "" if rest else f"{block.where}: «{kind}» without a reason"
     if kind != "run":
-        return f"{block.where}: say above it who runs it, or why nobody does (tests/support/docs_blocks.py)"
+        return f"{block.where}: say above the block which test runs it, or why none does (tests/support/docs_blocks.py)"
     texts = []
     for path in rest.split():
         if not (path.startswith("tests/") and (ROOT / path).is_file()):
@@ -57,12 +57,12 @@ def test_an_executed_page_is_run_by_its_test(page: str) -> None:
 @pytest.mark.parametrize(
     ("mark", "wrong"),
     [
-        ("", "say above it who runs it"),
+        ("", "say above the block which test runs it"),
         ("not run: ", "without a reason"),
         ("run by tests/e2e/test_gone.py", "is no test"),
         ("run by tests/unit/test_reach.py", "does not run heal"),
         ("run by tests/integration/test_heal.py tests/e2e/test_gone.py", "is no test"),
-        ("in a terminal of its own", "say above it"),
+        ("in a terminal of its own", "say above the block"),
     ],
 )
 def test_a_mark_that_says_nothing_is_refused(mark: str, wrong: str) -> None:

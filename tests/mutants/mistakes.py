@@ -1,7 +1,6 @@
 """Small mistakes made at random: every place in a module where a slip of the hand would still be Python.
 
-Neither mutmut nor cosmic-ray makes these (docs/design/dependencies.md says why): a statement, an await, an argument or
-a check that is dropped, arguments that change places, and all of it inside the kernels that numba compiles.
+The kernels that numba compiles are included. docs/design/dependencies.md says why no library makes these mistakes.
 """
 
 import ast

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO
 
 PYTHON = sys.executable
@@ -24,7 +24,7 @@ class Part:
     name: str
     commands: Sequence[Sequence[str]]
     passed: bool = False
-    seconds: float = field(default=0.0)
+    seconds: float = 0.0
 
     def run(self, out: IO[bytes] | None = None) -> None:
         """Run all of its commands, also after one that failed."""
