@@ -15,11 +15,12 @@ from support import reaper
 TESTS = Path(__file__).parents[1]
 
 RUN = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from pathlib import Path
 from isthmus_services.servers import redis_server, s3_server
 from support import reaper
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
 reaper.watch()
 folder = Path(sys.argv[1])
 child = ["sh", "-c", "sleep 600 & echo $! > grandchild; sleep 600"]
