@@ -65,6 +65,13 @@ class FrozenCheck(StrEnum):
     TRUSTED = "trusted"  # that they have the run's names
 
 
+class Hyperparameters(StrEnum):
+    """Whose learning rate, weight decay and the like a learner goes on with, when it comes back."""
+
+    RESTORED = "restored"  # its checkpoint's
+    PASSED = "passed"  # those that its optimizer was made with this time
+
+
 class CodecName(StrEnum):
     """How a difference travels: `isthmus.codecs` has one for each, and one for any rate (`rate_of`)."""
 

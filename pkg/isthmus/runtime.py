@@ -94,6 +94,11 @@ def random_id() -> str:
     return os.urandom(8).hex()
 
 
+def clock() -> float:
+    """Return seconds on a clock that never goes back, for threads that have no agent."""
+    return time.monotonic()
+
+
 def cores() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from isthmus import kernels
 from isthmus.beside import EXIT_S, Beside
 from isthmus.errors import IsthmusError, RankLost, first_cause
-from isthmus.layout import Layout
+from isthmus.interrupts import held_back
 from isthmus.learner import LearnerAgent, Replica
 from isthmus.learner.agent import MakeSteward
 from isthmus.learner.checkpoint import Checkpoint, Saver
@@ -27,6 +27,7 @@ from isthmus.owners.asked import Spread
 from isthmus.ports import TRUSTING, Find, Ports, open_ports
 from isthmus.records.fields import require_name
 from isthmus.rules import MemberRole, Pace
+from isthmus.runtime import clock
 from isthmus.sinks import CLOSE_S, Feeder, Sink
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,13 @@ async def _not_spread(_: Ports) -> AsyncIterator[None]:
 
 
 DRAIN_S = 10.0
-"""Uploads under way, and a last checkpoint, get this long at the end."""
+"""Uploads under way get this long at the end …"""
+
+LAST_S, LAST_BYTES_S = 60.0, 4e6
+"""… and a last checkpoint so many seconds, and one more for each so many bytes of it."""
+
+STILL_S = 10.0
+"""While it is stored, a line says so each so many seconds."""
 
 
 class Shell:
@@ -75,7 +82,7 @@ class Shell:
         self._trust = trust
         self._settings = learner, adopt, steps, pace, checkpoint_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._abandoned = False
+        self._abandoned = threading.Event()
         self.news = threading.Event()
         """Set whenever the agent has something for the training thread."""
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -98,9 +105,13 @@ class Shell:
             target=self._main, args=(enter, find_donor, spread, steward), name="isthmus-agent", daemon=True
         )
         self._thread.start()
-        while (work := self._asked.get()) is not None:
-            work()
-        self.check()
+        try:
+            while (work := self._asked.get()) is not None:
+                work()
+            self.check()
+        except BaseException:  # Ctrl-C, or what the training thread was asked to do
+            self.abandon()
+            raise
 
     async def on_training_thread(self, work: Callable[[], Result]) -> Result:
         """Have the training thread do something while it waits in `start`: what only it may do with the model."""
@@ -129,10 +140,10 @@ class Shell:
         assert self._loop is not None, "joined without a loop"
         return asyncio.run_coroutine_threadsafe(work(self._log), self._loop).result()
 
-    def attach(self, replica: Callable[[Layout], tuple[Replica, Arrays | None]], saver: Saver) -> None:
+    def attach(self, replica: Replica, arrays: Arrays | None, saver: Saver) -> None:
         """Bring the model to the newest values, or the local work on them, and let the agent run.
 
-        `replica` returns the model, and what makes arrays that fragments are copied into (None: of this process).
+        `arrays`: what makes arrays that fragments are copied into; None: of this process.
         """
         loop, agent = self._loop, self.agent
         assert loop is not None, "joined without a loop"
@@ -142,15 +153,15 @@ class Shell:
                 loop.call_soon_threadsafe(agent.wake)
 
         self.donor = None  # it may be as large as the model
-        model, arrays = replica(self.run.layout)
-        agent.attach(model, notify, saver, arrays).news = self.news.set
+        agent.attach(replica, notify, saver, arrays).news = self.news.set
         agent.history.let_go()
         self._attached.set()
 
     def abandon(self) -> None:
-        """Let the thread end: joining came to nothing after all."""
-        self._abandoned = True
+        """End the thread: joining came to nothing after all, or was interrupted."""
+        self._abandoned.set()
         self._attached.set()
+        self._end()
 
     def check(self) -> None:
         """Raise what ended the agent, if anything did. What is raised on purpose says all in its message; only
@@ -160,19 +171,80 @@ class Shell:
         if self._failure is not None:
             raise self._failure
 
-    def close(self, done: bool, keep: bool) -> None:
-        """Let the agent finish what is under way, for a while, then end the thread; with `keep`, a last checkpoint."""
+    def close(self, *, done: bool, keep: bool, orderly: bool, wait_s: float) -> None:
+        """Let the agent finish what is under way, then end the thread; with `keep`, store a last checkpoint, if what
+        the loop holds is that of a step boundary. `orderly`: the caller stands between two steps, as far as it knows.
+
+        Raises `KeyboardInterrupt` where that is what ends the wait.
+        """
         loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None and thread.is_alive() and not loop.is_closed():
-            try:
-                if keep and self.agent.boundary is not None and math.isfinite(self._settings[4]):
-                    self.agent.boundary.freeze()
-                loop.call_soon_threadsafe(lambda: self.agent.drain(done=done))
-                loop.call_soon_threadsafe(lambda: loop.call_later(DRAIN_S, self._give_up))
-            except RuntimeError:
-                return  # it ended in this very moment
-            thread.join(DRAIN_S + 5.0 + CLOSE_S)
+        if loop is None or thread is None or not thread.is_alive() or loop.is_closed():
+            self._say_failure()
+            return
+        stores = keep and self.agent.boundary is not None and math.isfinite(self._settings[4])
+        step = self.agent.boundary.step if self.agent.boundary is not None else 0
+        if stores:
+            with held_back():
+                stores = self._copy_last(orderly)
+        with suppress(RuntimeError):  # it ended in this very moment
+            loop.call_soon_threadsafe(lambda: self.agent.drain(done=done, wait_s=wait_s))
+        try:
+            self._wait_for_the_end(thread, stores, wait_s)
+        finally:
+            if thread.is_alive():
+                self._end()
+            if stores and self.agent.stored_step != step:
+                logger.warning(
+                    "%s: no checkpoint of step %d was stored, its last: a restart goes on after %s",
+                    self._settings[0], step, self._newest(),
+                )  # fmt: skip
             self.agent.vitals.rest()
+            self._say_failure()
+
+    def _copy_last(self, orderly: bool) -> bool:
+        boundary = self.agent.boundary
+        assert boundary is not None, "attached"
+        why = boundary.why_not_whole(orderly)
+        if why is None:
+            boundary.freeze()
+            return True
+        logger.warning(
+            "%s: it ends in the middle of a step (%s), so no checkpoint is taken there: a restart goes on after %s",
+            self._settings[0], why, self._newest(),
+        )  # fmt: skip
+        return False
+
+    def _newest(self) -> str:
+        step = self.agent.stored_step
+        return "step 0, since no checkpoint was stored" if step is None else f"step {step}"
+
+    def _wait_for_the_end(self, thread: threading.Thread, stores: bool, wait_s: float) -> None:
+        began = said = clock()
+        while thread.is_alive():
+            now = clock()
+            # Its size is known once it is packed.
+            for_last = LAST_S + self.agent.last_bytes / LAST_BYTES_S if stores else 0.0
+            most = max(DRAIN_S, for_last) + wait_s + CLOSE_S + 5.0
+            if now - began > most:
+                logger.warning("%s: what was under way is not through after %.0f s", self._settings[0], most)
+                return
+            if now - said > STILL_S:
+                said = now
+                what = self.agent.under_way
+                logger.info("%s: closing, for %.0f s: %s (at most %.0f s)", self._settings[0], now - began, what, most)
+            thread.join(0.2)
+
+    def _end(self) -> None:
+        """End the thread without waiting for what it does; the loop may not be there yet."""
+        loop, thread = self._loop, self._thread
+        if thread is None:
+            return
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop ended in this very moment
+                loop.call_soon_threadsafe(self._give_up)
+        thread.join(EXIT_S)
+
+    def _say_failure(self) -> None:
         if self._failure is not None:
             # Training is over and nothing is raised any more: that a run takes us for silent must not stay a riddle.
             logger.warning(
@@ -182,11 +254,7 @@ class Shell:
 
     def _at_exit(self) -> None:
         """End the thread with the interpreter: one that goes on with requests is torn down in the middle of them."""
-        loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None and thread.is_alive():
-            with suppress(RuntimeError):  # the loop ended in this very moment
-                loop.call_soon_threadsafe(self._give_up)
-            thread.join(EXIT_S)
+        self._end()
 
     def _give_up(self) -> None:
         for task in asyncio.all_tasks(self._loop):
@@ -213,6 +281,8 @@ class Shell:
         self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread, steward: MakeSteward | None
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        if self._abandoned.is_set():
+            return
         run_url, bus_url = self._urls
         learner, adopt, steps, pace, checkpoint_s = self._settings
         started = self._loop.time()
@@ -247,7 +317,7 @@ class Shell:
                 self.feeder = Feeder(self._sink, self.agent.scalars)
             self._asked.put(None)
             await ports.runtime.offload(self._attached.wait)
-            if self._abandoned:
+            if self._abandoned.is_set():
                 return
             running = asyncio.ensure_future(self.agent.run())
             lost = asyncio.ensure_future(spread.peers.until_one_is_lost()) if spread else None

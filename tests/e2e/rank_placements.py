@@ -21,6 +21,7 @@ from isthmus.learner.steward import Held, Remote
 from isthmus.log.run import UNTOLD
 from isthmus.pytorch import device, gathered
 from isthmus.pytorch import model as torch_model
+from isthmus.pytorch.loop import Loop
 from isthmus.pytorch.ranks import Op, ranks_of
 from isthmus.pytorch.sharded import InBlocks, Lying, Sharded
 from isthmus.records import tree
@@ -187,7 +188,7 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
     bare = torch_model.unwrapped(model)
     ranks = ranks_of(model)
     assert ranks is not None
-    sharded = Sharded(bare, optimizer, None, ranks, ["as a"], lane)
+    sharded = Sharded(Loop(bare, optimizer), ranks, ["as a"], lane)
     specs = torch_model.specs_of(bare)
     layout = place(specs, [cut(i, spec) for i, spec in enumerate(specs)])
     before = whole(model)
@@ -224,7 +225,7 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
             sharded.place(layout, owner, Numbered(numbers), b"-")
             for p, rank in enumerate(owner):
                 move(sharded, p, rank, read[p], write[p], base[p], mix[p])
-            saved, _ = sharded.save()
+            saved = sharded.save().optimizer
     after = whole(model)
     assert lane is None or not lane.waits, "no training thread waits for the device"
     for f, rank in zip(layout.fragments, owner, strict=True):

@@ -182,7 +182,7 @@ def test_a_checkpoint_of_another_optimizer_is_passed_over_aloud(folder: Path, ca
 
 class Odd:
     def state_dict(self) -> dict[str, Any]:
-        return {"things": {1, 2}}
+        return {"things": 2j}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise AssertionError("never saved")
@@ -191,12 +191,9 @@ class Odd:
 def test_a_sampler_whose_state_is_no_plain_data_is_named(folder: Path) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    link = isthmus.join(str(folder), model, optimizer, learner="a", create=RULES, data=Odd(), checkpoint_s=0.1)
-    with pytest.raises(InputError, match=r"data.state_dict\(\)\['things'\] is a builtins.set"):
-        for _ in range(200):
-            link.step(tokens=1)
-            time.sleep(0.01)
-    link.close()
+    with pytest.raises(InputError, match=r"data\['things'\] is a builtins.complex"):
+        isthmus.join(str(folder), model, optimizer, learner="a", create=RULES, data=Odd())
+    assert not any(t.name.startswith("isthmus") for t in threading.enumerate())
 
 
 @pytest.mark.parametrize("options", [{"checkpoint_s": 0.0}, {"checkpoint_s": float("nan")}, {"warmup_steps": -1}])
@@ -217,7 +214,7 @@ def test_a_join_that_fails_after_all_leaves_no_thread_behind(folder: Path) -> No
     Trainer(folder).steps(3).link.close()
     model = net()
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(RuntimeError, match="cannot go back"):
+    with pytest.raises(InputError, match=r"data, a Unwilling, cannot go on .*cannot go back"):
         isthmus.join(str(folder), model, optimizer, learner="a", data=Unwilling())
     end = time.monotonic() + 60
     while any(t.name.startswith("isthmus") for t in threading.enumerate()):

@@ -129,7 +129,7 @@ def test_frozen_parameters_stay_and_must_agree(folder: Path) -> None:
     with pytest.raises(LayoutMismatch, match=r"frozen parameter '0\.weight' is stored in other bytes here"):
         join(folder, other)
     join(folder, other, frozen="trusted").close()
-    with pytest.raises(InputError, match="frozen='blindly': 'checked' or 'trusted'"):
+    with pytest.raises(InputError, match="unknown value of frozen= 'blindly': choose one of checked, trusted"):
         join(folder, other, frozen="blindly")
 
 

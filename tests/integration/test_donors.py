@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass
 from isthmus.learner.agent import LearnerAgent
-from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.learner.checkpoint import Checkpoint, LoopState, Saver
 from isthmus.learner.history import HEAD_BYTES, donors, read_head
 from isthmus.log.select import checkpoints_in
-from isthmus.pytorch.moments import TorchSaver
+from isthmus.pytorch.loop import Loop
 from isthmus.records.keys import checkpoint_key
 from isthmus.records.objects import CheckpointHeader
 from isthmus.store import Entry
@@ -32,8 +31,14 @@ class Moments:
     def __init__(self, names: int = 1) -> None:
         self.names = names
 
-    def save(self) -> tuple[dict[str, F32], None]:
-        return {f"a parameter with a long name {i}": np.full(30, i, np.float32) for i in range(self.names)}, None
+    def mark(self, now: object) -> None:
+        pass
+
+    def moved(self, orderly: bool) -> None:
+        return None
+
+    def save(self) -> LoopState:
+        return LoopState({f"a parameter with a long name {i}": np.full(30, i, np.float32) for i in range(self.names)})
 
     def take(self, node: object) -> None:
         return None
@@ -168,9 +173,10 @@ class Sampler:
 
 def test_the_samplers_state_is_of_the_moment_it_was_asked_for() -> None:
     model, sampler = torch.nn.Linear(2, 2), Sampler()
-    _, data = TorchSaver(model, torch.optim.SGD(model.parameters(), 0.1), sampler).save()
+    [alone] = Loop(model, torch.optim.SGD(model.parameters(), 0.1), sampler).save().ranks
     sampler.state["epoch"] = 1
     sampler.state["order"].append(4)
     sampler.state["seen"] += 1
-    assert isinstance(data, dict)
+    assert isinstance(alone, dict)
+    data = alone["objects"]["data"]
     assert (data["epoch"], data["order"], data["seen"].tolist()) == (0, [3, 1, 2], [0, 0, 0])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from isthmus.errors import Denied, Fenced, ObjectMissing
-from isthmus.kernels import F32
 from isthmus.learner import LearnerAgent, residuals
+from isthmus.learner.checkpoint import LoopState
 from isthmus.learner.steward import left
 from isthmus.log.select import checkpoints_in
 from isthmus.records.keys import claim_key
@@ -38,8 +38,14 @@ class Counting:
     def __init__(self) -> None:
         self.batches = 0
 
-    def save(self) -> tuple[dict[str, F32], dict[str, int]]:
-        return {"moment": np.full(3, self.batches, np.float32)}, {"next": self.batches}
+    def mark(self, now: object) -> None:
+        pass
+
+    def moved(self, orderly: bool) -> None:
+        return None
+
+    def save(self) -> LoopState:
+        return LoopState({"moment": np.full(3, self.batches, np.float32)}, None, ({"next": self.batches},))
 
     def take(self, node: object) -> None:
         return None
@@ -57,7 +63,7 @@ class Life:
         await self.agent.join()
         c = self.agent.history.checkpoint
         if c is not None:
-            self.saver.batches = c.data(lambda leaf: None)["next"]
+            self.saver.batches = c.ranks(lambda leaf: None)[0]["next"]
             assert c.optimizer(lambda leaf: None)["moment"][0] == self.saver.batches
         self.replica = NumpyReplica(self.run.layout)
         self.boundary = self.agent.attach(self.replica, saver=self.saver)

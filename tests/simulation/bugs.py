@@ -437,6 +437,19 @@ def steps_take_as_long_as_anybody_says() -> Iterator[None]:
         yield
 
 
+@planted(20)
+def a_pause_collects_versions() -> Iterator[None]:
+    """Every version that others make waits, whole, for a training thread that takes no step."""
+
+    def post(self: Any, message: Any) -> None:
+        self.__dict__.setdefault("hoard", []).append(message)
+        original(self, message)
+
+    original = Boundary.post
+    with patch.object(Boundary, "post", post):
+        yield
+
+
 @planted(20, "siege")
 def a_pause_is_a_step() -> Iterator[None]:
     """What comes between two steps counts as a step's duration: an evaluation of minutes, a stopped process."""

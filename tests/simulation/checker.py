@@ -2,6 +2,7 @@
 
 import functools
 import traceback
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -63,6 +64,10 @@ STEPS_KNOWN = 15
 STEP_MOST, STEP_MORE_S = 4.0, 0.6
 """After so many steps of a life, what a learner says a step takes is at most this many times the truth, and so much
 more: what came between two steps, a pause or an evaluation, is none."""
+
+VERSIONS_HELD = 2
+"""Versions of a fragment that a learner may hold at once, besides the one that it trains on: the one that waits, and the
+one that the agent knows."""
 
 SHORTER = 0.95
 """Share of the time after which a learner is silent in which nobody can be, whatever clocks and links do."""
@@ -358,6 +363,7 @@ class Checker:
                     self.look_at_syncer(who, agent)
                 elif isinstance(agent, LearnerAgent) and agent.boundary is not None:
                     self.look_at_learner(who, agent, seat.step_s)
+                    self.look_at_memory(who, self.lives[seat.name, life])
 
     def look_at_syncer(self, who: str, syncer: Syncer) -> None:
         for keeper in syncer.keepers:
@@ -398,7 +404,12 @@ class Checker:
             unread = len(self.commits[p]) - agent.uplink.settled_to[p]
             if len(agent.uplink.attempts[p]) > agent.pace.staleness + 3 + unread:
                 self.violate(f"{who}: {len(agent.uplink.attempts[p])} open updates of fragment {p}")
-        if boundary._uploads > UPLOADS_MAX or len(boundary.outbox) > 64 or len(boundary.inbox) > 4096:
+        fragments = len(boundary.slots)
+        if (
+            boundary._uploads > UPLOADS_MAX
+            or len(boundary.outbox) > 64
+            or len(boundary.inbox) > 2 * fragments + UPLOADS_MAX + 1
+        ):
             self.violate(f"{who}: queues over their limits")
         if self.run.pace.lead is None and boundary.step - agent.history.step >= STEPS_KNOWN:
             # Pauses and evaluations are no steps.
@@ -420,6 +431,15 @@ class Checker:
                 self.violate(f"{who}: fragment {p}: the log merged {merged} of its tokens, the ledger says {account}")
             if account.processed != processed:
                 self.violate(f"{who}: the ledger of fragment {p}, {account}, is not {processed}")
+
+    def look_at_memory(self, who: str, record: "Life") -> None:
+        """However long a training loop takes no step, few versions wait for it."""
+        looked_at = {id(what) for what, _ in self.digests.values()}  # kept here, as what it trained on once
+        alive = [values for offered in record.offered if (values := offered()) is not None]
+        record.offered = [weakref.ref(values) for values in alive]
+        waiting = sum(id(values) not in looked_at for values in alive)
+        if waiting > VERSIONS_HELD * len(record.arrays.values):
+            self.violate(f"{who}: holds {waiting} versions of {len(record.arrays.values)} fragments")
 
     def digest(self, what: object, of: Callable[[], bytes]) -> bytes:
         """Return a digest, computed once per object."""

@@ -293,6 +293,9 @@ class Cluster:
                     struck = self.stray()
                 case Fault.STOPPED:
                     seat.stop(life)
+                case Fault.RESTS:
+                    seat = self.seats[self.scenario.syncers + int(planned.draw * self.scenario.learners)]
+                    seat.evaluate_s = planned.lasts_s
                 case Fault.DENIED | Fault.HALF_CUT | Fault.ENDLESS | Fault.THROTTLED:
                     self.block(planned, seat)
             if struck:

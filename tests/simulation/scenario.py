@@ -38,6 +38,9 @@ MATRICES = 0.2
 FED_BACK = 0.7
 """Share of seeds in which what the codec of versions drops stays with the syncer."""
 
+RESTS = 0.15
+"""Share of plain seeds in which a training loop rests for long."""
+
 UPDATE_BYTES = 600
 """About what a small update has, header included."""
 
@@ -206,7 +209,7 @@ def draw(seed: int, kind: Kind | None = None) -> Scenario:
         case Kind.HOSTILE:
             return _hostile(scenario)
         case _:
-            return scenario
+            return _rests(scenario)
 
 
 def _harder(s: Scenario) -> Scenario:
@@ -221,6 +224,16 @@ def _harder(s: Scenario) -> Scenario:
     return replace(
         s, handling=handling, stall_s=stall_s, planned=tuple(sorted((*s.planned, *more), key=lambda p: p.at))
     )
+
+
+def _rests(s: Scenario) -> Scenario:
+    """Let a training loop take no step for most of the storm, in a share of the seeds."""
+    d = random.Random(f"rests/{s.seed}")
+    if d.random() >= RESTS:
+        return s
+    at = d.uniform(1.0, 0.5 * s.storm_s)
+    rest = Planned(at, Fault.RESTS, d.uniform(0.5, 1.0) * (s.storm_s - at), d.random())
+    return replace(s, planned=tuple(sorted((*s.planned, rest), key=lambda p: p.at)))
 
 
 def _choir(s: Scenario) -> Scenario:

@@ -10,7 +10,7 @@ from isthmus.kernels import F32
 from isthmus.layout import Layout
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary, Replica
-from isthmus.learner.checkpoint import Saver
+from isthmus.learner.checkpoint import LoopState, Saver
 from isthmus.simulate.world import Arrays
 from simulation.checker import Checker
 
@@ -67,9 +67,15 @@ class Watched(Toy):
         self.model.write(fragment, values)
         self._checker.values.write(self.record, fragment, local, self.model.values[fragment], self._adopt)
 
-    def save(self) -> tuple[object, object]:
+    def mark(self, now: object) -> None:
+        pass
+
+    def moved(self, orderly: bool) -> None:
+        return None
+
+    def save(self) -> LoopState:
         self._checker.values.freeze(self.record)
-        return None, None
+        return LoopState()
 
     def take(self, node: object) -> None:
         return None

@@ -5,16 +5,17 @@ Adoption: the parameters are what the rule makes of the published value, the loc
 Checkpoints: a life goes on with the parameters of the step it says it goes on from.
 """
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from isthmus.kernels import F32
 from isthmus.layout import TensorClass
 from isthmus.learner import LearnerAgent
-from isthmus.learner.boundary import Boundary
+from isthmus.learner.boundary import Boundary, Ready, ToTraining
 from isthmus.learner.steward import here
 from isthmus.learner.uplink import PACKED_MAX, Uplink
 from isthmus.records import frame
@@ -61,6 +62,8 @@ class Life:
     since: list[int] = field(default_factory=list)
     """Per fragment: up to where `left` counts the log."""
     off: list[float] = field(default_factory=list)
+    offered: list[weakref.ref[Any]] = field(default_factory=list)
+    """Values of versions that the training side was offered."""
 
 
 class Values:
@@ -162,6 +165,14 @@ class Values:
 
     def attached(self, life: Life, boundary: Boundary) -> None:
         """The life has its parameters: those of its checkpoint where the log has not gone on, else the published."""
+        post = boundary.post
+
+        def noted(message: ToTraining) -> None:
+            if isinstance(message, Ready):
+                life.offered.append(weakref.ref(here(message.values)))
+            post(message)
+
+        boundary.post = noted  # type: ignore[method-assign]
         c = life.agent.history.checkpoint
         before = self._lives.get((life.agent.name, c.header.incarnation)) if c is not None else None
         step = c.header.step if c is not None else None

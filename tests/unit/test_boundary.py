@@ -1,5 +1,7 @@
 """The training side: what is copied out and in between steps, and what the counters say afterwards."""
 
+import gc
+import weakref
 from collections.abc import Iterable
 
 import numpy as np
@@ -8,11 +10,13 @@ import pytest
 from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.learner.boundary import (
+    UPLOADS_MAX,
     Adopted,
     Asked,
     BaseMerged,
     Boundary,
     Captured,
+    Freeze,
     NothingToGive,
     Ready,
     ToAgent,
@@ -79,11 +83,11 @@ class Loop:
                 message = self.boundary.outbox.popleft()
                 said.append(message)
                 if isinstance(message, Captured) and finish:
-                    self.boundary.inbox.append(UploadDone(message.fragment))
+                    self.boundary.post(UploadDone(message.fragment))
         return said
 
     def tell(self, message: ToTraining) -> None:
-        self.boundary.inbox.append(message)
+        self.boundary.post(message)
 
 
 def captured(said: Iterable[ToAgent], fragment: int | None = None) -> list[Captured]:
@@ -310,9 +314,62 @@ def test_the_fragment_held_longest_is_replaced_first() -> None:
     assert max(bases) - min(bases) <= 3, bases
 
 
+def test_a_pause_of_any_length_costs_one_version_a_fragment() -> None:
+    loop = Loop(sync_every=4)
+    loop.step(4)
+    offered = []
+    for version in range(1, 200):
+        for fragment in range(4):
+            values = np.full(10, version, np.float32)
+            offered.append(weakref.ref(values))
+            loop.tell(Ready(fragment, version, values))
+            loop.tell(Asked(fragment, version + 1))
+            loop.tell(BaseMerged(fragment, version - 1))
+        loop.tell(Freeze())
+    del values
+    gc.collect()
+    assert sum(values() is not None for values in offered) == 4
+    assert len(loop.boundary.inbox) <= 4 + 4 + 1 + UPLOADS_MAX
+    loop.step(4)
+    assert [slot.base for slot in loop.boundary.slots] == [199] * 4
+
+
+def test_an_older_word_takes_the_place_of_no_newer_one() -> None:
+    loop = Loop(sync_every=100)
+    loop.step(1)
+    for version in (7, 3):
+        loop.tell(Ready(1, version, np.full(10, version, np.float32)))
+        loop.tell(BaseMerged(2, version))
+        loop.tell(Asked(3, version))
+    loop.step(1)
+    assert loop.boundary.slots[1].base == 7
+    assert loop.boundary.slots[2].merged
+    assert loop.boundary.slots[3].heard_call[0] == 7
+    loop.tell(Ready(1, 7, np.zeros(10, np.float32)))
+    assert loop.boundary.slots[1].ready is None, "it is in the model already"
+
+
+def test_a_version_that_comes_while_another_is_written_is_not_lost() -> None:
+    loop = Loop(sync_every=100)
+    write = loop.model.write
+
+    def late(fragment: int, values: F32) -> None:
+        loop.tell(Ready(0, 2, np.full(10, 2, np.float32)))
+        write(fragment, values)
+
+    loop.step(1)
+    loop.tell(Ready(0, 1, np.zeros(10, np.float32)))
+    loop.model.write = late  # type: ignore[method-assign]
+    loop.step(1)
+    loop.model.write = write  # type: ignore[method-assign]
+    assert loop.boundary.slots[0].base in (1, 2)
+    loop.step(1)
+    assert loop.boundary.slots[0].base == 2
+
+
 def test_what_a_learner_waits_for_is_due_since_nothing_after_it_will_be() -> None:
     loop = Loop(sync_every=100, lead=1.0)
-    loop.boundary.inbox.append(Asked(0, 1))
+    loop.boundary.post(Asked(0, 1))
     loop.step()
     assert not loop.boundary.is_last(0, 0), "sent as an answer: it trains on, and may send more"
     while not loop.boundary.overdue():

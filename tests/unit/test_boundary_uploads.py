@@ -80,7 +80,8 @@ class Training:
         return said
 
     def tell(self, *messages: ToTraining) -> None:
-        self.boundary.inbox.extend(messages)
+        for message in messages:
+            self.boundary.post(message)
 
 
 def captured(said: Iterable[ToAgent], fragment: int | None = None) -> list[Captured]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.learner.boundary import Freeze
-from isthmus.learner.checkpoint import Frozen
+from isthmus.learner.checkpoint import Frozen, LoopState
 from isthmus.learner.tenure import Tenure
 from isthmus.simulate.clock import Clock
 
@@ -38,7 +38,7 @@ def asked_at(held_s: float, stored_s: float, until_s: float = 3000.0) -> list[fl
             def tell(message: object) -> None:
                 assert isinstance(message, Freeze)
                 found.append(clock.time())
-                tenure.take(Frozen(1, 1, 1.0, (), None, None, held_s), tasks)
+                tenure.take(Frozen(1, 1, 1.0, (), LoopState(), held_s), tasks)
 
             tenure = Slow(tell, runtime, stored_s)
             asking = tasks.create_task(tenure.ask_for_checkpoints())

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 FLOORS = (
     # room, and what it knows
-    "averages digests memory permissions reasons runtime version",  # moving averages · what names bytes · what is kept of arrays · who may do what · why updates are turned away · clocks and threads · the version
+    "averages digests interrupts memory permissions reasons runtime version",  # moving averages · what names bytes · signals, held back · what is kept of arrays · who may do what · why updates are turned away · clocks and threads · the version
     "errors metrics",
     "kernels layout sinks urls",  # hot loops · what a model is cut into · where figures go · where things are
     "isotropic signing",  # what merges of whole matrices cost · keys, and what is signed with them

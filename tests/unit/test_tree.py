@@ -39,12 +39,34 @@ def trip(value: object) -> Any:
         {},
         [1, (2, [3])],
         {"a": {0: None, 1: (1, 2)}, 7: [], ("k", 1): "tuple key", "a b": -(2**80)},
+        {1, 2, "three"},
+        frozenset({(1, 2), 2**70}),
+        {"seen": {1}, frozenset({1}): set()},
+        [1, True, None, 0.5],
+        (1, 2**63 - 1, -(2**63)),
+        [1, 2**63],
+        (-(2**63) - 1, 0.5),
+        [1, "text", (2, [3])],
+        {"file": "shard-\udcff.tar", "\udcff": ["\udcfe"]},
     ],
 )
-def test_plain_data_comes_back_as_it_was(value: object) -> None:
+def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     found = trip(value)
     assert found == value
     assert type(found) is type(value)
+    if isinstance(value, list | tuple):
+        assert [type(item) for item in found] == [type(item) for item in value], "True is no 1"
+
+
+def test_a_copy_is_not_reached_by_a_change() -> None:
+    inner, tensor = [1, 2], torch.ones(3)
+    value = {"order": inner, "pair": (inner, {1}), "tensor": tensor}
+    found = tree.copied(value)
+    inner.append(3)
+    tensor.zero_()
+    assert found["order"] == [1, 2]
+    assert found["pair"] == ([1, 2], {1})
+    assert found["tensor"].sum() == 3
 
 
 def test_states_of_real_generators_come_back() -> None:
@@ -65,6 +87,32 @@ def test_tensors_come_back_bit_by_bit(dtype: str, shape: tuple[int, ...]) -> Non
     assert torch.equal(found, value)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 1, 1), (2, 1, 4, 5), (1, 3, 4, 5)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_lie_in_memory_as_they_lay(shape: tuple[int, ...], dtype: str) -> None:
+    plain = torch.randn(shape).to(getattr(torch, dtype))
+    for value in (
+        plain.to(memory_format=torch.channels_last),
+        plain.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+        torch_model.copy_of(plain.to(memory_format=torch.channels_last)),
+    ):
+        found = trip([value])[0]
+        assert torch.equal(found, value)
+        assert found.is_contiguous() == value.is_contiguous()
+        assert found.is_contiguous(memory_format=torch.channels_last) == value.is_contiguous(
+            memory_format=torch.channels_last
+        )
+        assert value.is_contiguous() or found.stride() == value.stride()
+
+
+def test_what_has_gaps_or_overlaps_comes_back_in_order() -> None:
+    for value in (torch.randn(4, 6)[:, ::2], torch.randn(4, 1).expand(4, 3)):
+        found = trip([value])[0]
+        assert torch.equal(found, value)
+        assert found.is_contiguous()
+    assert torch_model.copy_of(torch.randn(4, 1).expand(4, 3)).is_contiguous()
+
+
 def test_arrays_come_back_bit_by_bit() -> None:
     value = np.arange(12, dtype=np.int16).reshape(3, 4).T
     assert np.array_equal(trip((value,))[0], value)
@@ -72,8 +120,10 @@ def test_arrays_come_back_bit_by_bit() -> None:
 
 
 def test_what_is_no_plain_data_is_named_with_its_place() -> None:
-    with pytest.raises(InputError, match=r"state\['a'\]\[1\] is a builtins.set"):
-        trip({"a": [1, {2}]})
+    with pytest.raises(InputError, match=r"state\['a'\]\[1\] is a builtins.complex"):
+        trip({"a": [1, 2j]})
+    with pytest.raises(InputError, match=r"state\['a'\] item is a builtins.complex"):
+        trip({"a": {2j}})
     deep: list[object] = []
     for _ in range(100):
         deep = [deep]
@@ -88,6 +138,9 @@ def test_what_is_no_plain_data_is_named_with_its_place() -> None:
         ("a", 5),
         ("a", -1),
         ("i", "1e9"),
+        ("e", (("l", ()),)),
+        ("s", b"\xff"),
+        ("s", "text"),
         ("d", ((1, 2, 3),)),
         ("d", ((("l", ()), 1),)),
         ("l",),
@@ -110,6 +163,10 @@ def test_arrays_that_lie_about_themselves_are_turned_away() -> None:
         odd = tree.LeafSpec(maker="numpy", dtype=dtype, shape=(1,), size=8)
         with pytest.raises(RecordInvalid):
             tree.rebuild(("a", 0), [tree.Leaf(odd, np.zeros(8, np.uint8))], torch_model.make_tensor)
+    for stride in ((1,), (1, 1), (3, 3), (0, 1), (1, 4), (6, 1)):
+        odd = tree.LeafSpec(maker="torch", dtype="float32", shape=(2, 3), size=24, stride=stride)
+        with pytest.raises(RecordInvalid, match="order"):
+            tree.rebuild(("a", 0), [tree.Leaf(odd, np.zeros(24, np.uint8))], torch_model.make_tensor)
     pickled = tree.LeafSpec(maker="torch", dtype="load", shape=(8,), size=8)
     with pytest.raises(RecordInvalid):
         tree.rebuild(("a", 0), [tree.Leaf(pickled, np.zeros(8, np.uint8))], torch_model.make_tensor)

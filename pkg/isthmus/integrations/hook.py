@@ -104,7 +104,12 @@ def take_up(schedule: Any, state: dict[str, Any]) -> None:
 
 
 def catch_up(schedule: Any, steps: int) -> None:
-    """Let a schedule go on after so many steps, where its state was not kept: it is a matter of steps alone."""
+    """Let a schedule go on after so many steps, where its state was not kept: it is a matter of steps alone.
+
+    It begins with the learning rates that it had when it was made, whatever a checkpoint has put in their place since.
+    """
+    for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = rate
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # no optimizer step was taken between these
         for _ in range(steps):

@@ -21,6 +21,7 @@ from isthmus.learner.boundary import Replica
 from isthmus.learner.checkpoint import Checkpoint, Saver
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import moments, optimizers
+from isthmus.pytorch.loop import Loop
 
 HELD_OUT_EVERY = 2
 """Of the held-out windows every second one is evaluated: 64 KiB."""
@@ -172,16 +173,16 @@ class Trained:
     def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
         """See `Trainee.begin`."""
         own = agent.history.checkpoint
-        origin = moments.restore(self.model, self.optimizer, None, own, next(iter(self._donors), None))
+        loop = Loop(self.model, self.optimizer)
+        origin = moments.restore(loop, own, next(iter(self._donors), None))
         if origin == "peer":
             _average(self.optimizer, self._donors)
         if origin == "fresh" and any(known.version for known in agent.downlink.known):
             self._fresh_at = agent.history.step
         replica = torch_model.TorchReplica(self.model, layout)
-        saver = moments.TorchSaver(self.model, self.optimizer, None)
         return (
             _Forgetful(replica, self.model, self.optimizer, layout) if self._setting.reset_moments else replica
-        ), saver
+        ), loop
 
     def duration(self) -> float:
         """See `Trainee.duration`."""

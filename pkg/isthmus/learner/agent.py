@@ -50,10 +50,10 @@ from isthmus.version import __version__
 
 logger = logging.getLogger(__name__)
 
-LINGER_S = 5.0
-"""A learner of which nothing was ever merged waits so long, when it leaves, to hear of the first merge …"""
+WAIT_S = 30.0
+"""A learner that leaves waits so long for the answers to its last updates, where a syncer is heard …"""
 
-LINGER_LOOK_S = 0.1
+LOOK_S = 0.1
 """… and looks so often."""
 
 
@@ -118,6 +118,25 @@ class LearnerAgent:
         )  # fmt: skip
         voice.of(self.uplink, self.downlink, self._tenure)
         self._done = False
+        self._wait_s = 0.0
+
+    @property
+    def stored_step(self) -> int | None:
+        """The step of the newest checkpoint that this name has in the store, as far as it knows."""
+        found = self._tenure.stored_step
+        return found if found is not None or self.history.checkpoint is None else self.history.step
+
+    @property
+    def last_bytes(self) -> int:
+        """Size of the newest checkpoint that was packed."""
+        return self._tenure.last_bytes
+
+    @property
+    def under_way(self) -> str:
+        """What it does while it leaves."""
+        if self._tenure.busy:
+            return f"storing the last checkpoint, {self.last_bytes / 1e6:.0f} MB"
+        return "updates on their way" if self.uplink.busy else "waiting for answers to the last updates"
 
     @property
     def incarnation(self) -> int:
@@ -260,19 +279,19 @@ class LearnerAgent:
         self.vitals.rest()
 
     async def _linger(self) -> None:
-        """Stay for a moment where nothing of us was ever merged, updates are under way and a syncer is there to merge
-        them: a short life ends before it hears of it, and would be told that it was for nothing."""
-        until = self._runtime.now() + LINGER_S
+        """Stay until what was sent is answered, where a syncer is there to do it: of a short life that is much of its
+        work, and once it is gone nobody says again where its updates are."""
+        until = self._runtime.now() + self._wait_s
         while self._runtime.now() < until:
-            merged = any(account.merged for account in self.uplink.accounts)
             gone = self._runtime.now() - self._voice.syncer_heard_at > self.pace.silence_s
-            if merged or gone or not any(self.uplink.attempts):
+            if gone or not any(self.uplink.attempts):
                 return
-            await asyncio.sleep(LINGER_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
-    def drain(self, *, done: bool = False) -> None:
-        """Stop once the uploads under way are announced; `done`: the learner has trained all its steps."""
-        self._done = done
+    def drain(self, *, done: bool = False, wait_s: float = 0.0) -> None:
+        """Stop once the uploads under way are announced, and answered or `wait_s` over; `done`: the learner has trained
+        all its steps."""
+        self._done, self._wait_s = done, wait_s
         self.uplink.draining = True
         self._wake.set()
 

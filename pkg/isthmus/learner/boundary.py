@@ -1,24 +1,30 @@
 """The training side of a learner: what happens between two optimizer steps, and nothing that could wait.
 
-Owned by the training thread. It talks to the agent by two queues only (`deque.append` and `popleft` are atomic), so
-the same code runs under a thread or on one event loop. At each boundary a small, fixed number of fragments is copied
+Owned by the training thread. It hands the agent what it copied by a queue, and the agent leaves what it has to say in
+slots of one place each (`deque.append` and `popleft` are atomic), so the same code runs under a thread or on one event
+loop, and a pause of any length costs nothing. At each boundary a small, fixed number of fragments is copied
 out and in: twice what the schedule needs on average, so that a learner half as fast as the fastest one, at whose pace
 rounds are called, still answers every call.
 """
 
+import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from isthmus.averages import smooth
+from isthmus.errors import InputError, RankLost, told
 from isthmus.layout import Layout
-from isthmus.learner.checkpoint import Frozen, Point, Saver
+from isthmus.learner.checkpoint import Frozen, LoopState, Point, Saver
 from isthmus.learner.steward import Arrays, Held, OwnArrays
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.rules import Adoption, Pace
+
+logger = logging.getLogger(__name__)
 
 UPLOADS_MAX = LIMIT_MAX + 1
 """Captures under way at once; a further one waits for a later boundary."""
@@ -95,7 +101,7 @@ class Asked:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, frozen=True, slots=True)
 class Ready:
     """A newer published value [n] can be adopted."""
 
@@ -135,7 +141,8 @@ class Freeze:
 
 
 ToAgent = Captured | NothingToGive | Adopted | Frozen
-ToTraining = Asked | Ready | BaseMerged | UploadDone | UploadFailed | Freeze
+Word = Asked | BaseMerged | UploadDone | UploadFailed | Freeze
+ToTraining = Word | Ready
 
 
 @dataclass(slots=True)
@@ -163,8 +170,52 @@ class Slot:
     called: int | None = None
     heard_call: tuple[int, float] = (0, 0.0)
     """The newest call heard, and when."""
-    ready: Ready | None = None
     merged: bool = False
+    offered: deque[Ready] = field(default_factory=lambda: deque(maxlen=1))
+    """The newest version that waits to be adopted. The agent's thread puts a newer one in its place."""
+
+    @property
+    def ready(self) -> Ready | None:
+        """The version that waits, if any."""
+        waiting = tuple(self.offered)
+        return waiting[0] if waiting else None
+
+
+class Inbox:
+    """What the agent says to the training side, versions apart: for each fragment the newest word of a kind.
+
+    However long training pauses, it holds a few words for each fragment.
+    """
+
+    def __init__(self, fragments: int) -> None:
+        self._uploads: deque[UploadDone | UploadFailed] = deque()  # as many as uploads are under way
+        self._merged: list[deque[BaseMerged]] = [deque(maxlen=1) for _ in range(fragments)]
+        self._asked: list[deque[Asked]] = [deque(maxlen=1) for _ in range(fragments)]
+        self._freeze: deque[Freeze] = deque(maxlen=1)
+
+    def put(self, message: "Word") -> None:
+        """Take a word; of what it replaces nothing is lost that still matters."""
+        match message:
+            case BaseMerged(fragment, base):
+                if all(known.base < base for known in tuple(self._merged[fragment])):
+                    self._merged[fragment].append(message)
+            case Asked(fragment, version):
+                if all(known.version < version for known in tuple(self._asked[fragment])):
+                    self._asked[fragment].append(message)
+            case Freeze():
+                self._freeze.append(message)
+            case UploadDone() | UploadFailed():
+                self._uploads.append(message)
+
+    def take(self) -> "Iterator[Word]":
+        """Yield the words that wait: first what became of uploads, then what was merged, then what is asked for."""
+        queues: list[deque[Any]] = [self._uploads, *self._merged, *self._asked, self._freeze]
+        for queue in queues:
+            while queue:
+                yield queue.popleft()
+
+    def __len__(self) -> int:
+        return len(self._uploads) + sum(map(len, self._merged)) + sum(map(len, self._asked)) + len(self._freeze)
 
 
 class Boundary:
@@ -196,8 +247,10 @@ class Boundary:
         self.tokens_seen = tokens_seen
         self.loss: float | None = None
         self.step_s = 0.0
+        self.whole = True
+        """Whether the last call went to its end: only then are model and counters those of one step."""
         self.outbox: deque[ToAgent] = deque()
-        self.inbox: deque[ToTraining] = deque()
+        self.inbox = Inbox(len(layout.fragments))
         self._arrays = arrays or OwnArrays(layout)
         self._replica = replica
         self._sync_every = sync_every
@@ -207,7 +260,7 @@ class Boundary:
         self._now = now
         self._notify = notify
         self.news: Callable[[], None] = lambda: None
-        """Called, on the agent's side, whenever something was put into the inbox."""
+        """Called, on the agent's side, whenever something was said to the training side."""
         self._saver = saver
         self._freeze_asked = False
         self._uploads = 0
@@ -231,6 +284,7 @@ class Boundary:
             slot.origin_step, slot.origin_tokens = point.origin_step, point.origin_tokens
             slot.sent_step, slot.sent_tokens, slot.merged = point.sent_step, point.sent_tokens, point.merged
             slot.sent_values = point.sent_values
+        self.mark()
 
     def local_tokens(self, fragment: int) -> int:
         """Tokens of local work on a fragment that no upload holds."""
@@ -238,7 +292,16 @@ class Boundary:
         return self.tokens_seen - (slot.origin_tokens if slot.sent_step is None else slot.sent_tokens)
 
     def after_step(self, tokens: int, loss: float | None = None) -> None:
-        """Count one optimizer step of this many tokens; copy at most `moves` fragments out and in."""
+        """Count one optimizer step of this many tokens; copy at most `moves` fragments out and in.
+
+        Raises `InputError` where the call before ended in the middle: what the model holds then is not known.
+        """
+        if not self.whole:
+            raise InputError(
+                "the call of link.step before this one was cut short by an error: join again, and go on at the newest "
+                "checkpoint"
+            )
+        self.whole = False
         now = self._now()
         if self._stepped_at is not None:
             self._durations.append(now - self._stepped_at)
@@ -248,6 +311,7 @@ class Boundary:
         self.tokens_seen += tokens
         self.loss = loss
         self._move(now)
+        self.mark()
         if self._freeze_asked:
             self.freeze()
 
@@ -276,11 +340,19 @@ class Boundary:
 
     def wait_on(self) -> None:
         """Look again at a boundary at which the learner waits: answer, adopt; no step is counted."""
+        self.whole = False
         self._move(self._now())
+        self.mark()
 
     def post(self, message: ToTraining) -> None:
-        """Take a message from the agent."""
-        self.inbox.append(message)
+        """Take a message from the agent, on its thread. A version takes the place of the one that waits."""
+        if isinstance(message, Ready):
+            slot = self.slots[message.fragment]
+            waiting = slot.ready
+            if message.version > (slot.base if waiting is None else waiting.version):
+                slot.offered.append(message)
+        else:
+            self.inbox.put(message)
         self.news()
 
     def _move(self, now: float) -> None:
@@ -302,29 +374,45 @@ class Boundary:
         while self.overdue() and (into := self._choose_in(now)) is not None:
             self._adopt(into)
 
+    def mark(self) -> None:
+        """Note that all of the learner is that of one step now."""
+        if self._saver is not None:
+            self._saver.mark(self._now)
+        self.whole = True
+
+    def why_not_whole(self, orderly: bool) -> str | None:
+        """Return why no checkpoint can be taken now, some way into a step perhaps; None where one can.
+
+        `orderly`: the loop stands between two steps, so that what was not noted there can be taken now.
+        """
+        if not self.whole:
+            return "link.step was cut short"
+        return None if self._saver is None else self._saver.moved(orderly)
+
     def freeze(self) -> None:
-        """Copy everything a checkpoint holds, as it is between two steps, and hand it to the agent."""
+        """Copy everything a checkpoint holds, as it was at the last step, and hand it to the agent.
+
+        What cannot be copied costs this checkpoint, and is said; training goes on.
+        """
         self._freeze_asked = False
         began = self._now()
-        points = []
-        for p, slot in enumerate(self.slots):
-            values = self._arrays.empty(p)
-            self._replica.read(p, values)
-            points.append(
-                Point(
-                    slot.base,
-                    values,
-                    slot.origin_step,
-                    slot.origin_tokens,
-                    slot.sent_step,
-                    slot.sent_tokens,
-                    slot.sent_values,
-                    slot.merged,
-                )
-            )
-        optimizer, data = self._saver.save() if self._saver else (None, None)
-        held_s = self._now() - began
-        self._tell(Frozen(self.step, self.tokens_seen, self.loss, tuple(points), optimizer, data, held_s))
+        try:
+            points = tuple(self._point(p) for p in range(len(self.slots)))
+            loop = self._saver.save() if self._saver else LoopState()
+        except RankLost:
+            raise
+        except Exception as error:
+            logger.warning("no checkpoint of step %d: %s", self.step, told(error))
+            return
+        self._tell(Frozen(self.step, self.tokens_seen, self.loss, points, loop, self._now() - began))
+
+    def _point(self, fragment: int) -> Point:
+        slot, values = self.slots[fragment], self._arrays.empty(fragment)
+        self._replica.read(fragment, values)
+        return Point(
+            slot.base, values, slot.origin_step, slot.origin_tokens, slot.sent_step, slot.sent_tokens,
+            slot.sent_values, slot.merged,
+        )  # fmt: skip
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -334,8 +422,8 @@ class Boundary:
         return self.step + offset + (self._sync_every if base > 0 else 0)
 
     def _drain(self) -> None:
-        while self.inbox:
-            match self.inbox.popleft():
+        for word in self.inbox.take():
+            match word:
                 case UploadDone(fragment):
                     self._uploads -= 1
                     self.slots[fragment].uploading, self.slots[fragment].prior_values = False, None
@@ -348,10 +436,6 @@ class Boundary:
                         slot.sent_step, slot.sent_tokens, slot.due_at = sent_step, sent_tokens, self.step
                         slot.sent_values = None if sent_step is None else slot.prior_values
                     slot.prior_values = None
-                case Ready() as ready:
-                    slot = self.slots[ready.fragment]
-                    if ready.version > (slot.base if slot.ready is None else slot.ready.version):
-                        slot.ready = ready
                 case BaseMerged(fragment, base):
                     slot = self.slots[fragment]
                     slot.merged = slot.merged or base >= slot.base
@@ -464,9 +548,9 @@ class Boundary:
         )
 
     def _adopt(self, fragment: int) -> None:
-        slot = self.slots[fragment]
-        assert slot.ready is not None, "nothing to adopt"
-        version, values = slot.ready.version, slot.ready.values
+        slot, ready = self.slots[fragment], self.slots[fragment].ready
+        assert ready is not None, "nothing to adopt"
+        version, values = ready.version, ready.values
         overwritten, left = 0, slot.base
         sent = 0 if slot.sent_step is None else slot.sent_tokens - slot.origin_tokens
         if self._adopt_rule == Adoption.OVERWRITE:
@@ -483,7 +567,9 @@ class Boundary:
                 slot.origin_step, slot.origin_tokens = slot.sent_step, slot.sent_tokens
         if slot.sent_step is None:
             slot.due_at = max(slot.due_at, self.step + self._sync_every)  # as if it had joined just now
-        slot.base, slot.values, slot.ready, slot.adopted_at = version, values, None, self._now()
+        slot.base, slot.values, slot.adopted_at = version, values, self._now()
+        with suppress(ValueError):  # a newer one has come meanwhile, and waits
+            slot.offered.remove(ready)
         slot.sent_step, slot.sent_values, slot.called, slot.merged = None, None, None, False
         self._tell(Adopted(fragment, version, overwritten, left, sent))
 

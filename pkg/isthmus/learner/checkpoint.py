@@ -34,11 +34,33 @@ class Stateful(Protocol):
         ...
 
 
-class Saver(Protocol):
-    """What a training loop has besides the model: its inner optimizer and its place in the data."""
+@dataclass(frozen=True, slots=True)
+class LoopState:
+    """Copies of what a training loop has besides the merged parameters, as trees."""
 
-    def save(self) -> tuple[object, object]:
-        """Return copies of the optimizer's and the data's state, as trees. Called on the training thread."""
+    optimizer: object = None
+    local: object = None
+    """Tensors of the model that are not merged and have changed, by name."""
+    ranks: tuple[object, ...] = ()
+    """What each rank of the learner has alone, such as its place in the data; a rank's may be packed already."""
+
+
+class Saver(Protocol):
+    """A training loop, besides the merged parameters. Training thread."""
+
+    def mark(self, now: Callable[[], float]) -> None:
+        """Note that this is a step boundary, and what changes before the next one: what is saved is of here."""
+        ...
+
+    def moved(self, orderly: bool) -> str | None:
+        """Return why what would be saved now is not that of the boundary; None where it is.
+
+        `orderly`: its owner says that it stands between two steps.
+        """
+        ...
+
+    def save(self) -> LoopState:
+        """Return copies of all of it, as it was at the boundary."""
         ...
 
     def take(self, node: object) -> tree.Leaf | None:
@@ -69,8 +91,7 @@ class Frozen:
     tokens_seen: int
     loss: float | None
     points: tuple[Point, ...]
-    optimizer: object
-    data: object
+    loop: LoopState
     held_s: float = 0.0
     """How long copying it held the training thread."""
 
@@ -102,6 +123,20 @@ class Checkpoint:
         """Return the optimizer's state. Raises `RecordInvalid`."""
         return tree.rebuild(self.header.optimizer, self.leaves, make)
 
+    def local(self, make: Callable[[tree.Leaf], object]) -> Any:
+        """Return the model's local tensors by name, or None. Raises `RecordInvalid`."""
+        return tree.rebuild(self.header.local, self.leaves, make)
+
+    def ranks(self, make: Callable[[tree.Leaf], object]) -> list[Any]:
+        """Return what each rank had alone. Raises `RecordInvalid`."""
+        said = tree.rebuild(self.header.data, self.leaves, make)
+        if isinstance(said, dict) and EACH_RANK in said:
+            return [tree.unpacked(words, make) for words in said[EACH_RANK]]
+        # Earlier releases wrote the data's state alone, packed only where there were several ranks.
+        packed = said.get(_BY_RANK) if isinstance(said, dict) else None
+        places = [said] if packed is None else [tree.unpacked(words, make) for words in packed]
+        return [None if place is None else {"objects": {"data": place}} for place in places]
+
     async def whole(self, log: Log) -> "Checkpoint":
         """Return it with all of the optimizer's and the data's state that is in parts; fragments are brought elsewhere.
 
@@ -110,10 +145,6 @@ class Checkpoint:
         first = sum(map(_arrays_of, self.header.fragments))
         state = [await parts.whole(log, leaf) for leaf in self.leaves[first:]]
         return replace(self, leaves=(*self.leaves[:first], *state))
-
-    def data(self, make: Callable[[tree.Leaf], object]) -> Any:
-        """Return the data's state. Raises `RecordInvalid`."""
-        return tree.rebuild(self.header.data, self.leaves, make)
 
 
 Move = Callable[[int, Held], Awaitable[Held]]
@@ -213,6 +244,25 @@ def _leaf(array: Held | None, size: int, half: bool) -> tree.Leaf:
     return tree.numpy_leaf(_NOTHING if array is None else left(array))
 
 
+EACH_RANK = "isthmus: each rank"
+"""Marks what each rank has alone, packed: of any size, since headers are not."""
+
+_BY_RANK = "isthmus: by rank"
+
+
+def _packed(ranks: Sequence[object], take: tree.Take) -> object:
+    """Return what each rank has alone as arrays of bytes; None where no rank has anything."""
+    if not any(alone is not None for alone in ranks):
+        return None
+    packed = [alone if isinstance(alone, np.ndarray) else pack_alone(alone, take) for alone in ranks]
+    return {EACH_RANK: packed}
+
+
+def pack_alone(alone: object, take: tree.Take) -> U8:
+    """Return what a rank has alone as bytes [n]. Raises `InputError` for what cannot be kept, by name."""
+    return np.frombuffer(tree.packed(alone, "", take), np.uint8)
+
+
 def draft(
     run: Run, learner: str, incarnation: int, tokens_lost: int, taken_at: float, frozen: Frozen,
     traffic: Sequence[UplinkPoint], take: tree.Take,
@@ -244,8 +294,9 @@ def draft(
                 taken_by=tuple(base for base, _ in known.taken),
             )
         )
-    optimizer = tree.flatten(frozen.optimizer, "optimizer", take, leaves)
-    data = tree.flatten(frozen.data, "data.state_dict()", take, leaves)
+    optimizer = tree.flatten(frozen.loop.optimizer, "optimizer", take, leaves)
+    local = tree.flatten(frozen.loop.local, "model", take, leaves) if frozen.loop.local else None
+    data = tree.flatten(_packed(frozen.loop.ranks, take), "ranks", take, leaves)
     header = CheckpointHeader(
         schema=SCHEMA,
         run=run.digest,
@@ -260,6 +311,7 @@ def draft(
         arrays=tuple(leaf.spec for leaf in leaves),
         optimizer=optimizer,
         data=data,
+        local=local,
         in_parts=tuple(number for number, leaf in enumerate(leaves) if leaf.pieces),
     )
     return Draft(header, tuple(leaves))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from isthmus.errors import Denied, Fenced, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.errors import Denied, Fenced, ObjectMissing, RankLost, RecordInvalid, Unavailable, told
 from isthmus.learner.boundary import Freeze, ToTraining
 from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, moved, why_useless
 from isthmus.learner.history import History
@@ -55,6 +55,10 @@ class Tenure:
         self.busy = 0
         """Checkpoints on their way to the store."""
         self.bytes_stored = 0
+        self.stored_step: int | None = None
+        """Of the newest checkpoint that this life has stored."""
+        self.last_bytes = 0
+        """Of the newest checkpoint that was packed."""
         self._log = log
         self._run = log.run
         self._store = log.store
@@ -154,6 +158,11 @@ class Tenure:
                 traffic, self.saver.take if self.saver else lambda _: None,
             )  # fmt: skip
             await self._store_one(drafted)
+        except RankLost:
+            raise
+        except Exception as error:  # state that cannot be kept, memory that is full: training goes on
+            self._metrics.checkpoints_failed.inc()
+            logger.warning("no checkpoint of step %d: %s", frozen.step, told(error))
         finally:
             stored_s = self._runtime.now() - began
             apart_s = max(frozen.held_s / HOLD_SHARE, stored_s / UPLINK_SHARE)
@@ -175,6 +184,7 @@ class Tenure:
 
     async def _store_one(self, drafted: Draft) -> None:
         step = drafted.header.step
+        self.last_bytes = sum(leaf.spec.size for leaf in drafted.leaves)
         try:
             # What it names comes first: one that can be read is whole.
             stored = await asyncio.gather(*(self._steward.keep(part, held) for part, held in drafted.parts()))
@@ -184,11 +194,10 @@ class Tenure:
             await self._store.put(key, blob)
         except (Unavailable, Denied) as error:
             self._metrics.checkpoints_failed.inc()
-            size = sum(leaf.spec.size for leaf in drafted.leaves)
-            logger.warning("no checkpoint of step %d (%d bytes): %s", step, size, error)
+            logger.warning("no checkpoint of step %d (%d bytes): %s", step, self.last_bytes, error)
             return
         self.bytes_stored += len(blob) + sum(part.size for part in stored)
-        self._stored_at = self._runtime.now()
+        self._stored_at, self.stored_step = self._runtime.now(), step
         self._keys[key] = [part.key for part in stored]
         try:
             while len(self._keys) > CHECKPOINTS_KEPT:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
 from isthmus.log.trust import trust_of
 from isthmus.ports import known_run
-from isthmus.rules import CHECKPOINT_S, Adoption, FrozenCheck, Pace, Rules
+from isthmus.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
 from isthmus.shell import Shell
 from isthmus.signing import Signer
 from isthmus.sinks import Sink
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from isthmus.pytorch.device import Lane
+    from isthmus.pytorch.loop import Loop
 
 
 START_S = 60.0
@@ -62,6 +63,8 @@ def join(
     frozen: str = FrozenCheck.CHECKED.value,
     steps: int = 0,
     data: Stateful | None = None,
+    state: Mapping[str, Stateful] | None = None,
+    hyperparameters: str = Hyperparameters.RESTORED.value,
     checkpoint_s: float = CHECKPOINT_S,
     warmup_steps: int = WARMUP_STEPS,
     sink: Sink | None = None,
@@ -75,8 +78,9 @@ def join(
     between a fragment's upload and the version that answers it (`isthmus status --ledger` counts their tokens); and
     what was trained after the newest checkpoint when the process is killed.
 
-    Restored, under a name that was here before: parameters with local work, the optimizer's state, the step count and
-    the place in `data`, from its newest checkpoint; then newer versions are adopted as they would have been. A new name
+    Restored, under a name that was here before: parameters with local work, buffers, the optimizer's state, the step
+    count, the place in `data` and all of `state`, from its newest checkpoint, which is of one step boundary; then newer
+    versions are adopted as they would have been. What comes back and what does not: docs/design/learner.md. A new name
     in a run in flight takes the moments of a learner that is doing well, or warms up (`Link.rate`).
 
     Who waits: this call, for the store and at first for the bus, up to a minute. Training never does, unless the run's
@@ -107,6 +111,11 @@ def join(
         steps: how many steps this learner will train, for display; 0 where it is not known.
         data: a sampler or loader whose `state_dict` goes into checkpoints and comes back with them. It is read right
             after a step: it must then stand behind that step's batch. Without one, start at batch `steps_done`.
+        state: other objects with `state_dict` and `load_state_dict` that go on with the learner, by names of your own:
+            `{"schedule": scheduler, "scaler": scaler, "random": isthmus.RandomState()}`. What belongs to a step (such
+            as `scheduler.step()`) comes before its `link.step`.
+        hyperparameters: `restored` (default): a restart goes on with its checkpoint's learning rate, weight decay,
+            betas, momentum and eps; `passed`: with those that the optimizer was made with this time.
         checkpoint_s: seconds between two checkpoints (optimizer, local work, counters, data position) in the store. A
             restart under the same name goes on at the newest one. The training thread is held only for the copy.
         sink: where training metrics go, such as `isthmus.sinks.TensorBoard(folder)`.
@@ -128,6 +137,7 @@ def join(
     from isthmus.pytorch import device, moments
     from isthmus.pytorch import model as torch_model
     from isthmus.pytorch.frozen import digests_of
+    from isthmus.pytorch.loop import Loop
     from isthmus.pytorch.ranks import ranks_of
     from isthmus.pytorch.sharded import Sharded
 
@@ -137,10 +147,8 @@ def join(
         )
     if not checkpoint_s > 0 or warmup_steps < 0:
         raise InputError(f"checkpoint_s {checkpoint_s:g} must be more than 0, warmup_steps {warmup_steps} at least 0")
-    try:
-        check = FrozenCheck(frozen)
-    except ValueError:
-        raise InputError(f"frozen={frozen!r}: 'checked' or 'trusted'") from None
+    check = named(FrozenCheck, frozen, "value of frozen=")
+    settings = named(Hyperparameters, hyperparameters, "value of hyperparameters=")
     bus = bus or default_bus(run)
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
@@ -152,9 +160,10 @@ def join(
     specs = torch_model.specs_of(model, vectors)
     where = device.device_of(model)
     lane = None if where is None else device.Lane(where)
+    loop = Loop(model, optimizer, data, state)
     sharded = None
     if ranks is not None:
-        sharded = Sharded(model, optimizer, data, ranks, [f"as {learner}", f"the run {run}"], lane)
+        sharded = Sharded(loop, ranks, [f"as {learner}", f"the run {run}"], lane, settings)
         if not ranks.leads:
             return follow(sharded, warmup_steps, run, trust.signer)
 
@@ -191,21 +200,27 @@ def join(
     shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
         fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
-        shell.start(enter, find_donor, partial(spread, sharded, shell), steward)
         try:
+            shell.start(enter, find_donor, partial(spread, sharded, shell), steward)
             own = shell.agent.history.checkpoint
+            replica, arrays = (sharded, sharded) if sharded is not None else _replica(loop, shell.run.layout, lane)
+            if own is not None and loop.copies.paths:
+                # What the optimizer's state holds of the weights stands beside these; newer versions move both.
+                for p, point in enumerate(own.points):
+                    replica.write(p, point.values)
             if sharded is None:
-                origin = moments.restore(model, optimizer, data, own, shell.donor)
-                saver = moments.TorchSaver(model, optimizer, data)
-                shell.attach(partial(_replica, model, lane), saver)
+                origin = moments.restore(loop, own, shell.donor, settings)
             else:
                 sharded.fetch = lambda *where: shell.ask_agent(lambda log: parts.read(log, *where))
                 origin = sharded.restore(own, shell.donor)
-                shell.attach(lambda _: (sharded, sharded), sharded)
+            shell.attach(replica, arrays, loop if sharded is None else sharded)
+            if origin == "peer":
+                loop.copies.become(list(model.parameters()))
         except BaseException:
+            loop.close()
             shell.abandon()
             raise
-        link = Link(shell, origin, warmup_steps, sharded)
+        link = Link(shell, loop, origin, warmup_steps, sharded)
         if said is not None:
             fresh = origin == "fresh" and any(shell.joined_at)
             joined = Joined(link.steps_done, link.tokens_seen, origin, fresh, link.incarnation)
@@ -213,13 +228,13 @@ def join(
     return link
 
 
-def _replica(model: "nn.Module", lane: "Lane | None", layout: Layout) -> tuple[Replica, Arrays | None]:
+def _replica(loop: "Loop", layout: Layout, lane: "Lane | None") -> tuple[Replica, Arrays | None]:
     from isthmus.pytorch.device import DeviceArrays
     from isthmus.pytorch.model import TorchReplica
 
     if lane is None:
-        return TorchReplica(model, layout), None
-    there = DeviceArrays(model, layout, lane)
+        return TorchReplica(loop.model, layout, loop.copies.follow), None
+    there = DeviceArrays(loop.model, layout, lane, loop.copies.follow)
     return there, there
 
 

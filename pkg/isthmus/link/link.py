@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
 from isthmus.errors import InputError
 from isthmus.health import Vitals
+from isthmus.interrupts import held_back
 from isthmus.learner import Boundary
+from isthmus.learner.agent import WAIT_S
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
 from isthmus.log.run import Run
@@ -16,6 +18,7 @@ from isthmus.metrics import LearnerMetrics
 from isthmus.shell import Shell
 
 if TYPE_CHECKING:
+    from isthmus.pytorch.loop import Loop
     from isthmus.pytorch.sharded import Sharded
 
 
@@ -37,8 +40,9 @@ class Link:
     `close`, or use it as a context manager: an exception then leaves the run as something that is not done.
     """
 
-    def __init__(self, shell: Shell, moments: str, warmup: int, sharded: "Sharded | None" = None) -> None:
+    def __init__(self, shell: Shell, loop: "Loop", moments: str, warmup: int, sharded: "Sharded | None" = None) -> None:
         self._shell = shell
+        self._loop = loop
         self._sharded = sharded
         self._closed = False
         self._said_nonfinite = False
@@ -120,22 +124,24 @@ class Link:
         for none could be gone on from. Both may be numbers of Python or NumPy, or tensors of one element; a tensor on
         a GPU is waited for.
 
-        Raises `InputError` for a token count that is no whole number of at least one and for a loss that is no number,
-        and whatever ended the agent for good: `Denied` (credentials were revoked) or `Fenced` (this name was started
-        again elsewhere), for example.
+        Raises `InputError` for a token count that is no whole number of at least one, for a loss that is no number, and
+        for a model or an optimizer that holds other parameters than at `join`; and whatever ended the agent for good:
+        `Denied` (credentials were revoked) or `Fenced` (this name was started again elsewhere), for example.
         """
         tokens, loss = tokens_of(tokens), loss_of(loss)
         if self._closed:
             raise InputError("the link is closed: join again under the same name to go on")
+        self._look_at_model(self.steps_done)
         with self._all_ranks("STEP", self.steps_done + 1, tokens):
             self._shell.check()
-            with self.metrics.hold_seconds.time():
+            with held_back(), self.metrics.hold_seconds.time():
                 self._boundary.after_step(tokens, loss)
             while self._boundary.overdue():  # only where the run's pace has a lead
                 self._shell.news.wait(NEWS_S)
                 self._shell.news.clear()
                 self._shell.check()
-                self._boundary.wait_on()
+                with held_back():
+                    self._boundary.wait_on()
         self.metrics.steps.inc()
         self.metrics.tokens.inc(tokens)
         if loss is not None and math.isfinite(loss):
@@ -154,6 +160,11 @@ class Link:
             values = {"train/tokens": float(self.tokens_seen)} | ({} if loss is None else {"train/loss": loss})
             self._shell.feeder.note(self.steps_done, values)
 
+    def _look_at_model(self, step: int) -> None:
+        """See within a period whether model and optimizer are still those of `join`."""
+        if step % self.run.rules.sync_every == 0:
+            self._loop.require_same()
+
     def of_all_ranks(self, count: int) -> int:
         """Return the sum of what every rank of this learner has counted, as `step` wants tokens. Called by all of them.
 
@@ -171,21 +182,28 @@ class Link:
         """
         self._boundary.let_go()
 
-    def close(self, *, done: bool = True) -> None:
-        """Announce what is under way, write a last checkpoint and leave the run; then sum up on the log.
+    def close(self, *, done: bool = True, wait: float = WAIT_S) -> None:
+        """Announce what is under way, store a last checkpoint, hear what becomes of the last updates, and leave; then
+        sum up on the log.
 
-        `done` says that this learner has trained all its steps. Call it between two steps, as `step`. A learner of
-        whose work nothing was merged yet stays for up to five seconds to hear of it, and leaves with a warning if it
-        does not.
+        `done` says that this learner has trained all its steps. Call it between two steps, as `step`. The checkpoint
+        may take a minute, and a second more for each 4 MB of it; where it was not stored, that is said. `wait`: seconds
+        to stay after that for the answers to the last updates, while a syncer is heard: without them a short run would
+        lose much of its work. Ctrl-C leaves at once.
         """
-        self._leave(done, keep=True)
+        if not wait >= 0:
+            raise InputError(f"wait={wait!r}: say for how many seconds, 0 or more")
+        self._leave(done, keep=True, wait_s=wait)
 
-    def _leave(self, done: bool, keep: bool) -> None:
+    def _leave(self, done: bool, keep: bool, *, orderly: bool = True, wait_s: float = 0.0) -> None:
         if not self._closed:
             self._closed = True
             # Ranks of which one fails are not at one step: no checkpoint can be taken of them.
-            with self._all_ranks("CLOSE", self.steps_done) if keep else nullcontext():
-                self._shell.close(done, keep)
+            try:
+                with self._all_ranks("CLOSE", self.steps_done) if keep else nullcontext():
+                    self._shell.close(done=done, keep=keep, orderly=orderly, wait_s=wait_s)
+            finally:
+                self._loop.close()
             found = self.summary
             logger.log(logging.WARNING if found.never_merged or found.diverged else logging.INFO, "%s", found)
 
@@ -193,7 +211,8 @@ class Link:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._leave(done=kind is None, keep=kind is None or self._sharded is None)
+        well = kind is None
+        self._leave(well, keep=well or self._sharded is None, orderly=well, wait_s=WAIT_S if well else 0.0)
 
     def _all_ranks(self, call: str, number: int, tokens: int = 0) -> AbstractContextManager[object]:
         """Meet the other ranks of this learner, if it has any; when all is done here, let them go on."""

@@ -21,7 +21,7 @@ from isthmus.metrics import LearnerMetrics
 from isthmus.owners.asked import Peers, Spread, Told, interfaces
 from isthmus.owners.served import Keeper, own_keeper, serve
 from isthmus.ports import Ports
-from isthmus.runtime import cores
+from isthmus.runtime import clock, cores
 from isthmus.shell import OwnerThread, Shell
 from isthmus.signing import Signer
 
@@ -45,7 +45,8 @@ class RankLink(Link):
     def __init__(
         self, sharded: "Sharded", run: Run, joined: Joined, warmup: int, threads: Sequence[OwnerThread]
     ) -> None:
-        self._sharded = sharded
+        self._sharded, self._loop = sharded, sharded.loop
+        self._loop.mark(clock)
         self._threads = threads
         self._run = run
         self._joined = joined
@@ -105,6 +106,8 @@ class RankLink(Link):
         tokens, _ = tokens_of(tokens), loss_of(loss)
         if self._closed:
             raise InputError("the link is closed: join again under the same name to go on")
+        self._look_at_model(self._step)
+        self._loop.mark(clock)  # before the first rank asks for what it notes
         with self._all_ranks("STEP", self._step + 1, tokens):
             self._step += 1
             self._tokens_seen += tokens
@@ -112,9 +115,10 @@ class RankLink(Link):
     def let_go(self) -> None:
         """Wait as long as the rank that speaks does."""
 
-    def _leave(self, done: bool, keep: bool) -> None:
+    def _leave(self, done: bool, keep: bool, *, orderly: bool = True, wait_s: float = 0.0) -> None:
         if not self._closed:
             self._closed = True
+            self._loop.close()
             try:
                 if keep:
                     with self._all_ranks("CLOSE", self._step):

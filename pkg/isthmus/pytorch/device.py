@@ -27,7 +27,7 @@ from isthmus.learner import residuals
 from isthmus.learner.steward import BLEND, Held, OnDevice, OwnSteward, Parcel, Steward, here, left
 from isthmus.log import Commit
 from isthmus.pytorch import device_codecs
-from isthmus.pytorch.model import TorchReplica, named, rows_of, writable
+from isthmus.pytorch.model import Follow, TorchReplica, named, nothing_follows, rows_of, writable
 from isthmus.records import frame
 from isthmus.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.rules import Adoption
@@ -211,10 +211,11 @@ def used_up(held: Held) -> None:
 class DeviceArrays(Blocks):
     """A module's parameters on a device, as the boundary reads and writes them. Training thread; nothing here waits."""
 
-    def __init__(self, model: nn.Module, layout: Layout, lane: Lane) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, lane: Lane, follow: Follow = nothing_follows) -> None:
         super().__init__(layout, lane)
         parameters = dict(named(model))
-        self._from_host = TorchReplica(model, layout)
+        self._follow = follow
+        self._from_host = TorchReplica(model, layout, follow)
         self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
 
     def read(self, fragment: int, out: Block) -> None:
@@ -238,7 +239,7 @@ class DeviceArrays(Blocks):
             return
         block = self.of(fragment, block)
         self._lane.after(block.ready)
-        with torch.no_grad():
+        with torch.no_grad(), self._follow(self._places[fragment]):
             for (p, rows), new in zip(self._places[fragment], block.tensors, strict=True):
                 held = rows_of(p, rows)
                 held.copy_(new.view(held.shape), non_blocking=True)

@@ -28,7 +28,7 @@ def digests_of(model: nn.Module, check: FrozenCheck) -> dict[str, bytes]:
 def digest_of_stored(name: str, parameter: torch.Tensor) -> bytes:
     """Return the digest [32 bytes] of what a parameter is stored in. Raises `InputError` where it is not at hand."""
     try:
-        pieces = (torch_model.bits_of(tensor).numpy().data for tensor in _stored(parameter))
+        pieces = (torch_model.bits_of(tensor).numpy().data for tensor in stored_in(parameter))
         return digest_of(pieces, all_cores=True)
     except (NotImplementedError, RuntimeError, TypeError) as error:
         why = str(error).splitlines()[0][:200]
@@ -38,11 +38,11 @@ def digest_of_stored(name: str, parameter: torch.Tensor) -> bytes:
         ) from None
 
 
-def _stored(tensor: Any) -> Iterator[torch.Tensor]:
+def stored_in(tensor: Any) -> Iterator[torch.Tensor]:
     """Yield the plain tensors that hold what a tensor is: of one that is made of others, those."""
     if hasattr(tensor, "__tensor_flatten__"):  # torch's protocol, as torchao's weights follow it
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _stored(getattr(tensor, name))
+            yield from stored_in(getattr(tensor, name))
         return
     yield tensor.detach()
     if (scales := getattr(tensor, "quant_state", None)) is not None:  # four bits, as bitsandbytes has them

@@ -16,6 +16,7 @@ from isthmus.learner.steward import Arrays, Held, OwnArrays, here
 from isthmus.owners.shelf import Shelf
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch.device import Block, Blocks, Lane, Staged, at_hand, used_up
+from isthmus.pytorch.model import Follow, nothing_follows
 from isthmus.pytorch.ranks import Ranks
 from isthmus.pytorch.shards import CPU, Shards, Wanted, local_of
 from isthmus.rules import Adoption
@@ -34,12 +35,21 @@ class Mix(msgspec.Struct, frozen=True, array_like=True):
 class Fragments:
     """What this rank does when a fragment is read, written or mixed, as all ranks do at the same time."""
 
-    def __init__(self, shards: Shards, layout: Layout, owner: Sequence[int], shelf: Shelf, lane: Lane | None) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        layout: Layout,
+        owner: Sequence[int],
+        shelf: Shelf,
+        lane: Lane | None,
+        follow: Follow = nothing_follows,
+    ) -> None:
         """`owner`: the rank of each fragment. `shelf`: where this one keeps what has a number. `lane`: the agent's, on
         the device where the model lies."""
         self.owner = owner
         self._shards, self._layout, self._shelf, self._lane = shards, layout, shelf, lane
         self._ranks: Ranks = shards.ranks
+        self._follow = follow
         self.arrays: Arrays = OwnArrays(layout) if lane is None else Blocks(layout, lane)
         self._places = [[(shards.index[t.spec.name], t) for t in f.tensors] for f in layout.fragments]
 
@@ -60,6 +70,10 @@ class Fragments:
 
     def write(self, fragment: int, number: int, values: Held | None) -> None:
         """Give every rank what is its own of `values`, or of the array of this number. The arguments as for `read`."""
+        with self._follow([(self._shards.named[i][1], None) for i, _ in self._places[fragment]]):
+            self._write(fragment, number, values)
+
+    def _write(self, fragment: int, number: int, values: Held | None) -> None:
         owner = self.owner[fragment]
         if number and owner == self._ranks.order:
             values = self._wait_for(number)

@@ -6,8 +6,10 @@ same values everywhere. Buffers stay local and are not looked at: running statis
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +41,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield a module's parameters under the names they have without wrappers: the same for every learner of a run."""
     for name, p in model.named_parameters():
-        yield ".".join(part for part in name.split(".") if part not in _WRAPPERS), p
+        yield plain_name(name), p
+
+
+def plain_name(name: str) -> str:
+    """Return the name that something in a module has without wrappers around it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def specs_of(model: nn.Module, vectors: Sequence[str] = ()) -> list[Spec]:
@@ -112,11 +119,22 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         )  # fmt: skip
 
 
+Follow = Callable[[Sequence[tuple[Any, tuple[int, int] | None]]], AbstractContextManager[None]]
+"""See `copies.Copies.follow`."""
+
+
+def nothing_follows(_: object) -> AbstractContextManager[None]:
+    """Move nothing."""
+    return nullcontext()
+
+
 class TorchReplica:
     """Reads and writes a module's parameters, fragment by fragment, on any device and in any of the dtypes."""
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(self, model: nn.Module, layout: Layout, follow: Follow = nothing_follows) -> None:
+        """`follow`: moves what follows the parameters that a block writes."""
         parameters = dict(named(model))
+        self._follow = follow
         self._places = [
             [(parameters[t.spec.name], t.rows, slice(t.start, t.stop)) for t in fragment.tensors]
             for fragment in layout.fragments
@@ -130,12 +148,13 @@ class TorchReplica:
 
     def write(self, fragment: int, values: F32) -> None:
         """See `Replica.write`."""
-        for parameter, rows, at in self._places[fragment]:
-            held = rows_of(parameter, rows)
-            held.copy_(torch.from_numpy(writable(values[at])).view(held.shape))
+        with self._follow([(parameter, rows) for parameter, rows, _ in self._places[fragment]]):
+            for parameter, rows, at in self._places[fragment]:
+                held = rows_of(parameter, rows)
+                held.copy_(torch.from_numpy(writable(values[at])).view(held.shape))
 
 
-def rows_of(parameter: nn.Parameter, rows: tuple[int, int] | None) -> torch.Tensor:
+def rows_of(parameter: torch.Tensor, rows: tuple[int, int] | None) -> torch.Tensor:
     """Return a view of a parameter, or of some rows of it."""
     whole = parameter.detach()
     return whole if rows is None else whole[rows[0] : rows[1]]
@@ -172,7 +191,27 @@ def take_tensor(node: object) -> Leaf | None:
         raise InputError(f"is {why}: a checkpoint cannot keep it; let the optimizer or the data hold plain tensors")
     bits = bits_of(node)
     dtype = str(node.dtype).removeprefix("torch.")
-    return Leaf(LeafSpec(maker="torch", dtype=dtype, shape=tuple(node.shape), size=bits.numel()), bits.numpy())
+    spec = LeafSpec(
+        maker="torch", dtype=dtype, shape=tuple(node.shape), size=bits.numel(), stride=own_order(node)
+    )  # fmt: skip
+    return Leaf(spec, bits.numpy())
+
+
+def own_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor that fills its memory in another order than C's; () for all others."""
+    if tensor.is_contiguous() or not _fills(tuple(tensor.shape), tensor.stride()):
+        return ()
+    return tuple(tensor.stride())
+
+
+def _fills(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Return whether elements at these strides lie side by side, each at a place of its own."""
+    expected = 1
+    for step, count in sorted((step, count) for step, count in zip(stride, shape, strict=True) if count != 1):
+        if step != expected:
+            return False
+        expected *= count
+    return True
 
 
 def make_tensor(leaf: Leaf) -> torch.Tensor:
@@ -181,7 +220,10 @@ def make_tensor(leaf: Leaf) -> torch.Tensor:
     try:
         if leaf.spec.size == 0:
             return torch.empty(leaf.spec.shape, dtype=dtype)
-        return torch.from_numpy(leaf.data.copy()).view(dtype).reshape(leaf.spec.shape)
+        found = torch.from_numpy(leaf.data.copy()).view(dtype).reshape(leaf.spec.shape)
+        if leaf.spec.stride:
+            return torch.empty_strided(leaf.spec.shape, leaf.spec.stride, dtype=dtype).copy_(found)
+        return found
     except Exception as error:  # its dtypes are many, and each raises its own
         raise RecordInvalid(Reason.MALFORMED, f"no {dtype} of shape {leaf.spec.shape}: {error}") from None
 
@@ -193,11 +235,18 @@ def dtype_of(spec: LeafSpec) -> torch.dtype:
         raise RecordInvalid(Reason.MALFORMED, f"no tensor of {spec.maker}: {spec.dtype!r}")
     if spec.size != math.prod(spec.shape) * dtype.itemsize:
         raise RecordInvalid(Reason.MALFORMED, "a tensor is not of its dtype and shape")
+    if spec.stride and not (len(spec.stride) == len(spec.shape) and _fills(spec.shape, spec.stride)):
+        raise RecordInvalid(Reason.MALFORMED, "a tensor lies in an order that there is none of")
     return dtype
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values on the CPU, in memory of their own, in order; any dtype that `take_tensor` takes."""
+    """Return a tensor's values on the CPU, in memory of their own; any dtype that `take_tensor` takes.
+
+    They lie as they lay, where a tensor fills its memory (channels_last); else in the order of C.
+    """
+    if own_order(tensor):
+        return tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
     bits = bits_of(tensor)
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)

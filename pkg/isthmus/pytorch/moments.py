@@ -1,22 +1,22 @@
 """What a learner's inner optimizer goes on with: its own checkpoint's state, a healthy peer's moments, or none."""
 
-import copy
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from isthmus.errors import RecordInvalid
-from isthmus.learner.checkpoint import Checkpoint, Stateful
+from isthmus.learner.checkpoint import Checkpoint
 from isthmus.pytorch import model as torch_model
 from isthmus.pytorch import optimizers
+from isthmus.pytorch.loop import Loop
 from isthmus.pytorch.optimizers import Array, Outline, Plain, Stepped, Tried, Wrapped
-from isthmus.records import tree
 from isthmus.records.objects import CheckpointHeader
 from isthmus.records.tree import Leaf, rebuild
+from isthmus.rules import Hyperparameters
 
 logger = logging.getLogger(__name__)
 
@@ -26,24 +26,21 @@ own length, or by this many times what a first step with gradients of −1 moves
 
 
 def restore(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    data: Stateful | None,
-    own: Checkpoint | None,
-    donor: Checkpoint | None,
+    loop: Loop, own: Checkpoint | None, donor: Checkpoint | None, settings: Hyperparameters = Hyperparameters.RESTORED
 ) -> str:
-    """Bring optimizer and data to where they were; return where the moments came from: `own`, `peer` or `fresh`.
+    """Bring a loop to where it was; return where the moments came from: `own`, `peer` or `fresh`.
 
     Of one's own checkpoint all is loaded as it was, any dtype and shape: its digest vouches for it. `donor` is one that
-    a `Judge` has found to fit.
+    a `Judge` has found to fit. Raises `InputError` where data or another object cannot go on.
     """
-    if own is not None and data is not None and (places := places_of(own, 1)) is not None:
-        data.load_state_dict(places[0])
+    optimizer = loop.optimizer
     if own is not None:
-        why = _load_own(model, optimizer, own)
+        why = _load_own(loop.model, optimizer, own, settings)
+        if why is not None:
+            logger.warning("the optimizer in %s is not used: %s", own.key, why)
+        loop.go_on((alone_of(own, 1) or [None])[0] or {}, own.local(torch_model.make_tensor) or {})
         if why is None:
             return "own"
-        logger.warning("the optimizer in %s is not used: %s", own.key, why)
     elif donor is not None:
         before = optimizer.state_dict()
         try:
@@ -57,64 +54,23 @@ def restore(
     return "fresh"
 
 
-BY_RANK = "isthmus: by rank"
-"""Marks the places in the data of a learner of several processes."""
-
-
-def places_of(own: Checkpoint, ranks: int) -> list[Any] | None:
-    """Return the place in the data of each of so many ranks; None, and said, where the checkpoint has not those."""
-    state = own.data(torch_model.make_tensor)
-    if state is None:
-        logger.warning("%s was written without data=: the data starts anew", own.key)
-        return None
-    packed = state.get(BY_RANK) if isinstance(state, dict) else None
-    places = [state] if packed is None else [tree.unpacked(x.tobytes(), torch_model.make_tensor) for x in packed]
-    if len(places) != ranks:
+def alone_of(own: Checkpoint, ranks: int) -> list[Any] | None:
+    """Return what each of so many ranks had alone, such as its place in the data; None, and said, where the checkpoint
+    is of another number of ranks."""
+    alone = own.ranks(torch_model.make_tensor)
+    if len(alone) != ranks and any(one is not None for one in alone):
         logger.warning(
             "%s has the places in the data of %d ranks, here are %d: the data starts anew; skip what the first "
             "link.steps_done steps have read",
-            own.key, len(places), ranks,
+            own.key, len(alone), ranks,
         )  # fmt: skip
         return None
-    return places
+    return alone if len(alone) == ranks else [None] * ranks
 
 
 def warmth(steps: int, warmup: int) -> float:
     """Return the factor on the learning rate so many steps after a start with fresh moments into a run in flight."""
     return min(1.0, (steps + 1) / warmup) if warmup else 1.0
-
-
-class TorchSaver:
-    """Copies what a checkpoint holds besides the model."""
-
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Stateful | None) -> None:
-        self._model, self._optimizer, self._data = model, optimizer, data
-        self._unwraps: bool | None = None
-
-    def save(self) -> tuple[object, object]:
-        """See `checkpoint.Saver.save`."""
-        data = None if self._data is None else copy.deepcopy(self._data.state_dict())
-        state = optimizers.state_of(self._model, self._optimizer, wrapped=self._unwraps is not False)
-        if self._unwraps is None and optimizers.has_wrapped(state):
-            self._unwraps = self._can_unwrap()
-            if not self._unwraps:
-                state = optimizers.state_of(self._model, self._optimizer, wrapped=False)
-        return state, data
-
-    def take(self, node: object) -> Leaf | None:
-        """See `checkpoint.Saver.take`."""
-        return torch_model.take_tensor(node)
-
-    def _can_unwrap(self) -> bool:
-        """Return whether a restart will know the tensor subclasses again; better asked before there is one."""
-        try:
-            Stepped(self._optimizer)
-        except (MemoryError, torch.OutOfMemoryError):
-            return True  # a restart has no state yet, so there is more room
-        except Exception as error:
-            logger.warning("no copy of the optimizer can step, so its tensor subclasses cannot be kept: %r", error)
-            return False
-        return True
 
 
 # --- one's own --------------------------------------------------------------------------------------------------------
@@ -134,16 +90,47 @@ def own_state(
     return _why_another(model, optimizer, saved) or why_not_finite(saved["state"]["state"], "state") or saved
 
 
-def _load_own(model: nn.Module, optimizer: torch.optim.Optimizer, own: Checkpoint) -> str | None:
+def _load_own(
+    model: nn.Module, optimizer: torch.optim.Optimizer, own: Checkpoint, settings: Hyperparameters
+) -> str | None:
     """Load all of a checkpoint's optimizer; return why not where it is none of this one's."""
     saved = own_state(model, optimizer, own)
     if isinstance(saved, str):
         return saved
+    choose(optimizer, saved, settings)
     try:
         optimizers.load(optimizer, saved, settings=True)
     except (RecordInvalid, ValueError) as error:
         return str(error)
     return None
+
+
+CHOSEN = ("weight_decay", "betas", "momentum", "eps")
+"""Settings of an optimizer's groups that users choose, besides the learning rate; others an optimizer counts with."""
+
+
+def choose(optimizer: torch.optim.Optimizer, saved: dict[str, Any], settings: Hyperparameters) -> None:
+    """Say where a checkpoint's settings are not those that the optimizer was made with; with `passed`, put those in."""
+    found = []
+    for number, (here, there) in enumerate(zip(optimizer.param_groups, saved["state"]["param_groups"], strict=True)):
+        differ = [name for name in CHOSEN if name in here and name in there and here[name] != there[name]]
+        if "lr" in here and "lr" in there and not math.isclose(_start(here), _start(there), rel_tol=1e-6):
+            differ.append("lr")
+        found += [f"{name} {there[name]} and not {here[name]} in group {number}" for name in differ]
+        if settings is Hyperparameters.PASSED:
+            there.update({name: here[name] for name in (*CHOSEN, "lr", "initial_lr") if name in here})
+    if found and settings is Hyperparameters.RESTORED:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        logger.warning(
+            "the learner goes on with the settings of its checkpoint: %s%s; where those that the optimizer was made "
+            "with are to count, join with hyperparameters='passed'",
+            ", ".join(found[:3]), more,
+        )  # fmt: skip
+
+
+def _start(group: Mapping[str, Any]) -> float:
+    """Return the learning rate that a group's schedule begins with; without one, its rate."""
+    return float(group.get("initial_lr", group["lr"]))
 
 
 def _why_another(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Any) -> str | None:

@@ -8,6 +8,7 @@ name, a copy of the optimizer that has stepped once shows it (`Stepped`).
 import copy
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,11 +47,20 @@ def state_of(
     that goes for tensor subclasses too. `state` is the optimizer's `state_dict()`, and `copied` has, by their ids,
     copies of some of the tensors in it, or what stands for them.
     """
+    named = {"class": class_of(optimizer), "names": names_of(model, optimizer)}
+    return named | saved_of(optimizer, wrapped, state, copied)
+
+
+def saved_of(
+    optimizer: torch.optim.Optimizer,
+    wrapped: bool = True,
+    state: dict[str, Any] | None = None,
+    copied: Mapping[int, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a copy of the optimizer's state alone; see `state_of`."""
     state, copies = state or optimizer.state_dict(), _Copies(wrapped, copied or {})
     devices = [p.device.type for p in parameters_of(optimizer)]
     return {
-        "class": class_of(optimizer),
-        "names": names_of(model, optimizer),
         "state": copies.of(state),
         "hosted": None if set(devices) <= {"cpu"} else [list(p) for p in _hosted(state["state"], devices)],
     }
@@ -381,7 +391,7 @@ class Stepped:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._here = parameters_of(optimizer)
-        self._copy = _twin(optimizer)
+        self._copy = twin(optimizer)
         for group in self._copy.param_groups:
             _full_speed(group)
             downhill = 1.0 if group.get("maximize") else -1.0
@@ -416,18 +426,23 @@ class Stepped:
         return [_sums(local_of(p) - local_of(here)) for p, here in pairs]
 
 
-def _twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return a copy with parameters of its own, without hooks, and with the methods of its class."""
+def twin(optimizer: torch.optim.Optimizer, parameters: dict[int, Any] | None = None) -> torch.optim.Optimizer:
+    """Return a copy with parameters of its own, without hooks, and with the methods of its class.
+
+    `parameters`: what stands in it for each parameter, by the parameter's id; its state is empty then.
+    """
     kind = type(optimizer)
-    twin = kind.__new__(kind)
+    made = kind.__new__(kind)
     inside = {
         name: value
         for name, value in vars(optimizer).items()
         if not name.endswith("_hooks") and not callable(getattr(kind, name, None))
     }
-    vars(twin).update(copy.deepcopy(inside))
-    torch.optim.Optimizer.__setstate__(twin, {})  # empty hooks
-    return twin
+    if parameters is not None:
+        inside["state"] = defaultdict(dict)
+    vars(made).update(copy.deepcopy(inside, dict(parameters or {})))
+    torch.optim.Optimizer.__setstate__(made, {})  # empty hooks
+    return made
 
 
 def _full_speed(group: dict[str, Any]) -> None:

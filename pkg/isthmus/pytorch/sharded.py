@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import torch
-from torch import nn
 
+from isthmus.digests import digest
 from isthmus.errors import InputError, ObjectMissing, PortError, RankLost, RecordInvalid, known_error
 from isthmus.kernels import F32, U8
 from isthmus.layout import Layout, Tensor
-from isthmus.learner.checkpoint import Checkpoint, Stateful
+from isthmus.learner.checkpoint import Checkpoint, LoopState
 from isthmus.learner.parts import Away, Lies
 from isthmus.learner.steward import Held, Remote
 from isthmus.log.run import UNTOLD
@@ -29,13 +29,15 @@ from isthmus.pytorch import moments, optimizers
 from isthmus.pytorch.device import Lane
 from isthmus.pytorch.frozen import digest_of_stored
 from isthmus.pytorch.gathered import Fragments, Mix
+from isthmus.pytorch.local import local_tensors
+from isthmus.pytorch.loop import Loop
 from isthmus.pytorch.ranks import Call, Op, Ranks, known
-from isthmus.pytorch.shards import Block, Rows, Shards, Wanted, is_sharded, local_of, remade
+from isthmus.pytorch.shards import Block, Piece, Rows, Shards, Wanted, is_sharded, local_of, remade
 from isthmus.pytorch.trial import Together, Trial
 from isthmus.reasons import Reason
 from isthmus.records import tree
 from isthmus.records.tree import NOWHERE, Leaf, LeafSpec
-from isthmus.rules import Adoption, FrozenCheck
+from isthmus.rules import Adoption, FrozenCheck, Hyperparameters
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,9 @@ _SHARD = "isthmus: shard of parameter"
 
 _LIES = "isthmus: in the store"
 """… and one of which each of them reads its block."""
+
+SHARED_BYTES = 64 << 10
+"""What all ranks hold alike and is at least so large, they write in turn and read by themselves; the rest the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +102,19 @@ class Sharded:
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data: Stateful | None,
+        loop: Loop,
         ranks: Ranks,
         alike: list[str],
         lane: Lane | None = None,
+        settings: Hyperparameters = Hyperparameters.RESTORED,
     ) -> None:
         """Meet the other ranks (see `Shards`). `lane`: the agent's, on the device where this rank's part of the model
         lies."""
         self.ranks = ranks
-        self._model, self._optimizer, self._data = model, optimizer, data
-        kept = "without data=" if data is None else "with data="
+        self.loop, self._model, self._optimizer, self._settings = loop, loop.model, loop.optimizer, settings
         where = "a model on the CPU" if lane is None else f"a model on {lane.device.type}"
-        self._shards = Shards(model, ranks, [*alike, f"an optimizer {optimizers.class_of(optimizer)}", kept, where])
+        alike = [*alike, f"an optimizer {optimizers.class_of(loop.optimizer)}", loop.described(), where]
+        self._shards = Shards(loop.model, ranks, alike)
         self.lane = lane if lane is not None and ranks.meet_on(lane.device) else None
         """The agent's, on the device where this rank's part of the model lies, if fragments are kept there."""
         self._fragments: Fragments
@@ -123,7 +127,7 @@ class Sharded:
         """What this rank holds of the fragments that it owns; of the first rank, nothing."""
         self._trial: Trial | None = None
         self._gathering: list[Any] = [
-            m for m in model.modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)
+            m for m in loop.model.modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)
         ]
 
     @contextmanager
@@ -210,13 +214,22 @@ class Sharded:
         self.ranks.command(Op.WRITE, fragment, _number(values))
         self._write(fragment, _number(values), None if isinstance(values, Remote) else values)
 
-    def save(self) -> tuple[object, object]:
-        """See `checkpoint.Saver.save`."""
-        count = len(list(_shards_in(self._optimizer.state_dict()["state"])))
+    def mark(self, now: Callable[[], float]) -> None:
+        """See `checkpoint.Saver.mark`: of this rank; each of the others marks its own."""
+        self.loop.mark(now)
+
+    def moved(self, orderly: bool) -> str | None:
+        """See `checkpoint.Saver.moved`: of this rank."""
+        return self.loop.moved(orderly)
+
+    def save(self) -> LoopState:
+        """See `checkpoint.Saver.save`. Raises `InputError` for what a rank cannot keep."""
+        count = len(list(_tensors_in(self._optimizer.state_dict()["state"]))) + len(local_tensors(self._model))
         first = self._remotes.reserve(count * self.ranks.size)
         self.ranks.command(Op.SAVE, number=first)
         found = self._save(first)
-        assert found is not None, "the first rank has what was saved"
+        if isinstance(found, str):
+            raise InputError(found)
         return found
 
     def take(self, node: object) -> Leaf | None:
@@ -240,18 +253,24 @@ class Sharded:
     def restore(self, own: Checkpoint | None, donor: Checkpoint | None) -> str:
         """Bring optimizer and data of all ranks to where they were; return where the moments came from: `own`, `peer`
         or `fresh`. See `moments.restore`."""
-        saved, places = None, None
+        saved: dict[str, Any] | None = None
+        alone: list[Any] | None = None
+        local: dict[str, Any] = {}
+        more: list[torch.Tensor] = []
         if own is not None:
             found = moments.own_state(self._model, self._optimizer, own, _made)
             if isinstance(found, str):
                 logger.warning("the optimizer in %s is not used: %s", own.key, found)
             else:
+                moments.choose(self._optimizer, found, self._settings)
                 saved = found
-            places = None if self._data is None else moments.places_of(own, self.ranks.size)
+            alone = moments.alone_of(own, self.ranks.size)
+            local, more = self._marked_local(own.local(_made) or {})
         elif donor is not None:
             saved = donor.optimizer(torch_model.make_tensor)
         marked, wholes = self._marked(saved)
-        given = {"state": marked, "data": places, "own": own is not None}
+        wholes = [*more, *wholes]
+        given = {"state": marked, "local": local, "alone": alone, "own": own is not None}
         blob = tree.packed(given, "a checkpoint", torch_model.take_tensor)
         self.ranks.command(Op.LOAD, blob=blob)
         origin = self._load(blob, wholes)
@@ -304,46 +323,77 @@ class Sharded:
         return into[0] if into else None
 
     def _place(self, layout: Layout, owner: Sequence[int]) -> None:
-        self._fragments = Fragments(self._shards, layout, owner, self.shelf, self.lane)
+        self._fragments = Fragments(self._shards, layout, owner, self.shelf, self.lane, self.loop.copies.follow)
 
     def _write(self, fragment: int, number: int, values: Held | None) -> None:
         self._fragments.write(fragment, number, values)
         for module in self._gathering:
             module.reshard()  # an evaluation may have left whole parameters behind, of the old values
 
-    def _save(self, first: int) -> tuple[object, object] | None:
-        state = self._optimizer.state_dict()
-        found = list(_shards_in(state["state"]))
+    def _save(self, first: int) -> "LoopState | str":
+        """Copy what all ranks hold; of the first rank, return it. Why that cannot be is for all of them the same."""
+        state, local = self._optimizer.state_dict(), self.loop.changed()
+        found = [*_tensors_in(state["state"]), *(("model", t) for t in local.values())]
         places = [f"{path} {tuple(t.shape)} {t.dtype}" for path, t in found]
-        data = b"" if self._data is None else self._data_words()
-        heard = self.ranks.exchange(tree.packed((places, data), "checkpoint", torch_model.take_tensor))
-        said = [tree.unpacked(words, torch_model.make_tensor) for words in heard]
-        for rank, (theirs, words) in enumerate(said):
-            if isinstance(words, str):
-                raise known(InputError(f"rank {rank}: {words}"))
-            if theirs != said[0][0]:
-                raise known(InputError(f"the optimizer of rank {rank} holds other state than that of rank 0"))
+        heard = [
+            msgspec.msgpack.decode(said, type=tuple[list[str], list[str]])
+            for said in self.ranks.exchange(msgspec.msgpack.encode((places, list(local))))
+        ]
+        for rank, (theirs, names) in enumerate(heard):
+            if (theirs, names) != heard[0]:
+                return f"rank {rank} holds other state of the optimizer or the model than rank 0"
+        # Buffers are each rank's own where nothing keeps them alike.
+        plain = {name: torch_model.copy_of(t) for name, t in local.items() if not is_sharded(t)}
+        digests = {name: digest(torch_model.bits_of(t).numpy().data) for name, t in plain.items()}
+        said = [
+            msgspec.msgpack.decode(words, type=dict[str, bytes])
+            for words in self.ranks.exchange(msgspec.msgpack.encode(digests))
+        ]
+        own = {name: t for name, t in plain.items() if digests[name] != said[0][name]}
+        alone = self._alone(own)
+        words = self.ranks.exchange(alone if isinstance(alone, bytes) else b"")
+        whys = [why.decode() for why in self.ranks.exchange(b"" if isinstance(alone, bytes) else alone.encode())]
+        if any(whys):
+            return next(f"rank {rank}: {why}" for rank, why in enumerate(whys) if why)
         copied = {}
         for n, (_, tensor) in enumerate(found):
-            held = local_of(tensor)
-            index = self._shards.like(tensor)
-            if index is None or type(held) is not torch.Tensor:
-                continue  # refused by its place when the checkpoint is packed
-            copied[id(tensor)] = self._kept(tensor, held, index, first + n * self.ranks.size)
+            kept = self._kept(tensor, n, first + n * self.ranks.size)
+            if kept is not None:
+                copied[id(tensor)] = kept
         if not self.ranks.leads:
-            return None
-        optimizer = optimizers.state_of(
-            self._model, self._optimizer, wrapped=self.ranks.size == 1, state=state, copied=copied
+            return LoopState()
+        optimizer = self.loop.optimizer_state(wrapped=self.ranks.size == 1, state=state, copied=copied)
+        shared = {name: copied.get(id(tensor), plain.get(name)) for name, tensor in local.items()}
+        return LoopState(
+            optimizer, shared, tuple(np.frombuffer(each, np.uint8) for each in words) if any(words) else ()
         )
-        words = [words for _, words in said]
-        if not any(words):
-            return optimizer, None
-        return optimizer, {moments.BY_RANK: [np.frombuffer(each, np.uint8) for each in words]}
 
-    def _kept(self, tensor: torch.Tensor, held: torch.Tensor, index: int, first: int) -> InBlocks:
-        """Copy what this rank is to write of a tensor, and keep it; on the first rank, return who has what."""
+    def _alone(self, buffers: dict[str, torch.Tensor]) -> bytes | str:
+        """Return what this rank alone has, packed, or why it cannot be kept."""
+        own = self.loop.own() or {}
+        if buffers:
+            own["local"] = buffers
+        if not own:
+            return tree.packed(None, "", torch_model.take_tensor)
+        try:
+            return tree.packed(own, "", torch_model.take_tensor)
+        except InputError as error:
+            return str(error)
+
+    def _kept(self, tensor: Any, number: int, first: int) -> InBlocks | None:
+        """Copy what this rank is to write of a tensor, and keep it; on the first rank, return who has what.
+
+        Of shards each rank writes its own; what all hold alike and is large, they write in turn.
+        """
+        held, sharded = local_of(tensor), is_sharded(tensor)
+        index = self._shards.like(tensor) if sharded else None
+        if type(held) is not torch.Tensor or (sharded and index is None):
+            return None  # refused by its place when the checkpoint is packed
+        if not sharded and (self.ranks.size == 1 or held.nbytes < SHARED_BYTES):
+            return None
+        whole = Piece(number % self.ranks.size, Block((0,) * tensor.dim(), tuple(tensor.shape)))
         pieces = []
-        for piece in self._shards.pieces(index):
+        for piece in (whole,) if index is None else self._shards.pieces(index):
             kept: Any = None
             if piece.rank == self.ranks.order:
                 leaf = torch_model.take_tensor(torch_model.copy_of(held))
@@ -356,14 +406,9 @@ class Sharded:
             pieces.append(Away(piece.rank, kept, piece.block.offset, piece.block.shape))
         size = tensor.numel() * tensor.dtype.itemsize
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return InBlocks(LeafSpec(maker="torch", dtype=dtype, shape=tuple(tensor.shape), size=size), tuple(pieces))
-
-    def _data_words(self) -> bytes | str:
-        assert self._data is not None, "asked only where there is data"
-        try:
-            return tree.packed(self._data.state_dict(), "data.state_dict()", torch_model.take_tensor)
-        except InputError as error:
-            return str(error)
+        stride = () if sharded else torch_model.own_order(held)
+        spec = LeafSpec(maker="torch", dtype=dtype, shape=tuple(tensor.shape), size=size, stride=stride)
+        return InBlocks(spec, tuple(pieces))
 
     def _step_copy(self) -> list[bytes]:
         self._trial = Trial(self._optimizer)
@@ -386,10 +431,13 @@ class Sharded:
         before = self._optimizer.state_dict()
         failure = "", ""
         try:
-            # Whether all ranks find their moments or not: they go on at one place.
-            if self._data is not None and given["data"] is not None:
-                self._data.load_state_dict(given["data"][self.ranks.order])
-            saved = self._unmarked(given["state"], iter(wholes))
+            whole = iter(wholes)
+            local = self._unmarked_local(given["local"], whole)
+            saved = self._unmarked(given["state"], whole)
+            if given["own"]:
+                # Whether all ranks find their moments or not: they go on at one place.
+                alone = (given["alone"] or [None] * self.ranks.size)[self.ranks.order] or {}
+                self.loop.go_on(alone, local | alone.get("local", {}))
             if saved is not None:
                 optimizers.load(self._optimizer, saved, settings=given["own"])
         except RankLost:
@@ -419,54 +467,48 @@ class Sharded:
         """Return a whole state with marks where each rank gets its blocks, and the tensors that were there."""
         if saved is None:
             return None, []
-        parameters = optimizers.parameters_of(self._optimizer)
         wholes: list[torch.Tensor] = []
-
-        def walk(node: Any, like: Any) -> Any:
-            if isinstance(node, Lying):
-                return {_LIES: msgspec.msgpack.encode(node)}
-            if isinstance(node, torch.Tensor) and is_sharded(like) and node.shape == like.shape:
-                wholes.append(node)
-                return {_SHARD: str(node.dtype).removeprefix("torch.")}
-            if isinstance(node, dict):
-                return {key: walk(value, like) for key, value in node.items()}
-            if isinstance(node, list | tuple):
-                return type(node)(walk(item, like) for item in node)
-            return node
-
-        entries = saved["state"]["state"]
-        marked = {
-            key: walk(entry, parameters[key] if isinstance(key, int) and key < len(parameters) else None)
-            for key, entry in entries.items()
-        }
+        marked = {key: _mark(entry, self._parameter(key), wholes) for key, entry in saved["state"]["state"].items()}
         return saved | {"state": saved["state"] | {"state": marked}}, wholes
+
+    def _marked_local(self, saved: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """The same of the model's local tensors, by name."""
+        wholes: list[torch.Tensor] = []
+        tensors = local_tensors(self._model)
+        return {name: _mark(value, tensors.get(name), wholes) for name, value in saved.items()}, wholes
+
+    def _parameter(self, key: Any) -> Any:
+        parameters = optimizers.parameters_of(self._optimizer)
+        return parameters[key] if isinstance(key, int) and key < len(parameters) else None
 
     def _unmarked(self, marked: dict[str, Any] | None, wholes: Iterator[torch.Tensor]) -> dict[str, Any] | None:
         """Return the state as this rank holds it: undo `_marked`, together with all ranks."""
         if marked is None:
             return None
-        parameters = optimizers.parameters_of(self._optimizer)
-
-        def walk(node: Any, like: Any) -> Any:
-            if isinstance(node, dict) and _LIES in node:
-                return self._fetched(msgspec.msgpack.decode(node[_LIES], type=Lying), like)
-            if isinstance(node, dict) and _SHARD in node:
-                index = self._shards.like(like)
-                assert index is not None, "a parameter lies as itself"
-                held = torch.empty_like(local_of(like), dtype=getattr(torch, node[_SHARD]))
-                self._shards.scatter([Wanted(index, held)], [next(wholes)] if self.ranks.leads else [])
-                return remade(like, held)
-            if isinstance(node, dict):
-                return {key: walk(value, like) for key, value in node.items()}
-            if isinstance(node, list | tuple):
-                return type(node)(walk(item, like) for item in node)
-            return node
-
         entries = {
-            key: walk(entry, parameters[key] if isinstance(key, int) and key < len(parameters) else None)
-            for key, entry in marked["state"]["state"].items()
+            key: self._unmark(entry, self._parameter(key), wholes) for key, entry in marked["state"]["state"].items()
         }
         return marked | {"state": marked["state"] | {"state": entries}}
+
+    def _unmarked_local(self, marked: dict[str, Any], wholes: Iterator[torch.Tensor]) -> dict[str, Any]:
+        """The same of the model's local tensors, by name."""
+        tensors = local_tensors(self._model)
+        return {name: self._unmark(value, tensors.get(name), wholes) for name, value in marked.items()}
+
+    def _unmark(self, node: Any, like: Any, wholes: Iterator[torch.Tensor]) -> Any:
+        if isinstance(node, dict) and _LIES in node:
+            return self._fetched(msgspec.msgpack.decode(node[_LIES], type=Lying), like)
+        if isinstance(node, dict) and _SHARD in node:
+            index = self._shards.like(like)
+            assert index is not None, "a parameter lies as itself"
+            held = torch.empty_like(local_of(like), dtype=getattr(torch, node[_SHARD]))
+            self._shards.scatter([Wanted(index, held)], [next(wholes)] if self.ranks.leads else [])
+            return remade(like, held)
+        if isinstance(node, dict):
+            return {key: self._unmark(value, like, wholes) for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            return type(node)(self._unmark(item, like, wholes) for item in node)
+        return node
 
     def _fetched(self, lying: Lying, like: Any) -> Any:
         """Return a tensor of a checkpoint as this rank holds it, from the store. Raises `RecordInvalid`."""
@@ -476,11 +518,15 @@ class Sharded:
         index = self._shards.like(like) if sharded else None
         block = Block((0,) * len(spec.shape), spec.shape) if index is None else self._shards.block(index)
         data = self.fetch(lying.pieces, dtype.itemsize, block.offset, block.shape) if block.size else NOWHERE.copy()
-        own = LeafSpec(maker="torch", dtype=spec.dtype, shape=block.shape, size=data.size)
+        stride = spec.stride if index is None else ()
+        own = LeafSpec(maker="torch", dtype=spec.dtype, shape=block.shape, size=data.size, stride=stride)
         held = torch_model.make_tensor(Leaf(own, data))
         if (why := moments.why_not_finite(held, "state")) is not None:
             raise RecordInvalid(Reason.NON_FINITE, why)
-        return held if index is None else remade(like, held)
+        if index is None:
+            return held
+        # As the shard itself lies: a fused optimizer reads both in one order.
+        return remade(like, torch.empty_like(local_of(like), dtype=held.dtype, device=held.device).copy_(held))
 
 
 def _number(held: Held) -> int:
@@ -488,11 +534,25 @@ def _number(held: Held) -> int:
     return held.number if isinstance(held, Remote) else 0
 
 
-def _shards_in(state: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the DTensors in an optimizer's state, by the numbers of their parameters, with where they are."""
+def _mark(node: Any, like: Any, wholes: list[torch.Tensor]) -> Any:
+    """Return a whole entry with marks where each rank gets its block; `wholes` gets the tensors that were there."""
+    if isinstance(node, Lying):
+        return {_LIES: msgspec.msgpack.encode(node)}
+    if isinstance(node, torch.Tensor) and is_sharded(like) and node.shape == like.shape:
+        wholes.append(node)
+        return {_SHARD: str(node.dtype).removeprefix("torch.")}
+    if isinstance(node, dict):
+        return {key: _mark(value, like, wholes) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)(_mark(item, like, wholes) for item in node)
+    return node
+
+
+def _tensors_in(state: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in an optimizer's state, by the numbers of their parameters, with where they are."""
 
     def walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-        if is_sharded(node):
+        if isinstance(node, torch.Tensor):
             yield path, node
         elif isinstance(node, dict):
             for key, value in node.items():

@@ -142,9 +142,10 @@ HEADER_MAX = {
     # Every member by name and key, and for each of up to 4,096 fragments a version.
     Kind.MEMBERS: 1 << 20,
     # The shape of an optimizer's and a sampler's state; their arrays are the payload.
-    Kind.CHECKPOINT: 16 << 20,
+    # An array of it takes some 200 bytes: of a mixture of experts there are some 130,000.
+    Kind.CHECKPOINT: 64 << 20,
     # What rectangles of which arrays are in it.
-    Kind.PART: 16 << 20,
+    Kind.PART: 64 << 20,
 }
 """Bytes of header accepted per kind of record."""
 

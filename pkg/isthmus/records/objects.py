@@ -274,6 +274,8 @@ class CheckpointHeader(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the ranks of a learner wrote, where it has several."""
     in_parts: tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 32)], ...] = ()
     """Numbers of the arrays that are there."""
+    local: Any = None
+    """Tensors of the model that are not merged, by name."""
 
 
 # --- what syncers write -----------------------------------------------------------------------------------------------

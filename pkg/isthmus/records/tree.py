@@ -1,9 +1,11 @@
 """Nested plain data with arrays in it, such as an optimizer's `state_dict`, as msgpack plus raw bytes. Never pickle.
 
-A tree is None, bool, int, float, str, bytes, list, tuple, dict with plain keys, or a leaf. `flatten` takes the leaves
-out, `rebuild` puts them back; lists stay lists and tuples tuples, since `random.setstate` and its like insist on it.
+A tree is None, bool, int, float, str, bytes, list, tuple, set, frozenset, dict with plain keys, or a leaf. `flatten`
+takes the leaves out, `rebuild` puts them back; lists stay lists and tuples tuples, since `random.setstate` and its like
+insist on it.
 """
 
+import copy
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -18,12 +20,14 @@ from isthmus.records.frame import ALIGN
 
 DEPTH_MAX = 64
 _INT64 = range(-(1 << 63), 1 << 63)
+_SIMPLE = {type(None), bool, int, float}
+"""Of these alone a list of millions may be made, such as the order of a sampler: it is not walked item by item."""
 _DTYPE = re.compile(r"[<>|=][biufc][0-9]{1,2}", re.ASCII)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class LeafSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class LeafSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """What an array is; its bytes are in the payload."""
 
     maker: Annotated[str, msgspec.Meta(max_length=16)]
@@ -32,6 +36,9 @@ class LeafSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=16)]
     size: Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
     """Bytes."""
+    stride: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=16)] = ()
+    """Of an array that lay in memory in another order than C's, as channels_last does, in elements. Its bytes in the
+    payload are in the order of C all the same."""
 
 
 NOWHERE = np.empty(0, np.uint8)
@@ -64,13 +71,19 @@ def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
     def walk(node: object, path: str, depth: int) -> Any:
         if depth > DEPTH_MAX:
             raise InputError(f"{path}: nested more than {DEPTH_MAX} deep")
-        if node is None or isinstance(node, bool | float | str | bytes):
+        if node is None or isinstance(node, bool | float | bytes):
             return node
+        if isinstance(node, str):
+            return _text(node)
         if isinstance(node, int):
             return node if node in _INT64 else ["i", str(node)]
         if isinstance(node, list | tuple) and not hasattr(node, "_fields"):  # a named tuple would lose its names
-            items = [walk(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(node)]
+            simple = _is_simple(node)
+            items = list(node) if simple else [walk(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(node)]
             return ["l" if isinstance(node, list) else "t", items]
+        if isinstance(node, set | frozenset):
+            items = [walk(item, f"{path} item", depth + 1) for item in node]
+            return ["e" if isinstance(node, set) else "f", items]
         if isinstance(node, dict):
             pairs = [[walk(k, f"{path} key", depth + 1), walk(v, f"{path}[{k!r}]", depth + 1)] for k, v in node.items()]
             return ["d", pairs]
@@ -83,13 +96,40 @@ def flatten(tree: object, what: str, take: Take, leaves: list[Leaf]) -> Any:
         if leaf is None:
             raise InputError(
                 f"{path} is a {type(node).__module__}.{type(node).__qualname__}: a checkpoint holds plain data "
-                "(numbers, text, bytes, lists, tuples, dicts) and arrays"
+                "(numbers, text, bytes, lists, tuples, sets, dicts) and arrays"
             )
         leaves.append(leaf)
         places[id(node)] = len(leaves) - 1
         return ["a", len(leaves) - 1]
 
     return walk(tree, what, 0)
+
+
+def _is_simple(items: Sequence[object]) -> bool:
+    """Return whether a list holds numbers alone that msgpack takes as they are."""
+    kinds = set(map(type, items))
+    if not kinds <= _SIMPLE:
+        return False
+    whole = [item for item in items if isinstance(item, int)]
+    return not whole or (min(whole) in _INT64 and max(whole) in _INT64)
+
+
+def _text(node: str) -> Any:
+    """Return text as msgpack takes it; a file name that is no UTF-8 holds what cannot be encoded otherwise."""
+    try:
+        node.encode()
+    except UnicodeEncodeError:
+        return ["s", node.encode("utf-8", "surrogatepass")]
+    return node
+
+
+def copied(tree: Any) -> Any:
+    """Return a copy of a tree that no change to it reaches. Raises what copying an object in it does."""
+    if isinstance(tree, dict):
+        return {key: copied(value) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(tree) if _is_simple(tree) else type(tree)(map(copied, tree))
+    return copy.deepcopy(tree)
 
 
 def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) -> Any:
@@ -108,9 +148,15 @@ def rebuild(plain: Any, leaves: Sequence[Leaf], make: Callable[[Leaf], object]) 
             case ("i", str(text)) if len(text) < 512 and text.lstrip("-").isdigit():
                 return int(text)
             case ("l", (*items,)):
-                return [walk(item, depth + 1) for item in items]
+                return items if _is_simple(items) else [walk(item, depth + 1) for item in items]
             case ("t", (*items,)):
-                return tuple(walk(item, depth + 1) for item in items)
+                return tuple(items) if _is_simple(items) else tuple(walk(item, depth + 1) for item in items)
+            case ("e", (*items,)):
+                return {walk(item, depth + 1) for item in items}
+            case ("f", (*items,)):
+                return frozenset(walk(item, depth + 1) for item in items)
+            case ("s", bytes(text)):
+                return text.decode("utf-8", "surrogatepass")
             case ("d", (*pairs,)) if all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
                 keys = [walk(key, depth + 1) for key, _ in pairs]
                 if any(isinstance(key, list | dict) for key in keys):

@@ -34,6 +34,7 @@ class Fault(StrEnum):
     STRAY = "snapshot of a history that lost"
     STOPPED = "process stopped in order"
     STALLED = "loop stalled"
+    RESTS = "no step for a while"  # an evaluation, a long compile
 
 
 UNHEARD = frozenset({Fault.CUT_OFF, Fault.HALF_CUT, Fault.LOST_REQUEST})

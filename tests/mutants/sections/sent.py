@@ -220,9 +220,9 @@ MUTANTS = [
         row("anybody-is-a-donor", "if name != learner and name in among", "if name != learner"),
     ),
     *of(
-        "pytorch/moments.py",
+        "pytorch/loop.py",
         "tests/integration/test_donors.py",
-        row("the-samplers-state-moves-on", "copy.deepcopy(self._data.state_dict())", "self._data.state_dict()"),
+        row("the-samplers-state-moves-on", "tree.copied(one.state_dict())", "one.state_dict()"),
     ),
     *of(
         "learner/uplink.py",

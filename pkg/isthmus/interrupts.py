@@ -1,0 +1,38 @@
+"""Ctrl-C between two things that must be done whole, and never inside one of them."""
+
+# ruff: noqa: TID251  (threads: only to ask which one this is)
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold back what the handlers of SIGINT and SIGTERM would raise until the block is done; it is raised then.
+
+    Python runs them on the main thread, between any two instructions: what they interrupt would be left half done. On
+    other threads there is nothing to hold back, and a signal without a handler ends the process as before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with _held(signal.SIGTERM), _held(signal.SIGINT):
+        yield
+
+
+@contextmanager
+def _held(number: signal.Signals) -> Iterator[None]:
+    handler = signal.getsignal(number)
+    if not callable(handler):
+        yield
+        return
+    came: list[FrameType | None] = []
+    signal.signal(number, lambda _, frame: came.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
+        if came:
+            handler(number, came[-1])
