@@ -12,15 +12,17 @@ from isthmus.version import __version__
 if TYPE_CHECKING:
     from isthmus.following import Following, follow
     from isthmus.link import Link, join
+    from isthmus.pytorch.random_state import RandomState
     from isthmus.rules import Pace, Rules
 
-__all__ = ["Following", "Link", "Pace", "Rules", "__version__", "follow", "join"]
+__all__ = ["Following", "Link", "Pace", "RandomState", "Rules", "__version__", "follow", "join"]
 
 _HOME = {
     "join": "isthmus.link",
     "Link": "isthmus.link",
     "follow": "isthmus.following",
     "Following": "isthmus.following",
+    "RandomState": "isthmus.pytorch.random_state",
     "Rules": "isthmus.rules",
     "Pace": "isthmus.rules",
 }

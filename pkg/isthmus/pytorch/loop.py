@@ -26,8 +26,9 @@ from isthmus.records.tree import Leaf
 
 logger = logging.getLogger(__name__)
 
-NOTE_SHARE = 0.01
-"""Of the training thread's time that noting may take: what takes longer is noted at some boundaries only."""
+NOTE_S, NOTE_SHARE = 5e-4, 0.01
+"""What takes no longer is noted at each boundary; what does, at so many that it takes this share of the training
+thread's time. At the others a loop that ends in the middle of a step goes back to the checkpoint before."""
 
 IDLE_STEPS = 100
 """After so many steps in a row with a learning rate of 0 that is said."""
@@ -77,6 +78,7 @@ class Loop:
         self._seen: list[tuple[torch.Tensor | None, int]] = []
         self._groups: list[dict[str, Any]] = []
         self._noted: _Noted | None = None
+        self._failed = ""
         self._note_after = -math.inf
         self._begun = False
         for name, one in self._objects.items():
@@ -106,14 +108,16 @@ class Loop:
         self._seen = self._look()
         self._groups = _settings_of(self.optimizer)
         self._watch_rates()
-        self._noted = None
+        self._noted, self._failed = None, ""
         began = now()
         if began >= self._note_after:
             try:
                 self._noted = self._note()
             except Exception as error:
-                logger.warning("what goes on with the learner cannot be noted: %r", error)
-            self._note_after = began + (now() - began) / NOTE_SHARE
+                self._failed = f"what goes on with the learner could not be noted: {error!r}"
+                logger.warning("%s", self._failed)
+            took = now() - began
+            self._note_after = began if took <= NOTE_S else began + took / NOTE_SHARE
 
     def _watch_rates(self) -> None:
         rates = [group.get("lr") for group in self._groups]
@@ -147,6 +151,8 @@ class Loop:
         """
         if self._begun:
             return "an optimizer step has begun"
+        if self._failed:
+            return self._failed
         if not orderly and self._noted is None and (self._objects or self.local.extra()):
             return "the place in the data, or other state, has not been noted, which takes too long for each step"
         noted = {} if self._noted is None else self._noted.buffers

@@ -128,7 +128,7 @@ def copied(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: copied(value) for key, value in tree.items()}
     if type(tree) in (list, tuple):
-        return type(tree)(tree) if _is_simple(tree) else type(tree)(map(copied, tree))
+        return type(tree)(tree) if set(map(type, tree)) <= _SIMPLE else type(tree)(map(copied, tree))
     return copy.deepcopy(tree)
 
 

@@ -1,0 +1,497 @@
+"""Training loops that are cut short and go on, against the same loop that never stops and knows nothing of Isthmus.
+
+What must be equal at the end, bit for bit: all of `model.state_dict()`, the optimizer's state, the schedule, the random
+numbers, the order of the data, the tokens. Cases are models × optimizers × ways to end × lives.
+"""
+
+import copy
+import itertools
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import isthmus
+from isthmus.pytorch import loop
+from isthmus.rules import Pace, Rules
+
+STEPS, TOKENS = 16, 7
+RULES, PACE = Rules(fragments=2, sync_every=1000), Pace(heartbeat_s=0.2, silence_s=0.4)
+
+
+loop.NOTE_S = 60.0  # what these loops come to must be no matter of how busy a machine is
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """Two layers, with dropout, which draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.body(x)
+        return out
+
+    def after(self) -> None:
+        """What a loop does between the optimizer's step and `link.step`."""
+
+
+class Normed(Plain):
+    """With running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+class Teacher(Plain):
+    """With a copy of itself that follows, as in MoCo, BYOL and DINO; by `tensor.data`, which torch does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = copy.deepcopy(self.body).requires_grad_(False)
+
+    def after(self) -> None:
+        for slow, fast in zip(self.teacher.parameters(), self.body.parameters(), strict=True):
+            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
+
+
+class Experts(Plain):
+    """With experts that a bias balances, which no gradient moves; and a queue of what was seen last."""
+
+    queue: torch.Tensor
+    at: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.load = torch.zeros(3)
+        self.router, self.experts = nn.Linear(8, 3), nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.register_buffer("queue", torch.zeros(600, 4))
+        self.register_buffer("at", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.router(x)
+        chosen = (scores + self.bias).argmax(1)
+        self.load = F.one_hot(chosen, 3).float().mean(0)
+        every = torch.stack([expert(x) for expert in self.experts], 1)
+        weight = scores.softmax(1)[torch.arange(len(x)), chosen]
+        chosen_ones: torch.Tensor = every[torch.arange(len(x)), chosen] * weight[:, None]
+        return chosen_ones + super().forward(x)
+
+    def after(self) -> None:
+        with torch.no_grad():
+            self.bias.add_(0.1 * (1 / 3 - self.load).sign())
+            at = int(self.at)
+            self.queue[at : at + 4] += 1.0
+            self.at += 4
+
+
+class Convolutions(Plain):
+    """In channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 6, 2, padding=1), nn.ReLU(), nn.Conv2d(6, 3, 2), nn.Flatten(),
+            nn.LazyLinear(4),
+        )  # fmt: skip
+        self.body(torch.zeros(2, 8))
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+class Tied(Plain):
+    """With one tensor at two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Linear(8, 4))
+        self.body[2].weight = self.body[0].weight
+
+
+class Adapted(Plain):
+    """A frozen base with a trained part of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 4, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.up(self.down(x))
+        return super().forward(x) + added
+
+
+class Remembers(Plain):
+    """With state of a module that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = Counts()
+
+    def after(self) -> None:
+        self.seen.counts.append(len(self.seen.counts))
+
+
+class Counts(nn.Module):
+    """A list that its module keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def get_extra_state(self) -> Any:
+        return {"counts": self.counts}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.counts = list(state["counts"])
+
+
+MODELS: dict[str, Callable[[], Plain]] = {
+    "plain": Plain,
+    "normed": Normed,
+    "teacher": Teacher,
+    "experts": Experts,
+    "convolutions": Convolutions,
+    "tied": Tied,
+    "adapted": Adapted,
+    "remembers": Remembers,
+    "bf16": lambda: Plain().bfloat16(),
+}
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+class Masters(torch.optim.SGD):
+    """Steps a float32 copy of each parameter, and rounds it into the parameter."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    master = self.state[p].setdefault("master", p.detach().float().clone())
+                    master.add_(p.grad.float(), alpha=-float(group["lr"]))
+                    p.copy_(master)
+
+
+def _eight_bits(parameters: Any) -> torch.optim.Optimizer:
+    import bitsandbytes
+
+    made: torch.optim.Optimizer = bitsandbytes.optim.AdamW(parameters, lr=1e-2, optim_bits=8, min_8bit_size=16)
+    return made
+
+
+def _eight_bits_of_torchao(parameters: Any) -> torch.optim.Optimizer:
+    from torchao.optim import AdamW8bit
+
+    made: torch.optim.Optimizer = AdamW8bit(parameters, lr=1e-2, block_size=16)
+    return made
+
+
+def _schedule_free(parameters: Any) -> torch.optim.Optimizer:
+    from schedulefree import AdamWScheduleFree
+
+    made: torch.optim.Optimizer = AdamWScheduleFree(parameters, lr=1e-2, warmup_steps=3)
+    made.train()  # type: ignore[attr-defined]
+    return made
+
+
+def _muon(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=1e-2)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
+    "fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True, amsgrad=True),
+    "tensor rate": lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-2), foreach=False),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "masters": lambda p: Masters(p, lr=1e-2),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=1e-1, max_iter=2, history_size=3),
+    "muon": _muon,
+    "8 bits": _eight_bits,
+    "8 bits of torchao": _eight_bits_of_torchao,
+    "schedule-free": _schedule_free,
+}
+
+
+IMPOSSIBLE = {
+    ("convolutions", "lbfgs"): "torch's LBFGS takes no gradients in channels_last",
+    ("convolutions", "8 bits"): "bitsandbytes lays such weights out anew at its first step, and convolutions round so",
+}
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+class Data:
+    """Numbered batches in a shuffled order, read one ahead of the loop."""
+
+    def __init__(self) -> None:
+        self.order = np.random.default_rng(5).permutation(1000).tolist()
+        self.at = 0
+
+    def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
+        while True:
+            number = self.order[self.at]
+            self.at += 1
+            yield number, torch.randn(6, 8, generator=torch.Generator().manual_seed(number))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.order, self.at = state["order"], state["at"]
+
+
+class Cut(Exception):
+    """What ends a life."""
+
+
+ENDS = ("return", "forward", "backward", "in the step", "after the step", "interrupted", "in link.step")
+
+
+@dataclass
+class Life:
+    """One life of a loop."""
+
+    model: Plain
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    data: Data
+    first: int = 0
+    batches: list[int] = field(default_factory=list)
+    tokens: int = 0
+    random: dict[str, Any] = field(default_factory=dict)
+    """The state of the generators when it ended."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what it hands to `join` besides model, optimizer and data."""
+        more = {} if self.schedule is None else {"schedule": self.schedule}
+        return {"random": isthmus.RandomState(), **more}
+
+    def step(self, x: torch.Tensor, cut: str | None) -> None:
+        """Take an optimizer step, or end in the middle of it."""
+        x = x.to(next(self.model.parameters()).dtype)
+
+        def closure() -> torch.Tensor:
+            self.optimizer.zero_grad()
+            out = self.model(x)
+            if cut == "forward":
+                raise Cut
+            if cut == "interrupted":
+                signal.raise_signal(signal.SIGINT)
+            if cut == "backward":
+                out.register_hook(_raises)
+            loss = torch.mean((out - x[:, :4].cumsum(1)) ** 2)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        if cut == "in the step":
+            self.optimizer.register_step_pre_hook(_half_of_it)
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            self.optimizer.step(closure)  # type: ignore[no-untyped-call]
+        else:
+            closure()
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        if cut == "after the step":
+            raise Cut
+        if self.schedule is not None:
+            self.schedule.step()
+        self.model.after()
+
+
+def _raises(*_: object) -> None:
+    raise Cut
+
+
+def _half_of_it(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Change some of the parameters and raise, as an optimizer does that runs out of memory."""
+    with torch.no_grad():
+        for p in optimizer.param_groups[0]["params"][:1]:
+            p.add_(1.0)
+    raise Cut
+
+
+def build(model: str, optimizer: str) -> Life:
+    """Make everything anew, as a process does that starts."""
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(11)
+    net = MODELS[model]()
+    made = OPTIMIZERS[optimizer]([p for p in net.parameters() if p.requires_grad])
+    schedule = None
+    if optimizer != "schedule-free":
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=2 * STEPS)
+    torch.manual_seed(12)
+    return Life(net, made, schedule, Data())
+
+
+def uninterrupted(model: str, optimizer: str) -> Life:
+    """Train without Isthmus."""
+    life = build(model, optimizer)
+    for number, x in itertools.islice(life.data, STEPS):
+        life.step(x, None)
+        life.batches.append(number)
+        life.tokens += TOKENS
+    life.random = isthmus.RandomState().state_dict()
+    return life
+
+
+def live(
+    folder: Path, model: str, optimizer: str, until: int, end: str, trace: "Trace | None" = None, **joining: Any
+) -> Life:
+    """Be one life of a learner, up to so many steps over all lives, and end so. Two steps in, a checkpoint is stored.
+
+    `trace`: raise at a line of the last step.
+    """
+    life = build(model, optimizer)
+    try:
+        with isthmus.join(
+            str(folder), life.model, life.optimizer, learner="a", create=RULES, pace=PACE, data=life.data,
+            state=life.state(), **joining,
+        ) as link:  # fmt: skip
+            _train(life, link, until, end, trace)
+    except (Cut, KeyboardInterrupt):
+        assert end != "return"
+        torch.set_grad_enabled(True)  # a line at which a `with torch.no_grad()` ends may be what raised
+    life.random = isthmus.RandomState().state_dict()
+    return life
+
+
+def _train(life: Life, link: isthmus.Link, until: int, end: str, trace: "Trace | None" = None) -> None:
+    life.first, life.tokens = link.steps_done, link.tokens_seen
+    batches = iter(life.data)
+    while True:
+        last = link.steps_done + 1 >= until and end != "return"
+        with trace if trace is not None and last else nullcontext():
+            number, x = next(batches)
+            if link.steps_done >= until:
+                break  # a batch further than what was trained
+            life.step(x, end if last and end in ENDS else None)
+            if last and end == "in link.step":
+                link._boundary._move = _raises  # type: ignore[method-assign,assignment]
+            life.batches.append(number)
+            link.step(tokens=TOKENS)
+            life.tokens = link.tokens_seen
+        if link.steps_done == life.first + 2:
+            store(link)
+
+
+class Trace:
+    """Counts the lines that the block runs in the loop and in the library, and raises at one of them."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.lines = at, 0
+
+    def __enter__(self) -> None:
+        sys.settrace(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: Any, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        return self._line if name == __file__ or any(part in name for part in TRACED) else None
+
+    def _line(self, frame: Any, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                sys.settrace(None)
+                raise Cut
+        return self._line
+
+
+TRACED = ("isthmus/link/link.py", "isthmus/learner/boundary.py", "isthmus/pytorch/loop.py", "isthmus/pytorch/model.py")
+"""What a step of a learner runs in the training thread."""
+
+
+def store(link: isthmus.Link) -> None:
+    """Have a checkpoint taken at this boundary, and wait until it is stored."""
+    link._boundary.freeze()
+    end = time.monotonic() + 60
+    while link._shell.agent.stored_step != link.steps_done:
+        assert time.monotonic() < end, "no checkpoint was stored"
+        time.sleep(0.005)
+
+
+def restarted(folder: Path, model: str, optimizer: str, end: str, lives: int) -> Life:
+    """Train over so many lives; return the last, with the batches that are in the weights then."""
+    batches: list[int] = []
+    for n in range(1, lives + 1):
+        life = live(folder, model, optimizer, STEPS * n // lives, "return" if n == lives else end)
+        batches = batches[: life.first] + life.batches
+    life.batches = batches
+    return life
+
+
+# --- the judge --------------------------------------------------------------------------------------------------------
+
+
+def differences(found: Life, wanted: Life) -> list[str]:
+    """Return where a life ended with something else than the loop that was never cut short."""
+    pairs: list[tuple[str, Any, Any]] = [
+        ("model", found.model.state_dict(), wanted.model.state_dict()),
+        ("optimizer", found.optimizer.state_dict(), wanted.optimizer.state_dict()),
+        ("random", found.random, wanted.random),
+        ("batches", found.batches, wanted.batches),
+        ("tokens", found.tokens, wanted.tokens),
+    ]
+    if found.schedule is not None:
+        pairs.append(("schedule", found.schedule.state_dict(), wanted.schedule.state_dict()))
+    return [where for name, a, b in pairs for where in _differ(a, b, name)]
+
+
+def _differ(a: Any, b: Any, path: str) -> Iterator[str]:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if hasattr(a, "dequantize") and type(a) is not torch.Tensor and not isinstance(a, nn.Parameter):
+            a, b = a.dequantize(), b.dequantize()
+        if a.dtype != b.dtype or a.stride() != b.stride() or not torch.equal(a, b):
+            yield f"{path}: {tuple(a.shape)} {a.dtype} {a.stride()}, not {b.stride()}, or other values"
+    elif isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        for key in a:
+            yield from _differ(a[key], b[key], f"{path}[{key!r}]")
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from _differ(x, y, f"{path}[{i}]")
+    elif isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if not np.array_equal(a, b):
+            yield path
+    elif type(a) is not type(b) or a != b:
+        yield f"{path}: {a!r}, not {b!r}"
+
+
+if __name__ == "__main__":
+    # FOLDER MODEL OPTIMIZER UNTIL, for what only a process of its own can go through
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    where, what, how, stop = sys.argv[1:]
+    said = build(what, how)
+    store_, append = store, said.batches.append
+
+    def told(link: isthmus.Link) -> None:
+        """Say that a checkpoint is stored, and go on slowly."""
+        store_(link)
+        print("stored", link.steps_done, flush=True)
+
+    store = told
+    ended = live(Path(where), what, how, int(stop), "return")
+    print("ended", ended.first + len(ended.batches), flush=True)
