@@ -137,6 +137,13 @@ def test_with_no_history_what_is_usual_is_the_round_whoever_was_first() -> None:
         assert found["evil"].scale * 1e6 <= BOUNDS.norm * 0.15
 
 
+@pytest.mark.parametrize("claim", [*HONEST, Claim("h", 1, 1, 0.0)])
+def test_nobody_counts_for_more_than_was_asked(claim: Claim) -> None:
+    """Who says of itself that it is enormous moves the median, and must not lift others with it."""
+    usual = seen(Claim("evil", 1, 1 << 53, 0.1), Claim("worse", 1, 1 << 53, 0.1))
+    assert usual.judge(claim).weight <= claim.tokens * (claim.tokens / claim.steps)
+
+
 def test_what_was_long_ago_is_forgotten() -> None:
     usual = seen(*HONEST, version=1)
     usual.note(1 + REMEMBERED, [])

@@ -131,8 +131,10 @@ class Influence:
                 # RDA gives each direction the mean length: one that is hardly there would be as loud as any.
                 weight *= b.norm * length / usually
                 clipped.append(Clip.SHORT)
-        # Far below this it makes no difference, but that sums are taken in units of the first weight there is.
-        return Believed(max(weight, LEAST * usual_weight), scale, tuple(clipped), refused)
+        # Far below this it makes no difference, but that sums are taken in units of the first weight there is. Nobody
+        # counts for more than was asked, whatever others said of themselves.
+        asked = claim.tokens * (claim.tokens / claim.steps)
+        return Believed(max(weight, min(asked, LEAST * usual_weight)), scale, tuple(clipped), refused)
 
 
 def _as_said(claim: Claim, version: int) -> _Seen:
