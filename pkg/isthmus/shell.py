@@ -201,6 +201,13 @@ class Shell:
             self.agent.vitals.rest()
             self._say_failure()
 
+    def let_go(self) -> None:
+        """Have the agent leave once what is under way is through; nobody waits for that."""
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self.agent.drain)
+
     def _copy_last(self, orderly: bool) -> bool:
         boundary = self.agent.boundary
         assert boundary is not None, "attached"

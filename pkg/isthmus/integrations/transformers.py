@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from functools import wraps
 from math import ceil
 from typing import Any
 
@@ -77,9 +78,25 @@ class IsthmusCallback(TrainerCallback):  # type: ignore[misc]
         self._ahead: _Ahead | None = None
 
     def into(self, trainer: Trainer) -> Trainer:
-        """Put this first among a Trainer's callbacks, so that its loggers see what a run says; return the Trainer."""
+        """Put this first among a Trainer's callbacks, so that its loggers see what a run says; return the Trainer.
+
+        No callback hears of an error in a Trainer: where `train` raises, the learner leaves the run here.
+        """
         self._trainer = trainer
         trainer.callback_handler.callbacks.insert(0, self)
+        own = trainer.train
+
+        @wraps(own)
+        def train(*arguments: Any, **named: Any) -> Any:
+            try:
+                return own(*arguments, **named)
+            except BaseException as error:
+                if self._hook is not None:
+                    hook, self._hook = self._hook, None
+                    hook.fail(error)
+                raise
+
+        trainer.train = train
         return trainer
 
     @property

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
@@ -48,6 +49,9 @@ class Link:
         self._said_nonfinite = False
         self._warmup = warmup
         self._first_step = shell.agent.history.step
+        # Who drops a link without closing it lets the agent go, too.
+        self._dropped = weakref.finalize(self, shell.let_go)
+        self._dropped.atexit = False
         self.moments = moments
         """Where the inner optimizer's state came from: `own` checkpoint, `peer` (another learner's), or `fresh`."""
 
@@ -198,6 +202,7 @@ class Link:
     def _leave(self, done: bool, keep: bool, *, orderly: bool = True, wait_s: float = 0.0) -> None:
         if not self._closed:
             self._closed = True
+            self._dropped.detach()
             # Ranks of which one fails are not at one step: no checkpoint can be taken of them.
             try:
                 with self._all_ranks("CLOSE", self.steps_done) if keep else nullcontext():

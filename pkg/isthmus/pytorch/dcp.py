@@ -69,7 +69,7 @@ def read(folder: Path) -> export.ModelFile:
             if dtype not in MERGED:
                 continue
             shape = tuple(of.state["size"].args[0])
-            whole = torch.empty(shape, dtype=getattr(torch, dtype))
+            whole = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
             for chunk in of.state["chunks"]:
                 offset, size = (tuple(chunk.state[what].args[0]) for what in ("offsets", "sizes"))
                 block = _block(folder, places.get((name, offset)) or places[name, ()], size, whole.dtype)

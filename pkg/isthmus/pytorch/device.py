@@ -116,7 +116,7 @@ class Lane:
         try:
             pinned = self._pinned.pop()
         except IndexError:
-            pinned = torch.empty(STAGED_BYTES, dtype=torch.uint8, pin_memory=self._module is not None)
+            pinned = torch.empty(STAGED_BYTES, dtype=torch.uint8, device="cpu", pin_memory=self._module is not None)
         yield pinned.view(tensor.dtype), STAGED_BYTES // tensor.itemsize
         if len(self._pinned) < PINNED_MAX:
             self._pinned.append(pinned)

@@ -58,7 +58,7 @@ class Mark:
 def _seen(tensor: torch.Tensor) -> tuple[int, int, torch.Size, torch.Tensor]:
     flat = tensor.detach()
     if why_not_kept(flat) is not None or flat.is_meta:
-        sample = torch.empty(0)
+        sample = torch.empty(0, device="cpu")
     elif flat.numel() <= SAMPLE:
         sample = flat.clone()
     else:
@@ -114,7 +114,7 @@ class LocalState:
             if here is None or here.shape != value.shape:
                 was = f"a tensor of shape {tuple(value.shape)}"
                 now = "nothing" if here is None else f"one of shape {tuple(here.shape)}"
-                logger.warning("the checkpoint holds %s as %s, here is %s: it is not restored", was, name, now)
+                logger.warning("the checkpoint holds %s as %s, here is %s: it is not restored", name, was, now)
                 continue
             with torch.no_grad():
                 local_of(here).copy_(local_of(value))

@@ -219,10 +219,10 @@ def make_tensor(leaf: Leaf) -> torch.Tensor:
     dtype = dtype_of(leaf.spec)
     try:
         if leaf.spec.size == 0:
-            return torch.empty(leaf.spec.shape, dtype=dtype)
+            return torch.empty(leaf.spec.shape, dtype=dtype, device="cpu")
         found = torch.from_numpy(leaf.data.copy()).view(dtype).reshape(leaf.spec.shape)
         if leaf.spec.stride:
-            return torch.empty_strided(leaf.spec.shape, leaf.spec.stride, dtype=dtype).copy_(found)
+            return torch.empty_strided(leaf.spec.shape, leaf.spec.stride, dtype=dtype, device="cpu").copy_(found)
         return found
     except Exception as error:  # its dtypes are many, and each raises its own
         raise RecordInvalid(Reason.MALFORMED, f"no {dtype} of shape {leaf.spec.shape}: {error}") from None
@@ -249,7 +249,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
     bits = bits_of(tensor)
     if tensor.numel() == 0:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return (bits.clone() if tensor.device.type == "cpu" else bits).view(tensor.dtype).reshape(tensor.shape)
 
 
@@ -259,7 +259,7 @@ _QUANTISED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values as bytes [size] uint8 on the CPU; shared with it where they lie together there."""
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def load(model: nn.Module, layout: Layout, values: Iterable[F32]) -> None:

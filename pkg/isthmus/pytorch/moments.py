@@ -233,7 +233,7 @@ class Judge:
         return None
 
 
-_NOTHING = torch.empty(0, dtype=torch.uint8).numpy()
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu").numpy()
 
 
 def _without_values(leaf: Leaf) -> torch.Tensor:

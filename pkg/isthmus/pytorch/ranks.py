@@ -161,7 +161,7 @@ class Ranks:
         if self._opening is not None:
             self._agree(head)
         else:
-            self._broadcast(torch.tensor(head, dtype=torch.int64))
+            self._broadcast(torch.tensor(head, dtype=torch.int64, device="cpu"))
         if blob:
             self._broadcast(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
 
@@ -173,10 +173,10 @@ class Ranks:
         if self._opening is not None:
             op, argument, number, size = self._agree((0, 0, 0, 0))
         else:
-            head = torch.zeros(4, dtype=torch.int64)
+            head = torch.zeros(4, dtype=torch.int64, device="cpu")
             self._broadcast(head)
             op, argument, number, size = head.tolist()
-        blob = torch.empty(size, dtype=torch.uint8)
+        blob = torch.empty(size, dtype=torch.uint8, device="cpu")
         if size:
             self._broadcast(blob)
         said = blob.numpy().tobytes()
@@ -206,9 +206,9 @@ class Ranks:
         assert opening is not None, "ranks agree once for each call"
         if self.size == 1:
             return head
-        rows = [torch.zeros(7, dtype=torch.int64) for _ in range(self.size)]
+        rows = [torch.zeros(7, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         with _together():
-            dist.all_gather(rows, torch.tensor((*opening, *head), dtype=torch.int64), group=self._group)
+            dist.all_gather(rows, torch.tensor((*opening, *head), dtype=torch.int64, device="cpu"), group=self._group)
         del held
         said = [tuple(row.tolist()) for row in rows]
         for order, theirs in enumerate(said):
@@ -227,19 +227,19 @@ class Ranks:
         """Return what every rank says, in their order. Called by all of them."""
         if self.size == 1:
             return [words]
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         with _together():
-            dist.all_gather(sizes, torch.tensor([len(words)], dtype=torch.int64), group=self._group)
+            dist.all_gather(sizes, torch.tensor([len(words)], dtype=torch.int64, device="cpu"), group=self._group)
             longest = max(int(size) for size in sizes)
-            mine = torch.zeros(longest, dtype=torch.uint8)
+            mine = torch.zeros(longest, dtype=torch.uint8, device="cpu")
             mine[: len(words)] = torch.frombuffer(bytearray(words), dtype=torch.uint8) if words else 0
-            blobs = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            blobs = [torch.zeros(longest, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
             dist.all_gather(blobs, mine, group=self._group)
         return [blob[: int(size)].numpy().tobytes() for blob, size in zip(blobs, sizes, strict=True)]
 
     def all_say(self, yes: bool) -> bool:
         """Return whether all ranks say yes. Called by all of them."""
-        said = torch.tensor([yes], dtype=torch.uint8)
+        said = torch.tensor([yes], dtype=torch.uint8, device="cpu")
         if self.size > 1:
             with _together():
                 dist.all_reduce(said, dist.ReduceOp.MIN, group=self._group)

@@ -84,7 +84,7 @@ class Twin:
     """A copy of an optimizer over a few tensors of random values, like those of its parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        draw = torch.Generator().manual_seed(0)
+        draw = torch.Generator("cpu").manual_seed(0)
         memo: dict[int, Any] = {}
         groups: list[list[nn.Parameter]] = []
         for group in optimizer.param_groups:
@@ -93,7 +93,7 @@ class Twin:
             for p in group["params"]:
                 held = local_of(p)
                 shape = held.shape if id(p) in chosen else torch.Size([0])
-                values = torch.randn(shape, generator=draw).to(held.device, held.dtype)
+                values = torch.randn(shape, generator=draw, device="cpu").to(held.device, held.dtype)
                 if values.dim() == 4 and held.is_contiguous(memory_format=torch.channels_last):
                     values = values.contiguous(memory_format=torch.channels_last)
                 memo[id(p)] = nn.Parameter(values, requires_grad=p.requires_grad)
@@ -111,13 +111,13 @@ class Twin:
 
     def step(self, number: int) -> None:
         """Take a step with the gradients of this number."""
-        draw = torch.Generator().manual_seed(1 + number)
-        gradients = [torch.randn(p.shape, generator=draw).to(p.device, p.dtype) for p in self.parameters]
+        draw = torch.Generator("cpu").manual_seed(1 + number)
+        gradients = [torch.randn(p.shape, generator=draw, device="cpu").to(p.device, p.dtype) for p in self.parameters]
 
         def closure() -> torch.Tensor:
             for p, gradient in zip(self.parameters, gradients, strict=True):
                 p.grad = gradient.clone(memory_format=torch.preserve_format) if p.requires_grad else None
-            return torch.zeros(())
+            return torch.zeros((), device="cpu")
 
         closure()
         devices = sorted({p.device.index or 0 for p in self.parameters if p.device.type == "cuda"})
@@ -135,12 +135,12 @@ class Twin:
 
     def adopt(self, copies: frozenset[Path]) -> list[torch.Tensor]:
         """Change the weights as an adopted version does; return by how much."""
-        draw = torch.Generator().manual_seed(1 << 20)
+        draw = torch.Generator("cpu").manual_seed(1 << 20)
         found = []
         with torch.no_grad(), Copies(self.optimizer, copies).follow([(p, None) for p in self.parameters]):
             for p in self.parameters:
                 before = p.detach().float().clone()
-                p.add_(torch.randn(p.shape, generator=draw).to(p.device, p.dtype))
+                p.add_(torch.randn(p.shape, generator=draw, device="cpu").to(p.device, p.dtype))
                 found.append(p.detach().float() - before)
         return found
 

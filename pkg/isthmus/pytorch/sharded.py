@@ -318,7 +318,7 @@ class Sharded:
         """Bring a parameter, or rows of it, to the first rank, in a dtype."""
         p = self._shards.named[index][1]
         shape = tuple(p.shape) if rows is None else (rows[1] - rows[0], *p.shape[1:])
-        into = [torch.empty(shape, dtype=getattr(torch, dtype))] if self.ranks.leads else []
+        into = [torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")] if self.ranks.leads else []
         self._shards.gather([Wanted(index, local_of(p), rows)], into)
         return into[0] if into else None
 

@@ -1,0 +1,272 @@
+"""How a learner leaves: interrupted while it joins, at any moment of a step, with a slow store, without a word."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import isthmus
+from isthmus import shell
+from isthmus.errors import InputError
+from isthmus.rules import Pace, Rules
+from isthmus.store import files
+from isthmus_services.processes import isthmus_command
+from support import restarts
+
+RULES, PACE = Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8)
+
+
+def join(folder: Path, learner: str = "a", **given: Any) -> tuple[isthmus.Link, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    given = {"create": RULES, "pace": PACE} | given
+    return isthmus.join(str(folder / "run"), model, optimizer, learner=learner, **given), model, optimizer
+
+
+def step(link: isthmus.Link, model: nn.Module, optimizer: torch.optim.Optimizer, **given: Any) -> None:
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    link.step(tokens=3, **given)
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("isthmus-agent")]
+
+
+def gone() -> None:
+    end = time.monotonic() + 30
+    while threads():
+        assert time.monotonic() < end, threads()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Seconds that a write or read takes whose path contains a word."""
+    delays: dict[str, float] = {}
+    write, read = files.FileStore._write, files.FileStore._read
+
+    def wait(path: object) -> None:
+        time.sleep(max([seconds for word, seconds in delays.items() if word in str(path)], default=0.0))
+
+    def slowly_write(self: Any, path: Any, *more: Any) -> Any:
+        wait(path)
+        return write(self, path, *more)
+
+    def slowly_read(self: Any, path: Any, *more: Any) -> Any:
+        wait(path)
+        return read(self, path, *more)
+
+    monkeypatch.setattr(files.FileStore, "_write", slowly_write)
+    monkeypatch.setattr(files.FileStore, "_read", slowly_read)
+    return delays
+
+
+# --- interrupted ------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_while_joining_leaves_no_thread(tmp_path: Path, slow: dict[str, float]) -> None:
+    join(tmp_path)[0].close(wait=0)
+    gone()
+    slow["run"] = 0.3
+    timer = threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        join(tmp_path)
+    timer.join()
+    slow.clear()
+    gone()
+    link, *_ = join(tmp_path)
+    link.close(wait=0)
+
+
+def test_a_loop_that_survives_interrupts_trains_and_sends_on(tmp_path: Path) -> None:
+    link, model, optimizer = join(tmp_path)
+    stop = threading.Event()
+    started = threading.Event()
+
+    def interrupt() -> None:
+        started.wait()
+        while not stop.wait(0.003):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    interrupts = 0
+    try:
+        started.set()
+        for _ in range(400):
+            try:
+                step(link, model, optimizer)
+            except KeyboardInterrupt:
+                interrupts += 1
+        stop.set()
+        time.sleep(0.05)
+    except KeyboardInterrupt:
+        stop.set()
+    finally:
+        stop.set()
+        thread.join()
+    assert interrupts > 20
+    for _ in range(20):
+        step(link, model, optimizer)
+    before = {p.name for p in tmp_path.glob("run/updates/*/a/*")}
+    end = time.monotonic() + 30
+    while {p.name for p in tmp_path.glob("run/updates/*/a/*")} == before:
+        assert time.monotonic() < end, "nothing is sent any more"
+        step(link, model, optimizer)
+        time.sleep(0.01)
+    link.close(wait=0)
+
+
+def test_a_second_interrupt_ends_the_wait_at_the_end(tmp_path: Path, slow: dict[str, float], caplog: Any) -> None:
+    link, model, optimizer = join(tmp_path)
+    step(link, model, optimizer)
+    slow["checkpoints"] = 5.0
+    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        link.close()
+    timer.join()
+    assert "no checkpoint of step 1 was stored, its last: a restart goes on after step 0" in caplog.text
+
+
+# --- a slow store -----------------------------------------------------------------------------------------------------
+
+
+def test_the_last_checkpoint_is_waited_for(
+    tmp_path: Path, slow: dict[str, float], caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(shell, "DRAIN_S", 0.1)
+    monkeypatch.setattr(shell, "CLOSE_S", 0.1)
+    link, model, optimizer = join(tmp_path)
+    step(link, model, optimizer)
+    slow["checkpoints"] = 2.0
+    link.close(wait=0)
+    assert "no checkpoint" not in caplog.text
+    slow.clear()
+    again, *_ = join(tmp_path)
+    assert again.steps_done == 1
+    again.close(wait=0)
+
+
+def test_what_could_not_be_stored_in_time_is_said(
+    tmp_path: Path, slow: dict[str, float], caplog: Any, monkeypatch: Any
+) -> None:
+    link, model, optimizer = join(tmp_path)
+    step(link, model, optimizer)
+    restarts.store(link)
+    step(link, model, optimizer)
+    for name in ("DRAIN_S", "LAST_S", "CLOSE_S"):
+        monkeypatch.setattr(shell, name, 0.1)
+    monkeypatch.setattr(shell, "LAST_BYTES_S", 1e12)
+    slow["checkpoints"] = 9.0
+    link.close(wait=0)
+    assert "what was under way is not through after 5 s" in caplog.text
+    assert "no checkpoint of step 2 was stored, its last: a restart goes on after step 1" in caplog.text
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_short_run_hears_what_became_of_its_work(tmp_path: Path) -> None:
+    link, model, optimizer = join(tmp_path, pace=Pace(heartbeat_s=0.2, silence_s=2.0))
+    with open(tmp_path / "log", "wb") as log:
+        syncer = subprocess.Popen(isthmus_command("syncer", str(tmp_path / "run")), stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 120
+        while not all(link.versions):
+            assert time.monotonic() < end, (tmp_path / "log").read_text()
+            step(link, model, optimizer)
+            time.sleep(0.02)
+        for _ in range(8):
+            step(link, model, optimizer)
+        link.close()
+        assert not any(link._shell.agent.uplink.attempts), "all that was sent is answered"
+    finally:
+        syncer.terminate()
+        syncer.wait(60)
+
+
+def test_where_no_syncer_is_heard_nobody_waits(tmp_path: Path) -> None:
+    link, model, optimizer = join(tmp_path)
+    for _ in range(8):
+        step(link, model, optimizer)
+    link.close(wait=3600.0)
+    with pytest.raises(InputError, match="wait=-1"):
+        link.close(wait=-1)
+
+
+# --- without a word ---------------------------------------------------------------------------------------------------
+
+
+def test_who_drops_a_link_lets_the_agent_go(tmp_path: Path) -> None:
+    link, model, optimizer = join(tmp_path)
+    step(link, model, optimizer)
+    assert threads()
+    del link
+    gc.collect()
+    gone()
+
+
+def test_a_trainer_that_raises_lets_the_agent_go(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from isthmus.integrations.transformers import IsthmusCallback
+
+    class Rows(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, at: int) -> dict[str, list[int]]:
+            if at == 40:
+                raise OSError("row 40 cannot be read")
+            return {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}
+
+    config = GPT2Config(vocab_size=8, n_positions=4, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    settings = TrainingArguments(
+        output_dir=str(tmp_path / "out"), max_steps=40, per_device_train_batch_size=2, report_to="none", use_cpu=True,
+        disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    trainer = Trainer(model=GPT2LMHeadModel(config), args=settings, train_dataset=Rows())
+    callback = IsthmusCallback(str(tmp_path / "run"), learner="a", create=RULES, pace=PACE)
+    with pytest.raises(OSError, match="row 40"):
+        callback.into(trainer).train()
+    gone()
+    with pytest.raises(InputError, match="there is no link"):
+        _ = callback.link
+
+
+PROCESS = [sys.executable, "-m", "support.restarts"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_that_is_ended_by_a_signal_goes_on_with_the_same_bits(number: signal.Signals, tmp_path: Path) -> None:
+    model, optimizer = "experts", "adamw"
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    process = subprocess.Popen(
+        [*PROCESS, str(tmp_path / "run"), model, optimizer, "12"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline().startswith("stored 2")
+        process.send_signal(number)
+        process.stdout.read()
+    assert process.wait(60) == (143 if number == signal.SIGTERM else -number)
+    last = restarts.live(tmp_path / "run", model, optimizer, restarts.STEPS, "return")
+    whole = restarts.uninterrupted(model, optimizer)
+    assert 2 <= last.first < 12
+    last.batches = whole.batches[: last.first] + last.batches
+    assert restarts.differences(last, whole) == []
