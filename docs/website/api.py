@@ -11,6 +11,7 @@ PUBLIC = {
             "isthmus.link.link",
             "isthmus.following",
             "isthmus.learner.summary",
+            "isthmus.pytorch.random_state",
             "isthmus.rules",
             "isthmus.errors",
             "isthmus.reasons",
