@@ -160,7 +160,8 @@ def join(
     specs = torch_model.specs_of(model, vectors)
     where = device.device_of(model)
     lane = None if where is None else device.Lane(where)
-    loop = Loop(model, optimizer, data, state)
+    with nullcontext() if ranks is None else ranks.refusing():
+        loop = Loop(model, optimizer, data, state)
     sharded = None
     if ranks is not None:
         sharded = Sharded(loop, ranks, [f"as {learner}", f"the run {run}"], lane, settings)

@@ -6,8 +6,11 @@ All words between ranks go over a process group of their own, between CPUs, from
 that lies on devices go over another one, between those.
 """
 
+# ruff: noqa: TID251  (threads: a question to a store that may hang)
+import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -22,9 +25,18 @@ from torch import nn
 
 from isthmus.errors import InputError, IsthmusError, RankLost, known_error
 
+logger = logging.getLogger(__name__)
+
 PATIENCE = timedelta(hours=12)
-"""A rank waits so long for the others: the first may wait in a call for store and bus. One that died is known at once,
-by its connection."""
+"""A rank waits so long for the first one to say what is done in a call: that rank may wait for store and bus. A rank
+that died is known at once, by its connection."""
+
+TELL_S, NAME_S, HUNG_S = 20.0, 45.0, 1800.0
+"""A rank that waits for the others to make a call too says so after this many seconds, names those that have not come
+after this many, and ends the job after this many: half an hour, as torch's own process groups do."""
+
+LOOK_S = 5.0
+"""It looks so often."""
 
 REFUSED = {
     "pp": "pipeline parallelism: a rank has some of the layers only, and they are other ones in each stage",
@@ -91,6 +103,7 @@ class Ranks:
             with _together():
                 self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.nodes = self.exchange(_node())
+        self._name = self.exchange(os.urandom(8).hex().encode())[0].decode()
 
     @property
     def leads(self) -> bool:
@@ -200,6 +213,18 @@ class Ranks:
                     self.command(Op.FAIL, blob=words)
             raise
 
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Raise on every rank what the block refuses on one of them. Called by all of them."""
+        why = ""
+        try:
+            yield
+        except InputError as error:
+            why = str(error)
+        for rank, theirs in enumerate(self.exchange(why.encode())):
+            if theirs:
+                raise known(InputError(f"rank {rank}: {theirs.decode()}"))
+
     def _agree(self, head: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
         opening, self._opening = self._opening, None
         held, self._held = self._held, None
@@ -208,7 +233,8 @@ class Ranks:
             return head
         rows = [torch.zeros(7, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         with _together():
-            dist.all_gather(rows, torch.tensor((*opening, *head), dtype=torch.int64, device="cpu"), group=self._group)
+            mine = torch.tensor((*opening, *head), dtype=torch.int64, device="cpu")
+            self._wait_for_all(dist.all_gather(rows, mine, group=self._group, async_op=True), opening)
         del held
         said = [tuple(row.tolist()) for row in rows]
         for order, theirs in enumerate(said):
@@ -220,6 +246,49 @@ class Ranks:
                 )
                 raise known(error)
         return said[0][3], said[0][4], said[0][5], said[0][6]
+
+    def _wait_for_all(self, work: Any, opening: tuple[int, int, int]) -> None:
+        """Wait until every rank has made this call. Name those that do not; raise `RankLost` after `HUNG_S`.
+
+        A rank that hangs keeps its connections: only that it does not come tells it from one that is slow.
+        """
+        waited, told, named = 0.0, False, False
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_S))
+                return
+            except RuntimeError as error:
+                if "timed out" not in str(error).lower():
+                    raise
+            waited += LOOK_S
+            if waited >= TELL_S and not told:
+                told = True
+                _aside(lambda: self._board().set(f"{opening}/{self.order}", b"waits"))
+            if waited < NAME_S or (named and waited < HUNG_S):
+                continue
+            missing = self._missing(opening)
+            logger.warning(
+                "rank %d has waited %.0f s for %s, which has not called link.%s as the others did: see what it does "
+                "there; the job ends after %.0f s of this",
+                self.order, waited, missing, Call(opening[0]).name.lower(), HUNG_S,
+            )  # fmt: skip
+            named = True
+            if waited >= HUNG_S:
+                raise known(
+                    RankLost(f"{missing} has not called link.{Call(opening[0]).name.lower()} for {waited:.0f} s")
+                )
+
+    def _missing(self, opening: tuple[int, int, int]) -> str:
+        """Return which ranks do not wait in this call."""
+        said = _aside(lambda: [self._board().check([f"{opening}/{rank}"]) for rank in range(self.size)])
+        if said is None:
+            return "rank 0, with which the job's store does not answer either,"
+        missing = [str(rank) for rank, waits in enumerate(said) if not waits]
+        return f"rank {', '.join(missing)}" if missing else "a rank"
+
+    def _board(self) -> Any:
+        """Return where ranks leave words for each other without meeting: the store of the job, which torch has made."""
+        return dist.distributed_c10d.PrefixStore(f"isthmus/{self._name}", dist.distributed_c10d._get_default_store())
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -279,6 +348,20 @@ def known(error: IsthmusError) -> IsthmusError:
     """Mark an error that every rank raises by itself, from the same words: the first need not tell the others."""
     setattr(error, _KNOWN, True)
     return error
+
+
+def _aside(work: Callable[[], Any]) -> Any:
+    """Return what a question to the job's store comes to; None where it gets no answer in time, or an error."""
+    found: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):
+            found.append(work())
+
+    thread = threading.Thread(target=ask, name="isthmus-ranks", daemon=True)
+    thread.start()
+    thread.join(LOOK_S)
+    return found[0] if found else None
 
 
 @contextmanager
