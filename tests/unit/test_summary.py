@@ -27,9 +27,17 @@ FOUND = Summary(
 def test_it_is_one_line_of_what_came_of_the_stay() -> None:
     assert str(FOUND) == (
         "eu-1: 600 steps in 90 s; its model is at versions 12 to 14; of its 1,000 tokens 80% merged, 15% overwritten, "
-        "5% pending; the model: isthmus export s3://b/run"
+        "5% trained since it was last sent: that goes on when this learner comes back; the model: isthmus export s3://b/run"
     )
     assert not FOUND.never_merged
+    assert "back" not in str(replace(FOUND, ledger=replaced(LEDGER, merged=850.0, pending=0.0)))
+
+
+def test_what_stays_out_is_said_with_its_reason() -> None:
+    said = str(replace(FOUND, unanswered=30.0))
+    assert "3% sent and not answered (its rounds were open), 2% trained since it was last sent: that goes on" in said
+    said = str(replace(FOUND, unanswered=50.0, trouble="no syncer is heard; start one"))
+    assert "5% sent and not answered (no syncer is heard; start one): that goes on" in said
 
 
 def test_earlier_lives_and_longer_stays_are_told_too() -> None:

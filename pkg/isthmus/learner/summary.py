@@ -28,6 +28,8 @@ class Summary:
     """Of the last step; None: it was given none."""
     trouble: str
     """What keeps its work from being merged just now, or empty."""
+    unanswered: float = 0.0
+    """Tokens of the ledger's `pending` that were sent, and of which no commit says what became of them."""
 
     @property
     def never_merged(self) -> bool:
@@ -53,9 +55,15 @@ class Summary:
                 f"{line}; NOTHING OF IT WAS MERGED before it left{why}. What it learnt is not in the run "
                 f"(`isthmus status {self.run}` shows who is)"
             )
-        parts = [(part, getattr(self.ledger, part) / max(self.ledger.processed, 1.0)) for part in PARTS]
+        whole = max(self.ledger.processed, 1.0)
+        parts = [(part, getattr(self.ledger, part) / whole) for part in PARTS if part != "pending"]
+        parts.append((f"sent and not answered ({self.trouble or 'its rounds were open'})", self.unanswered / whole))
+        parts.append(("trained since it was last sent", (self.ledger.pending - self.unanswered) / whole))
         shares = ", ".join(f"{share:.0%} {part}" for part, share in parts if part == "merged" or share >= 0.005)
-        return f"{line}; of its {self.ledger.processed:,.0f} tokens {shares}; the model: isthmus export {self.run}"
+        waits = ": that goes on when this learner comes back" if self.ledger.pending / whole >= 0.005 else ""
+        return (
+            f"{line}; of its {self.ledger.processed:,.0f} tokens {shares}{waits}; the model: isthmus export {self.run}"
+        )
 
 
 def _lasted(seconds: float) -> str:

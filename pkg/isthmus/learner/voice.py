@@ -232,6 +232,10 @@ class Voice:
             versions=beat.versions,
             ledger=beat.ledger,
             loss=None if self.boundary is None else self.boundary.loss,
+            unanswered=sum(
+                share * sum(account.sent.values())
+                for account, share in zip(self.uplink.accounts, self._run.shares, strict=True)
+            ),
             trouble=self._concern.said
             or next((f"{what}; {remedy}" for for_s, what, remedy in self._troubles() if for_s > quiet_s), ""),
         )
