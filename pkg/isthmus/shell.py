@@ -50,6 +50,9 @@ DRAIN_S = 10.0
 LAST_S, LAST_BYTES_S = 60.0, 4e6
 """… and a last checkpoint so many seconds, and one more for each so many bytes of it."""
 
+LEAVE_S = 5.0
+"""Saying goodbye, and closing what is open, may take so long after that."""
+
 STILL_S = 10.0
 """While it is stored, a line says so each so many seconds."""
 
@@ -231,7 +234,7 @@ class Shell:
             now = clock()
             # Its size is known once it is packed.
             for_last = LAST_S + self.agent.last_bytes / LAST_BYTES_S if stores else 0.0
-            most = max(DRAIN_S, for_last) + wait_s + CLOSE_S + 5.0
+            most = max(DRAIN_S, for_last) + wait_s + CLOSE_S + LEAVE_S
             if now - began > most:
                 logger.warning("%s: what was under way is not through after %.0f s", self._settings[0], most)
                 return

@@ -91,6 +91,21 @@ def test_an_interrupt_while_joining_leaves_no_thread(tmp_path: Path, slow: dict[
     link.close(wait=0)
 
 
+def test_an_interrupt_before_the_agent_has_begun_keeps_it_from_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from isthmus.pytorch import model as torch_model
+
+    monkeypatch.setattr(torch_model, "keep_denormals", lambda: time.sleep(1.5))
+    timer = threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        join(tmp_path)
+    timer.join()
+    gone()
+    assert not list(tmp_path.glob("run/**/claim"))
+
+
 def test_a_loop_that_survives_interrupts_trains_and_sends_on(tmp_path: Path) -> None:
     link, model, optimizer = join(tmp_path)
     stop = threading.Event()
@@ -148,8 +163,8 @@ def test_a_second_interrupt_ends_the_wait_at_the_end(tmp_path: Path, slow: dict[
 def test_the_last_checkpoint_is_waited_for(
     tmp_path: Path, slow: dict[str, float], caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(shell, "DRAIN_S", 0.1)
-    monkeypatch.setattr(shell, "CLOSE_S", 0.1)
+    for name in ("DRAIN_S", "CLOSE_S", "LEAVE_S"):
+        monkeypatch.setattr(shell, name, 0.1)
     link, model, optimizer = join(tmp_path)
     step(link, model, optimizer)
     slow["checkpoints"] = 2.0
@@ -168,12 +183,12 @@ def test_what_could_not_be_stored_in_time_is_said(
     step(link, model, optimizer)
     restarts.store(link)
     step(link, model, optimizer)
-    for name in ("DRAIN_S", "LAST_S", "CLOSE_S"):
+    for name in ("DRAIN_S", "LAST_S", "CLOSE_S", "LEAVE_S"):
         monkeypatch.setattr(shell, name, 0.1)
     monkeypatch.setattr(shell, "LAST_BYTES_S", 1e12)
-    slow["checkpoints"] = 9.0
+    slow["checkpoints"] = 4.0
     link.close(wait=0)
-    assert "what was under way is not through after 5 s" in caplog.text
+    assert "what was under way is not through after 0 s" in caplog.text
     assert "no checkpoint of step 2 was stored, its last: a restart goes on after step 1" in caplog.text
 
 

@@ -58,6 +58,16 @@ def test_plain_data_comes_back_as_it_was(value: Any) -> None:
         assert [type(item) for item in found] == [type(item) for item in value], "True is no 1"
 
 
+@pytest.mark.parametrize("wrap", [lambda x: [x, "a"], lambda x: (x,), lambda x: {"a": x}, lambda x: frozenset({x})])
+def test_what_may_be_nested_may_be_read(wrap: Any) -> None:
+    value: Any = "inmost"
+    for _ in range(tree.DEPTH_MAX):
+        value = wrap(value)
+    assert trip(value) == value
+    with pytest.raises(InputError, match="nested more than 64 deep"):
+        trip(wrap(value))
+
+
 def test_a_copy_is_not_reached_by_a_change() -> None:
     inner, tensor = [1, 2], torch.ones(3)
     value = {"order": inner, "pair": (inner, {1}), "tensor": tensor}
