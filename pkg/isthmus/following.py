@@ -11,6 +11,7 @@ It needs to read the store, nothing else. What a cut is, `isthmus.readers.follow
 
 # ruff: noqa: TID251  (threads: what one waits with for another)
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING
 from isthmus import kernels
 from isthmus.beside import Beside
 from isthmus.errors import InputError, Unavailable, told
+from isthmus.learner.global_local import LocalTensor, global_local
 from isthmus.log import Log, evaluations
 from isthmus.log.trust import Trust, trust_of
 from isthmus.ports import TRUSTING, open_log
 from isthmus.readers.follow import Cut, cuts
+from isthmus.rules import CHECKPOINT_S
 from isthmus.signing import Signer
 
 if TYPE_CHECKING:
@@ -51,6 +54,8 @@ class Following:
     ) -> None:
         from torch import nn
 
+        from isthmus.pytorch.local import local_tensors
+
         self._run = run
         self._trust = trust
         self._module = target if isinstance(target, nn.Module) else None
@@ -62,6 +67,9 @@ class Following:
         self._failure: BaseException | None = None
         self._over = False
         self._log: Log | None = None
+        self._local: Mapping[str, LocalTensor] = {}
+        self._local_after = -math.inf
+        self._has_local = self._module is not None and bool(local_tensors(self._module))
         self._beside = Beside("isthmus-follow", self._follow, self._fail, self._end)
 
     @property
@@ -84,9 +92,11 @@ class Following:
             cut = self._brought
             if cut is None or cut is self._given:
                 return False
+        from isthmus.pytorch.model import load_local
         from isthmus.pytorch.served import load_cut
 
         load_cut(self._module, cut)
+        load_local(self._module, {name: (tensor.dtype, tensor.values) for name, tensor in self._local.items()})
         self._given = cut
         return True
 
@@ -133,6 +143,7 @@ class Following:
             self._log = log
             await log.runtime.offload(kernels.warm)
             async for cut in cuts(log, log.runtime, every=every, apart_s=apart_s, fragments=fragments, mixed=mixed):
+                await self._read_local(log)
                 with self._changed:
                     self._brought = cut
                     self._changed.notify_all()
@@ -144,6 +155,16 @@ class Following:
                         except Unavailable as error:
                             logger.warning("%s of cut %d is not kept: %s", series, cut.number, told(error))
                     self._given = cut
+
+    async def _read_local(self, log: Log) -> None:
+        """Read the tensors that are not merged, where the module has any; not more often than learners store them."""
+        if self._module is None or not self._has_local or log.runtime.now() < self._local_after:
+            return
+        try:
+            self._local, _ = await global_local(log)
+        except Unavailable as error:
+            logger.warning("buffers of %s are not read anew: %s", self._run, told(error))
+        self._local_after = log.runtime.now() + CHECKPOINT_S
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -173,7 +194,8 @@ def follow(
             given a cut on another thread, and when it comes back the newest that there is then. What it returns,
             numbers by the names of series, is kept in the run, as by `Following.note`. A module has the run's tensors
             under their names, on any device, in any dtype, trained or not, sharded or whole; what else it has must be
-            frozen in the run.
+            frozen in the run. Its buffers get those of the global model: means over the learners' newest checkpoints,
+            read once a minute at most.
         every: cuts whose version is a multiple of this.
         at_most_every_s: seconds between two cuts, at least.
         fragments: only the tensors that lie in these; all.

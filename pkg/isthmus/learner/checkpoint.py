@@ -244,6 +244,14 @@ def _leaf(array: Held | None, size: int, half: bool) -> tree.Leaf:
     return tree.numpy_leaf(_NOTHING if array is None else left(array))
 
 
+def _apart(leaf: tree.Leaf) -> tree.Leaf:
+    """Return a local tensor as one that is written into a part of its own."""
+    if leaf.pieces or not leaf.spec.size:
+        return leaf
+    shape = leaf.spec.shape
+    return tree.Leaf(leaf.spec, tree.NOWHERE, (Away(parts.LOCAL, leaf.data, (0,) * len(shape), shape),))
+
+
 EACH_RANK = "isthmus: each rank"
 """Marks what each rank has alone, packed: of any size, since headers are not."""
 
@@ -295,7 +303,9 @@ def draft(
             )
         )
     optimizer = tree.flatten(frozen.loop.optimizer, "optimizer", take, leaves)
+    first = len(leaves)
     local = tree.flatten(frozen.loop.local, "model", take, leaves) if frozen.loop.local else None
+    leaves[first:] = [_apart(leaf) for leaf in leaves[first:]]
     data = tree.flatten(_packed(frozen.loop.ranks, take), "ranks", take, leaves)
     header = CheckpointHeader(
         schema=SCHEMA,

@@ -24,6 +24,9 @@ from isthmus.records.tree import Leaf, laid, numpy_leaf
 
 Extent = tuple[int, ...]
 
+LOCAL = 99_999
+"""Number of the part with the model's local tensors, as if of a rank: readers of the global model want no more."""
+
 
 class Lies(msgspec.Struct, frozen=True, array_like=True):
     """Where a rectangle of an array lies in the store."""

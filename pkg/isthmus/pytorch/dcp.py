@@ -30,15 +30,19 @@ BELOW = ("model.", "module.")
 MERGED = ("float32", "bfloat16", "float16")
 
 
-def write(folder: Path, run: Run, values: Mapping[int, F32], dtype: str | None) -> None:
+def write(
+    folder: Path, run: Run, values: Mapping[int, F32], dtype: str | None, local: export.Local | None = None
+) -> None:
     """Write the tensors of a run as a checkpoint that `torch.distributed.checkpoint.load` reads, under their names.
 
-    `dtype`: of all tensors; None: their own. Raises `InputError` where it cannot be written.
+    `dtype`: of all tensors; None: their own. `local`: tensors that are not merged. Raises `InputError` where it cannot
+    be written.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
     dtypes = {spec.name: getattr(torch, dtype or spec.dtype) for spec in run.layout.specs}
     state = {name: torch.from_numpy(x).to(dtypes[name]) for name, x in export.tensors(run, values).items()}
+    state |= {name: torch.from_numpy(np.array(x)).to(getattr(torch, of)) for name, (of, x) in (local or {}).items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is one process that writes

@@ -6,7 +6,7 @@ same values everywhere. Buffers stay local and are not looked at: running statis
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
@@ -289,6 +289,16 @@ def load_named(model: nn.Module, specs: Sequence[Spec], values: Sequence[F32]) -
             )
         with torch.no_grad():
             parameters[name].copy_(torch.from_numpy(writable(flat)).view(spec.shape))
+
+
+def load_local(model: nn.Module, local: Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]) -> None:
+    """Write tensors that are not merged into the buffers and frozen parameters of their names, where there are any."""
+    there: dict[str, torch.Tensor] = {name: p for name, p in named(model) if not p.requires_grad}
+    there |= {plain_name(name): buffer for name, buffer in model.named_buffers()}
+    with torch.no_grad():
+        for name, (_, values) in local.items():
+            if name in there and there[name].shape == values.shape:
+                there[name].copy_(torch.from_numpy(np.array(values)))
 
 
 def writable(values: F32) -> F32:

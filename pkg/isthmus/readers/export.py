@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -21,7 +22,13 @@ from isthmus.log.run import Run
 from isthmus.log.select import ShareDone, earliest
 
 _NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_OTHERS = {"F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1", "BOOL": "?"}
 _MODEL, _EMBEDDINGS, _SEED, _ORDER = "isthmus.model", "isthmus.embeddings", "isthmus.seed", "isthmus.order"
+_LOCAL = "isthmus.local"
+
+Local = Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]
+"""Tensors that are not merged, by name: what torch calls their dtype, and their values, float64 where they are of
+floating point numbers."""
 
 
 async def versions_at(log: Log, *, version: int | None = None, time: float | None = None) -> list[int]:
@@ -82,14 +89,23 @@ def tensors(run: Run, values: Mapping[int, F32]) -> dict[str, NDArray[np.float32
     return {name: words.view(np.float32).reshape(shapes[name]) for name, words in found.items()}
 
 
-def write(path: Path, run: Run, values: Sequence[F32], versions: Sequence[int], dtype: str | None = None) -> None:
+def write(
+    path: Path,
+    run: Run,
+    values: Sequence[F32],
+    versions: Sequence[int],
+    dtype: str | None = None,
+    local: Local | None = None,
+) -> None:
     """Write a model file, whole or not at all: the run's tensors under their names, in their shapes and dtypes, or one.
 
-    Raises `InputError` where it cannot be written, as in a folder that is not there.
+    `local`: tensors that are not merged, in their own dtypes. Raises `InputError` where it cannot be written, as in a
+    folder that is not there.
     """
     scratch = path.with_name(f".{path.name}.new")
     try:
-        _serialize(scratch, run, _arrays(run, dict(enumerate(values)), dtype), run.layout.specs, versions, dtype)
+        arrays = _arrays(run, dict(enumerate(values)), dtype)
+        _serialize(scratch, run, arrays, run.layout.specs, versions, dtype, local=local)
         scratch.replace(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be written: {error}") from None
@@ -108,6 +124,7 @@ def write_parts(
     largest: int,
     stem: str = "model",
     named: Callable[[str], str] = str,
+    local: Local | None = None,
 ) -> None:
     """Write a model, or what lies in some of its fragments, into an empty folder, as `from_pretrained` reads it.
 
@@ -128,13 +145,15 @@ def write_parts(
         names = [f"{stem}.safetensors"]
     followed = [versions.get(f.index, -1) for f in run.layout.fragments]
     try:
-        for name, specs in zip(names, parts, strict=True):
-            _serialize(folder / name, run, arrays, specs, followed, dtype, named)
+        for n, (name, specs) in enumerate(zip(names, parts, strict=True), 1):
+            last = local if n == len(parts) else None
+            _serialize(folder / name, run, arrays, specs, followed, dtype, named, last)
     except safetensors.SafetensorError as error:
         raise InputError(f"{folder} cannot be written to: {error}") from None
     if len(parts) > 1:
         total = sum(array.nbytes for array in arrays.values())
         where = {named(spec.name): name for name, specs in zip(names, parts, strict=True) for spec in specs}
+        where |= {named(name): names[-1] for name in local or {}}
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
@@ -168,6 +187,7 @@ def _serialize(
     versions: Sequence[int],
     dtype: str | None,
     named: Callable[[str], str] = str,
+    local: Local | None = None,
 ) -> None:
     """Write some of a model's tensors as a safetensors file."""
     tensors = {
@@ -179,14 +199,20 @@ def _serialize(
         )
         for s in specs
     }
+    kept = {name: (of, values.shape, _stored_local(of, values)) for name, (of, values) in (local or {}).items()}
+    for name, (of, shape, stored) in kept.items():
+        tensors[named(name)] = safetensors.TensorSpec(
+            dtype=of, shape=list(shape), data_ptr=stored.ctypes.data, data_len=stored.nbytes
+        )
     metadata = {
+        _LOCAL: json.dumps([named(name) for name in kept]),
         "format": "pt",
         "isthmus.run": run.digest.hex(),
         "isthmus.versions": json.dumps(list(versions)),
         _MODEL: run.header.model,
         _SEED: str(run.header.seed),
         # The format sorts tensors; a layout goes by the order in the model.
-        _ORDER: json.dumps([named(s.name) for s in specs]),
+        _ORDER: json.dumps([named(s.name) for s in specs] + [named(name) for name in kept]),
         _EMBEDDINGS: json.dumps([named(s.name) for s in specs if s.role == TensorClass.EMBEDDING]),
     }
     safetensors.serialize_file(tensors, str(path), metadata)
@@ -215,6 +241,7 @@ def read(path: Path) -> ModelFile:
         tensors = dict(safetensors.deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
         embeddings = set(json.loads(metadata.get(_EMBEDDINGS, "[]")))
         order = json.loads(metadata.get(_ORDER, "[]")) or sorted(tensors)
+        local = {name for name in json.loads(metadata.get(_LOCAL, "[]")) if tensors[name]["dtype"] in _OTHERS}
         if sorted(order) != sorted(tensors):
             raise ValueError("its metadata names other tensors than it has")
         seed = int(metadata.get(_SEED, "0"))
@@ -228,6 +255,11 @@ def read(path: Path) -> ModelFile:
     for name in order:
         tensor = tensors[name]
         dtype = _NAMES.get(tensor["dtype"])
+        if dtype is None and name in local:
+            narrow = np.frombuffer(tensor["data"], _OTHERS[tensor["dtype"]])
+            specs.append(Spec(name, tuple(tensor["shape"]), "float32", TensorClass.DENSE))
+            values.append(narrow.astype(np.float32))
+            continue
         if dtype is None:
             raise InputError(f"{path}: tensor {name!r} is {tensor['dtype']}: only {', '.join(_NAMES)} can be merged")
         specs.append(
@@ -259,6 +291,14 @@ def read_folder(folder: Path) -> ModelFile:
         tuple(spec for part in parts for spec in part.specs), tuple(flat for part in parts for flat in part.values),
         parts[0].model, parts[0].seed,
     )  # fmt: skip
+
+
+def _stored_local(dtype: str, values: "np.ndarray[Any, Any]") -> Bytes:
+    """Return the bytes of a tensor that is not merged, in its own dtype."""
+    if dtype in ("float32", "bfloat16", "float16"):
+        return _stored(np.ascontiguousarray(values.reshape(-1).astype(np.float32)), dtype)
+    narrow = values.astype(np.float64) if dtype == "float64" else values
+    return np.ascontiguousarray(narrow).reshape(-1).view(np.uint8)
 
 
 def _stored(values: F32, dtype: str) -> Bytes:

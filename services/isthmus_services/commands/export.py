@@ -9,6 +9,7 @@ from typing import Any
 from isthmus import kernels
 from isthmus.errors import InputError
 from isthmus.kernels import F32
+from isthmus.learner.global_local import global_local
 from isthmus.log.run import Run
 from isthmus.ports import open_log
 from isthmus.readers import export as exports
@@ -41,14 +42,19 @@ def run(settings: declared.Export) -> int:
             versions = await exports.versions_at(log, version=settings.version, time=at)
             with progress("folding") as say:
                 values = await exports.published(log, versions, say)
+            tensors, learners = await global_local(log)
+            local = {name: (tensor.dtype, tensor.values) for name, tensor in tensors.items()}
             if settings.out is not None:
-                exports.write(Path(settings.out), log.run, values, versions, settings.dtype)
+                exports.write(Path(settings.out), log.run, values, versions, settings.dtype, local)
             if settings.hf is not None:
-                _write_hf(settings, log.run, values, versions, module)
+                _write_hf(settings, log.run, values, versions, module, local)
             if settings.dcp is not None:
                 from isthmus.pytorch import dcp
 
-                dcp.write(Path(settings.dcp), log.run, dict(enumerate(values)), settings.dtype)
+                dcp.write(Path(settings.dcp), log.run, dict(enumerate(values)), settings.dtype, local)
+            if local:
+                which = f"{len(local)} tensors that are not merged ({min(local)}, …)"
+                print(f"with {which}: the mean over the newest checkpoints of {', '.join(learners)}")
             return versions
 
     versions = asyncio.run(go())
@@ -61,7 +67,14 @@ def run(settings: declared.Export) -> int:
     return 0
 
 
-def _write_hf(settings: declared.Export, run: Run, values: Sequence[F32], versions: Sequence[int], module: Any) -> None:
+def _write_hf(
+    settings: declared.Export,
+    run: Run,
+    values: Sequence[F32],
+    versions: Sequence[int],
+    module: Any,
+    local: exports.Local,
+) -> None:
     """Write a folder that `from_pretrained` reads: by the run's own module, where it is given; else its weights alone,
     under the run's names, and of adapters under those that peft gives them in files."""
     assert settings.hf is not None
@@ -73,7 +86,7 @@ def _write_hf(settings: declared.Export, run: Run, values: Sequence[F32], versio
             exports.write_parts(
                 folder, run, dict(enumerate(values)), dict(enumerate(versions)), dtype=settings.dtype, largest=largest,
                 stem="adapter_model" if adapters else "model",
-                named=(lambda name: name.replace(".default.", ".")) if adapters else str,
+                named=(lambda name: name.replace(".default.", ".")) if adapters else str, local=local,
             )  # fmt: skip
             missing = "adapter_config.json" if adapters else "config.json"
             if not (folder / missing).exists():
@@ -87,6 +100,7 @@ def _write_hf(settings: declared.Export, run: Run, values: Sequence[F32], versio
 
     whole = exports.tensors(run, dict(enumerate(values)))
     torch_model.load_named(module, run.layout.specs, [whole[spec.name].reshape(-1) for spec in run.layout.specs])
+    torch_model.load_local(module, local)
     if settings.dtype is not None:
         module.to(getattr(torch, settings.dtype))
     try:

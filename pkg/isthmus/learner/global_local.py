@@ -1,0 +1,129 @@
+"""The buffers of the global model: what the learners' newest checkpoints hold of their local tensors, put together.
+
+Nothing merges buffers. Of a tensor of floating point numbers the global model has the mean over the learners that the
+newest commits have merged; of running variances the variance of all that the learners saw, which is more than the mean
+of theirs by the variance of their means. Of other tensors, such as counters, it has those of the newest checkpoint.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isthmus import kernels
+from isthmus.errors import Denied, ObjectMissing, RecordInvalid
+from isthmus.learner import parts
+from isthmus.learner.history import read_checkpoint, read_head
+from isthmus.log import Log
+from isthmus.log.select import checkpoints_in
+from isthmus.reasons import Reason
+from isthmus.records.keys import LEARNERS
+from isthmus.records.objects import CheckpointHeader
+from isthmus.records.tree import NOWHERE, Leaf, rebuild
+from isthmus.store import Entry
+
+logger = logging.getLogger(__name__)
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTensor:
+    """A tensor of the global model that is not merged."""
+
+    dtype: str
+    """As torch calls it."""
+    values: "np.ndarray[Any, Any]"
+    """In its shape; float64 where it is of floating point numbers."""
+
+
+async def global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]:
+    """Return the local tensors of the global model by name, and the learners whose they are.
+
+    A checkpoint that is damaged, or of an earlier release, is left out; where checkpoints may not be read, there are
+    none, and that is logged. Raises `Unavailable`.
+    """
+    try:
+        return await _global_local(log)
+    except Denied as error:
+        logger.warning(
+            "the global model is without the learners' buffers, since their checkpoints are denied: %s", error
+        )
+        return {}, []
+
+
+async def _global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]:
+    newest: dict[str, Entry] = {}
+    for entry in checkpoints_in(await log.store.list(LEARNERS)):
+        newest.setdefault(entry.key.split("/")[1], entry)
+    merged: set[str] = set()
+    for fragment in log.run.layout.fragments:
+        if (commit := await log.newest(fragment.index)) is not None:
+            merged |= {given.learner for given in commit.header.inputs}
+    entries = [entry for name, entry in newest.items() if name in merged] or list(newest.values())[:1]
+    found = []
+    for entry in entries:
+        try:
+            found.append(await _of(log, entry))
+        except (RecordInvalid, ObjectMissing) as error:
+            logger.warning("the buffers in %s are not used: %s", entry.key, error)
+    held = [(header, tensors) for header, tensors in found if tensors]
+    held.sort(key=lambda of: of[0].taken_at, reverse=True)
+    return together([tensors for _, tensors in held]), [header.learner for header, _ in held]
+
+
+async def _of(log: Log, entry: Entry) -> tuple[CheckpointHeader, dict[str, LocalTensor]]:
+    if log.members.signed:
+        checkpoint = await read_checkpoint(log, entry.key, entry.size, stranger=True)
+        if checkpoint is None:
+            raise ObjectMissing(entry.key)
+        header, leaves = checkpoint.header, checkpoint.leaves
+    else:
+        header = await read_head(log, entry.key)
+        located = await parts.located(log, header) if header.local is not None else {}
+        leaves = tuple(Leaf(spec, NOWHERE, located.get(i, ())) for i, spec in enumerate(header.arrays))
+    named: Any = rebuild(header.local, leaves, lambda leaf: leaf)
+    found = {}
+    for name, leaf in (named or {}).items():
+        if isinstance(leaf, Leaf) and (leaf.pieces or leaf.spec.size == 0):
+            found[str(name)] = tensor_of(await parts.whole(log, leaf))
+    return header, found
+
+
+def tensor_of(leaf: Leaf) -> LocalTensor:
+    """Return a tensor that torch made. Raises `RecordInvalid`."""
+    dtype, shape = leaf.spec.dtype, leaf.spec.shape
+    try:
+        if dtype == "bfloat16":
+            wide = np.empty(leaf.data.size // 2, np.float32)
+            kernels.decode_bf16(leaf.data.view(np.uint16), wide)
+            return LocalTensor(dtype, wide.reshape(shape).astype(np.float64))
+        flat = leaf.data.view(np.dtype(dtype))
+    except (TypeError, ValueError) as error:
+        raise RecordInvalid(Reason.MALFORMED, f"no tensor of {dtype}: {error}") from None
+    values = flat.reshape(shape)
+    return LocalTensor(dtype, values.astype(np.float64) if dtype in FLOATS else values)
+
+
+def together(of_learners: Sequence[Mapping[str, LocalTensor]]) -> dict[str, LocalTensor]:
+    """Return one set of tensors out of several learners', the newest first."""
+    alike: dict[str, list[LocalTensor]] = defaultdict(list)
+    for tensors in of_learners:
+        for name, tensor in tensors.items():
+            first = alike[name][0] if alike[name] else tensor
+            if (first.dtype, first.values.shape) == (tensor.dtype, tensor.values.shape):
+                alike[name].append(tensor)
+    found = {}
+    for name, several in alike.items():
+        newest = several[0]
+        if newest.dtype in FLOATS:
+            values = np.mean([tensor.values for tensor in several], axis=0)
+            means = alike.get(name.removesuffix("running_var") + "running_mean", [])
+            if name.endswith("running_var") and len(means) == len(several):
+                values = values + np.var([tensor.values for tensor in means], axis=0)
+            newest = LocalTensor(newest.dtype, values)
+        found[name] = newest
+    return found
