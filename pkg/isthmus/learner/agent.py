@@ -279,8 +279,10 @@ class LearnerAgent:
         self.vitals.rest()
 
     async def _linger(self) -> None:
-        """Stay until what was sent is answered, where a syncer is there to do it: of a short life that is much of its
-        work, and once it is gone nobody says again where its updates are."""
+        """Wait until every update that was sent is answered, as long as a syncer is heard.
+
+        In a short life these updates are much of its work, and only the learner announces them again.
+        """
         until = self._runtime.now() + self._wait_s
         while self._runtime.now() < until:
             gone = self._runtime.now() - self._voice.syncer_heard_at > self.pace.silence_s

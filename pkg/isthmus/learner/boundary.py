@@ -182,9 +182,9 @@ class Slot:
 
 
 class Inbox:
-    """What the agent says to the training side, versions apart: for each fragment the newest word of a kind.
+    """The agent's words to the training side, except versions: for each fragment the newest word of each kind.
 
-    However long training pauses, it holds a few words for each fragment.
+    However long training pauses, the inbox holds a few words for each fragment.
     """
 
     def __init__(self, fragments: int) -> None:
@@ -194,7 +194,7 @@ class Inbox:
         self._freeze: deque[Freeze] = deque(maxlen=1)
 
     def put(self, message: "Word") -> None:
-        """Take a word; of what it replaces nothing is lost that still matters."""
+        """Take a word. It replaces an older word of its kind for the fragment, which no longer matters then."""
         match message:
             case BaseMerged(fragment, base):
                 if all(known.base < base for known in tuple(self._merged[fragment])):
@@ -208,7 +208,7 @@ class Inbox:
                 self._uploads.append(message)
 
     def take(self) -> "Iterator[Word]":
-        """Yield the words that wait: first what became of uploads, then what was merged, then what is asked for."""
+        """Yield the waiting words: results of uploads first, then merges, then calls and the request to freeze."""
         queues: list[deque[Any]] = [self._uploads, *self._merged, *self._asked, self._freeze]
         for queue in queues:
             while queue:
@@ -375,7 +375,7 @@ class Boundary:
             self._adopt(into)
 
     def mark(self) -> None:
-        """Note that all of the learner is that of one step now."""
+        """Note a step boundary: model, counters and loop state belong to the same step."""
         if self._saver is not None:
             self._saver.mark(self._now)
         self.whole = True
@@ -383,7 +383,7 @@ class Boundary:
     def why_not_whole(self, orderly: bool) -> str | None:
         """Return why no checkpoint can be taken now, some way into a step perhaps; None where one can.
 
-        `orderly`: the loop stands between two steps, so that what was not noted there can be taken now.
+        `orderly`: the loop stands between two steps, so state that was not noted at the boundary can be read now.
         """
         if not self.whole:
             return "link.step was cut short"

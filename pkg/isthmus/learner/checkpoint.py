@@ -49,18 +49,18 @@ class Saver(Protocol):
     """A training loop, besides the merged parameters. Training thread."""
 
     def mark(self, now: Callable[[], float]) -> None:
-        """Note that this is a step boundary, and what changes before the next one: what is saved is of here."""
+        """Note a step boundary. `save` returns the loop's state as it was at the last call of this."""
         ...
 
     def moved(self, orderly: bool) -> str | None:
-        """Return why what would be saved now is not that of the boundary; None where it is.
+        """Return why the state of the last boundary can no longer be saved, or None if it can.
 
-        `orderly`: its owner says that it stands between two steps.
+        `orderly`: the loop's owner says that it stands between two steps.
         """
         ...
 
     def save(self) -> LoopState:
-        """Return copies of all of it, as it was at the boundary."""
+        """Return copies of the loop's state as it was at the last boundary."""
         ...
 
     def take(self, node: object) -> tree.Leaf | None:

@@ -165,7 +165,7 @@ class Link:
             self._shell.feeder.note(self.steps_done, values)
 
     def _look_at_model(self, step: int) -> None:
-        """See within a period whether model and optimizer are still those of `join`."""
+        """Check once a period that model and optimizer hold the parameters that they held at `join`."""
         if step % self.run.rules.sync_every == 0:
             self._loop.require_same()
 
@@ -187,13 +187,12 @@ class Link:
         self._boundary.let_go()
 
     def close(self, *, done: bool = True, wait: float = WAIT_S) -> None:
-        """Announce what is under way, store a last checkpoint, hear what becomes of the last updates, and leave; then
-        sum up on the log.
+        """Finish the uploads, store a last checkpoint, wait for answers to the last updates, leave, and log a summary.
 
-        `done` says that this learner has trained all its steps. Call it between two steps, as `step`. The checkpoint
-        may take a minute, and a second more for each 4 MB of it; where it was not stored, that is said. `wait`: seconds
-        to stay after that for the answers to the last updates, while a syncer is heard: without them a short run would
-        lose much of its work. Ctrl-C leaves at once.
+        `done` says that this learner has trained all its steps. Call `close` between two steps, as `step`. The
+        checkpoint may take a minute, and a second more for each 4 MB of its size; a warning says if it was not stored.
+        `wait`: seconds to wait after that for the answers to the last updates, while a syncer is heard. Without the
+        answers a short run would lose much of its work. Ctrl-C leaves at once.
         """
         if not wait >= 0:
             raise InputError(f"wait={wait!r}: say for how many seconds, 0 or more")

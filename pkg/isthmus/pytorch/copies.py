@@ -1,7 +1,8 @@
 """Second copies of the weights in an optimizer's state, which an adopted version moves as it moves the weights.
 
-Float32 masters, averages of the weights, the slow weights of Lookahead, the place where Prodigy began: moved by the
-same difference, each stands to the weights as before, and the optimizer's next step does not undo what was adopted.
+Examples are float32 masters, averages of the weights, Lookahead's slow weights and the point where Prodigy began. Each
+copy is moved by the same difference as the weights. So it keeps its distance from them, and the optimizer's next step
+does not undo the adoption.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """What a model holds that is not merged: buffers, parameters without a gradient, extra state of its modules.
 
-It belongs to a learner alone, changes as it trains (running statistics, an EMA teacher, the bias of a router), and
-comes back with its checkpoints. What does not change is not stored: whoever builds the model anew builds that alike.
+This state belongs to one learner. It changes during training (running statistics, an EMA teacher, the bias of a
+router), and checkpoints bring it back. Tensors that never change are not stored: the loop builds them again.
 """
 
 import logging
