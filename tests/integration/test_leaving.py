@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ from isthmus_services.processes import isthmus_command
 from support import restarts
 
 RULES, PACE = Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8)
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on SIGINT, also in tests that a shell runs in its background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def join(folder: Path, learner: str = "a", **given: Any) -> tuple[isthmus.Link, nn.Module, torch.optim.Optimizer]:
