@@ -262,7 +262,7 @@ def check(kind: str, width: int, lane: device.Lane | None, full: int | None = No
             if ranks.leads:
                 # From a peer's whole state by way of the first rank, and from one's own in the store.
                 marked, parts = sharded._marked(with_moments(saved, wholes, stored))
-                told = {"state": marked, "data": None, "own": True}
+                told = {"state": marked, "local": {}, "alone": None, "own": True}
                 blob = tree.packed(told, "a checkpoint", torch_model.take_tensor)
                 ranks.command(Op.LOAD, blob=blob)
                 assert bool(parts) == (not stored and kind != "DDP")

@@ -26,7 +26,7 @@ from isthmus.records.tree import Leaf
 
 logger = logging.getLogger(__name__)
 
-NOTE_S, NOTE_SHARE = 5e-4, 0.01
+NOTE_S, NOTE_SHARE = 2e-3, 0.01
 """What takes no longer is noted at each boundary; what does, at so many that it takes this share of the training
 thread's time. At the others a loop that ends in the middle of a step goes back to the checkpoint before."""
 

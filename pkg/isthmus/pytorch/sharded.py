@@ -432,12 +432,16 @@ class Sharded:
         failure = "", ""
         try:
             whole = iter(wholes)
-            local = self._unmarked_local(given["local"], whole)
-            saved = self._unmarked(given["state"], whole)
+            try:
+                local = self._unmarked_local(given["local"], whole)
+            except (RecordInvalid, ObjectMissing) as error:
+                logger.warning("buffers in the checkpoint cannot be read and begin anew: %s", error)
+                local = {}
             if given["own"]:
                 # Whether all ranks find their moments or not: they go on at one place.
                 alone = (given["alone"] or [None] * self.ranks.size)[self.ranks.order] or {}
                 self.loop.go_on(alone, local | alone.get("local", {}))
+            saved = self._unmarked(given["state"], whole)
             if saved is not None:
                 optimizers.load(self._optimizer, saved, settings=given["own"])
         except RankLost:
