@@ -89,8 +89,21 @@ class Loop:
         self._idle = 0
         self._hook = optimizer.register_step_pre_hook(self._begin)
 
-    def _begin(self, *_: object) -> None:
-        self._begun = True
+    def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Note that an optimizer step begins; with a closure, once that has computed the gradients."""
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if closure is None:
+            self._begun = True
+            return None
+
+        def called(*given: Any, **more: Any) -> Any:
+            found = closure(*given, **more)
+            self._begun = True
+            return found
+
+        if len(arguments) > 1:
+            return (arguments[0], called, *arguments[2:]), named
+        return arguments, {**named, "closure": called}
 
     def described(self) -> str:
         """Return what was handed over besides model and optimizer, which ranks of a learner have alike."""
