@@ -45,10 +45,10 @@ async def _not_spread(_: Ports) -> AsyncIterator[None]:
 
 
 DRAIN_S = 10.0
-"""Uploads under way get this long at the end …"""
+"""At the end, uploads that have begun get this long."""
 
 LAST_S, LAST_BYTES_S = 60.0, 4e6
-"""… and a last checkpoint so many seconds, and one more for each so many bytes of it."""
+"""At the end, the last checkpoint gets so many seconds, and one second more for each so many bytes of its size."""
 
 LEAVE_S = 5.0
 """Saying goodbye, and closing what is open, may take so long after that."""

@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import isthmus
-from isthmus.learner.global_local import LocalTensor, together
+from isthmus.errors import RecordInvalid
+from isthmus.learner.global_local import LocalTensor, tensor_of, together
+from isthmus.records import tree
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
 from isthmus_services.processes import isthmus_command
@@ -171,6 +173,26 @@ def test_statistics_are_those_of_all_that_was_seen() -> None:
     assert found["n.running_mean"].values[0] == pytest.approx(whole.mean())
     assert found["n.running_var"].values[0] == pytest.approx(whole.var())
     assert found["n.num_batches_tracked"].values == 7, "the newest"
+
+
+def leaf(dtype: str, shape: tuple[int, ...], values: np.ndarray) -> tree.Leaf:
+    data = values.reshape(-1).view(np.uint8)
+    return tree.Leaf(tree.LeafSpec(maker="torch", dtype=dtype, shape=shape, size=data.size), data)
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (leaf("i4,f8", (1,), np.zeros(12, np.uint8)), "malformed"),
+        (leaf("object", (1,), np.zeros(8, np.uint8)), "malformed"),
+        (leaf("float32", (3,), np.zeros(4, np.uint8)), "malformed"),
+        (leaf("float32", (1,), np.zeros(3, np.uint8)), "malformed"),
+        (leaf("float32", (2,), np.array([1.0, np.nan], np.float32)), "non-finite"),
+    ],
+)
+def test_a_strangers_buffer_that_is_none_is_turned_away(odd: tree.Leaf, why: str) -> None:
+    with pytest.raises(RecordInvalid, match=why):
+        tensor_of(odd)
 
 
 def test_a_tensor_of_another_shape_is_left_out() -> None:

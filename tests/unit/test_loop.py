@@ -158,6 +158,41 @@ def test_a_step_that_has_begun_is_known(what: str, change: Callable[[Net, Any], 
     assert loop.moved(orderly=False) is None
 
 
+class Takes(torch.optim.SGD):
+    """Takes something in the closure's place, and looks at it or not."""
+
+    given: Any = None
+
+    def step(self, closure: Any = None) -> Any:
+        self.given = closure
+        return super().step(closure if callable(closure) and closure.__name__ == "called" and self.calls else None)
+
+    calls = True
+
+
+def test_a_step_with_a_closure_begins_with_its_gradients() -> None:
+    model = Net()
+    optimizer = Takes([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    loop = Loop(model, optimizer)
+    loop.mark(Clock())
+
+    def fails() -> float:
+        raise ValueError("no gradients")
+
+    with pytest.raises(ValueError, match="no gradients"):
+        optimizer.step(fails)
+    assert loop.moved(orderly=False) is None, "nothing was changed yet"
+    optimizer.step(lambda: 1.0)
+    assert loop.moved(orderly=False) == "an optimizer step has begun"
+    loop.mark(Clock())
+    optimizer.calls = False
+    optimizer.step(closure=lambda: 1.0)
+    assert loop.moved(orderly=False) == "an optimizer step has begun", "though it has not asked for the loss"
+    loss = torch.ones(())
+    optimizer.step(loss)
+    assert optimizer.given is loss, "what is no closure is handed on as it is"
+
+
 def test_large_buffers_are_not_noted_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "NOTED_BYTES", 1000)
     model, _, loop = made()

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from isthmus import kernels
-from isthmus.errors import Denied, ObjectMissing, RecordInvalid
+from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.learner import parts
-from isthmus.learner.history import read_checkpoint, read_head
+from isthmus.learner.history import largest, read_checkpoint, read_head
 from isthmus.log import Log
 from isthmus.log.select import checkpoints_in
 from isthmus.reasons import Reason
@@ -28,6 +28,8 @@ from isthmus.store import Entry
 logger = logging.getLogger(__name__)
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
+OTHERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
+"""A dtype is a stranger's word: no other is looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ async def _global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]
     for entry in entries:
         try:
             found.append(await _of(log, entry))
-        except (RecordInvalid, ObjectMissing) as error:
+        except (Unavailable, Denied):
+            raise
+        except Exception as error:  # a stranger's object: whatever it is, it ends no export
             logger.warning("the buffers in %s are not used: %s", entry.key, error)
     held = [(header, tensors) for header, tensors in found if tensors]
     held.sort(key=lambda of: of[0].taken_at, reverse=True)
@@ -85,27 +89,32 @@ async def _of(log: Log, entry: Entry) -> tuple[CheckpointHeader, dict[str, Local
         header = await read_head(log, entry.key)
         located = await parts.located(log, header) if header.local is not None else {}
         leaves = tuple(Leaf(spec, NOWHERE, located.get(i, ())) for i, spec in enumerate(header.arrays))
-    named: Any = rebuild(header.local, leaves, lambda leaf: leaf)
-    found = {}
-    for name, leaf in (named or {}).items():
-        if isinstance(leaf, Leaf) and (leaf.pieces or leaf.spec.size == 0):
-            found[str(name)] = tensor_of(await parts.whole(log, leaf))
-    return header, found
+    named: Any = rebuild(header.local, leaves, lambda leaf: leaf) or {}
+    wanted = {str(name): leaf for name, leaf in named.items() if isinstance(leaf, Leaf) and leaf.pieces}
+    if (size := sum(leaf.spec.size for leaf in wanted.values())) > largest(log):
+        raise RecordInvalid(Reason.OVERSIZED, f"{size} bytes of buffers, limit {largest(log)}")
+    return header, {name: tensor_of(await parts.whole(log, leaf)) for name, leaf in wanted.items()}
 
 
 def tensor_of(leaf: Leaf) -> LocalTensor:
-    """Return a tensor that torch made. Raises `RecordInvalid`."""
+    """Return a tensor that torch made. Raises `RecordInvalid`, also where a number in it is not finite."""
     dtype, shape = leaf.spec.dtype, leaf.spec.shape
+    if dtype not in (*FLOATS, *OTHERS):
+        raise RecordInvalid(Reason.MALFORMED, f"no tensor of {dtype!r} can be put together")
     try:
         if dtype == "bfloat16":
-            wide = np.empty(leaf.data.size // 2, np.float32)
-            kernels.decode_bf16(leaf.data.view(np.uint16), wide)
-            return LocalTensor(dtype, wide.reshape(shape).astype(np.float64))
-        flat = leaf.data.view(np.dtype(dtype))
-    except (TypeError, ValueError) as error:
-        raise RecordInvalid(Reason.MALFORMED, f"no tensor of {dtype}: {error}") from None
-    values = flat.reshape(shape)
-    return LocalTensor(dtype, values.astype(np.float64) if dtype in FLOATS else values)
+            flat: np.ndarray[Any, Any] = np.empty(leaf.data.size // 2, np.float32)
+            kernels.decode_bf16(leaf.data.view(np.uint16), flat)
+        else:
+            flat = leaf.data.view(np.dtype(dtype))
+        values = flat.reshape(shape)
+    except ValueError as error:
+        raise RecordInvalid(Reason.MALFORMED, f"no tensor of {dtype} and shape {shape}: {error}") from None
+    if dtype in OTHERS:
+        return LocalTensor(dtype, values)
+    if not np.isfinite(values).all():
+        raise RecordInvalid(Reason.NON_FINITE, "a buffer holds a NaN or an infinity")
+    return LocalTensor(dtype, values.astype(np.float64))
 
 
 def together(of_learners: Sequence[Mapping[str, LocalTensor]]) -> dict[str, LocalTensor]:

@@ -165,7 +165,7 @@ async def _look_at(
     header = await read_head(log, entry.key)
     size = entry.size + sum(part.size for part in header.parts)
     why = await log.runtime.offload(glance, header)
-    if why is None and size > _largest(log):
+    if why is None and size > largest(log):
         why = f"with its parts it has {size} bytes"
     if why is None:
         found = await read_checkpoint(log, entry.key, entry.size, stranger=True)
@@ -184,11 +184,12 @@ async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Ent
     newest: dict[str, Entry] = {}
     for entry in checkpoints_in(await log.store.list(LEARNERS)):
         newest.setdefault(entry.key.split("/")[1], entry)
-    fit = [e for name, e in newest.items() if name != learner and name in among and e.size <= _largest(log)]
+    fit = [e for name, e in newest.items() if name != learner and name in among and e.size <= largest(log)]
     return sorted(fit, key=lambda e: e.modified, reverse=True)[:DONORS_MAX]
 
 
-def _largest(log: Log) -> int:
+def largest(log: Log) -> int:
+    """Return the most bytes that are read of another learner's checkpoint."""
     return DONOR_BYTES * log.run.layout.size + DONOR_EXTRA
 
 

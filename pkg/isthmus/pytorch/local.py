@@ -75,7 +75,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 class LocalState:
-    """The local state of a model, and which of it has changed since the model was joined."""
+    """The local state of a model. It knows which tensors have changed since `join`."""
 
     def __init__(self, model: nn.Module) -> None:
         """Look at the model as its owner has built it."""
@@ -107,7 +107,7 @@ class LocalState:
         return {name: module.get_extra_state() for name, module in self._extra}
 
     def load(self, saved: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        """Set the tensors that a checkpoint holds, and the extra state of modules; say what is not here any more."""
+        """Restore tensors and the modules' extra state from a checkpoint. Log tensors that the model no longer has."""
         tensors = local_tensors(self._model)
         for name, value in saved.items():
             here = tensors.get(name)

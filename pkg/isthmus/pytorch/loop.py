@@ -87,12 +87,12 @@ class Loop:
         self._trained = {name for name, p in self._joined.items() if p.requires_grad}
         self._stepped = optimizers.names_of(model, optimizer)
         self._idle = 0
-        self._hook = optimizer.register_step_pre_hook(self._begin)
+        self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
 
     def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Note that an optimizer step begins; with a closure, once that has computed the gradients."""
         closure = arguments[1] if len(arguments) > 1 else named.get("closure")
-        if closure is None:
+        if not callable(closure):  # some optimizers are handed a loss there
             self._begun = True
             return None
 
@@ -105,13 +105,17 @@ class Loop:
             return (arguments[0], called, *arguments[2:]), named
         return arguments, {**named, "closure": called}
 
+    def _end(self, *_: object) -> None:
+        self._begun = True
+
     def described(self) -> str:
-        """Return what was handed over besides model and optimizer, which ranks of a learner have alike."""
+        """Return the names of data and other objects, in words; every rank of a learner must have the same."""
         return f"with {', '.join(sorted(self._objects)) or 'no data or other state'}"
 
     def close(self) -> None:
         """Leave the optimizer as it was."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     # --- at a boundary ------------------------------------------------------------------------------------------------
 
@@ -121,14 +125,15 @@ class Loop:
         self._seen = self._look()
         self._groups = _settings_of(self.optimizer)
         self._watch_rates()
-        self._noted, self._failed = None, ""
+        self._noted, failed, self._failed = None, self._failed, ""
         began = now()
         if began >= self._note_after:
             try:
                 self._noted = self._note()
             except Exception as error:
                 self._failed = f"what goes on with the learner could not be noted: {error!r}"
-                logger.warning("%s", self._failed)
+                if self._failed != failed:  # not again at each step
+                    logger.warning("%s", self._failed)
             took = now() - began
             self._note_after = began if took <= NOTE_S else began + took / NOTE_SHARE
 
@@ -158,7 +163,7 @@ class Loop:
         return {"objects": objects, "extra": tree.copied(self.local.extra())}
 
     def moved(self, orderly: bool) -> str | None:
-        """Return what has changed since the boundary and is not noted as it was there, or None; see `Saver.moved`.
+        """Return which part of the loop's state can no longer be saved as it was at the boundary; see `Saver.moved`.
 
         (A change that torch does not count, by `tensor.data` outside of the optimizer's step, is not seen.)
         """

@@ -28,8 +28,8 @@ from isthmus.errors import InputError, IsthmusError, RankLost, known_error
 logger = logging.getLogger(__name__)
 
 PATIENCE = timedelta(hours=12)
-"""A rank waits so long for the first one to say what is done in a call: that rank may wait for store and bus. A rank
-that died is known at once, by its connection."""
+"""Other ranks wait so long for a command of the first rank, which may be waiting for the store or the bus. A rank that
+died is known at once, by its connection."""
 
 TELL_S, NAME_S, HUNG_S = 20.0, 45.0, 1800.0
 """A rank that waits for the others to make a call too says so after this many seconds, names those that have not come

@@ -220,7 +220,7 @@ def _is_near(held: torch.Tensor, weights: torch.Tensor) -> bool:
 
 
 def _adopt(optimizer: torch.optim.Optimizer, first: Twin, second: Twin, copies: frozenset[Path]) -> None:
-    """See that what is adopted stays in the weights."""
+    """Check that later steps do not undo an adopted version."""
     second.step(BEFORE)
     moved = second.adopt(copies)
     for number in range(BEFORE + 1, BEFORE + 1 + AFTER):

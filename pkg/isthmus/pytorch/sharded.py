@@ -381,9 +381,9 @@ class Sharded:
             return str(error)
 
     def _kept(self, tensor: Any, number: int, first: int) -> InBlocks | None:
-        """Copy what this rank is to write of a tensor, and keep it; on the first rank, return who has what.
+        """Copy and keep this rank's piece of a tensor, if it has to write one. The first rank returns all pieces.
 
-        Of shards each rank writes its own; what all hold alike and is large, they write in turn.
+        Each rank writes its own shards. The ranks take turns to write large tensors that all of them hold alike.
         """
         held, sharded = local_of(tensor), is_sharded(tensor)
         index = self._shards.like(tensor) if sharded else None

@@ -142,7 +142,7 @@ HEADER_MAX = {
     # Every member by name and key, and for each of up to 4,096 fragments a version.
     Kind.MEMBERS: 1 << 20,
     # The shape of an optimizer's and a sampler's state; their arrays are the payload.
-    # An array of it takes some 200 bytes: of a mixture of experts there are some 130,000.
+    # Each array takes some 200 bytes of header, and a mixture of experts with Adam has some 130,000 arrays.
     Kind.CHECKPOINT: 64 << 20,
     # What rectangles of which arrays are in it.
     Kind.PART: 64 << 20,
