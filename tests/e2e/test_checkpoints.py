@@ -16,6 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import isthmus
 from isthmus.errors import InputError
 from isthmus.rules import Pace, Rules
+from isthmus.store import files
 from isthmus_services.processes import isthmus_command
 
 RULES = Rules(fragments=2, sync_every=4)
@@ -116,6 +117,60 @@ def test_a_crash_goes_back_to_the_last_checkpoint_with_everything(folder: Path) 
     two.steps(10)
     assert two.batches == uninterrupted(done + 10)[done:]
     two.link.close()
+
+
+class Wide:
+    """A learner with arrays that are written into a part."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.link = isthmus.join(str(folder), self.model, self.optimizer, learner="a", create=RULES, pace=PACE)
+
+    def moments(self) -> list[torch.Tensor]:
+        return [v.clone() for p in self.model.parameters() for v in self.optimizer.state[p].values()]
+
+    def train(self) -> list[torch.Tensor]:
+        """Take two steps and leave; return the moments then."""
+        for _ in range(2):
+            self.model(torch.ones(1, 256)).sum().backward()
+            self.optimizer.step()
+            self.link.step(tokens=1)
+        self.link.close(wait=0)
+        return self.moments()
+
+
+def test_a_restart_reads_large_arrays_one_at_a_time_and_a_damaged_one_costs_its_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a restart needs of memory besides what it restores is a few arrays, and not the checkpoint once more."""
+    read: list[int] = []
+    own = files.FileStore._read
+
+    def noted(self: Any, path: Path, *where: Any) -> Any:
+        body = own(self, path, *where)
+        if "checkpoints" in str(path):
+            read.append(len(body))
+        return body
+
+    monkeypatch.setattr(files.FileStore, "_read", noted)
+    first = Wide(folder).train()
+    second, array = Wide(folder), 256 * 256 * 4
+    assert second.link.steps_done == 2
+    assert all(map(torch.equal, second.moments(), first))
+    assert sum(read) > 12 * array, "four weights with two moments each"
+    assert max(read) < 3 * array, "a fragment, which has two weights and their biases"
+    second.train()
+    (part,) = folder.glob("learners/a/*2/checkpoints/parts/*")
+    blob = bytearray(part.read_bytes())
+    blob[-64] ^= 1
+    part.write_bytes(blob)
+    third = Wide(folder)
+    assert third.link.steps_done == 2
+    assert all(map(torch.equal, third.moments(), first))
+    assert "are not what was written" in caplog.text
+    third.link.close(wait=0)
 
 
 def test_without_data_the_loop_starts_at_steps_done(folder: Path) -> None:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import isthmus
+from isthmus.learner import checkpoint
 from isthmus.pytorch import loop
 from isthmus.rules import Pace, Rules
+from isthmus.store import files
 
 STEPS, TOKENS = 16, 7
 RULES, PACE = Rules(fragments=2, sync_every=1000), Pace(heartbeat_s=0.2, silence_s=0.4)
@@ -135,6 +137,16 @@ class Adapted(Plain):
         return super().forward(x) + added
 
 
+class Quantised(Adapted):
+    """The same with the base in eight bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+        quantize_(self.body, Int8WeightOnlyConfig())
+
+
 class Remembers(Plain):
     """With state of a module that is no tensor."""
 
@@ -168,6 +180,7 @@ MODELS: dict[str, Callable[[], Plain]] = {
     "convolutions": Convolutions,
     "tied": Tied,
     "adapted": Adapted,
+    "quantised": Quantised,
     "remembers": Remembers,
     "bf16": lambda: Plain().bfloat16(),
 }
@@ -264,7 +277,12 @@ class Cut(Exception):
     """What ends a life."""
 
 
-ENDS = ("return", "forward", "backward", "in the step", "after the step", "interrupted", "in link.step")
+ENDS = ("return", "forward", "backward", "in the step", "after the step", "interrupted", "in link.step", "slow store")
+WELL = ("return", "slow store")
+"""Lives that end so go to their last step and leave."""
+
+SLOW_S = 0.2
+"""What each write takes while a learner leaves a slow store."""
 
 
 @dataclass
@@ -318,6 +336,14 @@ class Life:
         self.model.after()
 
 
+_WRITE = files.FileStore._write
+
+
+def _slowly(self: Any, *given: Any) -> bool:
+    time.sleep(SLOW_S)
+    return _WRITE(self, *given)
+
+
 def _raises(*_: object) -> None:
     raise Cut
 
@@ -364,13 +390,17 @@ def live(
     life = build(model, optimizer)
     try:
         # What these loops come to must be no matter of how busy a machine is.
-        with patch.object(loop, "NOTE_S", 60.0), isthmus.join(
+        with ExitStack() as leaving, patch.object(loop, "NOTE_S", 60.0), patch.object(
+            checkpoint, "APART_BYTES", 64
+        ), isthmus.join(
             str(folder), life.model, life.optimizer, learner="a", create=RULES, pace=PACE, data=life.data,
             state=life.state(), **joining,
         ) as link:  # fmt: skip
             _train(life, link, until, end, trace)
+            if end == "slow store":
+                leaving.enter_context(patch.object(files.FileStore, "_write", _slowly))
     except (Cut, KeyboardInterrupt):
-        assert end != "return"
+        assert end not in WELL
         torch.set_grad_enabled(True)  # a line at which a `with torch.no_grad()` ends may be what raised
     life.random = isthmus.RandomState().state_dict()
     return life
@@ -380,7 +410,7 @@ def _train(life: Life, link: isthmus.Link, until: int, end: str, trace: "Trace |
     life.first, life.tokens = link.steps_done, link.tokens_seen
     batches = iter(life.data)
     while True:
-        last = link.steps_done + 1 >= until and end != "return"
+        last = link.steps_done + 1 >= until and end not in WELL
         with trace if trace is not None and last else nullcontext():
             number, x = next(batches)
             if link.steps_done >= until:
@@ -427,6 +457,11 @@ TRACED = ("isthmus/link/link.py", "isthmus/learner/boundary.py", "isthmus/pytorc
 def store(link: isthmus.Link) -> None:
     """Have a checkpoint taken at this boundary, and wait until it is stored."""
     link._boundary.freeze()
+    wait_until_stored(link)
+
+
+def wait_until_stored(link: isthmus.Link) -> None:
+    """Wait until the checkpoint of this boundary is in the store."""
     end = time.monotonic() + 60
     while link._shell.agent.stored_step != link.steps_done:
         assert time.monotonic() < end, "no checkpoint was stored"

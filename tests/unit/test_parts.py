@@ -11,6 +11,7 @@ from isthmus.errors import ObjectMissing, RecordInvalid
 from isthmus.learner import parts
 from isthmus.learner.parts import Away, Lies
 from isthmus.log.select import parts_in
+from isthmus.pytorch import model as torch_model
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader
@@ -65,6 +66,8 @@ def test_any_rectangle_is_read_from_the_pieces_it_lies_in(where: Any) -> None:
         assert len(w.store.of("get_range")) == sum(meets(b, where) for b in BLOCKS), "and no others are fetched"
         whole = await parts.whole(w.log, Leaf(header.arrays[0], NOWHERE, lies[0]))
         assert np.array_equal(whole.data.view(np.uint16), other)
+        made = torch_model.make_tensor(whole)
+        assert made.data_ptr() == whole.data.ctypes.data, "nobody else has these bytes: they are not copied"
 
     Written().drive(body)
 

@@ -1,5 +1,6 @@
 """A learner's checkpoint: what it takes to go on after a step as if nothing had happened, as one object."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -143,7 +144,13 @@ class Checkpoint:
         Raises `Unavailable`, `ObjectMissing`, `RecordInvalid`.
         """
         first = sum(map(_arrays_of, self.header.fragments))
-        state = [await parts.whole(log, leaf) for leaf in self.leaves[first:]]
+        gate = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def whole(leaf: tree.Leaf) -> tree.Leaf:
+            async with gate:
+                return await parts.whole(log, leaf)
+
+        state = await asyncio.gather(*map(whole, self.leaves[first:]))
         return replace(self, leaves=(*self.leaves[:first], *state))
 
 
@@ -171,6 +178,9 @@ async def moved(
 
 
 _NOTHING = np.empty(0, np.float32)
+
+APART_BYTES = 64 << 10
+"""Arrays from this size on are written into a part, so that a restart can read them one at a time."""
 
 FIRST_RESIDUAL = 2
 """From this one on a fragment's arrays in a checkpoint are residuals; see `CheckpointHeader`."""
@@ -244,13 +254,16 @@ def _leaf(array: Held | None, size: int, half: bool) -> tree.Leaf:
     return tree.numpy_leaf(_NOTHING if array is None else left(array))
 
 
-def _apart(leaf: tree.Leaf) -> tree.Leaf:
-    """Return a local tensor as one that is written into a part of its own."""
-    if leaf.pieces or not leaf.spec.size:
+def _apart(leaf: tree.Leaf, part: int, smallest: int) -> tree.Leaf:
+    """Return an array of at least so many bytes as one that is written into the part of this number."""
+    if leaf.pieces or leaf.spec.size < smallest:
         return leaf
     shape = leaf.spec.shape
-    return tree.Leaf(leaf.spec, tree.NOWHERE, (Away(parts.LOCAL, leaf.data, (0,) * len(shape), shape),))
+    return tree.Leaf(leaf.spec, tree.NOWHERE, (Away(part, leaf.data, (0,) * len(shape), shape),))
 
+
+READS_AT_ONCE = 4
+"""Arrays that are read from parts at the same time: each costs its size twice until it has been checked."""
 
 EACH_RANK = "isthmus: each rank"
 """Marks what each rank has alone, packed: of any size, since headers are not."""
@@ -305,7 +318,8 @@ def draft(
     optimizer = tree.flatten(frozen.loop.optimizer, "optimizer", take, leaves)
     first = len(leaves)
     local = tree.flatten(frozen.loop.local, "model", take, leaves) if frozen.loop.local else None
-    leaves[first:] = [_apart(leaf) for leaf in leaves[first:]]
+    leaves[:first] = [_apart(leaf, 0, APART_BYTES) for leaf in leaves[:first]]
+    leaves[first:] = [_apart(leaf, parts.LOCAL, 1) for leaf in leaves[first:]]
     data = tree.flatten(_packed(frozen.loop.ranks, take), "ranks", take, leaves)
     header = CheckpointHeader(
         schema=SCHEMA,

@@ -220,7 +220,7 @@ def make_tensor(leaf: Leaf) -> torch.Tensor:
     try:
         if leaf.spec.size == 0:
             return torch.empty(leaf.spec.shape, dtype=dtype, device="cpu")
-        found = torch.from_numpy(leaf.data.copy()).view(dtype).reshape(leaf.spec.shape)
+        found = torch.from_numpy(leaf.data.copy() if leaf.shared else leaf.data).view(dtype).reshape(leaf.spec.shape)
         if leaf.spec.stride:
             return torch.empty_strided(leaf.spec.shape, leaf.spec.stride, dtype=dtype, device="cpu").copy_(found)
         return found

@@ -19,7 +19,7 @@ from isthmus.digests import digest
 from isthmus.errors import InputError, ObjectMissing, PortError, RankLost, RecordInvalid, known_error
 from isthmus.kernels import F32, U8
 from isthmus.layout import Layout, Tensor
-from isthmus.learner.checkpoint import Checkpoint, LoopState
+from isthmus.learner.checkpoint import APART_BYTES, Checkpoint, LoopState
 from isthmus.learner.parts import Away, Lies
 from isthmus.learner.steward import Held, Remote
 from isthmus.log.run import UNTOLD
@@ -47,7 +47,7 @@ _SHARD = "isthmus: shard of parameter"
 _LIES = "isthmus: in the store"
 """… and one of which each of them reads its block."""
 
-SHARED_BYTES = 64 << 10
+SHARED_BYTES = APART_BYTES
 """What all ranks hold alike and is at least so large, they write in turn and read by themselves; the rest the first."""
 
 
@@ -524,7 +524,7 @@ class Sharded:
         data = self.fetch(lying.pieces, dtype.itemsize, block.offset, block.shape) if block.size else NOWHERE.copy()
         stride = spec.stride if index is None else ()
         own = LeafSpec(maker="torch", dtype=spec.dtype, shape=block.shape, size=data.size, stride=stride)
-        held = torch_model.make_tensor(Leaf(own, data))
+        held = torch_model.make_tensor(Leaf(own, data, shared=False))
         if (why := moments.why_not_finite(held, "state")) is not None:
             raise RecordInvalid(Reason.NON_FINITE, why)
         if index is None:

@@ -47,13 +47,15 @@ NOWHERE = np.empty(0, np.uint8)
 class Leaf:
     """An array as bytes [size] uint8, and what it was."""
 
-    __slots__ = ("data", "pieces", "spec")
+    __slots__ = ("data", "pieces", "shared", "spec")
 
-    def __init__(self, spec: LeafSpec, data: Bytes, pieces: Sequence[Any] = ()) -> None:
-        """`pieces`: where its bytes are if not in `data`, in words of whoever made it."""
+    def __init__(self, spec: LeafSpec, data: Bytes, pieces: Sequence[Any] = (), *, shared: bool = True) -> None:
+        """`pieces`: where its bytes are if not in `data`, in words of whoever made it. `shared`: the bytes are part of
+        a larger object, so what is made of the leaf has to copy them."""
         self.spec = spec
         self.data = data
         self.pieces = pieces
+        self.shared = shared
 
 
 Take = Callable[[object], Leaf | None]
@@ -263,4 +265,5 @@ def _make_numpy(leaf: Leaf) -> object:
         raise RecordInvalid(Reason.MALFORMED, f"no dtype: {error}") from None
     if dtype.kind not in "biufc" or leaf.spec.size != dtype.itemsize * math.prod(leaf.spec.shape):
         raise RecordInvalid(Reason.MALFORMED, "an array is not of its dtype and shape")
-    return leaf.data.view(dtype).reshape(leaf.spec.shape).copy()
+    found = leaf.data.view(dtype).reshape(leaf.spec.shape)
+    return found.copy() if leaf.shared else found
