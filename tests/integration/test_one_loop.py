@@ -13,6 +13,7 @@ import pytest
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass
+from isthmus.learner.boundary import SyncerBack, ToTraining
 from isthmus.learner.steward import here
 from isthmus.log import fold, merge
 from isthmus.log.run import read_run
@@ -336,6 +337,28 @@ async def test_a_bus_that_lost_everything_is_told_again(folder: Path) -> None:
         await asyncio.gather(*training)
     async with world(folder) as w:
         await check_log(w)
+
+
+async def test_a_learner_learns_that_syncers_are_back_once_after_each_silence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.4))) as w:
+        agent, told, done = w.learner("l0"), list[object](), False
+        tell = agent._tell
+
+        def noted(message: ToTraining) -> None:
+            told.append(message)
+            tell(message)
+
+        monkeypatch.setattr(agent, "_tell", noted)
+        training = asyncio.ensure_future(train(agent, 50, enough=lambda: done))
+        for silences in (1, 2):
+            await asyncio.sleep(0.8)
+            async with serving(w.syncer(f"s{silences}")) as syncer:
+                await until(partial(has_committed, syncer, 12), "a syncer serves")
+            assert told.count(SyncerBack()) == silences
+        done = True
+        await training
 
 
 # --- a damaged log ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from isthmus.learner.boundary import (
     Freeze,
     NothingToGive,
     Ready,
+    SyncerBack,
     ToAgent,
     ToTraining,
     UploadDone,
@@ -129,6 +131,25 @@ def test_what_was_sent_on_a_base_answers_the_call() -> None:
     loop.step(1)
     loop.tell(Asked(2, 1))
     assert not captured(loop.step(3), 2)
+
+
+def test_work_that_no_round_merges_is_sent_again_more_and_more_seldom() -> None:
+    loop = Loop(sync_every=4)
+    sent = [m.step for m in loop.step(2000) if isinstance(m, Captured) and m.fragment == 0]
+    assert sent[:5] == [1, 5, 9, 13, 17], "each period while there is little"
+    apart = [b - a for a, b in pairwise(sent)]
+    assert apart == [max(4, step // 8) for step in sent[:-1]]
+    assert len(sent) < 45
+
+
+def test_a_syncer_that_is_back_is_sent_what_has_grown_by_a_period() -> None:
+    loop = Loop(sync_every=4)
+    sent = [m.step for m in loop.step(200) if isinstance(m, Captured) and m.fragment == 0]
+    assert sent[-1] + 4 < loop.boundary.step < sent[-1] + sent[-1] // 8
+    loop.tell(SyncerBack())
+    assert {m.fragment for m in loop.step(2) if isinstance(m, Captured)} == {0, 1, 2, 3}
+    loop.tell(SyncerBack())
+    assert not [m for m in loop.step(2) if isinstance(m, Captured)], "what was sent within a period is new enough"
 
 
 def test_a_call_for_history_is_ignored() -> None:

@@ -17,7 +17,17 @@ from isthmus.errors import RecordInvalid, Unavailable
 from isthmus.health import Vitals
 from isthmus.layout import Layout
 from isthmus.learner import history
-from isthmus.learner.boundary import Adopted, Asked, Boundary, Captured, NothingToGive, Replica, ToAgent, ToTraining
+from isthmus.learner.boundary import (
+    Adopted,
+    Asked,
+    Boundary,
+    Captured,
+    NothingToGive,
+    Replica,
+    SyncerBack,
+    ToAgent,
+    ToTraining,
+)
 from isthmus.learner.checkpoint import Checkpoint, Frozen, Saver, moved
 from isthmus.learner.downlink import FRAGMENTS_AT_ONCE, PROBE_BEATS, Downlink
 from isthmus.learner.history import History, read_history
@@ -348,7 +358,10 @@ class LearnerAgent:
                     self._tenure.doubt()
 
     def _hear(self, message: FromSyncer) -> None:
-        self._voice.syncer_heard_at = self._runtime.now()
+        now = self._runtime.now()
+        if now - self._voice.syncer_heard_at > self.pace.silence_s:
+            self._tell(SyncerBack())
+        self._voice.syncer_heard_at = now
         match message:
             case Committed(fragment=p, version=version, digest=digest, syncer=by):
                 self.downlink.want(p, version)

@@ -32,6 +32,10 @@ UPLOADS_MAX = LIMIT_MAX + 1
 STEPS_TIMED = 12
 """Of the last so many steps the median is taken for the duration of a step: an evaluation between two is no step."""
 
+GROWTH = 8
+"""A fragment that no round merges is sent again once the work on it has grown by one part in so many. So an
+outage of the syncers of 2,880 periods costs about 60 objects for each fragment, and not 2,880."""
+
 LATE_STEPS = 2.0
 """What an upload takes besides its time on the wire, in steps: for the wire to be free, and to be heard and read."""
 
@@ -140,8 +144,13 @@ class Freeze:
     """Copy everything a checkpoint holds after the next step."""
 
 
+@dataclass(frozen=True, slots=True)
+class SyncerBack:
+    """A syncer is heard again after a silence, so uploads are due after each period again."""
+
+
 ToAgent = Captured | NothingToGive | Adopted | Frozen
-Word = Asked | BaseMerged | UploadDone | UploadFailed | Freeze
+Word = Asked | BaseMerged | UploadDone | UploadFailed | Freeze | SyncerBack
 ToTraining = Word | Ready
 
 
@@ -192,6 +201,7 @@ class Inbox:
         self._merged: list[deque[BaseMerged]] = [deque(maxlen=1) for _ in range(fragments)]
         self._asked: list[deque[Asked]] = [deque(maxlen=1) for _ in range(fragments)]
         self._freeze: deque[Freeze] = deque(maxlen=1)
+        self._back: deque[SyncerBack] = deque(maxlen=1)
 
     def put(self, message: "Word") -> None:
         """Take a word. It replaces an older word of its kind for the fragment, which no longer matters then."""
@@ -204,18 +214,21 @@ class Inbox:
                     self._asked[fragment].append(message)
             case Freeze():
                 self._freeze.append(message)
+            case SyncerBack():
+                self._back.append(message)
             case UploadDone() | UploadFailed():
                 self._uploads.append(message)
 
     def take(self) -> "Iterator[Word]":
         """Yield the waiting words: results of uploads first, then merges, then calls and the request to freeze."""
-        queues: list[deque[Any]] = [self._uploads, *self._merged, *self._asked, self._freeze]
+        queues: list[deque[Any]] = [self._uploads, *self._merged, *self._asked, self._back, self._freeze]
         for queue in queues:
             while queue:
                 yield queue.popleft()
 
     def __len__(self) -> int:
-        return len(self._uploads) + sum(map(len, self._merged)) + sum(map(len, self._asked)) + len(self._freeze)
+        rest = len(self._back) + len(self._freeze)
+        return len(self._uploads) + sum(map(len, self._merged)) + sum(map(len, self._asked)) + rest
 
 
 class Boundary:
@@ -441,6 +454,10 @@ class Boundary:
                     slot.merged = slot.merged or base >= slot.base
                 case Asked(fragment, version):
                     self._called(fragment, version)
+                case SyncerBack():
+                    for slot in self.slots:
+                        if slot.sent_step is not None:
+                            slot.due_at = min(slot.due_at, slot.sent_step + self._sync_every)
                 case Freeze():
                     self._freeze_asked = True
 
@@ -528,7 +545,7 @@ class Boundary:
         slot.prior_values = slot.sent_values
         slot.sent_values = None if self._adopt_rule == Adoption.OVERWRITE else values
         slot.called = None
-        slot.due_at = self.step + self._sync_every
+        slot.due_at = self.step + max(self._sync_every, (self.step - slot.origin_step) // GROWTH)
         slot.uploading = True
         self._uploads += 1
         self._tell(
