@@ -61,10 +61,16 @@ class Processes:
         self.folder = folder
         self.all: dict[subprocess.Popen[bytes] | Forked, str] = {}
 
-    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """Start a program as a user does."""
+    def start(self, name: str, *command: str, apart: bool = False) -> subprocess.Popen[bytes]:
+        """Start a program as a user does; `apart`: in a process group of its own."""
         with open(self.folder / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **QUIET})
+            process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **QUIET},
+                process_group=0 if apart else None,
+            )
         self.all[process] = name
         return process
 
@@ -321,6 +327,50 @@ def test_a_model_and_a_trainer_of_ones_own(folder: Path, tmp_path: Path, monkeyp
         done = isthmus(*train)
     assert done.returncode == 0, done.stderr
     assert "trained 20 (1, 2) a" in done.stdout
+
+
+WITH_WORKERS = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Ones(Dataset):
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, index):
+        return torch.ones(3)
+
+def train(task):
+    model = task.model()
+    link = task.join(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for batch in DataLoader(Ones(), batch_size=4, num_workers=2):
+        if link.steps_done >= task.steps or task.should_stop():
+            break
+        model(batch).sum().backward()
+        link.step(tokens=4)
+        if link.steps_done == 50:
+            print("trains", flush=True)
+    END
+"""
+
+
+@pytest.mark.parametrize("end", ["link.close(done=False)", "raise RuntimeError('DataLoader worker is killed')"])
+def test_a_signal_that_ends_the_workers_of_a_data_loader_is_an_orderly_stop(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A scheduler signals a whole process group: the workers die of it, and the loader raises in the learner."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.py").write_text(OWN)
+    (tmp_path / "fed.py").write_text(WITH_WORKERS.replace("END", end))
+    assert isthmus("init", str(folder), "--model", "ours:model").returncode == 0
+    with processes(tmp_path) as p:
+        task = ("learner", str(folder), "--learner", "a", "--train", "fed:train", "--steps", "1000000")
+        process = p.start("l", *COMMAND, *task, apart=True)
+        wait_for(lambda: "trains" in p.said("l"), "it trains")
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(HANGS_S) == TOLD_TO_STOP, p.said("l")
+        assert "Traceback" not in p.said("l")
+        assert "tokens" in p.said("l").rsplit("\n", 2)[-2], "the summary is its last word"
 
 
 def test_a_syncer_runs_where_torch_cannot_be_imported(folder: Path, tmp_path: Path) -> None:

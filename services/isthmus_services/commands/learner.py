@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus import codecs
-from isthmus.errors import InputError
+from isthmus.errors import InputError, told
 from isthmus.link import Link
 from isthmus.log.run import Run
 from isthmus.ports import open_log
@@ -95,6 +95,13 @@ def _train(settings: declared.Learner, name: str, board: Board) -> int:
                 insecure=settings.insecure,
             )
         )
+    except Exception as error:
+        # A signal to the whole process group also ends the workers of a DataLoader, which then raises here.
+        if not stop:
+            raise
+        logger.warning("%s was asked to stop, and its trainer ended with an error: %s", name, told(error))
+        for link in links:
+            link.__exit__(type(error), error, error.__traceback__)  # does nothing where the trainer closed it
     finally:
         diary.close()  # the end is the link's to sum up
     if stop and not (links and links[-1].steps_done >= settings.steps):
