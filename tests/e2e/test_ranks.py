@@ -175,6 +175,34 @@ def test_a_job_goes_on_after_kill_9_of_a_rank_and_with_other_numbers_of_ranks(tm
     assert main(["replay", run]) == 0
 
 
+STEPS = 16
+"""Over all lives of a learner that is compared with a loop that never stopped."""
+
+
+def life(folder: Path, run: str, until: int, end: str) -> dict[str, Any]:
+    """Run one life of two ranks with uneven shards to its end; return what it came to."""
+    out = folder / f"{until}.json"
+    done = subprocess.run(
+        [*torchrun(2), str(HERE / "rank_restarts.py"), run, str(until), end, str(out)],
+        env={**os.environ, **QUIET}, capture_output=True, text=True, timeout=HANGS_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == (end == "return"), done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(out.read_text()) if end == "return" else {}
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ends", [("raise", "kill", "return"), ("kill", "return", "return")])
+def test_a_restart_of_uneven_shards_is_not_seen(ends: tuple[str, ...], tmp_path: Path) -> None:
+    wanted = life(tmp_path, "alone", STEPS, "return")
+    for n, end in enumerate(ends, 1):
+        found = life(tmp_path, str(tmp_path / "run"), STEPS * n // len(ends), end)
+    first = found["first"]
+    assert first > 0
+    assert (found["tensors"], found["tokens"], found["rate"]) == (wanted["tensors"], wanted["tokens"], wanted["rate"])
+    assert found["batches"] == [own[first:] for own in wanted["batches"]]
+
+
 @pytest.fixture
 def machines() -> Iterator[list[str]]:
     """Two network namespaces with a wire between them, at 10.99.0.1 and 10.99.0.2: neither reaches the other's loopback."""
