@@ -23,7 +23,8 @@ def main() -> None:
     held_out = torch.stack([Counting(0)[i]["input_ids"] for i in range(64)])  # lines of a seed that nobody trains on
 
     def judge(cut: Cut) -> dict[str, float]:
-        model.load_state_dict({name: torch.tensor(values) for name, values in cut.tensors().items()}, strict=False)
+        tensors = {**cut.tensors(), **cut.buffers()}
+        model.load_state_dict({name: torch.tensor(values) for name, values in tensors.items()}, strict=False)
         with torch.no_grad():
             loss = model(input_ids=held_out, labels=held_out).loss.item()
         print(f"version {cut.number}: {loss:.4f}", flush=True)

@@ -11,21 +11,20 @@ It needs to read the store, nothing else. What a cut is, `isthmus.readers.follow
 
 # ruff: noqa: TID251  (threads: what one waits with for another)
 import logging
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus import kernels
 from isthmus.beside import Beside
 from isthmus.errors import InputError, Unavailable, told
-from isthmus.learner.global_local import LocalTensor, global_local
+from isthmus.learner.global_local import Buffers
 from isthmus.log import Log, evaluations
 from isthmus.log.trust import Trust, trust_of
 from isthmus.ports import TRUSTING, open_log
 from isthmus.readers.follow import Cut, cuts
-from isthmus.rules import CHECKPOINT_S
 from isthmus.signing import Signer
 
 if TYPE_CHECKING:
@@ -54,8 +53,6 @@ class Following:
     ) -> None:
         from torch import nn
 
-        from isthmus.pytorch.local import local_tensors
-
         self._run = run
         self._trust = trust
         self._module = target if isinstance(target, nn.Module) else None
@@ -67,9 +64,6 @@ class Following:
         self._failure: BaseException | None = None
         self._over = False
         self._log: Log | None = None
-        self._local: Mapping[str, LocalTensor] = {}
-        self._local_after = -math.inf
-        self._has_local = self._module is not None and bool(local_tensors(self._module))
         self._beside = Beside("isthmus-follow", self._follow, self._fail, self._end)
 
     @property
@@ -96,7 +90,7 @@ class Following:
         from isthmus.pytorch.served import load_cut
 
         load_cut(self._module, cut)
-        load_local(self._module, {name: (tensor.dtype, tensor.values) for name, tensor in self._local.items()})
+        load_local(self._module, cut.local)
         self._given = cut
         return True
 
@@ -135,6 +129,7 @@ class Following:
     # --- on its thread ------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
+        from isthmus.pytorch.local import local_tensors
         from isthmus.pytorch.model import keep_denormals
 
         keep_denormals()  # the pool's threads are started from this one
@@ -142,8 +137,10 @@ class Following:
         async with open_log(self._run, self._trust) as log:
             self._log = log
             await log.runtime.offload(kernels.warm)
-            async for cut in cuts(log, log.runtime, every=every, apart_s=apart_s, fragments=fragments, mixed=mixed):
-                await self._read_local(log)
+            buffers = Buffers(log)
+            wants_local = fragments is None if self._module is None else bool(local_tensors(self._module))
+            async for merged in cuts(log, log.runtime, every=every, apart_s=apart_s, fragments=fragments, mixed=mixed):
+                cut = replace(merged, local=await buffers.newest()) if wants_local else merged
                 with self._changed:
                     self._brought = cut
                     self._changed.notify_all()
@@ -155,16 +152,6 @@ class Following:
                         except Unavailable as error:
                             logger.warning("%s of cut %d is not kept: %s", series, cut.number, told(error))
                     self._given = cut
-
-    async def _read_local(self, log: Log) -> None:
-        """Read the tensors that are not merged, where the module has any; not more often than learners store them."""
-        if self._module is None or not self._has_local or log.runtime.now() < self._local_after:
-            return
-        try:
-            self._local, _ = await global_local(log)
-        except Unavailable as error:
-            logger.warning("buffers of %s are not read anew: %s", self._run, told(error))
-        self._local_after = log.runtime.now() + CHECKPOINT_S
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -195,7 +182,7 @@ def follow(
             numbers by the names of series, is kept in the run, as by `Following.note`. A module has the run's tensors
             under their names, on any device, in any dtype, trained or not, sharded or whole; what else it has must be
             frozen in the run. Its buffers get those of the global model: means over the learners' newest checkpoints,
-            read once a minute at most.
+            read once a minute at most. A function finds them in `cut.buffers()`.
         every: cuts whose version is a multiple of this.
         at_most_every_s: seconds between two cuts, at least.
         fragments: only the tensors that lie in these; all.

@@ -124,11 +124,18 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
 }
 """By participant. To list is to read names; without it some stores say 403 and not 404 of a key that is not there."""
 
-DONORS = (
-    _grant(READ, "learners/*/checkpoints/*", "a newcomer takes the moments of a learner that is doing well"),
-    _grant(LIST, "learners/", "which learners have checkpoints"),
-)
-"""What a learner may besides, unless its policy is strict: without it a newcomer warms up with fresh moments."""
+OPTIONAL: Mapping[Participant, tuple[Grant, ...]] = {
+    Participant.LEARNER: (
+        _grant(READ, "learners/*/checkpoints/*", "a newcomer takes the moments of a learner that is doing well"),
+        _grant(LIST, "learners/", "which learners have checkpoints"),
+    ),
+    Participant.FOLLOWER: (
+        _grant(READ, "learners/*/checkpoints/*", "running statistics and other buffers of the model are in them"),
+        _grant(LIST, "learners/", "which learners have checkpoints"),
+    ),
+}
+"""What they may besides, unless their policies are strict. Without it a newcomer warms up with fresh moments, and a
+followed model keeps the buffers that it began with."""
 
 ALL_STREAMS = "*"
 
@@ -143,9 +150,9 @@ STREAMS: Mapping[Participant, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Streams of the bus that a participant reads, and that it writes. Who has none has no user of the bus."""
 
 
-def grants(participant: Participant, name: str = "", *, donors: bool = True) -> Sequence[Grant]:
-    """Return what a participant may, with its own name in the patterns."""
-    given = GRANTS[participant] + (DONORS if participant == Participant.LEARNER and donors else ())
+def grants(participant: Participant, name: str = "", *, checkpoints: bool = True) -> Sequence[Grant]:
+    """Return what a participant may, with its own name in the patterns; `checkpoints`: of other learners, too."""
+    given = GRANTS[participant] + (OPTIONAL.get(participant, ()) if checkpoints else ())
     return [replace(g, patterns=tuple(p.replace(OWN, name) for p in g.patterns)) for g in given]
 
 
@@ -162,12 +169,12 @@ def fits(pattern: str, key: str) -> bool:
     return re.fullmatch(expression, key, re.DOTALL) is not None
 
 
-def may(participant: Participant, operation: Operation, key: str, name: str = "", *, donors: bool = True) -> bool:
+def may(participant: Participant, operation: Operation, key: str, name: str = "", *, checkpoints: bool = True) -> bool:
     """Return whether a participant may do this to a key (of `LIST`: to a prefix). Who may replace may create."""
     enough = {operation, REPLACE} if operation == CREATE else {operation}
     return any(
         fits(pattern, key)
-        for grant in grants(participant, name, donors=donors)
+        for grant in grants(participant, name, checkpoints=checkpoints)
         if grant.operation in enough
         for pattern in grant.patterns
     )

@@ -34,8 +34,8 @@ class Identity:
 
     participant: Participant
     name: str = ""
-    donors: bool = True
-    """Of a learner: whether it may read others' checkpoints."""
+    checkpoints: bool = True
+    """Whether a learner may read others' checkpoints, and a follower any."""
 
     @property
     def user(self) -> str:
@@ -80,7 +80,7 @@ def policy(who: Identity, bucket: str, prefix: str, dialect: Dialect, partition:
 
 def statements(who: Identity, bucket: str, prefix: str, dialect: Dialect, partition: str = "aws") -> list[Document]:
     """Return the statements of `policy`, each with an id."""
-    given = grants(who.participant, who.name, donors=who.donors)
+    given = grants(who.participant, who.name, checkpoints=who.checkpoints)
     below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     arn = f"arn:{partition}:s3:::{bucket}"
 

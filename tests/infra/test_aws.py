@@ -309,7 +309,7 @@ async def allowed(request: Awaitable[object]) -> bool:
 
 @pytest.mark.parametrize("user", [OWNER, SYNCER, COLLECTOR, READER, EU, US, STRICT])
 def test_the_templates_say_what_is_made_of_the_table(cloud: Cloud, user: str) -> None:
-    who = replace(IDENTITIES.get(user, Identity(Participant.LEARNER, "lab-1")), donors=False)
+    who = replace(IDENTITIES.get(user, Identity(Participant.LEARNER, "lab-1")), checkpoints=False)
     deployed = [s for document in cloud.documents(user) for s in document["Statement"]]
     table = policy(who, cloud.bucket, PREFIX, AWS_WORDS)["Statement"]
     assert [s for s in deployed if s in table] == table
@@ -339,7 +339,7 @@ async def test_each_role_does_what_it_may_and_nothing_else(stores: OpenAll) -> N
             named = set(listers) | (strict if prefix in ("members/", "snapshots/00003/") else set())
             # A missing key that may be read is 404 only where its name may be listed.
             named |= {u for u in IDENTITIES if may(IDENTITIES[u].participant, READ, f"{prefix}x", IDENTITIES[u].name)}
-            named |= strict if may(Participant.LEARNER, READ, f"{prefix}x", "lab-1", donors=False) else set()
+            named |= strict if may(Participant.LEARNER, READ, f"{prefix}x", "lab-1", checkpoints=False) else set()
             assert {who for who, s in run.items() if await allowed(s.list(prefix))} == named - {ADMINISTRATOR}, prefix
 
 

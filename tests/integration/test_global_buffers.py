@@ -14,6 +14,7 @@ from torch import nn
 import isthmus
 from isthmus.errors import RecordInvalid
 from isthmus.learner.global_local import LocalTensor, tensor_of, together
+from isthmus.readers.follow import Cut
 from isthmus.records import tree
 from isthmus.rules import Pace, Rules
 from isthmus_services.cli import main
@@ -148,6 +149,28 @@ def test_a_module_that_follows_evaluates_well(trained: tuple[Path, float]) -> No
         assert following.update(wait_s=60)
     assert held_out(model) < max(3 * local, 1.0)
     assert model.body[1].num_batches_tracked > 10  # type: ignore[operator]
+
+
+def test_files_and_functions_that_follow_get_them_too(trained: tuple[Path, float], tmp_path: Path) -> None:
+    run, local = trained
+    assert main(["follow", str(run), "--into", str(tmp_path), "--cuts", "1"]) == 0
+    model = Net()
+    model.load_state_dict(load_file(tmp_path / "newest" / "model.safetensors"), strict=False)
+    assert held_out(model) < max(3 * local, 1.0)
+    judged: list[float] = []
+
+    def judge(cut: Cut) -> None:
+        model = Net()
+        tensors = {**cut.tensors(), **cut.buffers()}
+        model.load_state_dict({name: torch.tensor(values) for name, values in tensors.items()}, strict=False)
+        judged.append(held_out(model))
+
+    with isthmus.follow(str(run), judge) as following:
+        end = time.monotonic() + 60
+        while not judged:
+            assert time.monotonic() < end
+            following.wait(0.1)
+    assert judged[0] < max(3 * local, 1.0)
 
 
 def test_a_new_run_begins_with_them(trained: tuple[Path, float], tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Who(NamedTuple):
 
 
 def _checkpoint(*own: str) -> Who:
-    return Who({EU, US, READER}, NOBODY, own, {COLLECTOR, *own})
+    return Who({EU, US, READER, FOLLOWER}, NOBODY, own, {COLLECTOR, *own})
 
 
 KEYS: Mapping[str, Who] = {
@@ -91,7 +91,7 @@ LISTS: Mapping[str, Collection[str]] = {
     "updates/00003/": {COLLECTOR, READER},
     "updates/00003/eu-1/": {EU, READER},
     "updates/00003/us-1/": {US, READER},
-    "learners/": {COLLECTOR, READER, EU, US},
+    "learners/": {COLLECTOR, READER, EU, US, FOLLOWER},
     "learners/eu-1/": {EU, READER},
     "evaluations/": {READER},
     f"evaluations/{SERIES}/": {FOLLOWER, READER},

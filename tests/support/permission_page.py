@@ -6,9 +6,9 @@ from isthmus.permissions import (
     ALL_STREAMS,
     CREATE,
     DELETE,
-    DONORS,
     GRANTS,
     LIST,
+    OPTIONAL,
     OWN,
     READ,
     REPLACE,
@@ -57,6 +57,8 @@ FOOT = """
 - **A learner reads other learners' checkpoints** (their moments, and with them their place in the data), for a newcomer to go
   on from: `isthmus access --strict` leaves that out, and a newcomer warms up with fresh moments. It never reads another's
   updates or claims.
+- **A follower reads learners' checkpoints** for the buffers of the model, such as running statistics: with `--strict` it does not,
+  and the model keeps the buffers that it began with.
 - **A syncer deletes nothing** but what it tried, and cannot write over a commit. It may replace values and snapshots: it is
   trusted with the model.
 - **The collector** may write over commits (it leaves pointers) and delete all but the run, its members, commits, segments,
@@ -85,8 +87,7 @@ def page() -> str:
     for participant in Participant:
         lines += [f"## {participant.capitalize()}\n", f"{WHO[participant].capitalize()}.\n"]
         lines += ["| may | what | why | proved |", "|---|---|---|---|", *_rows(GRANTS[participant])]
-        if participant == Participant.LEARNER:
-            lines += _rows(DONORS, " (not with `--strict`)")
+        lines += _rows(OPTIONAL.get(participant, ()), " (not with `--strict`)")
         read, written = STREAMS[participant]
         if read:
             named = "all streams" if ALL_STREAMS in read else _keys(read)

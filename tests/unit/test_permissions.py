@@ -46,9 +46,16 @@ def test_no_kind_of_key_is_forgotten() -> None:
 def test_a_strict_learner_reads_nothing_of_another() -> None:
     theirs = keys.checkpoint_key("us-1", 1, 40, DIGEST)
     assert may(Participant.LEARNER, READ, theirs, "eu-1")
-    assert not may(Participant.LEARNER, READ, theirs, "eu-1", donors=False)
-    assert not may(Participant.LEARNER, LIST, "learners/", "eu-1", donors=False)
-    assert may(Participant.LEARNER, READ, keys.checkpoint_key("eu-1", 1, 40, DIGEST), "eu-1", donors=False)
+    assert not may(Participant.LEARNER, READ, theirs, "eu-1", checkpoints=False)
+    assert not may(Participant.LEARNER, LIST, "learners/", "eu-1", checkpoints=False)
+    assert may(Participant.LEARNER, READ, keys.checkpoint_key("eu-1", 1, 40, DIGEST), "eu-1", checkpoints=False)
+
+
+def test_a_strict_follower_reads_nothing_of_a_learner() -> None:
+    theirs = keys.checkpoint_key("us-1", 1, 40, DIGEST)
+    assert may(Participant.FOLLOWER, READ, theirs, "held-out")
+    assert not may(Participant.FOLLOWER, READ, theirs, "held-out", checkpoints=False)
+    assert not may(Participant.FOLLOWER, READ, keys.claim_key("us-1", 1), "held-out")
 
 
 def test_a_name_that_begins_like_anothers_is_somebody_else() -> None:

@@ -139,7 +139,7 @@ def _own(role: Role) -> Sequence[tuple[Operation, tuple[str, ...]]]:
     """Return what the role must be able to do; donors are a nicety, which a strict policy leaves out."""
     if role.participant is None:
         return []
-    given = grants(role.participant, role.name, donors=False)
+    given = grants(role.participant, role.name, checkpoints=False)
     return [(grant.operation, grant.patterns) for grant in given]
 
 

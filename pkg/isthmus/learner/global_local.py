@@ -6,6 +6,7 @@ of theirs by the variance of their means. Of other tensors, such as counters, it
 """
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from isthmus import kernels
-from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.learner import parts
 from isthmus.learner.history import largest, read_checkpoint, read_head
 from isthmus.log import Log
@@ -23,6 +24,7 @@ from isthmus.reasons import Reason
 from isthmus.records.keys import LEARNERS
 from isthmus.records.objects import CheckpointHeader
 from isthmus.records.tree import NOWHERE, Leaf, rebuild
+from isthmus.rules import CHECKPOINT_S
 from isthmus.store import Entry
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,33 @@ class LocalTensor:
     """In its shape; float64 where it is of floating point numbers."""
 
 
+class Buffers:
+    """The local tensors of the global model, for whoever follows a run: read again once per checkpoint period."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._again_at = -math.inf
+        self._denied = False
+        self._found: Mapping[str, LocalTensor] = {}
+
+    async def newest(self) -> Mapping[str, tuple[str, "np.ndarray[Any, Any]"]]:
+        """Return the tensors by name, each with its dtype; those read before, where the store does not answer."""
+        now = self._log.runtime.now()
+        if now >= self._again_at and not self._denied:
+            self._again_at = now + CHECKPOINT_S
+            try:
+                self._found, _ = await _global_local(self._log)
+            except Denied as error:
+                self._denied = True
+                logger.warning(_WITHOUT, error)
+            except Unavailable as error:
+                logger.warning("buffers of the global model are not read anew: %s", told(error))
+        return {name: (tensor.dtype, tensor.values) for name, tensor in self._found.items()}
+
+
+_WITHOUT = "the global model is without the learners' buffers, since their checkpoints are denied: %s"
+
+
 async def global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]:
     """Return the local tensors of the global model by name, and the learners whose they are.
 
@@ -51,9 +80,7 @@ async def global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]
     try:
         return await _global_local(log)
     except Denied as error:
-        logger.warning(
-            "the global model is without the learners' buffers, since their checkpoints are denied: %s", error
-        )
+        logger.warning(_WITHOUT, error)
         return {}, []
 
 

@@ -11,8 +11,9 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,10 +46,19 @@ class Cut:
     """Published value [n] of each fragment that is followed. They are never written to again."""
     versions: Mapping[int, int]
     """The version of each of them."""
+    local: export.Local = field(default_factory=dict)
+    """Tensors that are not merged, such as running statistics; of a cut of all fragments."""
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Return the tensors that lie in the fragments followed, in their shapes, as float32; tied ones once."""
         return export.tensors(self.run, self.values)
+
+    def buffers(self) -> dict[str, NDArray[Any]]:
+        """Return the tensors that are not merged, in their shapes: float32 where they are of floating point numbers."""
+        return {
+            name: values.astype(np.float32) if values.dtype == np.float64 else values
+            for name, (_, values) in self.local.items()
+        }
 
 
 class Follower:
@@ -189,7 +199,7 @@ def store(cut: Cut, folder: Path, *, dtype: str | None, largest: int, keep: int)
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
-        export.write_parts(scratch, cut.run, cut.values, cut.versions, dtype=dtype, largest=largest)
+        export.write_parts(scratch, cut.run, cut.values, cut.versions, dtype=dtype, largest=largest, local=cut.local)
         if path.exists():
             shutil.rmtree(path)
         scratch.rename(path)

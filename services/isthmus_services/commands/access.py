@@ -120,7 +120,7 @@ def prepare(
     Where there are policies already, their place and strictness are kept: who adds a learner need not say them again.
     """
     place, strict = _as_before(folder / PLACE_FILE, place, strict)
-    identities = _identities(folder, learners, series, donors=not strict)
+    identities = _identities(folder, learners, series, checkpoints=not strict)
     lines, keys = ["user default off"], {}
     for who in identities:
         if has_bus(who.participant):
@@ -156,12 +156,12 @@ def _as_before(path: Path, place: tuple[str, str] | None, strict: bool) -> tuple
     return place, strict
 
 
-def _identities(folder: Path, learners: Sequence[str], series: Sequence[str], *, donors: bool) -> list[Identity]:
+def _identities(folder: Path, learners: Sequence[str], series: Sequence[str], *, checkpoints: bool) -> list[Identity]:
     """Return everybody: the roles, and whoever was named now or before."""
     found = [Identity(p) for p in Participant if p not in (Participant.LEARNER, Participant.FOLLOWER)]
     for participant, names in ((Participant.LEARNER, learners), (Participant.FOLLOWER, series)):
         known = {p.name.removeprefix(f"{participant}-") for p in folder.glob(f"{participant}-*")}
-        found += [Identity(participant, name, donors) for name in sorted(known.union(names))]
+        found += [Identity(participant, name, checkpoints) for name in sorted(known.union(names))]
     return found
 
 

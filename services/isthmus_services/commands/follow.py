@@ -6,10 +6,12 @@ import shlex
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from isthmus import kernels
 from isthmus.errors import InputError, Unavailable
+from isthmus.learner.global_local import Buffers
 from isthmus.log import Log, evaluations
 from isthmus.ports import open_log
 from isthmus.readers import follow
@@ -48,7 +50,9 @@ async def _follow(settings: declared.Follow, folder: Path, command: list[str] | 
             log, runtime, after=after, every=settings.every, apart_s=settings.at_most_every,
             fragments=settings.fragment, mixed=settings.mixed,
         )  # fmt: skip
-        async for cut in cuts:
+        buffers = Buffers(log)
+        async for merged in cuts:
+            cut = merged if settings.fragment else replace(merged, local=await buffers.newest())
             began = time.monotonic()
             path = await runtime.offload(
                 lambda cut=cut: follow.store(

@@ -560,7 +560,11 @@ class Access:
     ] = None
     strict: Annotated[
         bool,
-        Setting("no learner reads another's checkpoints: a newcomer then warms up with fresh moments", flag_only=True),
+        Setting(
+            "no learner reads another's checkpoints and no follower any: a newcomer warms up with fresh moments, a "
+            "followed model has no running statistics",
+            flag_only=True,
+        ),
     ] = False
     json: Annotated[str | None, Setting("write which files there are as JSON too", metavar="PATH", flag_only=True)] = (
         None
