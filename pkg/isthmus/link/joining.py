@@ -200,8 +200,8 @@ def join(
     steward = None if lane is None else partial(device.steward, lane)
     shell = Shell(run, bus, learner, adopt, steps, pace, checkpoint_s, sink, trust)
     with nullcontext() if sharded is None else sharded.call("JOIN") as said:
-        fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
         try:
+            fixed = digests_of(model, check) if sharded is None else sharded.frozen(check)
             shell.start(enter, find_donor, partial(spread, sharded, shell), steward)
             own = shell.agent.history.checkpoint
             replica, arrays = (sharded, sharded) if sharded is not None else _replica(loop, shell.run.layout, lane)

@@ -179,6 +179,7 @@ def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> 
         with sharded.call("JOIN", layout_of=layout_of) as said:
             pass
     except BaseException:
+        sharded.loop.close()
         for thread in threads:
             thread.stop()
         raise
