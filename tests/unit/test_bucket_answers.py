@@ -206,7 +206,7 @@ def test_the_environment_alone_is_enough_and_its_parts_win_in_order(tmp_path: Pa
     known = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "eu-west-1"}
     found = access(known)
     assert (found.region, found.endpoint, found.authorities) == ("eu-west-1", None, None)
-    assert asyncio.run(found.ask()) == {
+    assert asyncio.run(found.identity.ask()) == {
         "access_key_id": "a",
         "secret_access_key": "b",
         "token": None,
@@ -214,7 +214,11 @@ def test_the_environment_alone_is_enough_and_its_parts_win_in_order(tmp_path: Pa
     }
     more = {"AWS_ENDPOINT_URL": "http://all", "AWS_SESSION_TOKEN": "t", "AWS_DEFAULT_REGION": "x"}
     found = access(known | more)
-    assert (found.region, found.endpoint, asyncio.run(found.ask())["token"]) == ("eu-west-1", "http://all", "t")
+    assert (found.region, found.endpoint, asyncio.run(found.identity.ask())["token"]) == (
+        "eu-west-1",
+        "http://all",
+        "t",
+    )
     assert access(known | more | {"AWS_ENDPOINT_URL_S3": "http://s3"}).endpoint == "http://s3"
     (tmp_path / "ca.pem").write_bytes(b"certificates")
     assert access(known | {"AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}).authorities == b"certificates"
@@ -232,7 +236,7 @@ async def test_a_profile_of_aws_files_is_what_botocore_says(tmp_path: Path, monk
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(secrets))
     monkeypatch.setenv("AWS_PROFILE", "lab")
     found = access()
-    asked = await found.ask()
+    asked = await found.identity.ask()
     assert (found.region, found.endpoint) == ("eu-north-1", "http://lab:9000")
     assert (asked["access_key_id"], asked["secret_access_key"]) == ("from", "file")
     monkeypatch.setenv("AWS_PROFILE", "nobody")

@@ -201,6 +201,7 @@ class LearnerAgent:
         self.uplink.resume(self.history)
         self._voice.first_step = self.history.step
         await self.uplink.settle_past(self._log, self.history, read, versions)
+        self._store.vouch()
 
     async def _bring(self, found: Checkpoint) -> Checkpoint:
         """Bring the arrays of our own checkpoint home; where that is here, all of it."""

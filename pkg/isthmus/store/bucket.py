@@ -29,8 +29,8 @@ from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable, first
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime import Runtime, wait_for_foreign_threads
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, is_there, part_of
-from isthmus.store.credentials import access
-from isthmus.store.refused import RangeBeyondEnd, meaning
+from isthmus.store.credentials import Identity, access
+from isthmus.store.refused import EXPIRED, RangeBeyondEnd, meaning
 
 PARTS_AT_ONCE = 4
 RANGES_AT_ONCE = 8
@@ -54,6 +54,9 @@ _BUCKET = re.compile(r"[a-zA-Z0-9.\-_]{1,255}")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+_PROVIDER = "External AWS credential provider"
+"""In obstore's words, what has raised where no credentials could be had."""
+
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
 
@@ -74,8 +77,12 @@ class Clients:
 class BucketStore:
     """Objects of one bucket below an optional prefix."""
 
-    def __init__(self, clients: Clients, prefix: str, url: str, where: str, runtime: Runtime) -> None:
+    def __init__(
+        self, clients: Clients, prefix: str, url: str, where: str, runtime: Runtime, identity: Identity | None = None
+    ) -> None:
+        """`identity`: who signs the requests, where this process fetches the credentials."""
         self._clients = clients
+        self._identity = identity
         self._prefix = prefix
         self._where = f"{url} at {where}"
         self._runtime = runtime
@@ -228,6 +235,10 @@ class BucketStore:
     def _fail(self, error: BaseException, key: str) -> NoReturn:
         """Raise what this failure means to the caller."""
         status, code = _status(error), _code(error)
+        if code in EXPIRED and self._identity is not None and self._identity.doubt():
+            raise Unavailable(f"{self._where}: the credentials have expired and are fetched anew ({code})") from None
+        if _PROVIDER in str(error) and self._identity is not None and (failed := self._identity.failure) is not None:
+            raise type(failed)(f"{self._where}: {failed}") from None
         if isinstance(error, PreconditionError) and status == 412:
             raise Unavailable(f"{self._where}: {key} was replaced while it was read") from None
         if status is not None or code:
@@ -283,7 +294,7 @@ async def open_s3(
     """
     if not _BUCKET.fullmatch(bucket):
         raise InputError(f"{url}: {bucket} is no valid name of a bucket")
-    found = access()
+    found = access(now=runtime.now)
     if region or endpoint:
         found = replace(found, region=region or found.region, endpoint=endpoint or (None if region else found.endpoint))
     in_path = found.in_path(bucket)
@@ -306,10 +317,10 @@ async def open_s3(
             },
             client_options=options,
             retry_config={"max_retries": retries},
-            credential_provider=found.ask,
+            credential_provider=found.identity.ask,
         )
 
-    yield BucketStore(_clients(client), prefix, url, where, runtime)
+    yield BucketStore(_clients(client), prefix, url, where, runtime, found.identity)
 
 
 @asynccontextmanager

@@ -1,16 +1,20 @@
-"""Who one is at S3, and where that is: what botocore would say, which is asked only where the environment does not.
+"""Credentials and endpoint for S3: what the environment says, or else what botocore finds.
 
-(Importing it takes longer than all that a short command does.)
+Both clients of a bucket ask the same `Identity`, again and again, since credentials change while a process lives: roles
+and tokens expire, files are written anew. (botocore is imported only where it is needed: that takes longer than all
+that a short command does.)
 """
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from isthmus.errors import Denied, InputError
+from isthmus.errors import Denied, InputError, PortError, Unavailable, told
 from isthmus.store.refused import NO_CREDENTIALS
 
 DEFAULT_REGION = "us-east-1"
@@ -24,8 +28,7 @@ class Access:
     region: str
     endpoint: str | None
     """None: AWS's own for the region."""
-    ask: Callable[[], Coroutine[Any, Any, Any]]
-    """Returns `access_key_id`, `secret_access_key`, `token` and `expires_at`, a datetime or None. Raises `Denied`."""
+    identity: "Identity"
     authorities: bytes | None
     """Certificates [PEM] to trust as well."""
 
@@ -39,8 +42,11 @@ class Access:
         return self.endpoint or (f"https://{host}" if self.in_path(bucket) else f"https://{bucket}.{host}")
 
 
-def access(environment: Mapping[str, str] = os.environ) -> Access:
-    """Return what the environment says, or else what AWS's files and metadata services do. Raises `InputError`."""
+def access(environment: Mapping[str, str] = os.environ, now: Callable[[], float] = lambda: 0.0) -> Access:
+    """Return what the environment says, or else what AWS's files and metadata services do. Raises `InputError`.
+
+    `now`: a clock, in seconds; without one the credentials are fetched once.
+    """
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
     bundle = environment.get("AWS_CA_BUNDLE")
@@ -56,12 +62,9 @@ def access(environment: Mapping[str, str] = os.environ) -> Access:
             "expires_at": None,
         }
 
-        async def ask() -> Any:
-            return known
-
         endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-        return Access(region or DEFAULT_REGION, endpoint, ask, authorities)
-    return _of_botocore(authorities)
+        return Access(region or DEFAULT_REGION, endpoint, Fixed(known), authorities)
+    return _of_botocore(region, authorities, now)
 
 
 def _has_files(environment: Mapping[str, str]) -> bool:
@@ -69,37 +72,212 @@ def _has_files(environment: Mapping[str, str]) -> bool:
     return any(named) or Path("~/.aws/config").expanduser().exists()
 
 
-def _of_botocore(authorities: bytes | None) -> Access:
+def _of_botocore(region: str | None, authorities: bytes | None, now: Callable[[], float]) -> Access:
+    from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
     from botocore.session import get_session
 
     try:
         session = get_session()
-        region = session.get_config_variable("region") or DEFAULT_REGION
-        # The client knows every place where an endpoint may be written down.
-        client = session.create_client("s3", region_name=region, config=Config(signature_version="s3v4"))
+        # botocore knows AWS_DEFAULT_REGION alone, unlike AWS's other libraries.
+        region = region or session.get_config_variable("region") or DEFAULT_REGION
+        # The client knows every place where an endpoint may be written down. Unsigned, it asks for no credentials yet.
+        client = session.create_client("s3", region_name=region, config=Config(signature_version=UNSIGNED))
         endpoint = client.meta.endpoint_url
     except (BotoCoreError, ValueError) as error:
         raise InputError(f"AWS's configuration: {error}") from None
+    asked_for = None if endpoint.endswith(".amazonaws.com") else endpoint
+    return Access(region, asked_for, Found(region, _files(session), now), authorities)
 
-    def now() -> Any:
+
+# --- credentials ------------------------------------------------------------------------------------------------------
+
+
+class Identity(Protocol):
+    """Who signs requests."""
+
+    failure: PortError | None
+    """What the last call of `ask` raised."""
+
+    def ask(self) -> Coroutine[Any, Any, Any]:
+        """Return `access_key_id`, `secret_access_key`, `token` and `expires_at`, a datetime in UTC or None.
+
+        `expires_at` says when to ask again at the latest. Raises `Denied`, and `Unavailable` where the credentials
+        cannot be renewed for now.
+        """
+        ...
+
+    def doubt(self) -> bool:
+        """Fetch the credentials anew, since a store says that they have expired; return whether that may help."""
+        ...
+
+
+class Fixed:
+    """Credentials that cannot change while the process lives: those in its environment."""
+
+    failure: PortError | None = None
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+
+    async def ask(self) -> Any:
+        """See `Identity.ask`."""
+        return self._known
+
+    def doubt(self) -> bool:
+        """See `Identity.doubt`."""
+        return False
+
+
+ASK_S = 60.0
+"""Clients ask again after this time at the latest, so that credentials that were replaced are noticed."""
+
+LOOK_S = 1.0
+"""Time between two looks at the files, and between two tries where credentials cannot be renewed."""
+
+SPENT = 0.75
+"""Share of the time left to credentials after which botocore is asked for newer ones."""
+
+
+class Found:
+    """Credentials that botocore finds: in files, from a program, of a role, from a metadata service.
+
+    They are fetched anew before they expire, when a file that they may be written in has changed, and after `doubt`.
+    """
+
+    def __init__(self, region: str, files: tuple[Path, ...], now: Callable[[], float]) -> None:
+        """`region`: where roles are assumed. `files`: where credentials or their configuration may be written."""
+        self._region = region
+        self.failure: PortError | None = None
+        self._now = now
+        self._files = files
+        self._known: dict[str, Any] | None = None
+        self._again_at = self._looked_at = -math.inf
+        self._stamps: tuple[object, ...] = ()
+        self._doubted: object = None
+        self._anew = True
+        self._session: Any = None
+        self._renewal: asyncio.Task[None] | None = None
+
+    async def ask(self) -> Any:
+        """See `Identity.ask`."""
+        if self._is_due():
+            waits = self._anew or not self._is_valid()
+            if self._renewal is None or self._renewal.done():
+                self._renewal = asyncio.ensure_future(self._renew())
+            if waits:
+                await asyncio.shield(self._renewal)
+        if not self._is_valid():
+            assert self.failure is not None, "fetched, or failed to"
+            raise self.failure
+        assert self._known is not None, "valid"
+        soon = datetime.now(UTC) + timedelta(seconds=ASK_S)
+        return {**self._known, "expires_at": min(soon, self._known["expires_at"] or soon)}
+
+    async def _renew(self) -> None:
         try:
-            found = session.get_credentials()
-        except BotoCoreError as error:
-            raise Denied(f"{NO_CREDENTIALS} ({error})") from None
-        if found is None:
-            raise Denied(NO_CREDENTIALS)
-        frozen = found.get_frozen_credentials()
-        return {
+            # A metadata service, or a program, may take its time.
+            await asyncio.get_running_loop().run_in_executor(None, self._fetch)
+            self.failure = None
+        except PortError as error:
+            self._again_at = self._now() + LOOK_S
+            self.failure = error
+
+    def doubt(self) -> bool:
+        """See `Identity.doubt`."""
+        now = None if self._known is None else (self._known["access_key_id"], self._known["token"])
+        if now == self._doubted and not self._anew and self.failure is None:
+            return False  # they have been fetched since, and are the same
+        self._doubted, self._anew = now, True
+        return True
+
+    def _is_due(self) -> bool:
+        now = self._now()
+        if self._anew or now >= self._again_at:
+            return True
+        if now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            self._anew = self._stamps != _stamps(self._files)
+        return self._anew
+
+    def _is_valid(self) -> bool:
+        if self._known is None:
+            return False
+        ends: datetime | None = self._known["expires_at"]
+        return ends is None or ends > datetime.now(UTC)
+
+    def _fetch(self) -> None:
+        """Fetch credentials. On a thread. Raises as `ask`."""
+        from botocore.session import get_session
+
+        stamps = _stamps(self._files)
+        if self._anew or self._session is None:
+            self._session, self._anew, self._stamps = get_session(), False, stamps
+            self._session.set_config_variable("region", self._region)
+        try:
+            found = self._session.get_credentials()
+            frozen = None if found is None else found.get_frozen_credentials()
+        except Exception as error:  # of a chain of a dozen providers, each with errors of its own
+            self._session = None
+            raise _meaning(error) from None
+        if frozen is None:
+            self._session = None
+            # A metadata service that does not answer looks like none.
+            raise Denied(NO_CREDENTIALS) if self._known is None else Unavailable("no credentials are found any more")
+        ends: datetime | None = getattr(found, "_expiry_time", None)
+        ends = None if ends is None else ends.astimezone(UTC)
+        self._known = {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": getattr(found, "_expiry_time", None),
+            "expires_at": ends,
         }
+        left_s = math.inf if ends is None else (ends - datetime.now(UTC)).total_seconds()
+        self._again_at = self._now() + max(0.1, SPENT * left_s)
 
-    async def ask() -> Any:
-        # It may ask a metadata service, and wait for it.
-        return await asyncio.get_running_loop().run_in_executor(None, now)
 
-    return Access(region, None if endpoint.endswith(".amazonaws.com") else endpoint, ask, authorities)
+def _meaning(error: Exception) -> PortError:
+    """Return what a failure to fetch credentials means."""
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        CredentialRetrievalError,
+        HTTPClientError,
+        MetadataRetrievalError,
+        PartialCredentialsError,
+    )
+
+    said = f"credentials cannot be fetched: {told(error)}"
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        passes = status >= 500 or status == 429 or error.response.get("Error", {}).get("Code") in _THROTTLED
+        return Unavailable(said) if passes else Denied(said)
+    if isinstance(error, PartialCredentialsError):
+        return Denied(f"{NO_CREDENTIALS} ({error})")
+    if isinstance(error, CredentialRetrievalError | HTTPClientError | MetadataRetrievalError | OSError):
+        return Unavailable(said)
+    if isinstance(error, BotoCoreError):
+        return Denied(f"{NO_CREDENTIALS} ({error})")
+    return Unavailable(said)
+
+
+_THROTTLED = {"Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown"}
+
+
+def _files(session: Any) -> tuple[Path, ...]:
+    """Return the files that credentials or their configuration may be written in."""
+    named = (session.get_config_variable(name) for name in ("credentials_file", "config_file"))
+    token = os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE")
+    return tuple(Path(name).expanduser() for name in (*named, token) if name)
+
+
+def _stamps(files: tuple[Path, ...]) -> tuple[object, ...]:
+    found: list[object] = []
+    for file in files:
+        try:
+            state = file.stat()
+            found.append((state.st_mtime_ns, state.st_size, state.st_ino))
+        except OSError:
+            found.append(None)
+    return tuple(found)

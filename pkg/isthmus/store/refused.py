@@ -5,6 +5,10 @@ from isthmus.errors import BucketMissing, Denied, IsthmusError, ObjectMissing, U
 NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 EXISTS = {"PreconditionFailed", "412"}
+
+EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"}
+"""What stores say of credentials that have been replaced since."""
+
 NO_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
 
 DENIED = {
@@ -17,6 +21,9 @@ DENIED = {
     "AuthorizationHeaderMalformed": "the bucket is in another region",
     "RequestTimeTooSkewed": "this machine's clock is more than 15 minutes off the server's",
     "ExpiredToken": "the session token has expired",
+    "ExpiredTokenException": "the session token has expired",
+    "TokenRefreshRequired": "the session token has expired",
+    "InvalidToken": "the session token is not valid",
     "InvalidObjectState": "the object is in an archive",
     "KMS.DisabledException": "the key it is encrypted with is disabled",
     "KMS.NotFoundException": "the key it is encrypted with is gone",

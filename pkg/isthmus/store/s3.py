@@ -12,22 +12,23 @@ from typing import Any, NoReturn
 
 import aiohttp
 from aiobotocore.config import AioConfig
+from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import get_session
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     HTTPClientError,
-    NoCredentialsError,
     ParamValidationError,
-    PartialCredentialsError,
     ProfileNotFound,
 )
 
-from isthmus.errors import Denied, InputError, Unavailable, first_cause, told
+from isthmus.errors import InputError, Unavailable, first_cause, told
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime import Runtime
 from isthmus.store.base import PART_BYTES, Entry, is_there, part_of
-from isthmus.store.refused import DENIED, EXISTS, NO_CREDENTIALS, NO_UPLOAD, RangeBeyondEnd, meaning
+from isthmus.store.credentials import Identity, access
+from isthmus.store.refused import DENIED, EXISTS, EXPIRED, NO_UPLOAD, RangeBeyondEnd, meaning
 
 PARTS_MAX = 10_000
 """Parts of one object that stores take."""
@@ -64,7 +65,11 @@ class _Begun:
 class S3Store:
     """Objects of one bucket below an optional prefix. Endpoint and credentials come from the AWS environment."""
 
-    def __init__(self, client: Any, bucket: str, prefix: str, url: str, runtime: Runtime) -> None:
+    def __init__(
+        self, client: Any, bucket: str, prefix: str, url: str, runtime: Runtime, identity: Identity | None = None
+    ) -> None:
+        """`identity`: who signs the requests."""
+        self._identity = identity
         self._runtime = runtime
         self._client = client
         self._bucket = bucket
@@ -311,16 +316,38 @@ class S3Store:
         """Raise what this failure means to the caller."""
         where = f"{self.url} at {self._client.meta.endpoint_url}"
         if isinstance(error, ClientError):
+            if _code(error) in EXPIRED and self._identity is not None and self._identity.doubt():
+                raise Unavailable(f"{where}: the credentials have expired and are fetched anew") from None
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
             said = str(error.response.get("Error", {}).get("Message", ""))
             raise meaning(_code(error), status, said, key=key, url=self.url, where=where) from None
-        if isinstance(error, NoCredentialsError | PartialCredentialsError):
-            raise Denied(f"{where}: {NO_CREDENTIALS}") from None
         if isinstance(error, ParamValidationError):
             raise InputError(f"{where}: {str(error).splitlines()[-1]}") from None
         if isinstance(error, HTTPClientError | aiohttp.ClientError | OSError | TimeoutError):
             raise Unavailable(f"{where}: {told(error)}") from None
         raise Unavailable(f"{where}: {type(error).__name__}: {error}") from None
+
+
+class _Provider:
+    """Where aiobotocore finds credentials."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+
+    async def load_credentials(self) -> AioCredentials:
+        """Return credentials that are asked for anew with each request."""
+        return _Credentials(self._identity)
+
+
+class _Credentials(AioCredentials):  # type: ignore[misc]
+    def __init__(self, identity: Identity) -> None:
+        super().__init__("", "")
+        self._identity = identity
+
+    async def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """Return what signs the next request."""
+        found = await self._identity.ask()
+        return ReadOnlyCredentials(found["access_key_id"], found["secret_access_key"], found["token"])
 
 
 class _Body(io.RawIOBase):
@@ -386,10 +413,10 @@ async def open_s3(bucket: str, prefix: str, url: str, runtime: Runtime) -> Async
         s3={"addressing_style": "auto", "payload_signing_enabled": False},
     )
     try:
+        found = access(now=runtime.now)
         session = get_session()
-        # A region is needed to sign; stores other than AWS ignore which.
-        region = session.get_config_variable("region") or "us-east-1"
-        async with session.create_client("s3", region_name=region, config=config) as client:
-            yield S3Store(client, bucket, prefix, url, runtime)
+        session.register_component("credential_provider", _Provider(found.identity))
+        async with session.create_client("s3", region_name=found.region, config=config) as client:
+            yield S3Store(client, bucket, prefix, url, runtime, found.identity)
     except (ProfileNotFound, ValueError) as error:
         raise InputError(f"{url}: {error}") from None
