@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, Said
+from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.urls import redacted
 
@@ -219,20 +220,20 @@ class RedisBus:
             if task and task.cancelling() > cancelled:
                 raise asyncio.CancelledError
             return result
-        except AuthenticationError as error:
-            ask = (
-                "the server asks for a password (redis://USER:PASSWORD@host:port; commands take ISTHMUS_BUS_USER and "
-                "ISTHMUS_BUS_PASSWORD_FILE) or refuses the one it got"
-            )
-            raise Denied(f"{self.url}: {ask}: {error}") from None
-        except (AuthorizationError, NoPermissionError) as error:
-            raise Denied(f"{self.url}: {error}") from None
-        except ResponseError as error:
-            if str(error).startswith(("NOAUTH", "NOPERM", "WRONGPASS")):
-                raise Denied(f"{self.url}: {error}") from None
-            raise Unavailable(f"{self.url}: {error}") from None
         except (RedisError, OSError, TimeoutError) as error:
-            raise Unavailable(f"{self.url}: {told(error)}") from None
+            found = meaning(error)
+            said = f"{self.url}: {found.words}{': ' if found.words else ''}{told(error)}"
+            if found.action == Action.END:
+                raise Denied(said) from None
+            if found.action == Action.RECONNECT:
+                await self._reconnect()
+            raise Unavailable(said) from None
+
+    async def _reconnect(self) -> None:
+        """Close all connections: the next request looks the server's name up again."""
+        for client in (self._reader, self._writer):
+            with suppress(RedisError, OSError, TimeoutError):
+                await client.connection_pool.disconnect()
 
 
 def _pairs(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:

@@ -1,0 +1,92 @@
+"""What Redis's errors mean: whether to wait, to connect anew, or to end, and what to tell the user.
+
+`tests/conformance/test_replies.py` has the table with a server that says each of them.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from redis import exceptions as redis
+
+
+class Action(Enum):
+    """What is done where a server answers so."""
+
+    WAIT = "the same server will answer again"
+    RECONNECT = "another server may answer under the same name"
+    END = "an operator has to act"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What an error means."""
+
+    action: Action
+    words: str
+
+
+_PASSWORD = Meaning(
+    Action.END,
+    "the server asks for a password (redis://USER:PASSWORD@host:port; commands take ISTHMUS_BUS_USER and "
+    "ISTHMUS_BUS_PASSWORD_FILE) or refuses the one it got",
+)
+_CLUSTER = Meaning(
+    Action.END,
+    "this is a node of a Redis Cluster, and the run's streams are on another node: use a server that is not in a "
+    "cluster, or a proxy in front of it",
+)
+
+MEANINGS: dict[str, Meaning] = {
+    "READONLY": Meaning(Action.RECONNECT, "this server is a replica now: its name is looked up again"),
+    "MASTERDOWN": Meaning(Action.RECONNECT, "this server is a replica without a primary: its name is looked up again"),
+    "UNBLOCKED": Meaning(Action.RECONNECT, "this server has changed its role: its name is looked up again"),
+    "LOADING": Meaning(Action.WAIT, "the server reads its data after a start"),
+    "CLUSTERDOWN": Meaning(Action.WAIT, "the cluster does not serve: some of its slots have no server"),
+    "TRYAGAIN": Meaning(Action.WAIT, "the cluster moves slots"),
+    "MOVED": _CLUSTER,
+    "ASK": _CLUSTER,
+    "CROSSSLOT": _CLUSTER,
+    "NOAUTH": _PASSWORD,
+    "WRONGPASS": _PASSWORD,
+    "NOPERM": Meaning(Action.END, "the user of the bus lacks a right: `isthmus access` writes users that have it"),
+    "OOM": Meaning(Action.WAIT, "the server's memory is full: raise maxmemory, or delete what else is stored there"),
+    "MISCONF": Meaning(
+        Action.WAIT, "the server cannot write to its disk, which may be full, and takes no writes until it can"
+    ),
+    "NOREPLICAS": Meaning(Action.WAIT, "fewer replicas are connected than the server wants (min-replicas-to-write)"),
+    "WRONGTYPE": Meaning(Action.END, "a key of this run holds something else than a stream: another program uses it"),
+    "DENIED": Meaning(Action.END, "the server is in protected mode: give it a password, or bind it to loopback"),
+    "max number of clients": Meaning(Action.WAIT, "the server has as many clients as it takes: raise maxclients"),
+    "HELLO": Meaning(Action.END, "this server does not know HELLO: put ?protocol=2 at the end of the bus's URL"),
+}
+"""By the first word of the error, or by another word in it."""
+
+OTHERS = Meaning(Action.WAIT, "")
+
+_CLASSES: dict[type[Exception], str] = {
+    # redis-py takes the first word away of those that it has a class for.
+    redis.ReadOnlyError: "READONLY",
+    redis.MasterDownError: "MASTERDOWN",
+    redis.BusyLoadingError: "LOADING",
+    redis.ClusterDownError: "CLUSTERDOWN",
+    redis.TryAgainError: "TRYAGAIN",
+    redis.MovedError: "MOVED",
+    redis.AskError: "ASK",
+    redis.ClusterCrossSlotError: "CROSSSLOT",
+    redis.AuthenticationWrongNumberOfArgsError: "NOAUTH",
+    redis.AuthenticationError: "NOAUTH",
+    redis.AuthorizationError: "NOPERM",
+    redis.NoPermissionError: "NOPERM",
+    redis.OutOfMemoryError: "OOM",
+}
+_WORDS = re.compile("|".join(rf"\b{word}\b" for word in MEANINGS))
+
+
+def meaning(error: BaseException) -> Meaning:
+    """Return what an error of redis-py means; `OTHERS` for one that is not in the table."""
+    for kind in type(error).__mro__:
+        if kind in _CLASSES:
+            return MEANINGS[_CLASSES[kind]]
+    found = _WORDS.search(str(error))
+    return MEANINGS[found[0]] if found else OTHERS
