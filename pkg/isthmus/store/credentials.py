@@ -88,7 +88,8 @@ def _of_botocore(region: str | None, authorities: bytes | None, now: Callable[[]
     except (BotoCoreError, ValueError) as error:
         raise InputError(f"AWS's configuration: {error}") from None
     asked_for = None if endpoint.endswith(".amazonaws.com") else endpoint
-    return Access(region, asked_for, Found(region, _files(session), now), authorities)
+    settings = {name: session.get_config_variable(name) for name in ("profile", "credentials_file", "config_file")}
+    return Access(region, asked_for, Found(settings | {"region": region}, now), authorities)
 
 
 # --- credentials ------------------------------------------------------------------------------------------------------
@@ -146,12 +147,12 @@ class Found:
     They are fetched anew before they expire, when a file that they may be written in has changed, and after `doubt`.
     """
 
-    def __init__(self, region: str, files: tuple[Path, ...], now: Callable[[], float]) -> None:
-        """`region`: where roles are assumed. `files`: where credentials or their configuration may be written."""
-        self._region = region
+    def __init__(self, settings: Mapping[str, str | None], now: Callable[[], float]) -> None:
+        """`settings`: botocore's variables as they were when the store was opened: region, profile and files."""
+        self._settings = settings
         self.failure: PortError | None = None
         self._now = now
-        self._files = files
+        self._files = _files(settings)
         self._known: dict[str, Any] | None = None
         self._again_at = self._looked_at = -math.inf
         self._stamps: tuple[object, ...] = ()
@@ -214,7 +215,9 @@ class Found:
         stamps = _stamps(self._files)
         if self._anew or self._session is None:
             self._session, self._anew, self._stamps = get_session(), False, stamps
-            self._session.set_config_variable("region", self._region)
+            for name, value in self._settings.items():
+                if value is not None:
+                    self._session.set_config_variable(name, value)
         try:
             found = self._session.get_credentials()
             frozen = None if found is None else found.get_frozen_credentials()
@@ -265,11 +268,11 @@ def _meaning(error: Exception) -> PortError:
 _THROTTLED = {"Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown"}
 
 
-def _files(session: Any) -> tuple[Path, ...]:
+def _files(settings: Mapping[str, str | None]) -> tuple[Path, ...]:
     """Return the files that credentials or their configuration may be written in."""
-    named = (session.get_config_variable(name) for name in ("credentials_file", "config_file"))
     token = os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE")
-    return tuple(Path(name).expanduser() for name in (*named, token) if name)
+    named = (settings.get("credentials_file"), settings.get("config_file"), token)
+    return tuple(Path(name).expanduser() for name in named if name)
 
 
 def _stamps(files: tuple[Path, ...]) -> tuple[object, ...]:
