@@ -14,9 +14,11 @@ from isthmus.errors import IsthmusError, RunMissing, Unavailable
 from isthmus.log import Log
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.log.trust import Trust
+from isthmus.records.keys import snapshots_prefix
 from isthmus.records.messages import SYNCER_STREAM
 from isthmus.runtime import Runtime, threaded
-from isthmus.store import EdgeStore, open_store
+from isthmus.store import BUCKETS, EdgeStore, open_store
+from isthmus.urls import split
 
 TRUSTING = Trust()
 """Of those who only read, and demand nothing."""
@@ -90,6 +92,8 @@ async def open_ports(
 async def _log(run: Run, store: EdgeStore, trust: Trust) -> Log:
     trust.judge(run)
     log = Log(run, store, store.runtime, trust.signer)
+    if split(store.url).scheme in BUCKETS:
+        store.landmark = snapshots_prefix(0)
     await log.members.refresh(store.at_start)
     return log
 

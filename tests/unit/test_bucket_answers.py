@@ -147,7 +147,7 @@ async def test_a_create_of_unknown_outcome_is_sent_once_and_said_to_be_unknown(
     ("reply", "raised", "said"),
     [
         (answer(404, "NoSuchKey"), ObjectMissing, "k"),
-        (answer(404), ObjectMissing, "k"),
+        (answer(404), Unavailable, "not in a store's words"),
         (answer(404, "NoSuchBucket"), Denied, "there is no such bucket"),
         (answer(403, "AccessDenied"), Denied, r"access denied \(AccessDenied\)"),
         (answer(403, "SomethingNew"), Denied, r"refused \(SomethingNew\)"),
@@ -268,7 +268,7 @@ async def test_a_folder_has_no_sum_to_compare(tmp_path: Path) -> None:
 async def test_google_is_asked_in_its_own_words(
     opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(answer(200, ETag='"x"'), answer(412), answer(404)) as (_, stub):
+    async with opened(answer(200, ETag='"x"'), answer(412), answer(404, "NoSuchKey")) as (_, stub):
         key = {
             "gcs_base_url": stub.url,
             "disable_oauth": True,

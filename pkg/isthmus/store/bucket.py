@@ -25,12 +25,12 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable, first_cause
+from isthmus.errors import Denied, InputError, Unavailable, first_cause
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank, fill
 from isthmus.runtime import Runtime, wait_for_foreign_threads
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, is_there, part_of
 from isthmus.store.credentials import Identity, access
-from isthmus.store.refused import EXPIRED, RangeBeyondEnd, meaning
+from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, refusal, refused_read
 
 PARTS_AT_ONCE = 4
 RANGES_AT_ONCE = 8
@@ -56,6 +56,9 @@ _CODE = re.compile(r"<Code>(\w[\w.]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _PROVIDER = "External AWS credential provider"
 """In obstore's words, what has raised where no credentials could be had."""
+
+_ELSEWHERE = "redirect without LOCATION"
+"""In obstore's words, AWS's answer where a bucket is in another region."""
 
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
@@ -152,7 +155,7 @@ class BucketStore:
         try:
             await obstore.delete_async(self._clients.write, self._prefix + key)
         except FileNotFoundError as error:
-            if _code(error) == "NoSuchBucket":
+            if _code(error) != MISSING:
                 self._fail(error, key)
         except (BaseError, OSError, TimeoutError) as error:
             self._fail(error, key)
@@ -213,9 +216,9 @@ class BucketStore:
                 for at in range(size, len(data), RANGE_BYTES):
                     tasks.create_task(one(at))
         except BaseExceptionGroup as group:
-            self._fail(first_cause(group), key)
+            self._fail(first_cause(group), key, reads=True)
         except (BaseError, OSError, TimeoutError) as error:
-            self._fail(error, key)
+            self._fail(error, key, reads=True)
         return data
 
     async def _ask(self, key: str, options: Any) -> Any:
@@ -232,8 +235,8 @@ class BucketStore:
         if at != len(data):
             raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
 
-    def _fail(self, error: BaseException, key: str) -> NoReturn:
-        """Raise what this failure means to the caller."""
+    def _fail(self, error: BaseException, key: str, *, reads: bool = False) -> NoReturn:
+        """Raise what this failure means to the caller; `reads`: who read an object, which may be missing."""
         status, code = _status(error), _code(error)
         if code in EXPIRED and self._identity is not None and self._identity.doubt():
             raise Unavailable(f"{self._where}: the credentials have expired and are fetched anew ({code})") from None
@@ -243,10 +246,14 @@ class BucketStore:
             raise Unavailable(f"{self._where}: {key} was replaced while it was read") from None
         if status is not None or code:
             said = _MESSAGE.search(str(error))
-            code = code or str(status)
-            raise meaning(code, status, said[1] if said else "", key=key, url=self.url, where=self._where) from None
-        if isinstance(error, FileNotFoundError):
-            raise ObjectMissing(key) from None
+            about = code or str(status), status, said[1] if said else ""
+            if reads:
+                raise refused_read(*about, key=key, url=self.url, where=self._where) from None
+            raise refusal(*about, url=self.url, where=self._where) from None
+        if _ELSEWHERE in str(error):
+            raise Denied(
+                f"{self._where}: {DENIED['PermanentRedirect']}: set AWS_REGION, or ?region= in the URL"
+            ) from None
         if isinstance(error, UnauthenticatedError | PermissionDeniedError):
             raise Denied(f"{self._where}: {_told(error).rpartition('Denied: ')[2]}") from None
         if isinstance(error, TimeoutError):

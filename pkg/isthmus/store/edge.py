@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from isthmus.errors import Unavailable
 from isthmus.records.frame import Blob, Body, Data
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry, Store
@@ -39,6 +40,9 @@ class EdgeStore(RetryingStore):
         self.traffic = traffic or Traffic()
         self.outage = outage or Outage(runtime)
         self.regions = regions
+        self.landmark = ""
+        """A prefix below which there always is something, once a run is known to be there. A listing that has nothing
+        is believed only from a store that lists this: obstore takes a page that a gateway makes up for an empty one."""
         self._before = store
         self._metrics = metrics
         limited = store if patience.request_s is None else LimitedStore(store, patience.request_s)
@@ -59,10 +63,12 @@ class EdgeStore(RetryingStore):
         return self.with_patience(AT_START)
 
     def _restacked(self, patience: Patience, metrics: "Metrics | None") -> "EdgeStore":
-        return EdgeStore(
+        edge = EdgeStore(
             self._before, self.runtime, patience, metrics,
             outage=self.outage, traffic=self.traffic, regions=self.regions,
         )  # fmt: skip
+        edge.landmark = self.landmark
+        return edge
 
     async def get(self, key: str) -> Body:
         """See `Store.get`."""
@@ -98,6 +104,17 @@ class EdgeStore(RetryingStore):
 
     async def list(self, prefix: str) -> Sequence[Entry]:
         """See `Store.list`."""
+        found = await self._listed(prefix)
+        if found or not self.landmark:
+            return found
+        if not await self._listed(self.landmark):
+            raise Unavailable(
+                f"{self.url}: it lists nothing, not even what is there ({self.landmark}): a gateway in between has "
+                "answered, or somebody has deleted it"
+            )
+        return await self._listed(prefix)
+
+    async def _listed(self, prefix: str) -> Sequence[Entry]:
         if self.regions is None:
             return await super().list(prefix)
         return await self.regions.list(prefix, lambda: super(EdgeStore, self).list(prefix))

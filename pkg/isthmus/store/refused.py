@@ -1,6 +1,11 @@
-"""What a bucket's refusals mean, whichever client they came through: S3's codes and statuses of HTTP."""
+"""What a bucket's refusals mean, whichever client they came through: S3's codes and statuses of HTTP.
 
-from isthmus.errors import BucketMissing, Denied, IsthmusError, ObjectMissing, Unavailable
+Only a read can say that an object is missing, and only in the store's own words (`NoSuchKey`). Any other 404 comes from
+a gateway in between, or from a route that is being reloaded, and so is an outage. `tests/conformance/test_answers.py`
+has the table of what each answer to each request means.
+"""
+
+from isthmus.errors import BucketMissing, Denied, IsthmusError, ObjectMissing, PortError, Unavailable
 
 NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
@@ -30,10 +35,13 @@ DENIED = {
     "KMS.KMSInvalidStateException": "the key it is encrypted with cannot be used",
     "InvalidRequest": "the request is refused as it is (an object encrypted with a key of its owner's, for example)",
     "EntityTooLarge": "the object is larger than this store takes in one request",
+    "MethodNotAllowed": "the server does not take this request: is that the address of an object store?",
+    "405": "the server does not take this request: is that the address of an object store?",
+    "301": "the bucket is in another region",
     "NotImplemented": "the server does not implement this request (conditional PUT is needed)",
 }
 
-_MISSING = {"NoSuchKey", "404", "NotFound"}
+MISSING = "NoSuchKey"
 _BEYOND = {"InvalidRange", "416"}
 # A concurrent conditional write: nobody has won yet, the same request has to be sent again.
 _CONFLICT = {"ConditionalRequestConflict", "OperationAborted", "409"}
@@ -43,14 +51,27 @@ class RangeBeyondEnd(IsthmusError):
     """The range starts behind the end of the object."""
 
 
-def meaning(code: str, status: int | None, message: str, *, key: str, url: str, where: str) -> IsthmusError:
-    """Return what to raise where a bucket at `where` refused a request for a key with this code, or status for one."""
-    if code in _MISSING:
+def refusal(code: str, status: int | None, message: str, *, url: str, where: str) -> PortError:
+    """Return what to raise where a bucket at `where` refused a request with this code, or status for one.
+
+    It is never `ObjectMissing`: a write, a listing or a deletion finds nothing missing.
+    """
+    if code == "NoSuchBucket":
+        return BucketMissing(url, where)
+    if code in DENIED or status in (401, 403, 405):
+        return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status})")
+    said = f"{code or status}: {message}".strip()
+    if status == 404:
+        said += " (404, but not in a store's words: a gateway in between, or a wrong endpoint)"
+    return Unavailable(f"{where}: {said}" + (" (conflict)" if code in _CONFLICT else ""))
+
+
+def refused_read(
+    code: str, status: int | None, message: str, *, key: str, url: str, where: str
+) -> PortError | RangeBeyondEnd:
+    """Return the same where an object was read: it may be missing, or end before the range."""
+    if code == MISSING:
         return ObjectMissing(key)
     if code in _BEYOND:
         return RangeBeyondEnd(key)
-    if code == "NoSuchBucket":
-        return BucketMissing(url, where)
-    if code in DENIED or status in (401, 403):
-        return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code})")
-    return Unavailable(f"{where}: {f'{code}: {message}'.strip()}" + (" (conflict)" if code in _CONFLICT else ""))
+    return refusal(code, status, message, url=url, where=where)

@@ -22,13 +22,14 @@ from botocore.exceptions import (
     ParamValidationError,
     ProfileNotFound,
 )
+from botocore.parsers import ResponseParserError
 
 from isthmus.errors import InputError, Unavailable, first_cause, told
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.runtime import Runtime
 from isthmus.store.base import PART_BYTES, Entry, is_there, part_of
 from isthmus.store.credentials import Identity, access
-from isthmus.store.refused import DENIED, EXISTS, EXPIRED, NO_UPLOAD, RangeBeyondEnd, meaning
+from isthmus.store.refused import DENIED, EXISTS, EXPIRED, MISSING, NO_UPLOAD, RangeBeyondEnd, refusal, refused_read
 
 PARTS_MAX = 10_000
 """Parts of one object that stores take."""
@@ -45,6 +46,9 @@ _INLINE_MAX = 1 << 17  # bytes whose MD5 is not worth leaving the loop for
 
 _SUMS = {"ContentMD5": hashlib.md5, "ChecksumSHA256": hashlib.sha256}
 _UNFIT = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "InvalidRequest"}
+
+_FAILURES = (ClientError, BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError, TimeoutError)
+"""What the client raises for an answer that is none, or does not come."""
 
 BEGUN_MAX = 16
 """Uploads that failed and may go on; those of processes that ended are the bucket's lifecycle rule's."""
@@ -78,15 +82,18 @@ class S3Store:
         self.url = url
 
     async def get(self, key: str) -> Body:
-        """See `Store.get`."""
-        return await self._read(key, {})
+        """See `Store.get`. It asks for a range, since a page that a gateway makes up says of none which it is."""
+        try:
+            return await self._read(key, 0, None)
+        except RangeBeyondEnd:
+            return bytearray()  # no range of an empty object is within it
 
     async def get_range(self, key: str, start: int, stop: int) -> Body:
         """See `Store.get_range`."""
         if stop <= start:
             return bytearray()
         try:
-            return await self._read(key, {"Range": f"bytes={start}-{stop - 1}"})
+            return await self._read(key, start, stop)
         except RangeBeyondEnd:
             return bytearray()
 
@@ -97,10 +104,11 @@ class S3Store:
                 await self._put_in_parts(key, data)
             else:
                 whole = await part_of(data, 0, len(data), self._runtime) if isinstance(data, Gathered) else data
-                await self._client.put_object(
+                answer = await self._client.put_object(
                     Bucket=self._bucket, Key=self._prefix + key, Body=_Body(whole), ContentMD5=await self._md5(whole)
                 )
-        except (ClientError, BotoCoreError, OSError) as error:
+                self._tag(answer, key)
+        except _FAILURES as error:
             self._fail(error, key)
 
     async def create(self, key: str, data: Blob) -> bool:
@@ -112,18 +120,19 @@ class S3Store:
                     return False
                 await self._put_in_parts(key, data, IfNoneMatch="*")
             else:
-                await self._client.put_object(
+                answer = await self._client.put_object(
                     Bucket=self._bucket,
                     Key=self._prefix + key,
                     Body=_Body(data),
                     ContentMD5=await self._md5(data),
                     IfNoneMatch="*",
                 )
+                self._tag(answer, key)
         except ClientError as error:
             if _code(error) in EXISTS:
                 return False
             self._fail(error, key)
-        except (BotoCoreError, OSError) as error:
+        except _FAILURES as error:
             self._fail(error, key)
         return True
 
@@ -137,11 +146,13 @@ class S3Store:
                 Bucket=self._bucket, Prefix=self._prefix + prefix
             )
             async for page in pages:
+                if "Name" not in page:
+                    raise Unavailable(f"{self.url}: the answer to a listing is none: a gateway in between?")
                 entries.extend(
                     Entry(item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"].timestamp())
                     for item in page.get("Contents", ())
                 )
-        except (ClientError, BotoCoreError, OSError) as error:
+        except _FAILURES as error:
             self._fail(error, prefix)
         return sorted(entries)
 
@@ -149,7 +160,10 @@ class S3Store:
         """See `Store.delete`."""
         try:
             await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
-        except (ClientError, BotoCoreError, OSError) as error:
+        except ClientError as error:
+            if _code(error) != MISSING:
+                self._fail(error, key)
+        except _FAILURES as error:
             self._fail(error, key)
 
     async def create_bucket(self) -> None:
@@ -159,7 +173,7 @@ class S3Store:
         except ClientError as error:
             if _code(error) not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
                 self._fail(error, "")
-        except (BotoCoreError, OSError) as error:
+        except _FAILURES as error:
             self._fail(error, "")
 
     async def compares(self, key: str, name: str, **condition: str) -> bool:
@@ -179,7 +193,7 @@ class S3Store:
             if _code(error) in _UNFIT:
                 return True
             self._fail(error, key)
-        except (BotoCoreError, OSError) as error:
+        except _FAILURES as error:
             self._fail(error, key)
         await self.delete(key)
         return False
@@ -206,6 +220,8 @@ class S3Store:
         begun = self._begun.pop(key, None)
         if begun is None or begun.size != len(whole):
             answer = await self._client.create_multipart_upload(**place)
+            if "UploadId" not in answer:
+                raise Unavailable(f"{self.url}: the answer to the begin of an upload is none: a gateway in between?")
             begun = _Begun(answer["UploadId"], len(whole))
         gate = asyncio.Semaphore(PARTS_AT_ONCE)
 
@@ -219,16 +235,17 @@ class S3Store:
                             **place, UploadId=begun.upload, PartNumber=number, Body=_Body(part), ContentMD5=sum_
                         )
                     )
-                    begun.parts[number] = sum_, answer["ETag"]
+                    begun.parts[number] = sum_, self._tag(answer, key)
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(1, -(-len(whole) // size) + 1):
                     tasks.create_task(one(number))
             parts = [{"PartNumber": number, "ETag": etag} for number, (_, etag) in sorted(begun.parts.items())]
-            await self._client.complete_multipart_upload(
+            answer = await self._client.complete_multipart_upload(
                 **place, UploadId=begun.upload, MultipartUpload={"Parts": parts}, **condition
             )
+            self._tag(answer, key)
         except BaseExceptionGroup as group:
             await self._keep_or_abort(key, begun, first_cause(group))
             raise first_cause(group) from None
@@ -259,28 +276,49 @@ class S3Store:
                 await asyncio.sleep(PART_PAUSE_S * 2.0**tried * self._runtime.random.random())
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _read(self, key: str, extra: dict[str, str]) -> Body:
+    async def _read(self, key: str, start: int, stop: int | None) -> Body:
+        """Return bytes [start, stop) of an object, or all from start."""
+        asked = f"bytes={start}-" if stop is None else f"bytes={start}-{stop - 1}"
         try:
-            response = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **extra)
-            size = int(response["ContentLength"])
+            response = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, Range=asked)
+            size = self._range_of(response, key)
             data = blank(size)
             if size <= PART_BYTES:
                 await self._drain(key, response, data)
             else:
-                await self._read_in_parts(key, extra, response, data)
+                await self._read_in_parts(key, start, response, data)
         except BaseExceptionGroup as group:
             cause = first_cause(group)
-            if not isinstance(cause, ClientError | BotoCoreError | aiohttp.ClientError | OSError | TimeoutError):
+            if not isinstance(cause, _FAILURES):
                 raise cause from None
-            self._fail(cause, key)
-        except (ClientError, BotoCoreError, aiohttp.ClientError, OSError, TimeoutError) as error:
-            self._fail(error, key)
+            self._fail(cause, key, reads=True)
+        except _FAILURES as error:
+            self._fail(error, key, reads=True)
         return data
 
-    async def _read_in_parts(self, key: str, extra: dict[str, str], first: Any, data: memoryview) -> None:
+    def _range_of(self, response: Any, key: str) -> int:
+        """Return how many bytes an answer to a range has. Raises `Unavailable` where it is none."""
+        if "ContentRange" not in response:
+            with contextlib.suppress(Exception):
+                response["Body"].close()
+            raise Unavailable(
+                f"{self.url}: asked for a range of {key}, the answer is something whole: this server serves no ranges, "
+                "or a gateway in between has answered"
+            )
+        return int(response["ContentLength"])
+
+    def _tag(self, answer: Any, key: str) -> str:
+        """Return the ETag of what was stored. Raises `Unavailable` where the answer has none: it is no store's."""
+        if not answer.get("ETag"):
+            raise Unavailable(
+                f"{self.url}: no ETag says that {key} is stored: a gateway in between has answered, or this server "
+                "sends none, and no run can be kept there"
+            )
+        return str(answer["ETag"])
+
+    async def _read_in_parts(self, key: str, start: int, first: Any, data: memoryview) -> None:
         """Fetch a large body by ranges, several at once; `first` is the answer to a request for all of it."""
         first["Body"].close()
-        start = int(extra["Range"].removeprefix("bytes=").split("-")[0]) if extra else 0
         same = {"IfMatch": first["ETag"]} if "ETag" in first else {}  # every range of one and the same object
         gate = asyncio.Semaphore(PARTS_AT_ONCE)
 
@@ -290,7 +328,7 @@ class S3Store:
 
             async def fetch() -> None:
                 answer = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, **asked)
-                if int(answer["ContentLength"]) != len(part):
+                if self._range_of(answer, key) != len(part):
                     raise Unavailable(f"{self.url}: {key} sent {answer['ContentLength']} bytes for {len(part)}")
                 await self._drain(key, answer, part)
 
@@ -312,15 +350,17 @@ class S3Store:
         if at != len(data):
             raise Unavailable(f"{self.url}: {key} ended after {at} of {len(data)} bytes")
 
-    def _fail(self, error: Exception, key: str) -> NoReturn:
-        """Raise what this failure means to the caller."""
+    def _fail(self, error: BaseException, key: str, *, reads: bool = False) -> NoReturn:
+        """Raise what this failure means to the caller; `reads`: who read an object, which may be missing."""
         where = f"{self.url} at {self._client.meta.endpoint_url}"
         if isinstance(error, ClientError):
             if _code(error) in EXPIRED and self._identity is not None and self._identity.doubt():
                 raise Unavailable(f"{where}: the credentials have expired and are fetched anew") from None
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            said = str(error.response.get("Error", {}).get("Message", ""))
-            raise meaning(_code(error), status, said, key=key, url=self.url, where=where) from None
+            about = _code(error), status, str(error.response.get("Error", {}).get("Message", ""))
+            if reads:
+                raise refused_read(*about, key=key, url=self.url, where=where) from None
+            raise refusal(*about, url=self.url, where=where) from None
         if isinstance(error, ParamValidationError):
             raise InputError(f"{where}: {str(error).splitlines()[-1]}") from None
         if isinstance(error, HTTPClientError | aiohttp.ClientError | OSError | TimeoutError):

@@ -16,7 +16,7 @@ MUTANTS = [
         ),
         row("nothing-says-what-the-bytes-are", '                "checksum_algorithm": "SHA256",\n', ""),
         row("a-write-may-hang", "READ_TIMEOUT.total_seconds() + len(data) / WRITE_LEAST", "3600.0"),
-        row("no-bucket-is-nothing-to-delete", 'if _code(error) == "NoSuchBucket":', "if False:"),
+        row("no-bucket-is-nothing-to-delete", "if _code(error) != MISSING:", "if False:"),
     ),
     *of(
         "store/bucket.py",
@@ -27,11 +27,46 @@ MUTANTS = [
     *of(
         "store/refused.py",
         "tests/unit/test_bucket_answers.py tests/unit/test_store_answers.py",
-        row("an-unknown-refusal-is-an-outage", "if code in DENIED or status in (401, 403):", "if code in DENIED:"),
+        row("an-unknown-refusal-is-an-outage", "if code in DENIED or status in (401, 403, 405):", "if code in DENIED:"),
+        row("any-404-is-a-missing-object", "if code == MISSING:", "if code == MISSING or status == 404:"),
         row(
             "a-conflict-means-exists",
             'EXISTS = {"PreconditionFailed", "412"}',
             'EXISTS = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}',
+        ),
+    ),
+    *of(
+        "store/edge.py",
+        "tests/conformance/test_answers.py",
+        row("an-empty-listing-is-believed", "if found or not self.landmark:", "if True:"),
+    ),
+    *of(
+        "store/s3.py",
+        "tests/conformance/test_answers.py",
+        row("a-page-is-an-object", 'if "ContentRange" not in response:', "if False:"),
+        row("a-page-says-that-it-is-stored", 'if not answer.get("ETag"):', "if False:"),
+        row("a-page-lists-nothing", 'if "Name" not in page:', "if False:"),
+    ),
+    *of(
+        "bus/replies.py",
+        "tests/conformance/test_replies.py",
+        row("a-replica-is-waited-for", '"READONLY": Meaning(Action.RECONNECT,', '"READONLY": Meaning(Action.WAIT,'),
+        row("a-full-server-ends-everybody", '"OOM": Meaning(Action.WAIT,', '"OOM": Meaning(Action.END,'),
+    ),
+    *of(
+        "bus/redis.py",
+        "tests/conformance/test_replies.py",
+        row("a-demoted-server-keeps-its-connections", "await client.connection_pool.disconnect()", "pass"),
+    ),
+    *of(
+        "store/credentials.py",
+        "tests/integration/test_credentials.py",
+        row("files-are-read-once", "self._anew = self._stamps != _stamps(self._files)", "self._anew = False"),
+        row("credentials-are-renewed-when-they-are-over", "max(0.1, SPENT * left_s)", "left_s + 1.0"),
+        row(
+            "what-a-store-says-of-credentials-is-nothing",
+            "self._doubted, self._anew = now, True",
+            "self._doubted = now",
         ),
     ),
     *of(
@@ -56,7 +91,11 @@ MUTANTS = [
         ),
         row("a-create-in-parts-looks-for-nothing", "if await is_there(self, key):", "if False:"),
         row("an-unknown-upload-is-tried-for-ever", "if passing and not begun.again and", "if passing and"),
-        row("ranges-of-a-range-begin-at-0", "if extra else 0\n        same", "if not extra else 0\n        same"),
+        row(
+            "ranges-of-a-range-begin-at-0",
+            "bytes={start + at}-{start + at + len(part) - 1}",
+            "bytes={at}-{at + len(part) - 1}",
+        ),
     ),
     *of(
         "store/s3.py",
