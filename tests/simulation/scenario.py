@@ -168,6 +168,12 @@ class Scenario:
         )
 
     @property
+    def needs_a_forger(self) -> bool:
+        """Whether no round has its quorum without a learner that forges. Then it is up to that learner how fast each
+        fragment goes on, within what is believed of it."""
+        return self.hostile is Hostility.FORGES and self.pace.quorum > self.learners
+
+    @property
     def goes_on_s(self) -> float:
         """Within this, of any moment, each fragment gets a commit where a syncer and a learner are well.
 
@@ -177,7 +183,7 @@ class Scenario:
         """
         silence_s = SILENT_BEATS / BEATS_PER_INTERVAL * self.pace.heartbeat_s
         round_s = max((self.rules.sync_every + 2) * max(self.step_s), self.pace.silence_s)
-        if self.hostile is Hostility.FORGES and self.pace.quorum > self.learners:
+        if self.needs_a_forger:
             round_s *= BOUNDS.slow
         return STORE_TIMEOUT_S + 2.0 * silence_s + self.pace.silence_s + 2.0 * round_s + MARGIN_S
 
