@@ -20,7 +20,7 @@ from isthmus.log.run import read_run
 from isthmus.records import frame
 from isthmus.records.frame import Body
 from isthmus.records.keys import commit_key
-from isthmus.records.messages import decode, learner_stream
+from isthmus.records.messages import SYNCER_STREAM, Alive, AnyMessage, Committed, decode, encode, learner_stream
 from isthmus.records.objects import CommitHeader, UpdateHeader
 from isthmus.rules import Pace, Rules
 from isthmus.store import Layer, Patience, Store
@@ -357,6 +357,41 @@ async def test_a_learner_learns_that_syncers_are_back_once_after_each_silence(
             async with serving(w.syncer(f"s{silences}")) as syncer:
                 await until(partial(has_committed, syncer, 12), "a syncer serves")
             assert told.count(SyncerBack()) == silences
+        done = True
+        await training
+
+
+@pytest.mark.parametrize("kind", ["alive", "committed"])
+async def test_a_version_that_does_not_exist_costs_one_look(folder: Path, kind: str) -> None:
+    """Whoever names it: a syncer of a copy of the run, of a store that was set back, or of a mount that was gone."""
+    async with world(folder) as w, serving(w.syncer("s1")) as one, serving(w.syncer("s2")) as two:
+        done = False
+        training = asyncio.ensure_future(train(w.learner("l0"), 20, enough=lambda: done))
+
+        def commits() -> int:
+            return one.tallies.commits + two.tallies.commits
+
+        await until(lambda: commits() >= 8, "commits before")
+        heads = tuple(keeper.head + 1000 for keeper in one.keepers)
+        said: list[AnyMessage] = [
+            Alive(
+                run=w.run.digest, id="x", syncer="ghost", commits=0, heads=heads, rejected={}, waiting_for="",
+                lag_ms=0.0, held=0, fold_s=0.0, broken=(), stopping=True, able=False,
+            )
+        ]  # fmt: skip
+        if kind == "committed":
+            said = [
+                Committed(run=w.run.digest, id=f"x{p}", syncer="ghost", fragment=p, version=v)
+                for p, v in enumerate(heads)
+            ]
+        await w.bus.append(SYNCER_STREAM, *(encode(message) for message in said))
+        # Longer than it takes to give a fragment to others that cannot be read here.
+        before = commits()
+        await asyncio.sleep(4 * w.run.pace.silence_s)
+        assert commits() > before
+        between = commits()
+        await until(lambda: commits() >= between + 12, "commits after")
+        assert not any(keeper.overdue(w.run.pace.silence_s) for syncer in (one, two) for keeper in syncer.keepers)
         done = True
         await training
 

@@ -53,7 +53,9 @@ class Follower:
         self._following = fold.Following()
         self._retry_at = 0.0
         self._known = 0
-        """The newest version that another syncer says is there."""
+        """The newest version that is in the log, as a commit of ours was refused for it."""
+        self._said = 0
+        """The newest version that somebody says is there, unless a look at the log has found that it is not."""
         self._behind_since = runtime.now()
         self._read = 0
         """Bytes of updates read since folding began."""
@@ -78,11 +80,25 @@ class Follower:
         """Return whether a log that can be read up to this version is not enough to go on here."""
         return self.version <= version or (self.folds and self.state is None)
 
-    def learn_of(self, version: int) -> None:
-        """Note that a version is said to be in the log."""
-        if self.version >= self._known:
+    def learn_of(self, version: int, *, hearsay: bool = False) -> None:
+        """Note that a version is in the log; `hearsay`: somebody says so."""
+        if self.version >= max(self._known, self._said):
             self._behind_since = self._runtime.now()
-        self._known = max(version, self._known)
+        if hearsay:
+            self._said = max(version, self._said)
+        else:
+            self._known = max(version, self._known)
+
+    @property
+    def said(self) -> int:
+        """The newest version that somebody says is there."""
+        return self._said
+
+    def looked(self, said: int) -> None:
+        """Note that a look at the log has come to its end. What was `said` when it began, and is not in the log then,
+        was false."""
+        if self.version < self._said <= said:
+            self._said = 0
 
     def overdue(self, silent_s: float) -> bool:
         """Return whether this fragment is for others to keep: they know of a version that could not be read here for
@@ -92,7 +108,7 @@ class Follower:
             return True
         if self._folding:  # what waits for its turn to be folded is not late, whatever that takes
             return now - self._moved_at > FOLD_S + self._state_bytes / FOLD_BYTES_S
-        return self.version < self._known and now - self._behind_since > silent_s
+        return self.version < max(self._known, self._said) and now - self._behind_since > silent_s
 
     def go_to(self, version: int, digest: bytes, state: State | None) -> None:
         """Stand at a version, made by the commit of this digest, with its state where that is here."""

@@ -43,6 +43,8 @@ class Looked:
     through: bool
     error: LogCorrupt | None = None
     """Why the log cannot be folded to its end, where that is so."""
+    said: int = 0
+    """The newest version that somebody said is there, when the look began."""
 
 
 FromBus = Announced | Called | Passed | Heard | Invalid

@@ -231,9 +231,10 @@ class Keeper:
                 self._go_to(at)
                 done.set()
                 return []
-            case Looked(through, error):
+            case Looked(through, error, said):
                 if through:
                     self._follower.broken = ""
+                    self._follower.looked(said)
                 elif error is not None and (error.readable is None or self._follower.lacks(error.readable[1])):
                     self._break(error)  # else we have gone beyond that place by ourselves
                 if through and self._follower.wanted and self.state is not None and not self.rounds.holding:
@@ -248,7 +249,7 @@ class Keeper:
             case Announced() | Called() | Passed() | Invalid():
                 return self.rounds.on(event, now)
             case Heard(version):
-                self._follower.learn_of(version)
+                self._follower.learn_of(version, hearsay=True)
                 return [CatchUp()] if version > self.head else []
             case Fetched(pointer, update, reason, at, done):
                 try:
@@ -496,14 +497,14 @@ class Keeper:
         while True:
             await self._look.wait()
             self._look.clear()
-            head, had = self.head, self.state is not None
+            head, had, said = self.head, self.state is not None, self._follower.said
             async with self._limits.folds if self._follower.folds and not had else self._limits.looks:
                 try:
                     async for at in self._follower.onward():
                         done = asyncio.Event()
                         self._inbox.put_own(Folded(at, done))
                         await done.wait()
-                    looked = Looked(through=True)
+                    looked = Looked(through=True, said=said)
                 except LogCorrupt as error:
                     looked = Looked(through=False, error=error)
                 except Unavailable as error:
