@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -336,3 +337,79 @@ async def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch:
     done.clear()
     await store.put("a/2", b"y")
     assert done == ["fsync", "replace", "fsync"]
+
+
+async def test_another_folder_in_its_place_is_an_outage(tmp_path: Path) -> None:
+    """A mount that is lost leaves its empty mount point; what is back is the same, whatever its inode."""
+    root, away = tmp_path / "run", tmp_path / "away"
+    store = FileStore(root, single_threaded())
+    await store.put("run", b"this run")
+    await store.put("a/1", b"x")
+    root.rename(away)
+    for request in (store.get("a/1"), store.put("a/2", b"y"), store.create("a/2", b"y"), store.list("a/")):
+        with pytest.raises(Unavailable, match="is gone"):
+            await request
+    assert not root.exists()
+    root.mkdir()
+    for request in (store.get("a/1"), store.put("a/2", b"y"), store.create("a/2", b"y"), store.list("a/")):
+        with pytest.raises(Unavailable, match="is another folder than before"):
+            await request
+    assert list(root.iterdir()) == [], "nothing was written into the empty mount point"
+    root.rmdir()
+    shutil.copytree(away, root)
+    assert bytes(await store.get("a/1")) == b"x"
+    assert await store.create("a/2", b"y")
+
+
+async def test_a_folder_that_is_lost_in_the_middle_of_a_write_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, away = tmp_path / "run", tmp_path / "away"
+    store = FileStore(root, single_threaded())
+    await store.put("run", b"this run")
+    link = os.link
+
+    def lost(source: Path, target: Path) -> None:
+        link(source, target)
+        root.rename(away)
+        root.mkdir()
+
+    monkeypatch.setattr(os, "link", lost)
+    with pytest.raises(Unavailable, match="is another folder"):
+        await store.create("a/1", b"x")
+
+
+async def test_a_folder_is_waited_for(tmp_path: Path) -> None:
+    """Before there is a run in it, any folder will do: it may be mounted later."""
+    root = tmp_path / "run"
+    store = FileStore(root, single_threaded())
+    root.mkdir()
+    with pytest.raises(ObjectMissing):
+        await store.get("run")
+    (tmp_path / "mounted").mkdir()
+    (tmp_path / "mounted" / "run").write_bytes(b"a run")
+    root.rmdir()
+    (tmp_path / "mounted").rename(root)
+    assert bytes(await store.get("run")) == b"a run"
+
+
+@pytest.mark.parametrize("link", [".scratch", "updates", "updates/00000/evil"])
+async def test_no_link_is_followed(tmp_path: Path, link: str) -> None:
+    """It would lead to another's files: objects would be written there, and deleted."""
+    root, other = tmp_path / "run", tmp_path / "other"
+    store = FileStore(root, single_threaded())
+    await store.put("run", b"this run")
+    other.mkdir()
+    (other / "precious").write_text("of another")
+    os.utime(other / "precious", (1, 1))
+    (root / link).parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(root / link, ignore_errors=True)
+    (root / link).symlink_to(other)
+    with pytest.raises(Denied, match="is a link"):
+        await store.put("updates/00000/evil/x", b"x")
+    if link != ".scratch":
+        with pytest.raises(Denied, match="is a link"):
+            await store.delete("updates/00000/evil/precious")
+        assert [entry.key for entry in await store.list("")] == ["run"]
+    assert (other / "precious").exists()
+    assert [path.name for path in other.iterdir()] == ["precious"]

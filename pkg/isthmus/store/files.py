@@ -1,6 +1,7 @@
 """A store in a folder: atomic by rename, create-only by hard link, durable by fsync, safe among processes."""
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank
+from isthmus.records.keys import RUN_KEY
 from isthmus.runtime import Runtime
 from isthmus.store.base import Entry
 
@@ -27,6 +29,10 @@ class FileStore:
         self.url = str(root)
         self._runtime = runtime
         self._swept = False
+        self._identity: tuple[int, int] | None = None
+        """Device and inode of the root, once it has been there."""
+        self._run_object: bytes | None = None
+        """Digest of the run object there, once there is one."""
 
     async def get(self, key: str) -> Body:
         """See `Store.get`."""
@@ -57,7 +63,7 @@ class FileStore:
     async def _run(self, key: str, fn: Callable[..., T], *args: object) -> T:
         path = self._path(key)
         try:
-            return await self._runtime.offload(fn, path, *args)
+            return await self._runtime.offload(self._there, fn, path, *args)
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(key) from None
         except IsADirectoryError:
@@ -69,6 +75,49 @@ class FileStore:
             raise Denied(f"{self.root}: {error.strerror}: {error.filename}") from None
         except OSError as error:
             raise Unavailable(f"{self.root}: {error}") from None
+
+    def _there(self, fn: Callable[..., T], path: Path, *args: object) -> T:
+        """Do something with a file of this folder, if it is still the same folder. On a thread.
+
+        Looked at before and after: what was written into an empty mount point did not reach the run, and what is not
+        found there is not missing.
+        """
+        self._require_same()
+        self._require_no_link(path)
+        try:
+            return fn(path, *args)
+        finally:
+            self._require_same()
+
+    def _require_same(self) -> None:
+        """Raise `Unavailable` where another folder than before lies at the root: a mount was lost, perhaps."""
+        try:
+            found = os.stat(self.root)
+        except FileNotFoundError:
+            if self._identity is None:
+                return
+            raise Unavailable(f"{self.root} is gone: was a mount lost?") from None
+        here = found.st_dev, found.st_ino
+        if here == self._identity and self._run_object is not None:
+            return
+        run = self._digest_of_run()
+        if here != self._identity and self._run_object is not None and run != self._run_object:
+            raise Unavailable(f"{self.root} is another folder than before, without this run: was a mount lost?")
+        self._identity, self._run_object = here, run
+
+    def _digest_of_run(self) -> bytes | None:
+        try:
+            return hashlib.blake2b((self.root / RUN_KEY).read_bytes()).digest()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _require_no_link(self, path: Path) -> None:
+        """Raise `Denied` where a link lies on the way: what is written and deleted behind it may be anybody's."""
+        at = str(self.root)
+        for name in path.relative_to(self.root).parts:
+            at = f"{at}/{name}"
+            if os.path.islink(at):
+                raise Denied(f"{at} is a link: no folder or file of a run may be one")
 
     def _path(self, key: str) -> Path:
         if any(part in ("", ".", "..") or part.startswith(".") for part in key.removesuffix("/").split("/") if key):
@@ -89,6 +138,7 @@ class FileStore:
 
     def _write(self, path: Path, data: Data, settle: Callable[[Path, Path], None]) -> bool:
         scratch = self.root / _SCRATCH / self._runtime.new_id()
+        self._require_no_link(scratch.parent)
         scratch.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(scratch, "xb", buffering=0) as file:
@@ -134,7 +184,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
-        if entry.name.startswith("."):
+        if entry.name.startswith(".") or entry.is_symlink():
             continue
         if entry.is_dir():
             yield from _walk(Path(entry.path))
