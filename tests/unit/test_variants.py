@@ -1,6 +1,7 @@
 """Arithmetic that only the lab tries: each is what it says, and gone when its setting is through."""
 
 import itertools
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from isthmus.errors import InputError
 from isthmus.kernels import F32
 from isthmus.lab.variants import VARIANTS, filtered, sparse, variant
 from isthmus.layout import Spec, TensorClass, partition
+from isthmus.learner import boundary as boundary_module
 from isthmus.learner import steward
 from isthmus.learner.boundary import Boundary, Captured, Ready, UploadDone
 from isthmus.learner.steward import here
@@ -208,7 +210,8 @@ def test_tensors_are_cut_where_a_fragment_is_smaller() -> None:
 
 def test_rounds_grow_with_a_learners_steps() -> None:
     model = Model()
-    with variant("H 6, 12, 24"):
+    # Nothing is merged here, and what is not merged is sent more and more seldom.
+    with variant("H 6, 12, 24"), patch.object(boundary_module, "GROWTH", 1 << 30):
         boundary = learner(model, 4)
         at = [m.step for m in steps(boundary, model, 400)]
     gaps = {later: later - before for before, later in itertools.pairwise(at)}

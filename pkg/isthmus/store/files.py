@@ -108,7 +108,7 @@ class FileStore:
     def _digest_of_run(self) -> bytes | None:
         try:
             return hashlib.blake2b((self.root / RUN_KEY).read_bytes()).digest()
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
     def _require_no_link(self, path: Path) -> None:
