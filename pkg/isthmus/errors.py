@@ -136,17 +136,23 @@ class RankLost(IsthmusError):
 class LogCorrupt(IsthmusError):
     """An object of the log is missing or is not what the log says it is."""
 
-    def __init__(self, key: str, detail: str, readable: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, key: str, detail: str, readable: tuple[int, int] | None = None, *, refused: bool = False
+    ) -> None:
         until = "" if readable is None else f" (fragment {readable[0]} can be read up to version {readable[1]})"
         super().__init__(f"{key}: {detail}{until}")
         self.key = key
         self.detail = detail
         self.readable = readable
         """Fragment, and the last version of it that was still whole; None where that is not known."""
+        self.refused = refused
+        """Whether the object may not be read here. Then nothing is known to be damaged."""
 
     def after(self, fragment: int, version: int) -> "LogCorrupt":
         """Return this error, saying up to where the fragment was whole."""
-        return self if self.readable else LogCorrupt(self.key, self.detail, (fragment, version))
+        if self.readable:
+            return self
+        return LogCorrupt(self.key, self.detail, (fragment, version), refused=self.refused)
 
 
 _BOUNDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}

@@ -3,15 +3,18 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
-from isthmus.errors import LogCorrupt
+from isthmus.errors import Denied, LogCorrupt, Unavailable
 from isthmus.kernels import F32
 from isthmus.log import fold, heal, merge
 from isthmus.readers.replay import replay
 from isthmus.rules import Pace, Rules
+from isthmus.store import Layer, Patience, Store
+from isthmus.store.layer import Send
 from isthmus_services.cli import main
 from support.world import (
     World,
@@ -25,6 +28,8 @@ from support.world import (
     until,
     world,
 )
+
+T = TypeVar("T")
 
 FEW = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))
 
@@ -219,3 +224,26 @@ async def test_a_syncer_that_stops_in_order_leaves_nothing_to_heal(folder: Path)
             await until(lambda: all(keeper.rounds.holding for keeper in syncer.keepers), "it folded all of them")
             assert not any(keeper.broken for keeper in syncer.keepers)
             assert all(keeper.head >= 5 for keeper in syncer.keepers)
+
+
+class Refuses(Layer):
+    """A store that lets nobody read updates, or says of each that it is in an outage."""
+
+    def __init__(self, inner: Store, error: type[Exception]) -> None:
+        super().__init__(inner)
+        self.error = error
+
+    async def _through(self, operation: str, key: str, send: Send[T]) -> T:
+        if operation == "get" and key.startswith("updates/"):
+            raise self.error(f"{key}: refused")
+        return await send()
+
+
+@pytest.mark.parametrize(("error", "said"), [(Denied, "role that may read updates"), (Unavailable, "refused")])
+async def test_what_may_not_be_read_is_not_damaged(folder: Path, error: type[Exception], said: str) -> None:
+    async with world(folder, FEW) as w:
+        await grow(w, 3)
+        barred = w.through(lambda store: Refuses(store, error), Patience(attempts=1))
+        with pytest.raises(error, match=said):
+            await heal.diagnose(barred.log)
+        assert all(diagnosis.sound for diagnosis in await heal.diagnose(w.log))

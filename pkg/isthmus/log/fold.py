@@ -323,7 +323,7 @@ async def read_input(log: Log, fragment: Fragment, given: Input, under: int | No
     except ObjectMissing:
         raise LogCorrupt(given.key, f"is missing; {given.bytes} bytes of it were merged") from None
     except Denied as error:
-        raise LogCorrupt(given.key, f"may not be read, and was merged: {error}") from None
+        raise LogCorrupt(given.key, f"may not be read, and was merged: {error}", refused=True) from None
     except RecordInvalid as error:
         raise LogCorrupt(
             given.key, f"is not what was merged (digest {given.digest.hex()[:16]}, {given.bytes} bytes): {error}"

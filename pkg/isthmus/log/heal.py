@@ -10,7 +10,7 @@ be verified any more. What the codec had still to publish at that moment, and th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from isthmus.errors import LogCorrupt
+from isthmus.errors import Denied, LogCorrupt
 from isthmus.kernels import ARITHMETIC, F32
 from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, fold, merge
@@ -45,7 +45,10 @@ class Diagnosis:
 async def diagnose(
     log: Log, fragments: Sequence[int] | None = None, progress: Callable[[float], None] = lambda _: None
 ) -> list[Diagnosis]:
-    """Fold every fragment, or the chosen ones, to the end; nothing is written. Raises `InputError` for a bad choice."""
+    """Fold every fragment, or the chosen ones, to the end; nothing is written.
+
+    Raises `InputError` for a bad choice, and `Denied` where an update may not be read: that says nothing of damage.
+    """
     chosen = all_or(log, fragments)
     found = []
     for number, p in enumerate(chosen):
@@ -108,6 +111,8 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
         at = await fold.fold(log, p, fold.Merging(log))
         return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0)
     except LogCorrupt as error:
+        if error.refused:
+            raise Denied(f"{error}: diagnose with a role that may read updates, as syncers do") from None
         wrong = error
     try:
         newest = await log.newest(p)
