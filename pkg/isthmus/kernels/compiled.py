@@ -47,13 +47,16 @@ class _Kernel:
         import numba
         from numba.core.compiler_lock import global_compiler_lock
 
+        from isthmus.kernels.cache import keep
+
         with global_compiler_lock:  # whoever comes second finds all of it made
             module = self._fn.__globals__
             if self._made is None and PREPARE in module:
                 module[PREPARE]()
             # What it calls is in its module, by these names, and has to be one of numba's by then.
             for kernel in _WAITING.pop(self._fn.__module__, []):
-                kernel._made = numba.njit(nogil=True, cache=True, fastmath=False, error_model="numpy")(kernel._fn)
+                kernel._made = numba.njit(nogil=True, fastmath=False, error_model="numpy")(kernel._fn)
+                keep(kernel._made, kernel._fn)
                 module[kernel._fn.__name__] = kernel._made
         assert self._made is not None, "a kernel waits in its own module"
         return self._made

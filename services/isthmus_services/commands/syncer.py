@@ -78,7 +78,7 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
             loop.add_signal_handler(number, stop, number)
         logs.serving()
         # What is compiled is loaded before the first merge asks for it, and after it is said that we are there.
-        warming = asyncio.ensure_future(ports.runtime.offload(_settle, ports.log.run.rules))
+        warming = asyncio.ensure_future(_warm(ports.runtime, ports.log.run.rules))
         minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
         try:
             await serving
@@ -87,9 +87,17 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
                 raise
             logger.warning("%s: not through after %g s, the next syncer goes on from the log", name, DRAIN_S)
         finally:
-            minutes.cancel()
-            warming.cancel()
+            for task in (minutes, warming):
+                task.cancel()
+            await asyncio.gather(minutes, warming, return_exceptions=True)
         logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.commits_lost)
+
+
+async def _warm(runtime: Runtime, rules: Rules) -> None:
+    try:
+        await runtime.offload(_settle, rules)
+    except Exception:
+        logger.warning("the kernels cannot be loaded ahead of the first merge, which will try again", exc_info=True)
 
 
 def _settle(rules: Rules) -> None:

@@ -1,0 +1,102 @@
+"""numba's cache of machine code on disk, such that an unusable one costs time and nothing else.
+
+numba itself ends a process whose cache was cut short by a full disk or a loss of power, at each start; and it runs
+machine code whatever has become of its bytes. Here each file has a digest, and what does not fit it, cannot be read or
+cannot be written counts as not there: the kernel is compiled.
+"""
+
+import hashlib
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+logger = logging.getLogger(__name__)
+
+_DIGEST = 32
+_said: set[str] = set()
+
+
+def keep(made: Any, fn: Callable[..., Any]) -> None:
+    """Have a compiled kernel kept on disk, where there is a place for it."""
+    try:
+        made._cache = _Cache(fn)
+    except (RuntimeError, OSError) as error:
+        _warn("there is no place for", error)
+
+
+def _warn(what: str, error: Exception) -> None:
+    if what not in _said:
+        _said.add(what)
+        logger.warning(
+            "%s the compiled kernels on disk, so they are compiled anew, which takes some ten seconds: %s; "
+            "NUMBA_CACHE_DIR names another folder", what, error or type(error).__name__,
+        )  # fmt: skip
+
+
+class _Damaged(Exception):
+    """The bytes are not those that were written."""
+
+
+class _File(IndexDataCacheFile):
+    """Index and data of a cache, each with a digest behind it, where numba reads no further."""
+
+    def _load_data(self, name: str) -> Any:
+        _check(self._data_path(name))  # type: ignore[no-untyped-call]
+        return super()._load_data(name)  # type: ignore[no-untyped-call]
+
+    def _load_index(self) -> Any:
+        if os.path.exists(self._index_path):
+            _check(self._index_path)
+        return super()._load_index()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _open_for_write(self, filepath: str) -> Iterator[io.BytesIO]:
+        body = io.BytesIO()
+        yield body
+        with super()._open_for_write(filepath) as file:
+            file.write(body.getvalue() + _digest(body.getvalue()))
+
+
+def _check(path: str) -> None:
+    with open(path, "rb") as file:
+        data = file.read()
+    if _digest(data[:-_DIGEST]) != data[-_DIGEST:]:
+        raise _Damaged(f"{path} is not what was written")
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_DIGEST).digest()
+
+
+class _Cache(FunctionCache):
+    def __init__(self, py_func: Callable[..., Any]) -> None:
+        super().__init__(py_func)  # type: ignore[no-untyped-call]
+        self._cache_file = _File(  # type: ignore[no-untyped-call]
+            cache_path=self._cache_path,
+            filename_base=f"{self._impl.filename_base}.checked",
+            source_stamp=self._impl.locator.get_source_stamp(),
+        )
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what is kept; None where it cannot be used."""
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception as error:  # whatever bytes raise that are not what they were
+            _warn("cannot use", error)
+            try:
+                self._cache_file.flush()  # type: ignore[no-untyped-call]
+            except OSError:
+                logger.debug("a damaged index stays", exc_info=True)
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled, where that can be."""
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except Exception as error:  # a full disk, a folder that may not be written, an index that cannot be read
+            _warn("cannot keep", error)
