@@ -15,8 +15,16 @@ def redacted(url: str) -> str:
     return f"{scheme}{colon}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
+BUCKETS = ("s3", "s3+obstore", "s3+aiobotocore", "gs")
+"""Schemes of URLs of buckets."""
+
+
 def split(url: str) -> SplitResult:
-    """Return the parts of a URL. Raises `InputError` that does not repeat it."""
+    """Return the parts of a URL. Raises `InputError` that does not repeat it.
+
+    What a URL says is kept to the letter, or refused: `exp#1` and `exp#2` must not become one run. A path without a
+    scheme is a folder, whatever is in it; only its `scheme`, which is empty, is of use then.
+    """
     try:
         parts = urlsplit(url)
         _ = parts.port  # checked only when asked for
@@ -24,6 +32,18 @@ def split(url: str) -> SplitResult:
         # urllib's own words may quote the password.
         hint = "characters such as / [ # @ in a password are written %2F %5B %23 %40"
         raise InputError(f"{redacted(url)}: this URL cannot be read ({hint})") from error.__cause__
+    if parts.scheme in (*BUCKETS, "file") and "#" in url:
+        raise InputError(f"{redacted(url)}: # ends a URL: choose a name without it")
+    if parts.scheme == "file" and "?" in url:
+        raise InputError(f"{redacted(url)}: ? ends a URL: choose a name without it, or leave file:// out")
+    if parts.scheme in ("redis", "rediss", "unix") and "#" in url:
+        raise InputError(f"{redacted(url)}: # ends a URL; in a password it is written %23")
+    if parts.scheme in BUCKETS and parts.path not in ("", "/"):
+        names = parts.path.removeprefix("/").removesuffix("/").split("/")
+        if odd := next((name for name in names if name in ("", ".", "..")), None):
+            raise InputError(f"{redacted(url)}: {odd}/ is no folder in a bucket: leave it out")
+        if "" in names:
+            raise InputError(f"{redacted(url)}: a folder between two slashes has no name: leave one of them out")
     return parts
 
 

@@ -37,7 +37,8 @@ async def open_bus(url: str, run: bytes) -> AsyncIterator[Bus]:
         async with open_redis(url, name) as redis:
             yield redis
     elif parts.scheme == "sqlite":
-        async with open_sqlite(Path(parts.netloc + parts.path), name) as sqlite:
+        # The rest is a path, in which ? and # mean nothing.
+        async with open_sqlite(Path(url.partition("://")[2]), name) as sqlite:
             yield sqlite
     else:
         raise InputError(

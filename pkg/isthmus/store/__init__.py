@@ -16,10 +16,7 @@ from isthmus.store.measured import Traffic
 from isthmus.store.regions import Regions
 from isthmus.store.retrying import AT_START, BESIDE, RUNNING, Patience
 from isthmus.store.watched import Outage
-from isthmus.urls import redacted, split
-
-BUCKETS = ("s3", "s3+obstore", "s3+aiobotocore", "gs")
-"""Schemes of URLs of buckets, and which client they are used with."""
+from isthmus.urls import BUCKETS, redacted, split
 
 __all__ = [
     "AT_START",
