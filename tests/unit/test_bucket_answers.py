@@ -199,6 +199,24 @@ async def test_a_write_that_nobody_reads_ends(opened: Callable[..., Any], monkey
             await store.put("k", b"x")
 
 
+@pytest.mark.parametrize("request_", ["get", "get_range", "list"])
+async def test_a_read_that_nobody_answers_ends_and_the_next_uses_another_connection(
+    opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, request_: str
+) -> None:
+    monkeypatch.setattr(bucket, "READ_TIMEOUT", timedelta(seconds=0.2))
+    reads = {
+        "get": lambda store: store.get("k"),
+        "get_range": lambda store: store.get_range("k", 0, 3),
+        "list": lambda store: store.list("p/"),
+    }
+    async with opened(SILENCE, answer(404, "NoSuchKey")) as (store, stub):
+        with pytest.raises(Unavailable):
+            await reads[request_](store)
+        with pytest.raises((ObjectMissing, Unavailable)):
+            await reads[request_](store)
+        assert len(stub.asked) == 2, "the connection that was silent serves nothing more"
+
+
 # --- who one is -------------------------------------------------------------------------------------------------------
 
 

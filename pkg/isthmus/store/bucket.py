@@ -36,7 +36,10 @@ PARTS_AT_ONCE = 4
 RANGES_AT_ONCE = 8
 
 CONNECT_TIMEOUT = timedelta(seconds=3)
-READ_TIMEOUT = timedelta(seconds=60)  # between two reads of a body, not for all of it
+READ_TIMEOUT = timedelta(seconds=15)
+"""For the first bytes of an answer, and between two reads of its body: a connection that says nothing for so long is
+given up, and the next try uses another."""
+
 WRITE_LEAST = 64 << 10
 """Bytes a second under which a write counts as hung, on top of `READ_TIMEOUT`."""
 
