@@ -10,6 +10,7 @@ from isthmus.errors import InputError, LogCorrupt, ObjectMissing
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.log import Commit, Log, fold, merge
+from isthmus.log.complete import require_whole
 from isthmus.log.merge import Advance, State
 from isthmus.log.select import ShareDone, all_or, earliest
 from isthmus.log.updates import Update
@@ -133,7 +134,13 @@ async def replay(
 
     async def one(p: int, top: int) -> Replayed:
         async with gate:
-            return await _fragment(log, p, first, top, tick)
+            found = await _fragment(log, p, first, top, tick)
+            if found.difference is None and last is None:
+                try:
+                    await require_whole(log, p, top, lists=True)
+                except LogCorrupt as error:
+                    found.difference = Difference(p, top + 1, error.key, error.detail)
+            return found
 
     return list(await asyncio.gather(*(one(p, top) for p, top in zip(chosen, tops, strict=True))))
 
@@ -167,6 +174,9 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
             result.compared += healed.version >= first
             at = healed
             continue
+        if at.version < top:
+            key = commit_key(p, at.version + 1)
+            result.difference = Difference(p, at.version + 1, key, f"is missing, and version {top} is there")
         return result
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.layout import Fragment
 from isthmus.log import Log, fold
+from isthmus.log.complete import require_whole
 from isthmus.log.merge import State, state_bytes
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
@@ -116,7 +117,9 @@ class Follower:
 
     async def begin(self) -> fold.At[None]:
         """Read the commits to their end. Raises `LogCorrupt`, `Unavailable`, `Denied`."""
-        return await fold.fold(self._log, self._fragment.index, self._following, keep=self.keep)
+        at = await fold.fold(self._log, self._fragment.index, self._following, keep=self.keep)
+        await require_whole(self._log, self._fragment.index, at.version)
+        return at
 
     async def onward(self) -> AsyncIterator[At]:
         """Read what others committed, and fold it where the state is wanted. Raises `LogCorrupt`, `Unavailable`."""
@@ -148,6 +151,7 @@ class Follower:
         self._moved()
         try:
             at = await fold.fold(self._log, self._fragment.index, self._merging, keep=self.keep)
+            await require_whole(self._log, self._fragment.index, at.version)
         except Unavailable:
             self._failed += 1
             raise

@@ -1,0 +1,57 @@
+"""Whether a log is whole: its end is the first version that is missing, and so is a hole in it.
+
+What lies beyond a hole shows it: later commits, snapshots, published values. A syncer that took a hole for the end
+would commit a second version of the same number, and the fragment would stand for good.
+"""
+
+import asyncio
+
+from isthmus.errors import Denied, LogCorrupt
+from isthmus.log import Log
+from isthmus.log.select import earliest
+from isthmus.records.keys import commit_key, is_versioned, values_prefix, version_in
+from isthmus.store.base import is_there
+
+AHEAD = 8
+"""Versions beyond the end that are looked for one by one."""
+
+
+async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = False) -> None:
+    """Raise `LogCorrupt` where a version beyond the end of a fragment's log is known, so that one is missing.
+
+    `head`: where the log was read to. `lists`: read all commits that are kept as well, and look at all published
+    values, which takes a right to list them; without it that is left out. (A value of the next version may be there
+    before its commit is.) Raises `Unavailable`.
+    """
+    versions = range(head + 2, head + 2 + AHEAD)
+    found = await asyncio.gather(*(is_there(log.store, commit_key(fragment, version)) for version in versions))
+    known = [version for version, there in zip(versions, found, strict=True) if there]
+    known += [version for version, _ in await log.snapshots(fragment) if version > head]
+    if lists:
+        try:
+            entries = await log.store.list(values_prefix(fragment))
+        except Denied:
+            entries = []
+        known += [v for v in (version_in(e.key) for e in entries if is_versioned(e.key)) if v > head + 1]
+    if lists:
+        await _require_chain(log, fragment, head)
+    key = commit_key(fragment, head + 1)
+    # Whoever commits meanwhile has made no hole.
+    if known and not await is_there(log.store, key):
+        raise LogCorrupt(
+            key, f"is missing, and version {max(known)} is there: bring it back from a backup, or go on in a new run "
+            "from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
+            (fragment, head),
+        )  # fmt: skip
+
+
+async def _require_chain(log: Log, fragment: int, head: int) -> None:
+    """Raise `LogCorrupt` where a commit is missing below the end, which a snapshot beyond it hides."""
+    at = await earliest(log, fragment)
+    async for commit in log.commits(fragment, at):
+        at = commit.version
+        if at >= head:
+            return
+    if at < head:
+        key = commit_key(fragment, at + 1)
+        raise LogCorrupt(key, f"is missing, and version {head} is there: replay ends before it", (fragment, at))
