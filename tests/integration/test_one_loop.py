@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import pytest
 
+from isthmus.bus import Bus, Said
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass
@@ -359,6 +362,41 @@ async def test_a_learner_learns_that_syncers_are_back_once_after_each_silence(
             assert told.count(SyncerBack()) == silences
         done = True
         await training
+
+
+class Deaf:
+    """A bus that answers a reader that there is nothing, once it is told to: its replies are dropped on the way."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus, self.url, self.deaf = bus, bus.url, False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.bus, name)
+
+    async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
+        if not self.deaf:
+            return await self.bus.read(positions, timeout_s)
+        await asyncio.sleep(timeout_s)
+        return {}
+
+
+async def test_a_syncer_that_does_not_hear_itself_leaves_its_fragments_to_others(folder: Path) -> None:
+    async with world(folder) as w:
+        bus = Deaf(w.bus)
+        one = replace(w, bus=cast(Bus, bus)).syncer("s1")
+        async with serving(one), serving(w.syncer("s2")) as two:
+            done = False
+            training = asyncio.ensure_future(train(w.learner("l0"), 20, enough=lambda: done))
+            await until(lambda: one.tallies.commits >= 4, "it serves")
+            bus.deaf = True
+            await until(lambda: not one._able(), "it notices")
+            await until(lambda: len(two.held) == len(two.keepers), "the other one takes all fragments over")
+            before = two.tallies.commits
+            await until(lambda: two.tallies.commits >= before + 8, "it merges")
+            bus.deaf = False
+            await until(one._able, "it hears itself again")
+            done = True
+            await training
 
 
 @pytest.mark.parametrize("kind", ["alive", "committed"])

@@ -110,6 +110,8 @@ class Syncer:
         self.tallies = Tallies()
         self.metrics = SyncerMetrics()
         self._came_at: dict[int, float] = {}
+        self._echoed_at = math.inf
+        """When a word of our own was last heard on the bus; when listening began, before the first."""
         """Since when fragments are this syncer's that it has no state of."""
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of, as soon as it has their state."""
@@ -206,7 +208,7 @@ class Syncer:
             async for stream, said in self._listener.backlog():
                 self._said.put(stream, (stream, said, True))
             self._gap()
-            self._holders.started_at = self._runtime.now()
+            self._holders.started_at = self._echoed_at = self._runtime.now()
             background += [
                 tasks.create_task(self._listen()),
                 tasks.create_task(self._hold()),
@@ -274,6 +276,8 @@ class Syncer:
             self.metrics.rejections.labels(error.reason.value).inc()
 
     def _from_syncer(self, message: FromSyncer, old: bool) -> None:
+        if message.syncer == self.name and not old:
+            self._echoed_at = self._runtime.now()
         if isinstance(message, Alive) and not old:
             if message.stopping:
                 self._holders.left(message.syncer)
@@ -405,11 +409,13 @@ class Syncer:
     def _able(self) -> bool:
         """Whether this syncer can do what holding a fragment takes: reach the store, hear, and be heard.
 
-        Whoever cannot is left out by the others within its silence, as if it were dead; it goes on asking, and comes
-        back with the first sign of life after the outage.
+        It hears what it says itself, like all others. Where that does not come back, nothing else is heard either,
+        whatever the bus answers. A syncer that is not able is left out by the others within its silence, as if it were
+        dead. It goes on asking, and comes back with the first sign of life after the outage.
         """
         away_s = max(self._reach.store_down_s, self._reach.refused_s, self._reach.bus_down_s)
-        return away_s < self._holders.silent_s and self._store.outage.hung_s < HUNG_S
+        deaf_s = self._runtime.now() - self._echoed_at
+        return max(away_s, deaf_s) < self._holders.silent_s and self._store.outage.hung_s < HUNG_S
 
     async def _ask(self) -> None:
         """While the store is away or refuses, ask it for a byte: a syncer that holds nothing has no other reason to."""
