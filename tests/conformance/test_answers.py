@@ -180,8 +180,9 @@ def cases() -> list[object]:
     """All of it before a release; the reads and creates, which decide, with each change."""
 
     def tier(client: str, tried: str) -> list[pytest.MarkDecorator]:
-        quick = client == "s3" and tried in ("get", "create")
-        return [] if quick else [pytest.mark.tier("test" if client == "s3" else "all")]
+        if client != "s3" or tried in ("range", "begin", "part"):
+            return [pytest.mark.tier("all")]
+        return [] if tried in ("get", "create") else [pytest.mark.tier("test")]
 
     return [
         pytest.param(client, name, tried, marks=tier(client, tried))

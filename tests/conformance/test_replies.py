@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -170,10 +171,10 @@ async def test_a_run_goes_on_after_a_failover(pair: tuple[Server, Server], tmp_p
     def fail_over() -> None:
         with redis.Redis(port=port_of(first)) as client:
             while client.info("replication")["connected_slaves"] < 1:
-                pass
+                time.sleep(0.02)
             client.execute_command("FAILOVER")
         while role(second) != "master" or role(first) != "slave":
-            pass
+            time.sleep(0.02)
 
     async with Name(port_of(first)) as name:
         await goes_on_after(tmp_path, name, fail_over, lambda: port_of(second))
@@ -209,7 +210,7 @@ async def test_a_run_goes_on_after_sentinel_has_failed_over(pair: tuple[Server, 
             assert first.process is not None
             first.process.kill()
             while primary() != port_of(second) or role(second) != "master":
-                pass
+                time.sleep(0.05)
 
         async with Name(port_of(first)) as name:
             await goes_on_after(tmp_path, name, fail_over, primary)

@@ -35,6 +35,7 @@ from support.world import (
     balanced,
     check_log,
     head,
+    in_virtual_time,
     seed_of,
     serving,
     train,
@@ -342,6 +343,7 @@ async def test_a_bus_that_lost_everything_is_told_again(folder: Path) -> None:
         await check_log(w)
 
 
+@in_virtual_time
 async def test_a_learner_learns_that_syncers_are_back_once_after_each_silence(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

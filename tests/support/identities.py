@@ -21,8 +21,8 @@ from urllib.parse import parse_qs
 import pytest
 from botocore.credentials import SSOProvider
 
-GRACE_S = 1.0
-"""So long after they have expired credentials are still taken: a request may be on its way."""
+GRACE_S = 3.0
+"""So long after they have expired credentials are still taken: a request may be on its way, on a busy machine."""
 
 
 @dataclass(frozen=True)
