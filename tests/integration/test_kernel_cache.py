@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.kernels import cache
+
 ONE = "import numpy as np; from isthmus import kernels; print(kernels.norm(np.full(100, 0.5, np.float32)))"
 
 
@@ -56,7 +58,7 @@ def test_a_damaged_file_is_compiled_anew_and_replaced(
         file.write_bytes(damage(file.read_bytes()))
     said = start(tmp_path)
     assert said.count("cannot use the compiled kernels on disk") == 1
-    assert "is not what was written; NUMBA_CACHE_DIR names another folder" in said
+    assert "are not what was written; NUMBA_CACHE_DIR names another folder" in said
     assert start(tmp_path) == "", "the next start finds good ones"
 
 
@@ -99,3 +101,16 @@ def no(self):
     raise OSError(30, "Read-only file system")
 c._CacheLocator.ensure_cache_path = no
 """
+
+
+def test_a_numba_that_keeps_its_cache_in_another_way_costs_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def other(fn: object) -> object:
+        raise TypeError("unexpected argument")
+
+    monkeypatch.setattr(cache, "_Cache", other)
+    monkeypatch.setattr(cache, "_said", set())
+    cache.keep(object(), start)
+    assert "there is no place for the compiled kernels on disk" in caplog.text
+    assert "unexpected argument" in caplog.text

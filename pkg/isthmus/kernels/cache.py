@@ -1,8 +1,8 @@
-"""numba's cache of machine code on disk, such that an unusable one costs time and nothing else.
+"""numba's cache of machine code on disk. An unusable cache costs a warning and the time to compile.
 
-numba itself ends a process whose cache was cut short by a full disk or a loss of power, at each start; and it runs
-machine code whatever has become of its bytes. Here each file has a digest, and what does not fit it, cannot be read or
-cannot be written counts as not there: the kernel is compiled.
+numba itself ends a process, at each start, if its cache was cut short by a full disk or a loss of power. It also runs
+machine code whose bytes have changed. Here each file has a digest. A file that does not fit its digest, or cannot be
+read or written, counts as missing, and the kernel is compiled.
 """
 
 import hashlib
@@ -15,6 +15,8 @@ from typing import Any
 
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
+from isthmus.errors import told
+
 logger = logging.getLogger(__name__)
 
 _DIGEST = 32
@@ -25,7 +27,7 @@ def keep(made: Any, fn: Callable[..., Any]) -> None:
     """Have a compiled kernel kept on disk, where there is a place for it."""
     try:
         made._cache = _Cache(fn)
-    except (RuntimeError, OSError) as error:
+    except Exception as error:  # no folder can be written, or this numba keeps its cache in another way
         _warn("there is no place for", error)
 
 
@@ -34,7 +36,7 @@ def _warn(what: str, error: Exception) -> None:
         _said.add(what)
         logger.warning(
             "%s the compiled kernels on disk, so they are compiled anew, which takes some ten seconds: %s; "
-            "NUMBA_CACHE_DIR names another folder", what, error or type(error).__name__,
+            "NUMBA_CACHE_DIR names another folder", what, told(error),
         )  # fmt: skip
 
 
@@ -66,7 +68,7 @@ def _check(path: str) -> None:
     with open(path, "rb") as file:
         data = file.read()
     if _digest(data[:-_DIGEST]) != data[-_DIGEST:]:
-        raise _Damaged(f"{path} is not what was written")
+        raise _Damaged(f"the bytes of {path} are not what was written")
 
 
 def _digest(body: bytes) -> bytes:
@@ -83,7 +85,7 @@ class _Cache(FunctionCache):
         )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return what is kept; None where it cannot be used."""
+        """Return the kernel from the disk; None if there is none, or if its file cannot be used."""
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception as error:  # whatever bytes raise that are not what they were
@@ -95,7 +97,7 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, where that can be."""
+        """Write a compiled kernel to the disk; log a warning if that fails."""
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except Exception as error:  # a full disk, a folder that may not be written, an index that cannot be read

@@ -45,7 +45,7 @@ class LocalTensor:
 
 
 class Buffers:
-    """The local tensors of the global model, for whoever follows a run: read again once per checkpoint period."""
+    """Reads the local tensors of the global model for a follower, at most once per checkpoint period."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

@@ -19,9 +19,9 @@ AHEAD = 8
 async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = False) -> None:
     """Raise `LogCorrupt` where a version beyond the end of a fragment's log is known, so that one is missing.
 
-    `head`: where the log was read to. `lists`: read all commits that are kept as well, and look at all published
-    values, which takes a right to list them; without it that is left out. (A value of the next version may be there
-    before its commit is.) Raises `Unavailable`.
+    `head`: the version that the log was read to. `lists`: look at all published values as well, which takes a right to
+    list them; without it that is left out. (A value of the next version may be there before its commit is.) Raises
+    `Unavailable`.
     """
     versions = range(head + 2, head + 2 + AHEAD)
     found = await asyncio.gather(*(is_there(log.store, commit_key(fragment, version)) for version in versions))
@@ -33,8 +33,6 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
         except Denied:
             entries = []
         known += [v for v in (version_in(e.key) for e in entries if is_versioned(e.key)) if v > head + 1]
-    if lists:
-        await _require_chain(log, fragment, head)
     key = commit_key(fragment, head + 1)
     # Whoever commits meanwhile has made no hole.
     if known and not await is_there(log.store, key):
@@ -45,8 +43,11 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
         )  # fmt: skip
 
 
-async def _require_chain(log: Log, fragment: int, head: int) -> None:
-    """Raise `LogCorrupt` where a commit is missing below the end, which a snapshot beyond it hides."""
+async def require_chain(log: Log, fragment: int, head: int) -> None:
+    """Raise `LogCorrupt` where a commit is missing below `head`, which a snapshot beyond it hides from a fold.
+
+    Reads all commits that can still be folded. Raises `Unavailable`.
+    """
     at = await earliest(log, fragment)
     async for commit in log.commits(fragment, at):
         at = commit.version

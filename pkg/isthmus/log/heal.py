@@ -14,7 +14,7 @@ from isthmus.errors import Denied, LogCorrupt
 from isthmus.kernels import ARITHMETIC, F32
 from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, fold, merge
-from isthmus.log.complete import require_whole
+from isthmus.log.complete import require_chain, require_whole
 from isthmus.log.select import all_or
 from isthmus.records import frame
 from isthmus.records.keys import snapshot_key, value_key
@@ -112,6 +112,7 @@ async def _diagnose(log: Log, p: int) -> Diagnosis:
         at = await fold.fold(log, p, fold.Merging(log))
         try:
             await require_whole(log, p, at.version, lists=True)
+            await require_chain(log, p, at.version)
         except LogCorrupt as error:
             return Diagnosis(p, at.version, 0.0, hopeless=str(error))
         return Diagnosis(p, at.version, at.last[-1].header.written_at if at.last else 0.0)

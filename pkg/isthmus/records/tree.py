@@ -50,8 +50,8 @@ class Leaf:
     __slots__ = ("data", "pieces", "shared", "spec")
 
     def __init__(self, spec: LeafSpec, data: Bytes, pieces: Sequence[Any] = (), *, shared: bool = True) -> None:
-        """`pieces`: where its bytes are if not in `data`, in words of whoever made it. `shared`: the bytes are part of
-        a larger object, so what is made of the leaf has to copy them."""
+        """`pieces`: where the bytes of the array are, if they are not in `data`; the caller defines their type.
+        `shared`: the bytes belong to a larger object, so an array made from this leaf has to copy them."""
         self.spec = spec
         self.data = data
         self.pieces = pieces
