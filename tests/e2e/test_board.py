@@ -32,7 +32,7 @@ from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import free_ports
 from support.world import all_commits
 
-STEPS = 220
+STEPS, LEARNERS = 80, 3
 PATIENCE_MS = 30_000
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -126,8 +126,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """`isthmus demo --board`, whose learners and syncers are killed."""
     out = tmp_path_factory.mktemp("board") / "demo"
     process = subprocess.Popen(
-        isthmus_command("demo", "--steps", str(STEPS), "--kill-every", "10", "--kill-syncer-every", "17", "--board",
-                        "--out", str(out)),
+        isthmus_command("demo", "--steps", str(STEPS), "--learners", str(LEARNERS), "--kill-every", "10",
+                        "--kill-syncer-every", "17", "--board", "--out", str(out)),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
@@ -260,7 +260,7 @@ def test_when_it_is_over_the_numbers_are_those_of_status(browser: Browser, recor
         page = seen.open("/", "#totals")
         done = sum(learner["state"] == "done" for learner in found["learners"])
         # The bus may lose anything, a farewell too: then status takes a learner for silent, and so does the page.
-        said = f"Nobody trains: {done} of 4 learners are done." if done == 4 else f"0 of {4 - done} learners train. {done} are done."  # fmt: skip
+        said = f"Nobody trains: {done} of {done} learners are done." if done == LEARNERS else f"0 of {LEARNERS - done} learners train. {done} are done."  # fmt: skip
         expect(page.locator("#sentence")).to_have_text(said)
         versions = [f["version"] for f in found["fragments"]]
         assert seen.totals()["commits"] == sum(versions)
