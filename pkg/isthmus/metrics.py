@@ -130,6 +130,9 @@ class SyncerMetrics(Metrics):
         )
         self.fragments_held = self._gauge("fragments_held", "Fragments this syncer opens rounds of.")
         self.fragments_broken = self._gauge("fragments_broken", "Fragments whose log it cannot fold to its end.")
+        self.fragments_holed = self._gauge(
+            "fragments_holed", "Fragments it keeps whose log lacks a commit, looked for every ten minutes."
+        )
         self.fragments = self._gauge("fragments", "Fragments of the run.")
         self.learners = self._gauge("learners_expected", "Learners a round opened now would wait for.")
         self.messages_dropped = self._counter(

@@ -85,6 +85,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _STARTS,
         *_TRIED,
         _grant(READ, "updates/*", "what it merges"),
+        _grant(LIST, "commits/<p>/", "whether one is missing"),
         _grant(CREATE, "commits/*", "the log: creating a commit decides"),
         _grant(REPLACE, "values/* snapshots/*", "keys end in a digest, two may publish one round, a PUT is sent again"),
     ),
@@ -120,6 +121,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _grant(
             LIST, "values/<p>/ updates/* learners/* evaluations/*", "explain looks for updates, status for learners"
         ),
+        _grant(LIST, "commits/<p>/", "whether one is missing"),
     ),
 }
 """By participant. To list is to read names; without it some stores say 403 and not 404 of a key that is not there."""

@@ -1,20 +1,26 @@
 """A commit that is missing below a newer one is found by whoever reads the log, and no other is put in its place."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from isthmus.errors import LogCorrupt
+from isthmus.errors import Denied, LogCorrupt
 from isthmus.log import heal
-from isthmus.log.complete import AHEAD, require_whole
+from isthmus.log.complete import AHEAD, require_commits, require_whole
+from isthmus.log.state import STANDS, look, standing
 from isthmus.readers.replay import replay
+from isthmus.readers.status import Live, read_status
 from isthmus.records.keys import commit_key
 from isthmus.rules import Pace, Rules
+from isthmus.store import Entry, Layer
+from isthmus.syncer.snapshots import WHOLE_EVERY_S
 from isthmus_services.cli import main
-from support.world import World, newest_commit, seed_of, serving, train, world
+from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, world
 
-FEW = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))
+PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096)
+FEW = seed_of(Rules(fragments=2, sync_every=4), PACE)
 
 
 async def grown(w: World, versions: int, killed: bool = True) -> int:
@@ -70,3 +76,125 @@ async def test_replay_says_so_and_ends_with_1(folder: Path, capsys: pytest.Captu
         await w.store.delete(commit_key(0, head - 1))
     assert await asyncio.to_thread(main, ["replay", str(folder)]) == 1
     assert "is missing" in capsys.readouterr().out
+
+
+# --- found without reading it all ---------------------------------------------------------------------------------------
+
+
+class NoList(Layer):
+    """A store that lists no commits for this user, as policies of earlier releases had it."""
+
+    async def list(self, prefix: str) -> Sequence[Entry]:
+        """Refuse it."""
+        if prefix.startswith("commits/"):
+            raise Denied(f"{prefix}: 403")
+        return await super().list(prefix)
+
+
+async def test_one_look_finds_a_hole_wherever_it_is(folder: Path) -> None:
+    async with world(folder, FEW) as w:
+        head = await grown(w, 24, killed=False)
+        assert (await look(w.log)).wrong == {}
+        for hole in (1, head - 10, head - 1):
+            key = commit_key(0, hole)
+            kept = await w.store.get(key)
+            await w.store.delete(key)
+            found = await look(w.log, {0: head})
+            assert set(found.wrong) == {0}
+            assert found.wrong[0].startswith(f"{key}: is missing, and version ")
+            assert found.heads[1] is not None
+            await w.store.put(key, kept)
+        assert (await look(w.log)).whole_log
+
+
+async def test_who_may_not_list_looks_for_what_a_new_syncer_needs(folder: Path) -> None:
+    async with world(folder, FEW) as w:
+        head = await grown(w, 24, killed=False)
+        snapshot = (await w.log.snapshots(0))[0][0]
+        log = w.through(NoList).log
+        found = await look(log)
+        assert not found.whole_log
+        assert not found.wrong
+        await w.store.delete(commit_key(0, 1))
+        assert not (await look(log)).wrong, "it is below the newest snapshot"
+        await w.store.delete(commit_key(0, snapshot))
+        with pytest.raises(LogCorrupt, match="is missing"):
+            await require_commits(log, 0, head)
+
+
+async def test_a_damaged_commit_hides_neither_its_fragment_nor_others(folder: Path) -> None:
+    async with world(folder, FEW) as w:
+        head = await grown(w, 24)
+        await w.store.put(commit_key(0, head - 2), b"nonsense")
+        found = await look(w.log)
+        assert "not a commit" in found.wrong[0]
+        assert [c.version if c else 0 for c in found.heads] == [head - 3, (await newest_commit(w, 1)).version]
+
+
+def test_status_check_and_doctor_end_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def hole() -> str:
+        async with world(folder, FEW) as w:
+            head = await grown(w, 24, killed=False)
+            assert head > 12
+            await w.store.delete(commit_key(0, head - 10))
+            return commit_key(0, head - 10)
+
+    key = asyncio.run(hole())
+    assert main(["status", str(folder), "--check"]) == 1
+    assert f"{key}: is missing" in " ".join(capsys.readouterr().out.split())
+    assert main(["doctor", str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert f"log: commits: fragment 0: {key}: is missing" in said
+    assert "isthmus heal" in said
+
+
+@in_virtual_time
+async def test_a_syncer_at_work_says_it_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    pace = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=8)
+    async with world(Path(), seed_of(Rules(fragments=2, sync_every=4), pace)) as w, serving(w.syncer("s1")) as syncer:
+        keepers = syncer.keepers
+        await train(w.learner("l0"), 60, enough=lambda: min(k.head for k in keepers) >= 12)
+        kept = await w.store.get(commit_key(0, 3))
+        await w.store.delete(commit_key(0, 3))
+        # Not at each snapshot: at one of every ten minutes.
+        assert keepers[0].hole == ""
+        await asyncio.sleep(WHOLE_EVERY_S)
+        head = keepers[0].head
+        await train(w.learner("l1"), 60, enough=lambda: bool(keepers[0].hole) and keepers[0].head > head + 8)
+        assert commit_key(0, 3) in keepers[0].hole
+        assert not keepers[1].hole
+        assert "goes on, but its log has a hole" in caplog.text
+        status = await read_status(w.log, w.bus, w.runtime, 1.0)
+        assert status.hearing.syncers["s1"].holed == (0,)
+        assert set(status.wrong) == {0}
+        await w.store.put(commit_key(0, 3), kept)
+        await asyncio.sleep(WHOLE_EVERY_S)
+        await train(w.learner("l2"), 60, enough=lambda: not keepers[0].hole)
+
+
+# --- a fragment that stands while others move ---------------------------------------------------------------------------
+
+
+def test_a_fragment_stands_when_most_others_were_merged_eight_times_since() -> None:
+    last = [10.0, 100.0, 101.0, 102.0]
+    assert standing(last, [1.0, 11.0, 12.0, 5.0]) == [0]
+    assert standing(last, [1.0, 11.0, 9.0, 5.0]) == []
+    assert standing([None, 100.0, 101.0], [None, 1.0, 2.0]) == [0]
+    assert standing([None, 100.0, 101.0], [None, 1.0, None]) == []
+    assert standing([5.0], [None]) == []
+    assert standing([None, None], [None, None]) == []
+
+
+async def test_a_fragment_that_stands_is_seen(folder: Path) -> None:
+    """Something lies under the key of a commit to come, which is none: nobody can go on with it."""
+    async with world(folder, seed_of(Rules(fragments=3, sync_every=6), PACE)) as w, serving(w.syncer("s1")) as syncer:
+        live = Live(w.log, w.store, w.bus, w.runtime)
+        await live.begin()
+        assert live.status().standing == []
+        await w.store.put(commit_key(0, 4), b"nonsense")
+        await train(w.learner("l0"), 400, enough=lambda: min(k.head for k in syncer.keepers[1:]) >= 4 + STANDS)
+        assert syncer.keepers[0].head == 0
+        assert (await look(w.log)).standing == [0]
+        assert (await read_status(w.log, w.bus, w.runtime, 0.5)).standing == [0]
+        await live._newest()
+        assert live.status().standing == [0]

@@ -194,7 +194,13 @@ def test_every_metric_is_declared_once_with_its_unit() -> None:
     names = [d.name for d in declared()]
     assert len(names) == len(set(names))
     units = ("_seconds", "_bytes_total", "_tokens", "_tokens_total", "_ratio", "_versions", "_total")
-    plain = {"isthmus_fragment_version", "isthmus_fragments", "isthmus_fragments_held", "isthmus_fragments_broken"}
+    plain = {
+        "isthmus_fragment_version",
+        "isthmus_fragments",
+        "isthmus_fragments_held",
+        "isthmus_fragments_broken",
+        "isthmus_fragments_holed",
+    }
     plain |= {
         "isthmus_process_info",
         "isthmus_learners_expected",

@@ -82,7 +82,7 @@ KEYS: Mapping[str, Who] = {
 
 LISTS: Mapping[str, Collection[str]] = {
     "": NOBODY,
-    "commits/00003/": NOBODY,
+    "commits/00003/": {SYNCER, READER},
     "segments/00003/": NOBODY,
     "members/": ALL,
     "snapshots/00003/": ALL,

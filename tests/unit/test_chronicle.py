@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
+from isthmus.log.state import STANDS
 from isthmus.readers import scenes, views
 from isthmus.readers.chronicle import FORMAT, Chronicle, Life, write
 from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
@@ -487,3 +488,21 @@ def test_lives_are_what_inputs_say_in_any_order() -> None:
     c = read(history()[:1])
     life = c.lives[c.learners.number("a"), 1]
     assert changed(life) == Life(opened_at(1) - 6.0, 0, opened_at(1) - 1.0, (0, 1200))
+
+
+def test_a_fragment_that_stands_while_others_are_merged_is_said_also_when_nobody_trains() -> None:
+    others = range(1, len(read([]).ends))
+    stopped = [committed(version, given("a", version - 1, version)) for version in range(1, 4)]
+
+    def up_to(newest: int) -> Chronicle:
+        went_on = [
+            committed(v, given("a", v - 1, v, p=p), p=p) for p in others for v in range(1, newest + 1)
+        ]  # fmt: skip
+        return read(sorted([*stopped, *went_on], key=lambda h: (h.written_at, h.fragment)))
+
+    assert told(up_to(3 + STANDS - 1), math.inf) == []
+    c = up_to(3 + STANDS)
+    assert told(c, math.inf) == ["fragment 0 stands still: most others were merged 8 times since it was"]
+    assert told(c, after(3 + STANDS - 1)) == [], "it did not then"
+    c.ends[0].broken = "commits/0: is missing"
+    assert not any("stands" in said for said in told(c, math.inf))

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -162,3 +162,64 @@ def test_a_run_whose_learners_are_done_and_were_never_merged_is_not_well() -> No
     assert not found.ok
     assert "what they learnt is not in the run" in found.said
     assert "isthmus syncer s3://b/run --bus redis://h" in found.said
+
+
+# --- what syncers say of fragments, and the log of itself ---------------------------------------------------------------
+
+
+def test_what_is_slow_to_read_is_not_said_to_be_damaged() -> None:
+    found = of(beat("a"), alive(broken=(5, 6), slow=(5, 6)))
+    assert not found.ok
+    assert "fragment 5, 6 is slow to be read by s" in found.said
+    assert "heal" not in found.said
+
+
+def test_what_may_not_be_read_is_not_said_to_be_damaged() -> None:
+    found = of(beat("a"), alive(broken=(2,), refused=(2,)))
+    assert not found.ok
+    assert "fragment 2 may not be read by s: give it a syncer's rights (isthmus doctor s3://b/run" in found.said
+    assert "heal" not in found.said
+
+
+def test_only_what_is_damaged_is_to_be_healed() -> None:
+    found = of(beat("a"), alive(broken=(1, 2, 3), slow=(1,), refused=(2,)))
+    assert "fragment 3 cannot be folded: isthmus heal s3://b/run says what can be done" in found.said
+
+
+def test_a_hole_in_the_log_of_what_is_served_is_said() -> None:
+    found = of(beat("a"), alive(holed=(4,)))
+    assert (found.ok, found.said) == (
+        False,
+        "1 of 1 learners merge; a commit of fragment 4 is missing: isthmus heal s3://b/run names it",
+    )
+
+
+def looked(*messages: Alive | FromLearner, **found: Any) -> Health:
+    hearing = Hearing(RUN)
+    for message in messages:
+        stream = SYNCER_STREAM if isinstance(message, Alive) else learner_stream(message.learner)
+        hearing.take(stream, Said("1-0", encode(message)), 1.0)
+    return health(Status(hearing, [commit(COMMITTED_AT)], "", 0.0, NOW, **found), "r", "b")
+
+
+def test_damage_is_said_once_whoever_finds_it() -> None:
+    found = looked(beat("a"), alive(broken=(1,), holed=(2,)), wrong={1: "commits/1: is missing", 2: "commits/2: no"})
+    assert not found.ok
+    assert found.said == (
+        "1 of 1 learners merge; the log of fragment 1 is damaged: commits/1: is missing; the log of fragment 2 is "
+        "damaged: commits/2: no; isthmus heal r says what can be done"
+    )
+
+
+def test_a_finished_run_that_is_damaged_or_stands_is_not_well() -> None:
+    assert looked(left("a", done=True)).ok
+    damaged = looked(left("a", done=True), wrong={p: f"of {p}" for p in range(5)})
+    assert not damaged.ok
+    assert "so are those of 2 more fragments" in damaged.said
+    stands = looked(left("a", done=True), standing=(3,))
+    assert not stands.ok
+    assert "fragment 3 stands still: most others were merged 8 times since it was" in stands.said
+
+
+def test_a_damaged_fragment_is_not_said_to_stand_as_well() -> None:
+    assert "stands still" not in looked(beat("a"), alive(), wrong={3: "no"}, standing=(3,)).said

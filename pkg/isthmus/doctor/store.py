@@ -8,6 +8,7 @@ from pathlib import Path
 
 from isthmus.doctor import rights
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, clock, in_the_clear, spread
+from isthmus.doctor.log import examine_log
 from isthmus.errors import (
     BucketMissing,
     Denied,
@@ -144,6 +145,9 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
         yield Finding("store: run", WARNING, said, what)
     except IsthmusError as error:
         yield Finding("store: run", FAILURE, str(error), "restore the run object, or choose another prefix")
+    if run is not None:
+        async for finding in examine_log(run, store, runtime):
+            yield finding
 
     if role.place:
         listing = advice.listing.format(url=store.url, place=role.place)

@@ -5,11 +5,12 @@ would commit a second version of the same number, and the fragment would stand f
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from isthmus.errors import Denied, LogCorrupt
 from isthmus.log import Log
 from isthmus.log.select import earliest
-from isthmus.records.keys import commit_key, is_versioned, values_prefix, version_in
+from isthmus.records.keys import commit_in, commit_key, commits_prefix, is_versioned, values_prefix, version_in
 from isthmus.store.base import is_there
 
 AHEAD = 8
@@ -41,6 +42,39 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
             "from the newest version that can be exported (`isthmus export`, then `isthmus init --from`)",
             (fragment, head),
         )  # fmt: skip
+
+
+async def require_commits(log: Log, fragment: int, head: int) -> int:
+    """Raise `LogCorrupt` where a commit up to `head`, or below any that is stored, is missing.
+
+    Returns from which version on was looked: 1 where commits may be listed. Where that is refused, those since the
+    newest snapshot are asked for one by one: they are what a new syncer needs. Raises `Unavailable`.
+    """
+    snapshots = [version for version, _ in await log.snapshots(fragment) if version <= head]
+    try:
+        entries = await log.store.list(commits_prefix(fragment))
+    except Denied:
+        first = max([1, *snapshots])
+        return await _require_all(log, fragment, range(first, head + 1), head, first)
+    there = {version for entry in entries if (version := commit_in(entry.key))}
+    newest = max(there | {head})
+    # A listing of many pages takes a while: what it lacks is asked for before it is believed.
+    lacking = [version for version in range(1, newest) if version not in there]
+    return await _require_all(log, fragment, lacking, newest, 1)
+
+
+async def _require_all(log: Log, fragment: int, versions: Sequence[int], newest: int, first: int) -> int:
+    for start in range(0, len(versions), AHEAD):
+        asked = versions[start : start + AHEAD]
+        found = await asyncio.gather(*(is_there(log.store, commit_key(fragment, version)) for version in asked))
+        for version, there in zip(asked, found, strict=True):
+            if not there:
+                raise LogCorrupt(
+                    commit_key(fragment, version), f"is missing, and version {newest} is there: bring it back from a "
+                    "backup. A run with a snapshot after it goes on, and `isthmus replay` ends before it",
+                    (fragment, version - 1),
+                )  # fmt: skip
+    return first
 
 
 async def require_chain(log: Log, fragment: int, head: int) -> None:

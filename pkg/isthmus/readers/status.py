@@ -4,8 +4,8 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from isthmus.bus import Bus
@@ -13,6 +13,7 @@ from isthmus.bus.base import Said
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.log import Commit, Log
+from isthmus.log.state import STANDS, is_most, look
 from isthmus.readers.heard import Hearing, LearnerView
 from isthmus.records import frame
 from isthmus.records.objects import CheckpointHeader, FragmentPoint
@@ -42,6 +43,10 @@ class Status:
     """Who has not spoken since then, on the listener's clock, is silent."""
     at: float
     """Seconds since 1970."""
+    wrong: Mapping[int, str] = field(default_factory=dict)
+    """By fragment, what is missing or damaged in the log, as far as that was looked for."""
+    standing: Sequence[int] = ()
+    """Fragments that stand still while others are merged."""
 
     @property
     def live(self) -> set[str]:
@@ -112,6 +117,8 @@ class Status:
                     "writer": c.header.writer if c else "",
                     "open": self.hearing.rounds[p].version if p in self.hearing.rounds else None,
                     "waits_for": sorted(self.waited_for(p)),
+                    "wrong": self.wrong.get(p, ""),
+                    "stands": p in self.standing,
                 }
                 for p, c in enumerate(self.heads)
             ],
@@ -141,6 +148,9 @@ class Status:
                     "commits": a.commits,
                     "held": a.held,
                     "broken": list(a.broken),
+                    "slow": list(a.slow),
+                    "refused": list(a.refused),
+                    "holed": list(a.holed),
                     "waiting_for": a.waiting_for,
                     "lag_ms": a.lag_ms,
                     "able": a.able,
@@ -175,7 +185,8 @@ class Live:
         self.commits: dict[int, Commit] = {}
         self.refused = ""
         """Why the log may not be read, or empty."""
-        self._damaged: set[int] = set()  # fragments whose newest commit cannot be read
+        self._damaged: dict[int, str] = {}  # by fragment whose newest commit cannot be read, why
+        self._others: dict[int, dict[int, int]] = {}  # by fragment, the versions of all when it moved last
         self._log = log
         self._runtime = runtime
         self._store = store
@@ -195,6 +206,7 @@ class Live:
         for p, version in enumerate(known):
             self.hearing.heads[p] = max(version, self.hearing.heads.get(p, 0))
         await self._newest()
+        self._others = {f.index: self._versions() for f in self._log.run.layout.fragments}
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -218,7 +230,13 @@ class Live:
         """Return the present state."""
         heads = [self.commits.get(f.index) for f in self._log.run.layout.fragments]
         since = self._runtime.now() - self._log.run.pace.silence_s
-        return Status(self.hearing, heads, self.trouble, since, self._runtime.wall())
+        still = [p for p, then in self._others.items() if self._stands(p, then)]
+        return Status(
+            self.hearing, heads, self.trouble, since, self._runtime.wall(), wrong=dict(self._damaged), standing=still
+        )
+
+    def _stands(self, p: int, then: dict[int, int]) -> bool:
+        return is_most(self._version(q) - then.get(q, 0) >= STANDS for q in self._others if q != p)
 
     async def _listen(self) -> None:
         async for stream, said in self._listener.live(lambda: None):
@@ -269,18 +287,22 @@ class Live:
         except LogCorrupt as error:
             if p not in self._damaged:
                 logger.warning("the log of fragment %d cannot be read to its end: %s", p, error)
-            self._damaged.add(p)
+            self._damaged[p] = str(error)
             return None
-        self._damaged.discard(p)
+        self._damaged.pop(p, None)
         return found
 
     def _hold(self, commit: Commit | None) -> None:
         if commit is not None and commit.version > self._version(commit.header.fragment):
             self.commits[commit.header.fragment] = commit
+            self._others[commit.header.fragment] = self._versions()
             self.on_commit(commit)
 
     def _version(self, p: int) -> int:
         return self.commits[p].version if p in self.commits else 0
+
+    def _versions(self) -> dict[int, int]:
+        return {f.index: self._version(f.index) for f in self._log.run.layout.fragments}
 
 
 async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
@@ -303,10 +325,10 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
                 hearing.take(stream, said, runtime.now())
     except Unavailable as error:
         bus_error = f"the bus cannot be reached: {error}"
-    heads = await asyncio.gather(
-        *(log.newest(p.index, hearing.heads.get(p.index, 0)) for p in log.run.layout.fragments)
+    state = await look(log, hearing.heads)
+    return Status(
+        hearing, list(state.heads), bus_error, -math.inf, runtime.wall(), wrong=state.wrong, standing=state.standing
     )
-    return Status(hearing, list(heads), bus_error, -math.inf, runtime.wall())
 
 
 class Ledger(TypedDict):

@@ -1,8 +1,10 @@
 """How a run does, in one sentence: whether learners merge, and where they do not, why and what to do. Pure, no I/O."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from isthmus.log.state import STANDS
 from isthmus.readers.heard import LearnerView
 from isthmus.readers.status import Status
 
@@ -35,7 +37,8 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
     known = [v for v in status.hearing.learners.values() if v.left is None]
     silent = sorted(v.name for v in known if v.name not in status.live)
     if not known:
-        return _nobody(status, last, syncer)
+        found, ailing = _nobody(status, last, syncer), _of_log(status, run)
+        return Health(found.ok and not ailing, "; ".join([found.said, *ailing]))
     parts = [f"{len(here) - len(troubled)} of {len(known)} learners merge"]
     able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
     if not status.syncers_live:
@@ -50,13 +53,55 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         parts.append(f"nothing is heard of {', '.join(silent[:NAMED_MAX])}{more}")
     if len(here) < expected:
         parts.append(f"{expected} learners are expected, {len(here)} are heard")
-    broken = sorted({p for name in status.syncers_live for p in status.hearing.syncers[name].broken})
-    if broken:
-        named = ", ".join(map(str, broken))
-        parts.append(f"fragment {named} cannot be folded: isthmus heal {run} says what can be done")
+    ailing = [*_of_syncers(status, run), *_of_log(status, run)]
+    parts += ailing
     # Who fell silent was perhaps taken away; the run goes on without.
-    ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not broken
+    ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
     return Health(ok, "; ".join(parts))
+
+
+def _of_syncers(status: Status, run: str) -> list[str]:
+    """Return which fragments syncers that are heard cannot serve, each with what to do."""
+    found, damaged, holed = list[str](), set[int](), set[int]()
+    for name in sorted(status.syncers_live):
+        alive = status.hearing.syncers[name]
+        if alive.slow:
+            found.append(
+                f"fragment {_list(alive.slow)} is slow to be read by {name}, which leaves it to others; nothing is "
+                "known to be damaged: see whether its machine or its way to the store is overloaded"
+            )
+        if alive.refused:
+            found.append(
+                f"fragment {_list(alive.refused)} may not be read by {name}: give it a syncer's rights "
+                f"(isthmus doctor {run} --role syncer, beside it, names what is missing)"
+            )
+        damaged.update(set(alive.broken) - set(alive.slow) - set(alive.refused))
+        holed.update(alive.holed)
+    damaged, holed = damaged - status.wrong.keys(), holed - status.wrong.keys()
+    if holed:
+        found.append(f"a commit of fragment {_list(holed)} is missing: isthmus heal {run} names it")
+    if damaged:
+        found.append(f"fragment {_list(damaged)} cannot be folded: isthmus heal {run} says what can be done")
+    return found
+
+
+def _of_log(status: Status, run: str) -> list[str]:
+    """Return what is wrong with the log, each with what to do."""
+    found = [f"the log of fragment {p} is damaged: {why}" for p, why in list(status.wrong.items())[:NAMED_MAX]]
+    if len(status.wrong) > NAMED_MAX:
+        found.append(f"so are those of {len(status.wrong) - NAMED_MAX} more fragments")
+    if found:
+        found.append(f"isthmus heal {run} says what can be done")
+    if still := [p for p in status.standing if p not in status.wrong]:
+        found.append(
+            f"fragment {_list(still)} stands still: most others were merged {STANDS} times since it was; the syncers' "
+            f"logs say why, and isthmus heal {run} whether its log is sound"
+        )
+    return found
+
+
+def _list(fragments: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(fragments)))
 
 
 def _nobody(status: Status, last: str, syncer: str) -> Health:

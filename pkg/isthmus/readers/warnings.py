@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from isthmus.log.state import STANDS, standing
 from isthmus.readers import views
 from isthmus.readers.chronicle import Chronicle
 from isthmus.readers.rows import QUORUM_MISSED
@@ -93,9 +96,30 @@ def _log(c: Chronicle, at: float, now: float, run: str, live: bool) -> list[Noti
                     f"learners/{row['learner']}",
                 )
             )
-    if live:
-        found += _stuck(c, now, run)
+    stuck = _stuck(c, now, run) if live else []
+    found += stuck or _standing(c, at, run)
     return found
+
+
+def _standing(c: Chronicle, at: float, run: str) -> list[Notice]:
+    """Return which fragments stood still while most others were merged, whoever trains."""
+    count, written = c.rows.place(at), c.rows["written_at"]
+    last, since = list[float | None](), list[float | None]()
+    for p in range(len(c.ends)):
+        places = c.rows.of(p)
+        made = int(np.searchsorted(places, count))
+        last.append(float(written[places[made - 1]]) if made else None)
+        since.append(float(written[places[made - STANDS]]) if made >= STANDS else None)
+    still = [p for p in standing(last, since) if p not in c.broken]
+    if not still:
+        return []
+    return [
+        Notice(
+            f"fragment {_list(still)} stands still: most others were merged {STANDS} times since it was",
+            f"the syncers' logs say why; isthmus heal {run} says whether its log is sound",
+            f"fragments/{still[0]}",
+        )
+    ]
 
 
 def _stuck(c: Chronicle, at: float, run: str) -> list[Notice]:
@@ -108,11 +132,14 @@ def _stuck(c: Chronicle, at: float, run: str) -> list[Notice]:
     stuck = [p for p, age_s in enumerate(views.ages(c, math.inf, at)) if age_s is not None and age_s > limit]
     if not stuck:
         return []
-    names = ", ".join(map(str, stuck[:8])) + (" and others" if len(stuck) > 8 else "")
     return [
         Notice(
-            f"fragment {names} was not merged for over {limit:.0f} s (usual: {usual:.0f} s)",
+            f"fragment {_list(stuck)} was not merged for over {limit:.0f} s (usual: {usual:.0f} s)",
             f"see who is waited for on the fragment's page, and whether a syncer keeps it; isthmus status {run}",
             f"fragments/{stuck[0]}",
         )
     ]
+
+
+def _list(fragments: Sequence[int]) -> str:
+    return ", ".join(map(str, fragments[:8])) + (" and others" if len(fragments) > 8 else "")

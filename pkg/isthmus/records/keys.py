@@ -94,6 +94,12 @@ def is_versioned(key: str) -> bool:
     return _VERSIONED.fullmatch(key) is not None
 
 
+def commit_in(key: str) -> int:
+    """Return the version that a commit's key names; 0 for any other key below `commits_prefix`."""
+    name = key.rsplit("/", 1)[1]
+    return int(name) if len(name) == 12 and name.isascii() and name.isdigit() else 0
+
+
 def version_in(key: str) -> int:
     """Return the version (or base) in the last segment of an update, value or snapshot key."""
     return int(key.rsplit("/", 1)[1].split("-", 1)[0])

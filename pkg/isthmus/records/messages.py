@@ -185,7 +185,7 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     fold_s: Seconds
     """How long it took to fold the log at its start."""
     broken: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)]
-    """Fragments whose log it cannot fold to the end."""
+    """Fragments whose log it cannot fold to the end, for whatever reason: others are to keep them."""
     stopping: bool
     """Its last word: others take over now."""
     able: bool = True
@@ -194,6 +194,12 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """The newest version of the membership that it knows."""
     dropped: Annotated[dict[Name, Counter], msgspec.Meta(max_length=DROPPED_LISTED)] = {}
     """Messages dropped since it started because too many of the same author waited; the loudest authors."""
+    slow: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
+    """Those of `broken` that are only slow to be read: nothing is known to be damaged."""
+    refused: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
+    """Those of `broken` of which it may not read what it needs."""
+    holed: Annotated[tuple[Index, ...], msgspec.Meta(max_length=1 << 12)] = ()
+    """Fragments that it keeps, and of whose log a commit is missing that others would need."""
 
 
 FromLearner = Announce | Pass | Heartbeat | Progress | Leave

@@ -233,6 +233,7 @@ class Syncer:
         m.fragments.set(len(self.keepers))
         m.fragments_held.set_function(lambda: len(self.held))
         m.fragments_broken.set_function(lambda: sum(bool(keeper.broken) for keeper in self.keepers))
+        m.fragments_holed.set_function(lambda: sum(bool(keeper.hole) for keeper in self.keepers))
         m.learners.set_function(lambda: len(self._members.expected((), self._runtime.now())))
 
     # --- hearing ------------------------------------------------------------------------------------------------------
@@ -445,6 +446,9 @@ class Syncer:
             held=len(self.held),
             fold_s=self.fold_s,
             broken=self._broken,
+            slow=tuple(p for p in self._broken if not self.keepers[p].broken),
+            refused=tuple(p for p in self._broken if self.keepers[p].refused),
+            holed=tuple(p for p, keeper in enumerate(self.keepers) if keeper.hole),
             stopping=stopping,
             able=self._able(),
             members=self._log.members.current.version,

@@ -34,6 +34,8 @@ class Follower:
         """Whether this syncer is to hold the fragment, which takes its state."""
         self.broken = ""
         """Why the log cannot be folded to its end here, or empty."""
+        self.refused = False
+        """Whether that is because something may not be read here."""
         self.version = 0
         self.digest = log.run.digest
         """Of the commit that made `version`: what the next commit must name."""

@@ -151,6 +151,16 @@ class Keeper:
         """Why the log of this fragment cannot be folded to its end here, or empty."""
         return self._follower.broken
 
+    @property
+    def refused(self) -> bool:
+        """Whether it is `broken` because something may not be read here."""
+        return bool(self.broken) and self._follower.refused
+
+    @property
+    def hole(self) -> str:
+        """Which commit is missing in the log of this fragment, which is kept here all the same; or empty."""
+        return self._snapshots.hole
+
     def overdue(self, silent_s: float) -> bool:
         """See `Follower.overdue`."""
         return self._follower.overdue(silent_s)
@@ -548,7 +558,7 @@ class Keeper:
         """Stop serving a fragment whose log is damaged; the next snapshot another syncer writes may heal it."""
         if self.broken != str(error):
             self._warn("is not served here: %s", error, level=logging.ERROR)
-        self._follower.broken = str(error)
+        self._follower.broken, self._follower.refused = str(error), error.refused
         self._release()
         self.rounds.on(Lost(), self._runtime.now())
 

@@ -1,12 +1,15 @@
-"""Of a fragment that is kept here: when its state is written as a snapshot, from which others fold."""
+"""Of a fragment that is kept here: when its state is written as a snapshot, from which others fold, and whether the log
+is whole for them."""
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 from isthmus.errors import Denied, LogCorrupt, Unavailable
 from isthmus.layout import Fragment
 from isthmus.log import Log, merge
+from isthmus.log.complete import require_commits
 from isthmus.log.merge import State, state_bytes
 from isthmus.records.keys import snapshot_key
 from isthmus.rules import Pace, Rules
@@ -17,6 +20,9 @@ logger = logging.getLogger(__name__)
 WORTH, LEAST = 2, 16 << 20
 """Updates merged since the newest snapshot, in snapshots' bytes, after which the next one is written; and in bytes, of
 which fewer are folded in a moment."""
+
+WHOLE_EVERY_S = 600.0
+"""Between two looks for commits that are missing, each after a snapshot."""
 
 
 def snapshot_after(rules: Rules, size: int) -> int:
@@ -39,6 +45,8 @@ class Snapshots:
         """`turns` is shared by all fragments; `newest` returns the state by now, None where it is not here."""
         self.merged = 0
         """Bytes of updates merged since the newest snapshot, as far as is known."""
+        self.hole = ""
+        """Which commit was missing when the log was last looked through, or empty."""
         self._log = log
         self._fragment = fragment
         self._pace = pace
@@ -48,6 +56,7 @@ class Snapshots:
         self._after = snapshot_after(log.run.rules, fragment.size)
         self._version = 0
         """The newest version of which a snapshot is stored."""
+        self._looked_at = -math.inf
         self._task: asyncio.Task[None] | None = None
 
     def look(self, version: int, tasks: asyncio.TaskGroup) -> None:
@@ -80,6 +89,23 @@ class Snapshots:
             else:
                 self._version = max(state.version, self._version)
                 self.merged -= told
+        if self._version and self._runtime.now() - self._looked_at >= WHOLE_EVERY_S:
+            await self._look_for_holes()
+
+    async def _look_for_holes(self) -> None:
+        """See whether every commit is there. Who keeps the fragment would not miss one; others would, and replay."""
+        p = self._fragment.index
+        try:
+            await require_commits(self._log, p, self._version)
+        except LogCorrupt as error:
+            if self.hole != str(error):
+                logger.error("fragment %d goes on, but its log has a hole: %s", p, error, extra={"fragment": p})
+            self.hole = str(error)
+        except (Unavailable, Denied):
+            return
+        else:
+            self.hole = ""
+        self._looked_at = self._runtime.now()
 
     async def write_last(self) -> None:
         """Write the state that this syncer leaves, where none was: whoever starts next need not fold what it knows."""

@@ -154,7 +154,10 @@ def syncers(status: Status) -> list[Text]:
         if not alive.able and not alive.stopping:
             lines.append(Text(f"syncer {alive.syncer} cannot serve for now: others keep its fragments", style="red"))
         for p in alive.broken:
-            lines.append(Text(f"syncer {alive.syncer} cannot fold fragment {p}: see its log", style="red"))
+            why = "is slow to read" if p in alive.slow else "may not read" if p in alive.refused else "cannot fold"
+            lines.append(Text(f"syncer {alive.syncer} {why} fragment {p}: see its log", style="red"))
+        for p in alive.holed:
+            lines.append(Text(f"syncer {alive.syncer} misses a commit of fragment {p}: see its log", style="red"))
     return lines
 
 

@@ -1,0 +1,42 @@
+"""The log: whether a commit of it is missing or damaged, and whether a fragment stands still."""
+
+from collections.abc import AsyncIterator
+
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding
+from isthmus.errors import IsthmusError
+from isthmus.log import Log
+from isthmus.log.run import Run
+from isthmus.log.state import STANDS, look
+from isthmus.runtime import Runtime
+from isthmus.store import EdgeStore
+
+NAMED_MAX = 8
+"""Fragments that are named with what is wrong with them."""
+
+
+async def examine_log(run: Run, store: EdgeStore, runtime: Runtime) -> AsyncIterator[Finding]:
+    """Yield findings about the commits of a run. Objects that they name are not verified: `replay` does that."""
+    heal = f"isthmus heal {store.url} says what can be done"
+    try:
+        log = Log(run, store.at_start, runtime)
+        await log.members.refresh(log.store)
+        found = await look(log)
+    except IsthmusError as error:
+        yield Finding("log: commits", FAILURE, f"not all can be read: {error}", "see what is said of the store")
+        return
+    for p, why in list(found.wrong.items())[:NAMED_MAX]:
+        yield Finding("log: commits", FAILURE, f"fragment {p}: {why}", heal)
+    if len(found.wrong) > NAMED_MAX:
+        yield Finding("log: commits", FAILURE, f"so it is with {len(found.wrong) - NAMED_MAX} more fragments", heal)
+    if found.standing:
+        named = ", ".join(map(str, found.standing))
+        said = f"fragment {named} stands still: most others were merged {STANDS} times since it was"
+        yield Finding("log: progress", WARNING, said, f"the syncers' logs say why; {heal}")
+    if found.wrong:
+        return
+    commits = sum(head.version for head in found.heads if head is not None)
+    if found.whole_log:
+        yield Finding("log: commits", OK, f"none of {commits:,} is missing; isthmus replay verifies what they merged")
+    else:
+        said = f"none since the newest snapshots is missing; of {commits:,} in all, this role may not list the rest"
+        yield Finding("log: commits", NOTE, said, "ask as a reader, a syncer or the operator to have all looked for")
