@@ -127,9 +127,9 @@ class TolerantBus:
         """See `Bus.tail`."""
         return await self._tolerance.of("hear", self._bus.tail(stream))
 
-    async def names(self) -> set[str]:
+    async def names(self, within_s: float | None = None) -> set[str]:
         """See `Bus.names`."""
-        return await self._tolerance.of("find streams", self._bus.names())
+        return await self._tolerance.of("find streams", self._bus.names(within_s))
 
 
 _VERBS = {"get": "read", "put": "write"}

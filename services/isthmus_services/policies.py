@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isthmus.bus.redis import NAMES
 from isthmus.permissions import (
     ALL_STREAMS,
     CREATE,
@@ -151,9 +152,12 @@ def seaweedfs_identities(secrets: Mapping[Identity, str], root: tuple[str, str],
 
 
 _COMMANDS = "+hello +auth +ping +info +time +xread +xrevrange"
-_LOOKING = "+scan"
+_LOOKING = "+zrevrangebyscore"
 _WRITING = "+xadd +expire"
 """Named one by one: a category such as @stream would let a learner delete and trim."""
+
+_NAMING = f"(+zadd +zremrangebyscore +expire %W~isthmus:*:{NAMES})"
+"""Who writes a stream says so in the list of streams, and does nothing else there."""
 
 
 def has_bus(participant: Participant) -> bool:
@@ -164,11 +168,13 @@ def has_bus(participant: Participant) -> bool:
 def acl_rules(who: Identity) -> str:
     """Return what a user of Redis 7 may, in the words of ACL SETUSER: of every run on the server."""
     read, written = streams(who.participant, who.name)
-    # Who listens to all looks for new streams. SCAN shows names of keys whatever the user may read.
+    # Who listens to all looks for new streams.
     commands = [_COMMANDS, *([_LOOKING] if ALL_STREAMS in read else []), *([_WRITING] if written else [])]
     keys = ["%R~isthmus:*" if stream == ALL_STREAMS else f"%R~isthmus:*:{stream}" for stream in read]
     keys += [f"%W~isthmus:*:{stream}" for stream in written]
-    return " ".join(["resetkeys", "resetchannels", "-@all", *commands, *keys])
+    # As a selector, or it could make a stream of the list.
+    naming = [_NAMING] if written else []
+    return " ".join(["resetkeys", "resetchannels", "-@all", *commands, *keys, *naming])
 
 
 def acl_line(who: Identity, password: str) -> str:

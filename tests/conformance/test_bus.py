@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from isthmus.bus import START, Bus, open_bus, sqlite
+from isthmus.bus import START, Bus, endpoints, open_bus, sqlite
+from isthmus.bus import redis as redis_bus
 from isthmus.bus.base import RETAINED_MESSAGES
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, InputError, Unavailable
@@ -204,10 +205,11 @@ def test_a_listener_begins_a_little_way_back_and_forgets_streams_that_are_no_mor
         # One it was told to read stays, whether it is there or not.
         listener.positions["syncer"] = START
 
-        async def nobody() -> set[str]:
+        async def nobody(within_s: float | None) -> set[str]:
             return set()
 
         monkeypatch.setattr(bus, "names", nobody)
+        monkeypatch.setattr(endpoints, "RECENT_S", 0.0)
         await listener.find()
         assert listener.positions.keys() == {"syncer"}
 
@@ -220,6 +222,10 @@ def test_streams_are_found_by_name(place: Place) -> None:
         await bus.append("learner/eu-1", b"x")
         await other.append("syncer", b"x")
         assert await bus.names() == {"learner/eu-1", "syncer"}
+        await asyncio.sleep(1.5)
+        await other.append("syncer", b"y")
+        assert await bus.names(1.0) == {"syncer"}
+        assert await bus.names(100.0) == await bus.names() == {"learner/eu-1", "syncer"}
 
     run(place, body, 2)
 
@@ -342,13 +348,13 @@ def test_what_is_not_ours_in_a_stream_is_passed_over(redis: Server) -> None:
     digest = os.urandom(32)
 
     async def body(bus: Bus) -> None:
+        await bus.append("s", b"")  # or nobody would find it
         listener = Listener(bus, single_threaded(), lambda _: True)
         with client.Redis.from_url(redis.url) as strange:
             strange.xadd(f"isthmus:{digest[:8].hex()}:s", {"other": "field"})
         heard = [said.body async for _, said in listener.backlog()]
         assert heard == []
         assert listener.positions["s"] == await bus.tail("s"), "it is not read again and again"
-        await bus.append("s", b"")
         await bus.append("s", b"ours")
         assert [said.body async for _, said in listener.backlog()] == [b"ours"], "an empty body is nobody's message"
 
@@ -393,6 +399,7 @@ async def test_streams_that_nobody_writes_to_leave_the_sqlite_file(
         for _ in range(sqlite.TRIM_EVERY + 1):
             await bus.append("here", b"2")
         assert await bus.names() == {"here"}
+        assert await bus.tail("gone") == "0"
 
 
 async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
@@ -435,3 +442,61 @@ async def test_a_password_is_never_part_of_an_error() -> None:
 async def test_a_url_of_no_bus_is_refused(url: str) -> None:
     with pytest.raises(InputError):
         await failing(url)
+
+
+# --- what others, and the past, cost ----------------------------------------------------------------------------------
+
+
+def commands_of(client: Any) -> dict[str, int]:
+    """Return how often the server was asked for each command."""
+    return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in client.info("commandstats").items()}
+
+
+async def test_no_key_of_others_on_a_shared_redis_is_looked_at(redis: Server) -> None:
+    import redis as client
+
+    async with open_bus(redis.url, os.urandom(32)) as bus:
+        with client.Redis.from_url(redis.url) as other:
+            other.mset({f"session:{i}": b"x" for i in range(1000)})
+            other.config_resetstat()
+            await bus.append("learner/a", b"x")
+            for within in (None, 10.0):
+                assert await bus.names(within) == {"learner/a"}
+            asked = commands_of(other)
+    assert asked["zrevrangebyscore"] == 2
+    assert not {"scan", "keys", "type"} & asked.keys()
+
+
+async def test_streams_are_found_again_when_the_servers_clock_was_set(redis: Server) -> None:
+    async with open_bus(redis.url, os.urandom(32)) as bus, open_bus(redis.url, os.urandom(32)):
+        await bus.append("learner/a", b"x")
+        cast(Any, bus)._ahead -= 3600.0
+        await bus.names(10.0)
+        assert await bus.names(10.0) == {"learner/a"}
+        cast(Any, bus)._ahead += 3600.0
+        await bus.append("learner/b", b"x")
+        await bus.append("learner/b", b"x")
+        assert await bus.names(10.0) == {"learner/a", "learner/b"}
+
+
+async def test_a_time_far_in_the_future_hides_no_stream(redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    import redis as client
+
+    monkeypatch.setattr(redis_bus, "NAMES_MAX", 2)
+    run = os.urandom(32)
+    async with open_bus(redis.url, run) as bus:
+        await bus.append("learner/honest", b"x")
+        with client.Redis.from_url(redis.url) as other:
+            other.zadd(f"isthmus:{run[:8].hex()}:names", {f"learner/{i}": "inf" for i in range(5)})
+        assert await bus.names() == {"learner/honest"}
+        assert await bus.names(10.0) == {"learner/honest"}
+
+
+async def test_names_of_the_past_leave_the_list(redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_bus(redis.url, os.urandom(32)) as bus:
+        await bus.append("learner/gone", b"x")
+        await asyncio.sleep(1.1)
+        monkeypatch.setattr(redis_bus, "EXPIRE_S", 1)
+        monkeypatch.setattr(redis_bus, "EXPIRE_EVERY", 1)
+        await bus.append("learner/here", b"x")
+        assert await bus.names() == {"learner/here"}

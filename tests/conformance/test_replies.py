@@ -41,6 +41,14 @@ ERRORS: dict[str, tuple[bytes, type[Exception], str]] = {
 }
 
 
+WELL = {
+    "TIME": b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n",
+    "ZADD": b":1\r\n",
+    "EXPIRE": b":1\r\n",
+    "ZREMRANGEBYSCORE": b":0\r\n",
+}
+"""What is answered where nothing is wrong, unless it is OK."""
+
 CLOSES = {"LOADING", "NOAUTH", "WRONGPASS", "max number of clients"}
 """After these redis-py closes the connection by itself."""
 
@@ -51,7 +59,7 @@ def test_every_error_of_the_table_is_tried() -> None:
 
 @asynccontextmanager
 async def saying(words: bytes, at: str) -> AsyncIterator[tuple[Bus, list[int]]]:
-    """Open a bus at a server that answers commands of this name so, and all others with OK; count its connections."""
+    """Open a bus at a server that answers commands of this name so, and the others well; count its connections."""
     connections: list[int] = []
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,7 +71,8 @@ async def saying(words: bytes, at: str) -> AsyncIterator[tuple[Bus, list[int]]]:
                     size = int((await reader.readline())[1:])
                     parts.append((await reader.readexactly(size + 2))[:-2])
                 connections[-1] += 1
-                writer.write(b"-" + words + b"\r\n" if at in ("*", parts[0].decode()) else b"+OK\r\n")
+                name = parts[0].decode()
+                writer.write(b"-" + words + b"\r\n" if at in ("*", name) else WELL.get(name, b"+OK\r\n"))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

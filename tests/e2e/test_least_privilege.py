@@ -6,9 +6,10 @@ learner is killed. Their command lines, environments, logs, objects and messages
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis as redis_client
@@ -188,10 +189,13 @@ def test_no_secret_is_on_a_command_line_in_a_log_an_object_or_a_message(island: 
         ssl_ca_certs=str(island.authority.file),
     )
     with contextlib.closing(reader):
-        streams = list(reader.scan_iter(match="isthmus:*"))
+        digest = re.search(r"run ([0-9a-f]{16})", island.do("status", "reader", "status"))
+        assert digest is not None
+        run = f"isthmus:{digest[1]}"
+        streams = [name.decode() for name in cast("list[bytes]", reader.zrevrangebyscore(f"{run}:names", "+inf", "-inf"))]
         assert len(streams) == 3
-        for key in streams:
-            clean(str(key), str(reader.xrevrange(key)))
+        for name in streams:
+            clean(name, str(reader.xrevrange(f"{run}:{name}")))
 
 
 @pytest.mark.parametrize(

@@ -361,6 +361,12 @@ def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(bus: Cal
             ("XADD", "other:stream", "*", "m", "x"),
             ("EVAL", "return 1", "0"),
         ),
+        *(
+            ("XADD", "isthmus:0:names", "*", "m", "x"),
+            ("DEL", "isthmus:0:names"),
+            ("ZRANGE", "isthmus:0:names", "0", "-1"),
+        ),
+        *(("SCAN", "0"), ("KEYS", "isthmus:*"), ("ZADD", "isthmus:0:syncer", "1", "x"), ("ZADD", "other", "1", "x")),
         *(("SUBSCRIBE", "x"), ("PUBLISH", "x", "y"), ("SET", "isthmus:0:syncer", "x"), ("SELECT", "1")),
     )
     for user in HEARS:

@@ -8,8 +8,8 @@ from typing import Self, cast
 import pytest
 from redis.asyncio import Redis
 
-from isthmus.bus import START, Bus, Said, open_bus
-from isthmus.bus.endpoints import MESSAGES_AT_ONCE, NAMES_EVERY_S, UNSAID_MAX, Listener, Speaker
+from isthmus.bus import START, Bus, Said, endpoints, open_bus
+from isthmus.bus.endpoints import MESSAGES_AT_ONCE, NAMES_EVERY_S, RECENT_S, UNSAID_MAX, Listener, Speaker
 from isthmus.bus.redis import RedisBus
 from isthmus.errors import Unavailable
 from isthmus.records.messages import Leave, decode
@@ -60,7 +60,7 @@ class Deaf(Bus):
     async def tail(self, stream: str) -> str:
         raise NotImplementedError
 
-    async def names(self) -> set[str]:
+    async def names(self, within_s: float | None = None) -> set[str]:
         raise NotImplementedError
 
 
@@ -164,9 +164,11 @@ class Names(Deaf):
 
     def __init__(self, *streams: str) -> None:
         self.streams, self.away, self.reads, self.looks = set(streams), False, 0, 0
+        self.asked: list[float | None] = []
 
-    async def names(self) -> set[str]:
+    async def names(self, within_s: float | None = None) -> set[str]:
         self.looks += 1
+        self.asked.append(within_s)
         if self.away:
             raise Unavailable("away")
         return set(self.streams)
@@ -199,15 +201,52 @@ def test_streams_come_and_go_and_those_named_from_the_start_stay() -> None:
         listener.positions["syncer"] = "5"
         await listener.find()
         assert listener.positions == {"syncer": "5", "learner/a": "7 s ago", "learner/b": "7 s ago"}
+        assert bus.asked == [RECENT_S], "who begins a little way back asks for nobody of the past"
         bus.streams = {"learner/b", "learner/c"}
+        listener.positions["learner/a"] = "17"
+        await listener.find()
+        assert set(listener.positions) == {"syncer", "learner/a", "learner/b", "learner/c"}, "it spoke a moment ago"
+        await asyncio.sleep(RECENT_S)
         await listener.find()
         assert set(listener.positions) == {"syncer", "learner/b", "learner/c"}
+        bus.streams |= {"learner/a"}
+        await listener.find()
+        assert listener.positions["learner/a"] == "17", "it goes on where it was"
         bus.streams |= {"syncer"}
         listener = Listener(bus, world.process("q").runtime, None)
         listener.positions["syncer"] = "5"
         await listener.find()
         assert listener.positions == {"syncer": "5"}
-        assert bus.looks == 2
+        assert bus.looks == 4
+
+    drive(body)
+
+
+def test_what_was_said_in_the_past_is_told_once_and_costs_nothing_afterwards() -> None:
+    async def body(world: World) -> None:
+        bus = Names("learner/a", "learner/b")
+        listener = Listener(bus, world.process("p").runtime, wanted)
+        assert [stream async for stream, _ in listener.backlog()] == ["learner/a"] * 2 + ["learner/b"] * 2
+        bus.streams = {"learner/b"}
+        assert [stream async for stream, _ in listener.backlog()] == []
+        assert bus.asked == [None, RECENT_S]
+        # Told everything there was: only who has spoken lately is read on.
+        assert set(listener.positions) == {"learner/b"}
+
+    drive(body)
+
+
+def test_positions_of_streams_that_are_not_read_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "NAMES_MAX", 3)
+
+    async def body(world: World) -> None:
+        bus = Names()
+        listener = Listener(bus, world.process("p").runtime, wanted, back_s=7.0)
+        for number in range(10):
+            bus.streams = {f"learner/{number}"}
+            await listener.find()
+            await asyncio.sleep(RECENT_S)
+        assert list(listener._left) == ["learner/6", "learner/7", "learner/8"]
 
     drive(body)
 

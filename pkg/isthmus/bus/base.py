@@ -14,6 +14,9 @@ VALUE_MAX = 1 << 20
 16 of our longest messages. With its default, 512 MiB, one value fills the server, and every reader loads it whole.
 """
 
+NAMES_MAX = 1 << 14
+"""Streams that are found at most: those that were written to last."""
+
 START = ""
 """The position before everything that is kept."""
 
@@ -52,6 +55,9 @@ class Bus(Protocol):
         """Return the position behind the newest message."""
         ...
 
-    async def names(self) -> set[str]:
-        """Return the streams there are."""
+    async def names(self, within_s: float | None = None) -> set[str]:
+        """Return the streams there are, at most `NAMES_MAX`, or those written to within the last seconds.
+
+        The work depends on how many are returned, not on what else the server holds, or once held of this run.
+        """
         ...

@@ -2,10 +2,11 @@
 
 import asyncio
 import itertools
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from isthmus.bus.base import START, Bus, Said
+from isthmus.bus.base import NAMES_MAX, START, Bus, Said
 from isthmus.errors import Unavailable
 from isthmus.records.messages import AnyMessage, batches
 from isthmus.runtime import Runtime
@@ -19,6 +20,10 @@ MESSAGES_AT_ONCE = 64
 
 NAMES_EVERY_S = 1.0
 """How often new streams are looked for, at most."""
+
+RECENT_S = 120.0
+"""A stream nothing was said on for so long is not read until something is: those of a run's past cost nothing. Agents
+that are there say something every heartbeat."""
 
 BACKOFF_S = (0.1, 2.0)
 
@@ -94,6 +99,11 @@ class Listener:
         self._every_s = min(every_s, NAMES_EVERY_S)
         self._back_s = back_s
         self._found: set[str] = set()
+        self._heard: dict[str, float] = {}
+        """When something was last heard on a stream that was found, or it was."""
+        self._left: dict[str, str] = {}
+        """Positions in streams that are not read for now."""
+        self._begun = False
 
     async def follow(self, stream: str) -> None:
         """Read this stream, be it there or not, from as far back as one that is found. Raises `Unavailable`."""
@@ -102,17 +112,36 @@ class Listener:
             self.positions.update(await self._bus.ago([stream], self._back_s))
 
     async def find(self) -> None:
-        """Look for streams, and forget those that are no more. Raises `Unavailable`."""
+        """Look for streams, and leave those on which nothing is said any more. Raises `Unavailable`.
+
+        Who begins at the beginning is told of all that are kept, once.
+        """
         if self._wanted is None:
             return
-        there = {name for name in await self._bus.names() if self._wanted(name)}
+        past = not self._begun and self._back_s is None
+        there = {name for name in await self._bus.names(None if past else RECENT_S) if self._wanted(name)}
+        now = self._runtime.now()
         for name in self._found - there:
-            self.positions.pop(name, None)
+            # One that was heard is kept, whatever the list says of it.
+            if now - self._heard.get(name, -math.inf) >= RECENT_S:
+                self._leave(name)
         fresh = sorted(there - self.positions.keys())
-        if fresh and self._back_s is not None:
-            self.positions.update(await self._bus.ago(fresh, self._back_s))
-        self.positions.update({name: START for name in fresh if name not in self.positions})
-        self._found = there & (self._found | set(fresh))
+        positions = {name: self._left.pop(name) for name in fresh if name in self._left}
+        new = [name for name in fresh if name not in positions]
+        if new and self._back_s is not None:
+            positions.update(await self._bus.ago(new, self._back_s))
+        self.positions.update({name: positions.get(name, START) for name in fresh})
+        # What there was before is left the next time, unless it speaks.
+        self._heard.update(dict.fromkeys(fresh, -math.inf if past else now))
+        self._found |= set(fresh)
+        self._begun = True
+
+    def _leave(self, name: str) -> None:
+        self._found.discard(name)
+        self._heard.pop(name, None)
+        self._left[name] = self.positions.pop(name)
+        if len(self._left) > NAMES_MAX:
+            del self._left[next(iter(self._left))]
 
     async def backlog(self) -> AsyncIterator[tuple[str, Said]]:
         """Yield what is kept and not yet read, without waiting. Raises `Unavailable`."""
@@ -139,6 +168,7 @@ class Listener:
             if self.down_since is not None:
                 self.down_since = None
                 gap()
+            self._heard.update((name, self.answered_at) for name in found if name in self._heard)
             for pair in self._advance(found):
                 yield pair
 

@@ -1,4 +1,8 @@
-"""The bus on Redis Streams: one key per stream, plain XADD and XREAD, nothing retried below the agents."""
+"""The bus on Redis Streams: one key per stream, plain XADD and XREAD, nothing retried below the agents.
+
+One more key of a run is a sorted set of its streams' names by when each was last written to, on the server's clock. To
+find new ones nobody has to go through the keys of the whole server, of which most may be others'.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
@@ -11,7 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, Said
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Said
 from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
 from isthmus.urls import redacted
@@ -29,6 +33,12 @@ REFUSAL_S = 2.0
 """How long a server may take to refuse a length before it counts as accepted."""
 
 EXPIRE_EVERY = 256  # appends
+NAMES = "names"
+"""Of the sorted set. No stream is called so."""
+
+AHEAD_S = 60.0
+"""A time further in the future than that is no time at which something was written."""
+
 _FIELD = b"m"
 
 
@@ -59,19 +69,26 @@ class RedisBus:
         self._reader = reader
         self._writer = writer
         self._prefix = f"isthmus:{run}:"
+        self._names = self._prefix + NAMES
         self._appended: dict[str, int] = {}
+        self._ahead: float | None = None
+        """The server's clock less our own [s]; None before it was asked."""
 
     async def append(self, stream: str, *bodies: bytes) -> None:
         """See `Bus.append`."""
-        key = self._prefix + stream
+        key, now = self._prefix + stream, await self._now()
         before = self._appended.get(key, 0)
         requests = self._writer.pipeline(transaction=False)
         for body in bodies:
             requests.xadd(key, {_FIELD: body}, maxlen=RETAINED_MESSAGES, approximate=True)
+        requests.zadd(self._names, {stream: now})
         # Streams of learners that never come back must not stay for ever; said now and then is often enough.
         if -before % EXPIRE_EVERY < len(bodies):
             requests.expire(key, EXPIRE_S)
-        await self._guard(requests.execute())
+            requests.expire(self._names, EXPIRE_S)
+            requests.zremrangebyscore(self._names, "-inf", now - EXPIRE_S)
+        replies: list[Any] = await self._guard(requests.execute())
+        self._ahead = _order(replies[0].decode())[0] / 1e3 - asyncio.get_running_loop().time()
         self._appended[key] = before + len(bodies)
 
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
@@ -116,16 +133,23 @@ class RedisBus:
         """See `Bus.tail`."""
         return (await self._newest([self._prefix + stream]))[0] or START
 
-    async def names(self) -> set[str]:
+    async def names(self, within_s: float | None = None) -> set[str]:
         """See `Bus.names`."""
+        now = await self._now()
+        requests = self._writer.pipeline(transaction=False)
+        since = "-inf" if within_s is None else now - within_s
+        requests.zrevrangebyscore(self._names, now + AHEAD_S, since, start=0, num=NAMES_MAX)
+        requests.time()  # for the next time: a clock may be set anew
+        found, (seconds, microseconds) = await self._guard(requests.execute())
+        self._ahead = seconds + microseconds / 1e6 - asyncio.get_running_loop().time()
+        return {name.decode(errors="replace") for name in found}
 
-        async def scan() -> set[str]:
-            return {
-                key.decode(errors="replace").removeprefix(self._prefix)
-                async for key in self._writer.scan_iter(match=self._prefix + "*", count=1000, _type="stream")
-            }
-
-        return await self._guard(scan())
+    async def _now(self) -> float:
+        """Return the time by the server's clock [s since 1970], as it was told last."""
+        if self._ahead is None:
+            seconds, microseconds = await self._guard(self._writer.time())
+            self._ahead = seconds + microseconds / 1e6 - asyncio.get_running_loop().time()
+        return asyncio.get_running_loop().time() + self._ahead
 
     async def facts(self) -> ServerFacts:
         """Return the server's account of itself. Raises `Denied` where INFO or TIME are not granted, `Unavailable`."""

@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, Said
+from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, Said
 from isthmus.errors import Denied, Unavailable
 
 T = TypeVar("T")
@@ -29,12 +29,24 @@ EXPIRE_S = 7 * 86400
 _NOW = "(julianday('now') - 2440587.5) * 86400.0"
 """SQLite's own clock, in seconds since 1970: one for all processes on the machine."""
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS said (
+_SCHEMA = (
+    """
+CREATE TABLE IF NOT EXISTS messages (
     run TEXT NOT NULL, stream TEXT NOT NULL, id INTEGER NOT NULL, at REAL NOT NULL, body BLOB NOT NULL,
     PRIMARY KEY (run, stream, id)
 ) WITHOUT ROWID
-"""
+""",
+    # The newest message of each stream: who looks for streams, or for what is new in many, asks for these alone.
+    """
+CREATE TABLE IF NOT EXISTS streams (
+    run TEXT NOT NULL, stream TEXT NOT NULL, newest INTEGER NOT NULL, at REAL NOT NULL, PRIMARY KEY (run, stream)
+) WITHOUT ROWID
+""",
+    "CREATE INDEX IF NOT EXISTS streams_at ON streams (run, at)",
+)
+
+ONE_BY_ONE = 32
+"""Of so many streams the newest message is asked for one by one, and of more in one request."""
 
 
 class SqliteBus:
@@ -56,18 +68,23 @@ class SqliteBus:
                 db.execute("BEGIN IMMEDIATE")
                 newest = _newest(db, self._run, stream)
                 rows = [(self._run, stream, newest + i, body) for i, body in enumerate(bodies, 1)]
-                db.executemany(f"INSERT INTO said VALUES (?, ?, ?, {_NOW}, ?)", rows)
+                db.executemany(f"INSERT INTO messages VALUES (?, ?, ?, {_NOW}, ?)", rows)
+                db.execute(
+                    f"INSERT OR REPLACE INTO streams VALUES (?, ?, ?, {_NOW})",
+                    (self._run, stream, newest + len(bodies)),
+                )
                 if -newest % TRIM_EVERY < len(bodies):
                     db.execute(
-                        "DELETE FROM said WHERE run = ? AND stream = ? AND id <= ?",
+                        "DELETE FROM messages WHERE run = ? AND stream = ? AND id <= ?",
                         (self._run, stream, newest - RETAINED_MESSAGES),
                     )
                     # Streams of learners that never come back must not stay for ever.
+                    old = f"run = ? AND at < {_NOW} - ?"
+                    named = f"SELECT stream FROM streams WHERE {old}"
                     db.execute(
-                        "DELETE FROM said WHERE (run, stream) IN (SELECT run, stream FROM said GROUP BY run, stream "
-                        f"HAVING max(at) < {_NOW} - ?)",
-                        (EXPIRE_S,),
+                        f"DELETE FROM messages WHERE run = ? AND stream IN ({named})", (self._run, self._run, EXPIRE_S)
                     )
+                    db.execute(f"DELETE FROM streams WHERE {old}", (self._run, EXPIRE_S))
 
         await self._do(insert)
         self._written += 1
@@ -94,7 +111,7 @@ class SqliteBus:
         """See `Bus.ago`."""
 
         def find(db: sqlite3.Connection) -> Mapping[str, str]:
-            before = f"SELECT max(id) FROM said WHERE run = ? AND stream = ? AND at < {_NOW} - ?"
+            before = f"SELECT max(id) FROM messages WHERE run = ? AND stream = ? AND at < {_NOW} - ?"
             return {
                 stream: str(db.execute(before, (self._run, stream, seconds)).fetchone()[0] or 0) for stream in streams
             }
@@ -105,11 +122,11 @@ class SqliteBus:
         """See `Bus.tail`."""
         return str(await self._do(lambda db: _newest(db, self._run, stream)))
 
-    async def names(self) -> set[str]:
+    async def names(self, within_s: float | None = None) -> set[str]:
         """See `Bus.names`."""
-        rows = await self._do(
-            lambda db: db.execute("SELECT DISTINCT stream FROM said WHERE run = ?", (self._run,)).fetchall()
-        )
+        recent = "" if within_s is None else f" AND at >= {_NOW} - {float(within_s)!r}"
+        ask = f"SELECT stream FROM streams WHERE run = ?{recent} ORDER BY at DESC LIMIT {NAMES_MAX}"
+        rows = await self._do(lambda db: db.execute(ask, (self._run,)).fetchall())
         return {row[0] for row in rows}
 
     def close(self) -> None:
@@ -120,17 +137,25 @@ class SqliteBus:
 
     def _after(self, db: sqlite3.Connection, positions: Mapping[str, str]) -> Mapping[str, Sequence[Said]]:
         found: dict[str, Sequence[Said]] = {}
+        newest = self._newest_of(db, positions)
         for stream, position in positions.items():
             start = int(position or 0)
-            if start > _newest(db, self._run, stream):
+            if start == newest.get(stream, 0):
+                continue
+            if start > newest.get(stream, 0):
                 start = 0  # the bus lost what we had read
             rows = db.execute(
-                "SELECT id, body FROM said WHERE run = ? AND stream = ? AND id > ? ORDER BY id LIMIT ?",
+                "SELECT id, body FROM messages WHERE run = ? AND stream = ? AND id > ? ORDER BY id LIMIT ?",
                 (self._run, stream, start, READ_MAX),
             ).fetchall()
             if rows:
                 found[stream] = [Said(str(number), body) for number, body in rows]
         return found
+
+    def _newest_of(self, db: sqlite3.Connection, streams: Collection[str]) -> Mapping[str, int]:
+        if len(streams) <= ONE_BY_ONE:
+            return {stream: _newest(db, self._run, stream) for stream in streams}
+        return dict(db.execute("SELECT stream, newest FROM streams WHERE run = ?", (self._run,)).fetchall())
 
     async def _do(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         await asyncio.sleep(0)  # a statement never suspends; without this a busy speaker would own the loop
@@ -165,7 +190,8 @@ class SqliteBus:
         try:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = OFF")  # the bus may lose everything; waiting for the disk buys nothing
-            db.execute(_SCHEMA)
+            for statement in _SCHEMA:
+                db.execute(statement)
             self._inode = os.stat(self._path).st_ino
         except BaseException:
             db.close()
@@ -175,9 +201,7 @@ class SqliteBus:
 
 
 def _newest(db: sqlite3.Connection, run: str, stream: str) -> int:
-    row = db.execute(
-        "SELECT id FROM said WHERE run = ? AND stream = ? ORDER BY id DESC LIMIT 1", (run, stream)
-    ).fetchone()
+    row = db.execute("SELECT newest FROM streams WHERE run = ? AND stream = ?", (run, stream)).fetchone()
     return int(row[0]) if row else 0
 
 

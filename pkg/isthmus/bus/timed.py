@@ -42,9 +42,9 @@ class TimedBus:
         """See `Bus.tail`."""
         return await self._measure("tail", lambda: self._bus.tail(stream))
 
-    async def names(self) -> set[str]:
+    async def names(self, within_s: float | None = None) -> set[str]:
         """See `Bus.names`."""
-        return await self._measure("names", self._bus.names)
+        return await self._measure("names", lambda: self._bus.names(within_s))
 
     async def _measure(self, operation: str, request: Callable[[], Awaitable[T]]) -> T:
         started = self._runtime.now()

@@ -14,7 +14,7 @@ from isthmus.urls import split
 
 LATENCY_SAMPLES = 20
 OLDEST_VERSION = (6, 0)
-"""XREAD, XADD MAXLEN ~ and SCAN … TYPE."""
+"""Users, and HELLO."""
 
 KEY_ACL = (7, 0)
 """Keys that may be read and keys that may be written, apart."""

@@ -320,7 +320,6 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
                 listener.positions[stream] = messages[-1].position
                 for said in messages:
                     hearing.take(stream, said, runtime.now())
-            await listener.find()
             async for stream, said in listener.backlog():
                 hearing.take(stream, said, runtime.now())
     except Unavailable as error:

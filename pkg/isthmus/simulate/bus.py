@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,9 +71,9 @@ class Streams:
         first = next((n for n, at, _ in kept.said if at >= time), kept.count + 1)
         return f"{self._epoch}-{first - 1}"
 
-    def names(self) -> set[str]:
-        """Return the streams there are."""
-        return set(self._streams)
+    def names(self, since: float = -math.inf) -> set[str]:
+        """Return the streams there are, or those written to at or after a time."""
+        return {name for name, kept in self._streams.items() if not kept.said or kept.said[-1][1] >= since}
 
     def wipe(self) -> None:
         """Lose everything, as a Redis without persistence does."""
@@ -152,10 +153,10 @@ class SimulatedBus:
         await self._travel()
         return self._streams.tail(stream)
 
-    async def names(self) -> set[str]:
+    async def names(self, within_s: float | None = None) -> set[str]:
         """See `Bus.names`."""
         await self._travel()
-        return self._streams.names()
+        return self._streams.names(-math.inf if within_s is None else self._clock.time() - within_s)
 
     async def _travel(self) -> None:
         """Let a question and its answer take their time."""

@@ -66,7 +66,7 @@ class NoBus:
         """See `Bus.tail`."""
         raise Unavailable("there is no bus")
 
-    async def names(self) -> set[str]:
+    async def names(self, within_s: float | None = None) -> set[str]:
         """See `Bus.names`."""
         raise Unavailable("there is no bus")
 
