@@ -165,10 +165,10 @@ class Listener:
                 await asyncio.sleep(self._runtime.random.uniform(*BACKOFF_S))
                 continue
             self.answered_at = self._runtime.now()
+            self._heard.update((name, self.answered_at) for name in found if name in self._heard)
             if self.down_since is not None:
                 self.down_since = None
                 gap()
-            self._heard.update((name, self.answered_at) for name in found if name in self._heard)
             for pair in self._advance(found):
                 yield pair
 

@@ -235,7 +235,14 @@ MUTANTS = [
             "            if self.down_since is not None:\n                self.down_since = None\n                gap()\n            for pair in self._advance(found):\n                yield pair\n",
             "            for pair in self._advance(found):\n                yield pair\n            if self.down_since is not None:\n                self.down_since = None\n                gap()\n",
         ),
-        row("streams-that-are-gone-are-read-on", "            self.positions.pop(name, None)\n", "            pass\n"),
+        row("streams-that-are-gone-are-read-on", "                self._leave(name)\n", "                pass\n"),
+        row(
+            "one-that-was-heard-is-left-when-the-list-says-so",
+            "if now - self._heard.get(name, -math.inf) >= RECENT_S:",
+            "if True:",
+        ),
+        row("a-stream-begins-anew-when-it-speaks-again", "{name: self._left.pop(name) for", "{name: START for"),
+        row("names-of-the-past-are-asked-for-always", "None if past else RECENT_S", "None"),
         row(
             "positions-are-of-the-first",
             "self.positions[stream] = messages[-1].position",
