@@ -192,7 +192,9 @@ def test_no_secret_is_on_a_command_line_in_a_log_an_object_or_a_message(island: 
         digest = re.search(r"run ([0-9a-f]{16})", island.do("status", "reader", "status"))
         assert digest is not None
         run = f"isthmus:{digest[1]}"
-        streams = [name.decode() for name in cast("list[bytes]", reader.zrevrangebyscore(f"{run}:names", "+inf", "-inf"))]
+        streams = [
+            name.decode() for name in cast("list[bytes]", reader.zrevrangebyscore(f"{run}:names", "+inf", "-inf"))
+        ]
         assert len(streams) == 3
         for name in streams:
             clean(name, str(reader.xrevrange(f"{run}:{name}")))

@@ -4,10 +4,22 @@ import msgspec
 import pytest
 
 from isthmus.errors import RecordInvalid
-from isthmus.reasons import Reason
+from isthmus.reasons import Clip, Reason
 from isthmus.records import frame
 from isthmus.records.frame import HEADER_MAX, PREFIX, Body, Kind
 from isthmus.records.keys import is_versioned, update_key, version_in
+from isthmus.records.objects import (
+    INPUTS_MAX,
+    LISTED_MAX,
+    SEEN_MAX,
+    CommitHeader,
+    Input,
+    Late,
+    Passing,
+    Rejection,
+    Seen,
+)
+from support.commits import committed
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -102,3 +114,36 @@ def test_only_keys_that_end_as_ours_do_have_versions() -> None:
     assert (is_versioned(key), version_in(key)) == (True, 77)
     for other in (f"{key}.tmp", key[:-1], key.replace("-", "_"), f"x{key}/more"):
         assert not is_versioned(other), other
+
+
+def test_a_commit_names_as_many_inputs_as_it_may_whatever_they_are_called() -> None:
+    """With the longest names and numbers there are, and all that a round can note of as many learners."""
+    at, digest = 4e9 + 0.123456789, bytes(range(32))
+    names = [f"{number:06d}".ljust(63, "n") for number in range(INPUTS_MAX)]
+    inputs = tuple(
+        Input(
+            key=update_key(4095, name, 10**12 - 1, digest), digest=digest, learner=name, incarnation=10**6, base=10**12 - 1,
+            steps=10**9, tokens=10**15, step=10**12, tokens_seen=10**15, bytes=10**12, train_s=1e5 / 3, taken_at=at,
+            heard_at=at, fetched_at=at, arrived_at=at, weight=1e20 / 3, scale=1 / 3, norm=1 / 3,
+            clipped=tuple(reason.value for reason in Clip),
+        )
+        for name in names
+    )  # fmt: skip
+    base = committed(10**6, *inputs)
+    waited = msgspec.structs.replace(
+        base.waited,
+        called_by=names[0],
+        expected=tuple(names),
+        missing=tuple(names),
+        passed=tuple(Passing(learner=name, at=at) for name in names),
+        seen=tuple(Seen(at=1e5 / 3, what="pass", learner=names[n % INPUTS_MAX]) for n in range(SEEN_MAX)),
+    )
+    late = tuple(Late(learner=name, base=10**12 - 1, digest=digest, heard_at=at) for name in names[:LISTED_MAX])
+    rejected = tuple(
+        Rejection(learner=n, base=10**12 - 1, reason=Reason.NOT_A_MEMBER.value, digest=digest, count=10**9, at=at)
+        for n in names[:LISTED_MAX]
+    )
+    header = msgspec.structs.replace(base, waited=waited, late=late, rejected=rejected)
+    blob = frame.draft(Kind.COMMIT, header).blob
+    assert frame.parse(blob, Kind.COMMIT, CommitHeader)[0] == header
+    assert len(blob) < HEADER_MAX[Kind.COMMIT]

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from isthmus.reasons import Reason
+from isthmus.rounds import rounds as rounds_module
 from isthmus.rounds.events import (
     Abandon,
     Action,
@@ -425,3 +426,28 @@ def test_what_is_due_is_done_whatever_sums_round_to() -> None:
     story.now = deadline(story)
     assert story.now - 8191.833214953706 < 1.0
     assert kinds(story.rounds.on(Tick(), story.now)) == [CallRound]
+
+
+def test_a_round_closes_when_its_commit_can_name_no_more_and_the_others_are_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds_module, "INPUTS_MAX", 2)
+    story = Story("a", "b", "c", "d")
+    actions = story.announce("a", due=True)
+    for learner in ("b", "c", "d"):
+        actions += story.announce(learner, due=True)
+    fetched = [a.pointer.learner for a in actions if isinstance(a, Fetch)]
+    assert fetched == ["a", "b"], "no more than fit"
+    # One that cannot be had makes room for another.
+    (first, second) = [a.pointer for a in actions if isinstance(a, Fetch)]
+    third = story.rounds.on(Refused(first, Reason.MISSING), story.now)
+    assert [a.pointer.learner for a in third if isinstance(a, Fetch)] == ["c"]
+    assert story.arrive([Fetch(second), *third]) == [Merge(1, ClosedBy.FULL)]
+    actions = story.commit("b", "c")
+    assert [a.pointer.learner for a in actions if isinstance(a, Fetch)] == [], (
+        "d answers version 0: the next round is not due"
+    )
+    actions = story.announce("a", 1, due=True)
+    assert [a.pointer.learner for a in actions if isinstance(a, Fetch)] == ["d", "a"]
+    assert story.arrive(actions) == [Merge(2, ClosedBy.FULL)]
+    assert sum(story.rounds.rejected_total.values()) == 1, "nothing is turned away for it"

@@ -129,11 +129,12 @@ PIECED = frozenset({Kind.UPDATE, Kind.VALUE, Kind.SNAPSHOT, Kind.CHECKPOINT})
 HEADER_MAX = {
     # Of each of up to 4,096 fragments the digest of version 0, 34 bytes packed: 136 KiB, and some for the rest.
     Kind.RUN: 160 << 10,
-    # A commit names up to a few hundred inputs; all headers that are not explained fit on a page or two.
+    # All headers that are not explained fit on a page or two.
     Kind.UPDATE: 4 << 10,
     Kind.VALUE: 4 << 10,
     Kind.SNAPSHOT: 4 << 10,
-    Kind.COMMIT: 1 << 20,
+    # Up to 4,096 inputs with the longest names there are, and as many that it waited for: 3.8 MB.
+    Kind.COMMIT: 8 << 20,
     Kind.MESSAGE: 64 << 10,
     Kind.CLAIM: 64 << 10,
     Kind.SEGMENT: 64 << 10,

@@ -40,6 +40,7 @@ class ClosedBy(StrEnum):
     EVERYONE = "everyone"  # all expected are in or have passed
     GRACE = "grace"  # the quorum was there and grace is over
     DEADLINE = "deadline"  # H steps after opening
+    FULL = "full"  # a commit names no more inputs
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

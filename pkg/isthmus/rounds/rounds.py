@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from isthmus.averages import smooth
 from isthmus.reasons import FINAL, Reason
-from isthmus.records.objects import CHANGES_MAX, LISTED_MAX, CommitHeader, Late, Rejection, Seen, What
+from isthmus.records.objects import CHANGES_MAX, INPUTS_MAX, LISTED_MAX, CommitHeader, Late, Rejection, Seen, What
 from isthmus.rounds.events import (
     Abandon,
     Action,
@@ -287,9 +287,12 @@ class Rounds:
         """
         if self.phase not in (Phase.OPEN, Phase.GRACE):
             return []
+        room = INPUTS_MAX - len(self._fetching) - (len(self.round.arrived) if self.round else 0)
         busy = {learner for learner, _ in self._fetching}
         actions: list[Action] = []
         for place, pointer in sorted(self._waiting.items(), key=lambda w: (w[1].base, w[1].heard_at, w[0])):
+            if len(actions) >= room:
+                break
             if place[0] in busy:
                 continue
             if pointer.base > self.head or self._judge(pointer) or (self.round and place in self.round.arrived):
@@ -324,6 +327,8 @@ class Rounds:
             r.terms = self._terms(r, expected)
             granted = adaptive_grace(self._pace, self._sync_every, r.terms, r.quorum_s)
             r.grace_s, r.overlap_steps = granted.seconds, granted.overlap_steps
+        if len(r.arrived) >= INPUTS_MAX:
+            return self._close(ClosedBy.FULL, now)  # the others wait for the next
         answered = r.fresh | r.passed.keys()
         everyone = bool(r.arrived) and expected <= answered
         # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
