@@ -9,10 +9,11 @@ from typing import TypeVar
 
 import pytest
 
-from isthmus.errors import InputError, Unavailable
-from isthmus.log import Log, gc
+from isthmus.errors import InputError, LogCorrupt, Unavailable
+from isthmus.log import Log, fold, gc
 from isthmus.log.membership import Members, write
 from isthmus.readers.replay import replay
+from isthmus.records.keys import version_in
 from isthmus.records.objects import MemberSpec
 from isthmus.rules import MemberRole, Rules
 from isthmus.signing import Signer
@@ -166,6 +167,43 @@ async def test_what_is_published_is_read_near_first_and_with_the_run_else(places
     assert bytes(await store.get(key)) == body, "it does not answer, and the run's own does"
     places.down = False
     assert bytes(await store.get(key)) == body, "and is not asked first for a while"
+
+
+@pytest.mark.parametrize("damaged", ["values", "snapshots"])
+async def test_a_damaged_copy_costs_one_look_at_the_runs_own(places: Places, damaged: str) -> None:
+    await trained(places, 10)
+    log = await places.log(US)
+    assert isinstance(log.store, EdgeStore)
+    assert log.store.regions is not None
+    whole = [(await fold.fold(log, p, fold.Publishing(log))).carried.tobytes() for p in range(2)]
+    log.store.regions.near = "us"
+    for key in places.keys(damaged):
+        body = bytearray((places.near / key).read_bytes())
+        body[len(body) // 2 if damaged == "values" else 140] ^= 1
+        (places.near / key).write_bytes(body)
+    assert [(await fold.fold(log, p, fold.Publishing(log))).carried.tobytes() for p in range(2)] == whole
+    # Where the run's own is damaged, it is damaged.
+    home, newest = Path(places.w.store.url), max(places.keys("values/00000"))
+    for key in places.keys("snapshots"):
+        for place in (home, places.near):
+            (place / key).unlink()
+    (home / newest).write_bytes(b"nonsense")
+    with pytest.raises(LogCorrupt, match=newest):
+        await fold.fold(log, 0, fold.Publishing(log))
+
+
+async def test_a_learner_goes_on_where_the_copies_near_it_are_damaged(places: Places) -> None:
+    """Each copy of one fragment, from its third version on."""
+
+    def spoil(head: int) -> None:
+        for key in places.keys("values/00000"):
+            path = places.near / key
+            if version_in(key) >= 3 and path.read_bytes()[-4:] != b"evil":
+                path.write_bytes(path.read_bytes()[:-4] + b"evil")
+
+    await trained(places, 12, spoil)
+    assert min((await merged_of(await places.log(EU))).values()) > 6
+    assert await differences(places) == []
 
 
 async def test_a_bucket_that_fails_stops_nobody(places: Places) -> None:

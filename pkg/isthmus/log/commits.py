@@ -56,12 +56,19 @@ class Log:
         self.runtime = runtime
         self.signer = signer
         self.members = members or Members(run)
-        if self.members.signed and isinstance(store, EdgeStore) and store.regions is not None:
-            store.regions.directed_by(self.members)
+        self._regions = store.regions if isinstance(store, EdgeStore) else None
+        if self.members.signed and self._regions is not None:
+            self._regions.directed_by(self.members)
 
     def through(self, store: Store) -> "Log":
         """Return this log, read and written another way."""
-        return Log(self.run, store, self.runtime, self.signer, self.members)
+        log = Log(self.run, store, self.runtime, self.signer, self.members)
+        log._regions = log._regions or self._regions
+        return log
+
+    def doubt(self, key: str, error: Exception) -> bool:
+        """See `Regions.doubt`."""
+        return self._regions is not None and self._regions.doubt(key, error)
 
     def seal(self, data: Body | Gathered) -> None:
         """Sign an object, where this run is signed. Slow for large ones: off the loop."""

@@ -346,6 +346,14 @@ class Publishing:
 
     async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> F32:
         """See `Carry.start`."""
+        try:
+            return await self._start(fragment, version, key, commit)
+        except LogCorrupt as error:
+            if not self.log.doubt(key, error):
+                raise
+            return await self._start(fragment, version, key, commit)
+
+    async def _start(self, fragment: int, version: int, key: str, commit: Commit | None) -> F32:
         size = 4 * self.log.run.layout.fragments[fragment].size
         # The published value comes first, behind a header of a known limit: one read by range gets both.
         largest = frame.largest(frame.Kind.SNAPSHOT, 3 * size)
@@ -372,6 +380,14 @@ class Publishing:
 
     async def step(self, carried: F32, commit: Commit) -> F32:
         """See `Carry.step`."""
+        try:
+            return await self._step(carried, commit)
+        except LogCorrupt as error:
+            if not self.log.doubt(commit.header.value_key, error):
+                raise
+            return await self._step(carried, commit)
+
+    async def _step(self, carried: F32, commit: Commit) -> F32:
         h = commit.header
         fragment = self.log.run.layout.fragments[h.fragment]
         try:
