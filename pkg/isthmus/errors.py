@@ -83,6 +83,16 @@ class Unavailable(PortError):
     """Not now: a timeout, a refused connection, a 5xx. The request may or may not have taken effect."""
 
 
+class StoreFull(Unavailable):
+    """There is no space left to write; once there is, it goes on."""
+
+    def __init__(self, where: str, url: str, why: str) -> None:
+        super().__init__(
+            f"{where} is full ({why}): give it more space, or free what the run does not need any more: isthmus gc "
+            f"{url} says what may go, and --apply deletes it"
+        )
+
+
 class Denied(PortError):
     """Not like this: credentials, permissions, a missing bucket, a server that lacks a needed feature."""
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from isthmus.errors import BucketMissing, Denied, ObjectMissing, Unavailable
+from isthmus.errors import BucketMissing, Denied, ObjectMissing, StoreFull, Unavailable
 from isthmus.records.frame import Gathered
 from isthmus.runtime import single_threaded
 from isthmus.store import EdgeStore, Patience, bucket, open_store, s3
@@ -82,7 +82,7 @@ SENT: Mapping[str, Callable[[EdgeStore], Awaitable[object]]] = {
     "complete": lambda store: store.put("k", LARGE),
 }
 
-AWAY, DENIED, MISSING, NO_BUCKET = Unavailable, Denied, ObjectMissing, BucketMissing
+AWAY, DENIED, MISSING, NO_BUCKET, FULL = Unavailable, Denied, ObjectMissing, BucketMissing, StoreFull
 DONE = {"get": b"abc", "range": b"abc", "list": ["p/k"], "create": True}
 """What a request comes to that is answered well; None where it is not here."""
 
@@ -122,7 +122,10 @@ TABLE: Mapping[str, tuple[Raw, Meaning, Mapping[str, Meaning]]] = {
     "503": (said(503, "SlowDown", Retry_After="1"), AWAY, {}),
     "503 of a gateway": (said(503, body=PAGE, Retry_After="1"), AWAY, {}),
     "504 without a body": (said(504), AWAY, {}),
-    "507": (said(507, "InsufficientStorage"), AWAY, {}),
+    "507": (said(507, "InsufficientStorage"), FULL, {}),
+    "507 of a gateway": (said(507, body=PAGE), FULL, {}),
+    "507 its disks are full": (said(507, "XMinioStorageFull"), FULL, {}),
+    "403 the quota is used up": (said(403, "QuotaExceeded"), FULL, {}),
     "no answer": (CUT, AWAY, {}),
     # What is not of a store, and well answered all the same, as far as the status goes.
     "200 and a page": (said(200, body=PAGE, Content_Type="text/html"), AWAY, {"delete": None}),

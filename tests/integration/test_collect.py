@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,18 @@ import pytest
 
 from isthmus.errors import LogCorrupt, ObjectMissing
 from isthmus.learner.steward import here
-from isthmus.log import fold, gc, merge
+from isthmus.log import fold, gc, merge, state
 from isthmus.log.commits import Commit
 from isthmus.log.gc import Garbage
+from isthmus.log.membership import Members, write
 from isthmus.log.merge import State
 from isthmus.records import frame
 from isthmus.records.frame import Body, Kind
 from isthmus.records.keys import commit_key, version_in
-from isthmus.rules import Pace, Rules
+from isthmus.records.objects import MemberSpec
+from isthmus.rules import MemberRole, Pace, Rules
+from isthmus.signing.keys import new_signer, write_signer
+from isthmus_services.commands import syncer as service
 from support.forking import isthmus, nursery
 from support.world import (
     Sleepy,
@@ -324,3 +330,70 @@ async def test_to_collect_again_and_again_without_applying_it_is_refused(folder:
         done = await asyncio.to_thread(isthmus, "gc", str(folder), "--every", "1")
         assert done.returncode == 2
         assert "--every repeats what --apply does" in done.stderr
+
+
+# --- in a syncer's process, and before the disk is full ---------------------------------------------------------------
+
+
+async def test_a_syncer_collects_on_request_and_goes_on(folder: Path) -> None:
+    async with world(folder, SMALL) as w:
+        await grow(w, 12)
+        for key in ("scratch/old", "scratch/new"):
+            await w.store.put(key, b"of a doctor that was cut short")
+        os.utime(folder / "scratch/old", (1.0, 1.0))
+        out = folder.parent / "syncer.log"
+        child = nursery().start(["syncer", str(folder), "--name", "s2", "--collect", "0.3"], os.environ, out, out)
+        try:
+            heads = [len(commits) for commits in (await all_commits(w.log)).values()]
+            await until(lambda: out.read_text().count("objects deleted") >= 2, "collected twice", 120.0)
+            agent = w.learner("l5")
+            await train(agent, 10, enough=lambda: min(k.version for k in agent.downlink.known) > max(heads))
+        finally:
+            child.kill()
+            child.wait(30.0)
+        assert [entry.key for entry in await w.store.list("scratch/")] == ["scratch/new"]
+        assert "collecting: 1 objects deleted" in out.read_text()
+        assert "nothing more is collected" not in out.read_text()
+
+
+async def test_a_syncer_whose_key_is_no_collectors_does_not_start_as_one(folder: Path, tmp_path: Path) -> None:
+    owner, key = new_signer(), new_signer()
+    write_signer(tmp_path / "key", key, "s2")
+    async with world(folder, replace(SMALL, signer=owner)) as w:
+        entries = [MemberSpec("s2", MemberRole.SYNCER, key.author)]
+        await write(w.store, Members(w.run), owner, entries, [0, 0], w.runtime.wall())
+        arguments = ("syncer", str(folder), "--name", "s2", "--key", str(tmp_path / "key"), "--collect", "60")
+        done = await asyncio.to_thread(isthmus, *arguments)
+        assert done.returncode == 2
+        assert "collector" in done.stderr
+
+
+@in_virtual_time
+async def test_a_run_that_grows_and_is_not_collected_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(state, "GROWN", 10)
+    async with world(Path(), SMALL) as w:
+        await grow(w, 8)
+        assert (await state.look(w.log)).uncollected == 0
+        await grow(w, 12)
+        found = (await state.look(w.log)).uncollected
+        assert found >= 12
+        async with serving(w.syncer("s9")) as syncer:
+            watching = asyncio.ensure_future(service._watch_space(syncer, w.log))
+            await asyncio.sleep(3 * service.SPACE_S)
+            assert caplog.text.count("nothing was collected in") == 1, "once a day"
+            assert f"isthmus gc {w.run.url} says what may go" in caplog.text
+            monkeypatch.setattr(service, "_share_free", lambda _: 0.04)
+            await asyncio.sleep(2 * service.SPACE_S)
+            assert caplog.text.count("4 % of the disk of") == 2
+            watching.cancel()
+        await collected(w, keep=2)
+        assert (await state.look(w.log)).uncollected == 0
+
+
+def test_the_share_of_a_disk_that_is_free_is_that_of_the_runs_disk(tmp_path: Path) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    for url in (str(tmp_path), tmp_path.as_uri()):
+        assert service._share_free(url) == pytest.approx(usage.free / usage.total, rel=0.05)
+    assert service._share_free("s3://bucket/run") == 1.0

@@ -6,7 +6,7 @@ from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding
 from isthmus.errors import IsthmusError
 from isthmus.log import Log
 from isthmus.log.run import Run
-from isthmus.log.state import STANDS, look
+from isthmus.log.state import STANDS, collects, look
 from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
 
@@ -32,6 +32,9 @@ async def examine_log(run: Run, store: EdgeStore, runtime: Runtime) -> AsyncIter
         named = ", ".join(map(str, found.standing))
         said = f"fragment {named} stands still: most others were merged {STANDS} times since it was"
         yield Finding("log: progress", WARNING, said, f"the syncers' logs say why; {heal}")
+    if found.uncollected:
+        said, _, advice = collects(store.url, found.uncollected).partition(". ")
+        yield Finding("log: size", NOTE, said, advice)
     if found.wrong:
         return
     commits = sum(head.version for head in found.heads if head is not None)

@@ -16,6 +16,7 @@ from isthmus.errors import (
     IsthmusError,
     ObjectMissing,
     RunMissing,
+    StoreFull,
     Unavailable,
     first_cause,
 )
@@ -45,6 +46,8 @@ class Advice:
     deleting: str
     creating: str
     slow: str
+    taken: str
+    """Where a write is neither taken nor refused."""
 
 
 IN_BUCKET = Advice(
@@ -55,6 +58,7 @@ IN_BUCKET = Advice(
     "grant s3:DeleteObject below {place}",
     "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one",
     "choose a closer region, a smaller codec (int4) or a larger H (--sync-every)",
+    "it answers and does not take what is written: see whether it is full (disks, volumes, quota) or ill; {gc}",
 )
 IN_FOLDER = Advice(
     "let this user read and enter {url} and what is in it: see owner and mode (ls -ld), chown or chmod",
@@ -64,6 +68,7 @@ IN_FOLDER = Advice(
     "let this user write in {url}/{place}: chown or chmod",
     "use a file system with atomic hard links (ext4, xfs; not FAT, and few network shares); a syncer refuses this one",
     "use a faster disk, a smaller codec (int4) or a larger H (--sync-every)",
+    "see whether the file system is full or ill (df, its quota, the kernel's log); {gc}",
 )
 
 
@@ -187,7 +192,14 @@ async def _write(store: EdgeStore, role: Role, runtime: Runtime, size: int) -> A
     try:
         await store.put(key, bytes(64))
     except IsthmusError as error:
-        yield Finding("store: may write", FAILURE, str(error), words.writing.format(url=store.url, place=role.place))
+        if isinstance(error, StoreFull):
+            advice = "make room; until then nothing is merged, and nothing is lost"
+        elif isinstance(error, Unavailable):
+            collect = f"isthmus gc {store.url} --apply frees what the run does not need any more"
+            advice = words.taken.format(gc=collect)
+        else:
+            advice = words.writing.format(url=store.url, place=role.place)
+        yield Finding("store: may write", FAILURE, str(error), advice)
         return
     yield Finding("store: may write", OK, f"can write below {role.place}")
     try:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
-from isthmus.errors import LogCorrupt
+from isthmus.errors import LogCorrupt, StoreFull, Unavailable
 from isthmus.log import Commit, Log, fold
 from isthmus.log.select import checkpoints_in, parts_in
 from isthmus.records import frame
@@ -31,6 +31,9 @@ from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_
 from isthmus.store import Entry
 
 _DELETES_AT_ONCE = 16
+
+UNNAMED = ("snapshots", "checkpoints", "scratch")
+"""Kinds of objects that no commit names, in the order in which they go."""
 
 
 @dataclass(slots=True)
@@ -92,29 +95,59 @@ async def plan(
 async def apply(log: Log, doomed: Garbage, progress: Callable[[float], None] = lambda _: None) -> None:
     """Pack and delete what a plan names. Interrupted, it has done part of the work and no harm.
 
-    Snapshots go first, all of them: one that was left while what comes after it was deleted would be a place to start
-    from that leads nowhere.
+    Commits are packed first, since replay goes through those that are not; damage that is found there stops it all.
+    Snapshots go next, all of them: one that was left while what comes after it was deleted would be a place to start
+    from that leads nowhere. Where there is no space to pack, what no commit names goes before, then what the commits to
+    be packed have merged. Raises `Unavailable` where there is none even so.
     """
     done, total = 0, max(1, len(doomed.pack) + doomed.objects)
-    for run in doomed.pack:
-        await _pack(log, run)
-        done += 1
-        progress(done / total)
     gate = asyncio.Semaphore(_DELETES_AT_ONCE)
 
-    async def delete(entry: Entry) -> None:
-        nonlocal done
-        async with gate:
-            await log.store.delete(entry.key)
+    async def delete(entries: Iterable[Entry]) -> None:
+        async def one(entry: Entry) -> None:
+            nonlocal done
+            async with gate:
+                await log.store.delete(entry.key)
+            done += 1
+            progress(done / total)
+
+        async with asyncio.TaskGroup() as tasks:
+            for entry in entries:
+                tasks.create_task(one(entry))
+
+    left = {kind: list(entries) for kind, entries in doomed.doomed.items()}
+
+    async def make_room(run: list[tuple[int, int]]) -> None:
+        """Delete what packing these commits need not wait for, or where nothing is left of that, what they named."""
+        for kind in UNNAMED:
+            if entries := left.pop(kind, []):
+                return await delete(entries)
+        for kind in ("values", "updates"):
+            of_run = [entry for entry in left.get(kind, ()) if _is_of(entry, run)]
+            left[kind] = [entry for entry in left.get(kind, ()) if not _is_of(entry, run)]
+            if of_run:
+                return await delete(of_run)
+        raise Unavailable(
+            f"{log.store.url} is full, and nothing is left to be collected that would make room for a segment of "
+            "commits: give it more space"
+        )
+
+    for run in doomed.pack:
+        while True:
+            try:
+                await _pack(log, run)
+                break
+            except StoreFull:
+                await make_room(run)
         done += 1
         progress(done / total)
+    await delete(left.pop("snapshots", []))
+    await delete(entry for entries in left.values() for entry in entries)
 
-    kinds = sorted(doomed.doomed, key=lambda kind: kind != "snapshots")
-    for phase in (kinds[:1], kinds[1:]):
-        async with asyncio.TaskGroup() as tasks:
-            for kind in phase:
-                for entry in doomed.doomed[kind]:
-                    tasks.create_task(delete(entry))
+
+def _is_of(entry: Entry, run: list[tuple[int, int]]) -> bool:
+    """Return whether a value or an update is of a fragment whose commits these are, and of their versions or before."""
+    return int(entry.key.split("/")[1]) == run[0][0] and version_in(entry.key) <= run[-1][1]
 
 
 async def _plan_fragment(log: Log, p: int, keep: int, before: float, found: Garbage) -> None:

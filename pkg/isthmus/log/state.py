@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from isthmus.errors import LogCorrupt
 from isthmus.log import Commit, Log
 from isthmus.log.complete import require_commits, require_whole
+from isthmus.rules import KEPT_VERSIONS
 
 STANDS = 8
 """A fragment stands still when most of the others were merged so many times since it last was."""
 
 LOOKS_AT_ONCE = 8
+
+GROWN = 8 * KEPT_VERSIONS
+"""Versions from which on somebody should collect what is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class LogState:
     """By fragment, what is missing or damaged."""
     standing: Sequence[int] = ()
     """Fragments that stand still while others are merged (see `STANDS`)."""
+    uncollected: int = 0
+    """Versions of the first fragment, where nothing was ever collected; else 0."""
     whole_log: bool = True
     """Whether all commits were looked for, and not those since the newest snapshots alone."""
 
@@ -52,7 +58,25 @@ async def look(log: Log, hints: Mapping[int, int] | None = None) -> LogState:
         return newest
 
     heads = await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments))
-    return LogState(heads, dict(sorted(wrong.items())), await _standing(log, heads, wrong), all(from_first))
+    still = await _standing(log, heads, wrong)
+    grown = await uncollected(log, heads[0].version) if heads[0] is not None and 0 not in wrong else 0
+    return LogState(heads, dict(sorted(wrong.items())), still, grown, all(from_first))
+
+
+async def uncollected(log: Log, head: int) -> int:
+    """Return the head of the first fragment where it has grown large and nothing was ever collected; else 0."""
+    if head < GROWN:
+        return 0
+    first = await log.commit(0, 1)
+    return 0 if first is not None and first.packed else head
+
+
+def collects(url: str, versions: int) -> str:
+    """Return what to say of a run that has so many versions of which none was ever collected."""
+    return (
+        f"nothing was collected in {versions:,} versions: the run grows until its store is full. isthmus gc {url} says "
+        "what may go, --apply deletes it, and --apply --every 3600 goes on so"
+    )
 
 
 async def _last_readable(log: Log, p: int) -> Commit | None:

@@ -47,6 +47,8 @@ class Status:
     """By fragment, what is missing or damaged in the log, as far as that was looked for."""
     standing: Sequence[int] = ()
     """Fragments that stand still while others are merged."""
+    uncollected: int = 0
+    """Versions, where the run has grown large and nothing was ever collected."""
 
     @property
     def live(self) -> set[str]:
@@ -158,6 +160,7 @@ class Status:
                 }
                 for a in self.hearing.syncers.values()
             ],
+            "uncollected": self.uncollected,
             "rejected": self.rejected,
             "clipped": self.clipped,
             "bus_error": self.bus_error,
@@ -326,7 +329,14 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
         bus_error = f"the bus cannot be reached: {error}"
     state = await look(log, hearing.heads)
     return Status(
-        hearing, list(state.heads), bus_error, -math.inf, runtime.wall(), wrong=state.wrong, standing=state.standing
+        hearing,
+        list(state.heads),
+        bus_error,
+        -math.inf,
+        runtime.wall(),
+        wrong=state.wrong,
+        standing=state.standing,
+        uncollected=state.uncollected,
     )
 
 

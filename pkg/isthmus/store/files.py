@@ -1,13 +1,14 @@
 """A store in a folder: atomic by rename, create-only by hard link, durable by fsync, safe among processes."""
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from isthmus.errors import Denied, ObjectMissing, Unavailable
+from isthmus.errors import Denied, ObjectMissing, StoreFull, Unavailable
 from isthmus.records.frame import Blob, Body, Data, Gathered, blank
 from isthmus.records.keys import RUN_KEY
 from isthmus.runtime import Runtime
@@ -74,6 +75,8 @@ class FileStore:
         except PermissionError as error:
             raise Denied(f"{self.root}: {error.strerror}: {error.filename}") from None
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFull(str(self.root), self.url, str(error.strerror)) from None
             raise Unavailable(f"{self.root}: {error}") from None
 
     def _there(self, fn: Callable[..., T], path: Path, *args: object) -> T:

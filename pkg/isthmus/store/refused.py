@@ -5,7 +5,7 @@ a gateway in between, or from a route that is being reloaded, and so is an outag
 has the table of what each answer to each request means.
 """
 
-from isthmus.errors import BucketMissing, Denied, IsthmusError, ObjectMissing, PortError, Unavailable
+from isthmus.errors import BucketMissing, Denied, IsthmusError, ObjectMissing, PortError, StoreFull, Unavailable
 
 NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
@@ -13,6 +13,15 @@ EXISTS = {"PreconditionFailed", "412"}
 
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "InvalidAccessKeyId"}
 """What stores say of credentials that have been replaced since."""
+
+FULL = {
+    "507": "507 Insufficient Storage",
+    "XMinioStorageFull": "its disks are",
+    "XMinioAdminBucketQuotaExceeded": "the quota of the bucket is used up",
+    "QuotaExceeded": "the quota of the user or bucket is used up",
+    "InsufficientStorage": "its disks are",
+}
+"""What stores say that have no space left. SeaweedFS says InternalError, as of any other trouble."""
 
 NO_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
 
@@ -58,6 +67,8 @@ def refusal(code: str, status: int | None, message: str, *, url: str, where: str
     """
     if code == "NoSuchBucket":
         return BucketMissing(url, where)
+    if code in FULL or status == 507:
+        return StoreFull(where, url, FULL.get(code, FULL["507"]))
     if code in DENIED or status in (401, 403, 405):
         return Denied(f"{where}: {DENIED.get(code, 'refused')} ({code or status})")
     said = f"{code or status}: {message}".strip()

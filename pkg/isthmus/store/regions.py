@@ -110,8 +110,8 @@ class Regions:
         raise failed if failed is not None and key.startswith(UPDATES) else missing or ObjectMissing(key)
 
     def doubt(self, key: str, error: Exception) -> bool:
-        """Note that what was read under a key is damaged. Return whether it may have been a copy in another bucket: what
-        is read next comes from the run's own."""
+        """Note that what was read under a key is damaged. Return whether it may have been a copy in another bucket:
+        what is read next comes from the run's own."""
         urls = self._read_at(key) if key.startswith(PUBLISHED) else ()
         for url in urls:
             self._avoid(url, error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import NoReturn
 
 from rich.text import Text
@@ -81,13 +82,15 @@ async def _again_and_again(settings: declared.Gc, every_s: float) -> NoReturn:
     async with open_log(settings.run, shared.trust_in(settings)) as log:
         while True:
             started = time.monotonic()
-            try:
-                plan = await _once(log, settings)
-            except (Unavailable, Denied, LogCorrupt) as error:
-                line = f"nothing more is collected for now: {told(error)}"
-            else:
-                line = (
-                    f"{plan.objects:,} objects deleted, {plan.bytes:,} bytes; {sum(map(len, plan.pack))} commits packed"
-                )
+            line = await line_of(_once(log, settings))
             print(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}", flush=True)
             await asyncio.sleep(max(0.0, every_s - (time.monotonic() - started)))
+
+
+async def line_of(collecting: Awaitable[gc.Garbage]) -> str:
+    """Return in one line what came of a collection; an outage, or damage that people have to look at, is no error."""
+    try:
+        plan = await collecting
+    except (Unavailable, Denied, LogCorrupt) as error:
+        return f"nothing more is collected for now: {told(error)}"
+    return f"{plan.objects:,} objects deleted, {plan.bytes:,} bytes; {sum(map(len, plan.pack))} commits packed"

@@ -14,6 +14,7 @@ from isthmus.log import evaluations
 from isthmus.log.evaluations import Point
 from isthmus.log.run import Run
 from isthmus.log.select import checkpoints_in
+from isthmus.log.state import collects
 from isthmus.ports import bus_answers, open_ports
 from isthmus.readers.status import Ledger, Live, Status, read_ledgers, read_status
 from isthmus.readers.verdict import health
@@ -66,6 +67,8 @@ def run(settings: declared.Status) -> int:
     console.print(Text(found.said, style="" if found.ok else "yellow"))
     console.print(title(made), highlight=False)
     console.print(view.tables(status, console.width))
+    if status.uncollected:
+        console.print(Text(collects(made.url, status.uncollected), style="yellow"))
     for learner, ledger in sorted(ledgers.items()):
         console.print(view.ledger(learner, ledger, console.width))
     for name, points in measured.items():

@@ -3,19 +3,27 @@
 import asyncio
 import gc
 import logging
+import math
+import shutil
 import signal
 from collections.abc import Awaitable, Callable
 
 from isthmus import codecs
 from isthmus.bus import open_bus
 from isthmus.errors import IsthmusError
+from isthmus.log import Log
+from isthmus.log import gc as garbage
+from isthmus.log.membership import require_may
 from isthmus.log.run import read_run
+from isthmus.log.state import collects, uncollected
 from isthmus.ports import bus_answers, known_run, open_place, open_ports, patiently
 from isthmus.records.fields import require_name
 from isthmus.rules import MemberRole, Rules
 from isthmus.runtime import Runtime, random_id
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
+from isthmus.urls import split
+from isthmus_services.commands.gc import line_of
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown
 from isthmus_services.process.minutes import EVERY_S, SyncerMinute
@@ -23,6 +31,12 @@ from isthmus_services.settings import declared, shared
 from isthmus_services.settings.resolve import host_name
 
 logger = logging.getLogger("isthmus.services.syncer")
+
+SPACE_S, DAY_S = 600.0, 86400.0
+"""Between two looks at how much space there is; between two words on a run of which nothing is collected."""
+
+SPACE_LEAST = 0.1
+"""Share of a disk that should be free."""
 
 DRAIN_S = 20.0
 """Merges under way get this long after SIGTERM; after that they are left to the next syncer."""
@@ -47,6 +61,8 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
     trust = shared.trust_in(settings)
     async with open_ports(settings.run, bus, trust=trust, crew=settings.threads) as ports:
         trust.take_part(ports.log.run, ports.log.members, bus, MemberRole.SYNCER, name)
+        if settings.collect is not None:
+            require_may(ports.log.members, ports.log.signer, MemberRole.COLLECTOR)
         await bus_answers(ports.bus)
         pace = shared.pace_of(settings, ports.log.run.pace)
         syncer = Syncer(ports.log, ports.store, ports.bus, ports.runtime, name, pace)
@@ -80,6 +96,8 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
         # What is compiled is loaded before the first merge asks for it, and after it is said that we are there.
         warming = asyncio.ensure_future(_warm(ports.runtime, ports.log.run.rules))
         minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
+        collecting = asyncio.ensure_future(_collect(ports.log, settings.collect))
+        growing = asyncio.ensure_future(_watch_space(syncer, ports.log))
         try:
             await serving
         except asyncio.CancelledError:
@@ -87,9 +105,9 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
                 raise
             logger.warning("%s: not through after %g s, the next syncer goes on from the log", name, DRAIN_S)
         finally:
-            for task in (minutes, warming):
+            for task in (minutes, warming, collecting, growing):
                 task.cancel()
-            await asyncio.gather(minutes, warming, return_exceptions=True)
+            await asyncio.gather(minutes, warming, collecting, growing, return_exceptions=True)
         logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.commits_lost)
 
 
@@ -116,6 +134,49 @@ async def _minutes(minute: SyncerMinute) -> None:
         await asyncio.sleep(EVERY_S)
         line, facts = minute.say()
         logger.info("%s", line, extra=facts)
+
+
+async def _watch_space(syncer: Syncer, log: Log) -> None:
+    """Say now and then that a run grows of which nothing is ever collected, and before its disk is full."""
+    said = -math.inf
+    while True:
+        await asyncio.sleep(SPACE_S)
+        try:
+            free = await log.runtime.offload(_share_free, log.run.url)
+            versions = await uncollected(log, syncer.keepers[0].head)
+        except (IsthmusError, OSError) as error:
+            logger.debug("the space is not known for now: %s", error)
+            continue
+        if free < SPACE_LEAST:
+            logger.warning(
+                "%.0f %% of the disk of %s are free: isthmus gc %s says what may go, and --apply deletes it",
+                100 * free, log.run.url, log.run.url,
+            )  # fmt: skip
+        elif versions and log.runtime.now() - said >= DAY_S:
+            logger.warning("%s", collects(log.run.url, versions))
+            said = log.runtime.now()
+
+
+def _share_free(url: str) -> float:
+    """Return which share of a folder's disk is free; 1 of a bucket."""
+    parts = split(url)
+    if parts.scheme not in ("", "file"):
+        return 1.0
+    usage = shutil.disk_usage(parts.path if parts.scheme else url)
+    return usage.free / max(1, usage.total)
+
+
+async def _collect(log: Log, every_s: float | None) -> None:
+    """Collect garbage now and then, for as long as this process is there; nothing where nobody asked for it."""
+    while every_s is not None:
+        await asyncio.sleep(every_s)
+
+        async def once() -> garbage.Garbage:
+            plan = await garbage.plan(log)
+            await garbage.apply(log, plan)
+            return plan
+
+        logger.info("collecting: %s", await line_of(once()))
 
 
 async def _there(url: str, bus_url: str, name: str, board: Board) -> bool:

@@ -82,6 +82,10 @@ class Syncer(InRun, OnBus, TakingPart, PaceOfRun, Serving):
     threads: Annotated[
         int | None, Setting("threads that share a merge (default: as many as there are cores)", metavar="N", ge=1)
     ] = None
+    collect: Annotated[
+        float | None,
+        Setting("collect garbage here, every S seconds, as `isthmus gc --apply` does", metavar="S", gt=0),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

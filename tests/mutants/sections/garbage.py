@@ -11,8 +11,7 @@ MUTANTS = [
             "    start = min([start, *young])\n",
             "",
         ),
-        row("snapshots-go-last", 'key=lambda kind: kind != "snapshots")', 'key=lambda kind: kind == "snapshots")'),
-        row("all-kinds-at-once", "for phase in (kinds[:1], kinds[1:]):", "for phase in (kinds,):"),
+        row("snapshots-go-last", '    await delete(left.pop("snapshots", []))\n', ""),
         row("a-commit-too-young-is-packed", "if version < young]", "if version <= young]"),
         row(
             "the-oldest-base-that-counts-goes",
@@ -47,5 +46,12 @@ MUTANTS = [
             "[version for version in reversed(plain) if version < young]",
             "[version for version in plain if version < young]",
         ),
+    ),
+    *of(
+        "log/gc.py",
+        "tests/integration/test_full_store.py",
+        row("what-commits-name-goes-first", "        for kind in UNNAMED:\n", "        for kind in ():\n"),
+        row("a-full-store-stays-full", "            except StoreFull:\n", "            except ZeroDivisionError:\n"),
+        row("what-another-fragment-needs-goes", 'int(entry.key.split("/")[1]) == run[0][0] and ', ""),
     ),
 ]
