@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from e2e.test_processes import ROOT, isthmus
 from e2e.test_ranks import torchrun
+from isthmus.pytorch import dcp
 from isthmus.readers import export
 from isthmus_services.cli import main
 
@@ -180,6 +181,14 @@ def test_what_a_description_names_is_not_run(here: Path) -> None:
         assert main(["init", "run", "--from", "theirs", "--model", "isthmus.demo.gpt:byte_gpt"]) == 2, words
 
 
+def test_of_a_checkpoint_of_everything_the_model_alone_is_read(here: Path) -> None:
+    everything = {"model": {"w": torch.ones(4)}, "optimizer": {"exp_avg": torch.zeros(4)}, "ema": torch.zeros(4)}
+    save(everything, checkpoint_id="theirs", no_dist=True)
+    found = dcp.read(here / "theirs")
+    assert [spec.name for spec in found.specs] == ["w"]
+    assert [values.tolist() for values in found.values] == [[1.0] * 4]
+
+
 def test_a_damaged_checkpoint_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save({"w": torch.ones(4)}, checkpoint_id="theirs", no_dist=True)
     (parts,) = Path("theirs").glob("*.distcp")
@@ -188,6 +197,13 @@ def test_a_damaged_checkpoint_is_refused(here: Path, capsys: pytest.CaptureFixtu
         parts.write_bytes(damaged)
         assert main(["init", "run", "--from", "theirs", "--model", "isthmus.demo.gpt:byte_gpt"]) == 2
         assert "theirs is no checkpoint" in capsys.readouterr().err
+    # A part of the same length that holds another number of values.
+    save({"w": torch.ones(5)}, checkpoint_id="others", no_dist=True)
+    (other,) = Path("others").glob("*.distcp")
+    assert len(other.read_bytes()) == len(whole)
+    parts.write_bytes(other.read_bytes())
+    assert main(["init", "run", "--from", "theirs", "--model", "isthmus.demo.gpt:byte_gpt"]) == 2
+    assert f"{parts.name} holds 20 bytes of a block of (4,) torch.float32" in capsys.readouterr().err
     parts.unlink()
     assert main(["init", "run", "--from", "theirs", "--model", "isthmus.demo.gpt:byte_gpt"]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err

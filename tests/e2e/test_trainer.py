@@ -219,6 +219,12 @@ def test_a_step_is_warmed_up_and_the_schedule_does_not_see_it() -> None:
     assert model.table.weight.grad is not None
     assert torch.equal(model.table.weight, before - 0.125 * model.table.weight.grad)
     assert optimizer.param_groups[0]["lr"] == 0.5
+    # Once it is warm, what a schedule sets is what the next step takes, and stays.
+    link.rate, optimizer.param_groups[0]["lr"] = 1.0, 0.25
+    before = model.table.weight.detach().clone()
+    optimizer.step()
+    assert torch.equal(model.table.weight, before - 0.25 * model.table.weight.grad)
+    assert optimizer.param_groups[0]["lr"] == 0.25
     hook.close()
     assert not optimizer._optimizer_step_pre_hooks
 

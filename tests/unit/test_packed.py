@@ -8,7 +8,7 @@ import pytest
 from isthmus import kernels
 from isthmus.codecs import CODECS, codec, pack
 from isthmus.codecs.base import PIECE
-from isthmus.codecs.packed import Packed, keep_dropped, packed, plain
+from isthmus.codecs.packed import Packed, add, cut, keep_dropped, packed, plain
 from isthmus.kernels import F32, U8
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.runtime import ALONE, Crew
@@ -40,7 +40,7 @@ def packed_by(name: str, x: F32, crew: Crew = ALONE) -> tuple[Packed, U8]:
 def test_lengths_and_sums_are_those_of_the_whole(name: str, threads: int) -> None:
     with ThreadPoolExecutor(threads) as pool:
         crew = ALONE if threads == 1 else Crew(pool, threads)
-        found, _ = packed_by(name, values(), crew)
+        found, data = packed_by(name, values(), crew)
         whole = found.decode()
         for i, t in enumerate(FRAGMENT.tensors):
             piece = whole[t.start : t.stop]
@@ -48,8 +48,13 @@ def test_lengths_and_sums_are_those_of_the_whole(name: str, threads: int) -> Non
             total = values(1)[t.start : t.stop].copy()
             wanted = total.copy()
             kernels.accumulate(wanted, piece, 0.37)
+            before = total.copy()
             found.add(i, 0.37, total, crew)
             assert total.tobytes() == wanted.tobytes()
+            # And where the sum is to lie elsewhere, what lies there does not count.
+            other = np.full_like(total, 7.0)
+            add(found.code, cut(found.code, FRAGMENT, data)[i], 0.37, before, other, crew)
+            assert other.tobytes() == wanted.tobytes()
     assert found.norm == pytest.approx(np.linalg.norm(whole.astype(np.float64)), rel=1e-12)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from isthmus import kernels
 from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
+from isthmus.codecs.base import PIECE
 from isthmus.kernels import F32
 from isthmus.layout import Fragment, Spec, TensorClass, partition
 from isthmus.log import merge
@@ -102,6 +103,22 @@ def test_a_value_whose_published_part_overflows_is_not_finite() -> None:
     state = merge.State(0, *(np.full(ODD.size, v, np.float32) for v in (largest, -largest, 0.0)))
     x = np.zeros(ODD.size, np.float32)
     assert not merge.advance(state, round_of([(x, 1.0)], Rules()), codec("f32"), bytes(32)).finite
+
+
+@pytest.mark.parametrize("name", ["f32", "bf16", "int8", "int4", "q4", "q1.5"])
+def test_a_master_that_is_not_finite_is_seen_whatever_its_codec_makes_of_it(name: str) -> None:
+    """A codec of any rate codes what is no number as one that is, and learners would see nothing of it."""
+    large = partition([Spec("large", (9 * PIECE,), "float32", TensorClass.DENSE)], 1).fragments[0]
+    x = draw(large, 1)
+    start = merge.initial(draw(large, 9))
+    master, momentum = start.master.copy(), start.momentum.copy()
+    master[5], momentum[5], x[5] = 3.4e38, -3.4e38, -3.4e38
+    given = round_of([(x, 1.0)], Rules(merge="avg", outer_lr=1.0), large)
+    found = merge.advance(merge.State(0, start.published, master, momentum), given, codec(name), bytes(32))
+    assert np.isinf(found.state.master[5])
+    assert not found.finite
+    if name.startswith("q"):
+        assert np.isfinite(found.state.published).all(), "it does not show there"
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
