@@ -1,6 +1,7 @@
 """Every command in README and docs/ is run by a test or says why not, and the parser takes each line of `isthmus`."""
 
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -22,6 +23,12 @@ PAGES = [path for path in pages.sources(ROOT) if path != "CHANGELOG.md"]
 BLOCKS = [block for path in PAGES for block in blocks(path) if block.commands]
 GIVEN = {"ISTHMUS_RUN": "s3://bucket/run", "ISTHMUS_BUS": "redis://host", "ISTHMUS_LEARNER": "eu-1"}
 """What a page may leave to the environment or a file."""
+
+
+@pytest.fixture(autouse=True)
+def one_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the parser once, not for each of some hundred lines."""
+    monkeypatch.setattr(cli, "parser", functools.cache(cli.parser))
 
 
 def said_of(block: Block) -> str:

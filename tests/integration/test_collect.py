@@ -373,6 +373,7 @@ async def test_a_run_that_grows_and_is_not_collected_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(state, "GROWN", 10)
+    monkeypatch.setattr(service, "SPACE_S", 3.0)
     async with world(Path(), SMALL) as w:
         await grow(w, 8)
         assert (await state.look(w.log)).uncollected == 0

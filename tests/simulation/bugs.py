@@ -5,6 +5,7 @@ A bug is a context manager that patches the library while it is entered.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 
 from isthmus.averages import smooth
+from isthmus.bus import replies
 from isthmus.codecs import as_bytes, codec
 from isthmus.codecs.int4 import Int4
 from isthmus.errors import ObjectMissing, Unavailable
@@ -33,9 +35,12 @@ from isthmus.rounds.grace import Grace
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Phase, Rounds
 from isthmus.rules import MergeRule
+from isthmus.simulate import store as simulated_store
 from isthmus.simulate.store import SimulatedStore
+from isthmus.store import EdgeStore, FileStore
 from isthmus.syncer import agent as syncer_agent
 from isthmus.syncer.fairness import FairQueue
+from isthmus.syncer.follower import Follower
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.keeper import Keeper
 
@@ -776,4 +781,63 @@ def a_fragment_starts_again_from_its_newest_snapshot() -> Iterator[None]:
 def version_numbers_decide_who_is_fetched() -> Iterator[None]:
     """The lowest goes first: on a thin way down the others are never fetched."""
     with patch.object(downlink.Downlink, "_need", lambda self, p: -self.known[p].version):
+        yield
+
+
+@planted(200, caught_by=68)
+def a_gateways_404_is_a_missing_object() -> Iterator[None]:
+    """S1: whatever comes with that status says that there is nothing."""
+
+    def refused_read(*about: Any, key: str, **where: Any) -> Any:
+        return ObjectMissing(key)
+
+    with patch.object(simulated_store, "refused_read", refused_read):
+        yield
+
+
+@planted(200)
+def an_empty_listing_is_believed() -> Iterator[None]:
+    """A page with status 200 passes for a listing without objects."""
+    with patch.object(EdgeStore, "list", EdgeStore._listed):
+        yield
+
+
+@planted(200, caught_by=2)
+def a_lost_mount_is_an_empty_store() -> Iterator[None]:
+    """S4: the folder below it is read and written as if it were the run's."""
+    with patch.object(FileStore, "_require_same", lambda self: None):
+        yield
+
+
+@planted(200, caught_by=21)
+def a_demoted_primary_is_waited_for() -> Iterator[None]:
+    """S2: it says READONLY for ever, and nothing is merged any more."""
+    waits = replies.Meaning(replies.Action.WAIT, "it will pass")
+    with patch.dict(replies.MEANINGS, {"READONLY": waits}):
+        yield
+
+
+@planted(200, caught_by=17)
+def hearsay_is_knowledge() -> Iterator[None]:
+    """S3: a fragment is behind as long as somebody has named a version beyond it."""
+    with patch.object(Follower, "looked", lambda self, said: None):
+        yield
+
+
+@planted(60, "siege", caught_by=8)
+def a_store_that_says_nothing_is_waited_for() -> Iterator[None]:
+    """Without a timeout nothing is down, and its fragments stand."""
+    with patch.object(syncer_agent, "HUNG_S", math.inf):
+        yield
+
+
+@planted(60, "siege")
+def a_deaf_syncer_takes_itself_for_able() -> Iterator[None]:
+    """S11: the bus answers, so it must be well."""
+
+    def able(self: Any) -> bool:
+        away_s = max(self._reach.store_down_s, self._reach.refused_s, self._reach.bus_down_s)
+        return bool(away_s < self._holders.silent_s and self._store.outage.hung_s < syncer_agent.HUNG_S)
+
+    with patch.object(syncer_agent.Syncer, "_able", able):
         yield

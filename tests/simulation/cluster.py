@@ -4,6 +4,7 @@ import asyncio
 import functools
 import gc
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,8 @@ from isthmus.log import gc as collection
 from isthmus.log.creation import Seed
 from isthmus.log.run import Run
 from isthmus.records import frame, messages
-from isthmus.records.keys import UPDATES, commits_prefix, snapshot_key, updates_prefix
+from isthmus.records.keys import UPDATES, commits_prefix, snapshot_key, snapshots_prefix, updates_prefix
+from isthmus.records.messages import SYNCER_STREAM
 from isthmus.simulate.clock import StandsStill
 from isthmus.simulate.process import Process
 from isthmus.simulate.weather import Fault, Weather
@@ -27,8 +29,9 @@ from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus.syncer import Syncer
 from isthmus.syncer import agent as syncer_agent
 from simulation import checker, speakers
-from simulation.checker import Checker
+from simulation.checker import STRANGER, Checker
 from simulation.healing import Operator
+from simulation.mounts import Mounted
 from simulation.scenario import BUS_TIMEOUT_S, BYTES_SCALE, STORE_TIMEOUT_S, Hostility, Kind, Planned, Scenario, draw
 from simulation.speakers import Choir
 from simulation.toy import Watched
@@ -115,6 +118,8 @@ class Cluster:
         self.draw = random.Random(f"faults/{scenario.seed}")
         self.run: Run
         self.checker: Checker
+        self.folder = ""
+        """Where mounts are, in seeds that have some."""
         s = scenario
         self.seats = [self._seat(f"s{i}", True, 0.0, s.bytes_s[i]) for i in range(s.syncers)]
         self.seats += [self._seat(f"l{i}", False, s.step_s[i], s.bytes_s[s.syncers + i]) for i in range(s.learners)]
@@ -183,6 +188,11 @@ class Cluster:
             bytes_scale=BYTES_SCALE,
         )
         ports = seat.ports = self.world.ports(process, seat.store, seat.bus)
+        strange = {planned.fault for planned in s.planned}
+        if Fault.GATEWAY in strange:
+            ports.store.landmark = snapshots_prefix(0)
+        if Fault.UNMOUNTED in strange:
+            ports.wire.mount = Mounted(self.world.objects, process.runtime, self.folder)
         stopping = seat.stops[life] = asyncio.Event()
         seat.processes[life] = process, None
         self.say(seat.name, f"life {life} starts")
@@ -298,6 +308,14 @@ class Cluster:
                     seat.evaluate_s = planned.lasts_s
                 case Fault.DENIED | Fault.HALF_CUT | Fault.ENDLESS | Fault.THROTTLED:
                     self.block(planned, seat)
+                case Fault.GATEWAY | Fault.SILENT | Fault.DEAF | Fault.UNMOUNTED:
+                    everybody = planned.fault is Fault.GATEWAY and planned.draw * 100 % 1.0 < 0.5
+                    for s in self.seats if everybody else [seat]:
+                        self.mislead(s, planned)
+                case Fault.DEMOTED:
+                    self.world.streams.fail_over()
+                case Fault.FALSE_WORD:
+                    self.spawn(self.false_words(planned))
             if struck:
                 self.faults[planned.fault.value] += 1
                 if not (seat.is_syncer and planned.fault is Fault.KILLED) and planned.fault is not Fault.WIPED:
@@ -337,6 +355,26 @@ class Cluster:
                 for s in self.seats:
                     s.store.throttled |= keys
                     self.later(until, functools.partial(eases, s.store))
+
+    def mislead(self, seat: Seat, planned: Planned) -> None:
+        """Let one process be told for a while what is well formed and not true, or nothing at all."""
+        weather = seat.bus if planned.fault is Fault.DEAF else seat.store
+        which = planned.fault.name.lower()
+        setattr(weather, which, True)
+        self.later(planned.lasts_s, functools.partial(setattr, weather, which, False))
+        self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))
+
+    async def false_words(self, planned: Planned) -> None:
+        """Say for a while, on the syncers' stream, that versions are in the log which are not."""
+        until = self.world.clock.time() + planned.lasts_s
+        while self.world.clock.time() < until and not self.calm:
+            p = self.draw.randrange(len(self.run.layout.fragments))
+            word = messages.Committed(
+                run=self.run.digest, id=f"{self.draw.random()}", syncer=STRANGER, fragment=p,
+                version=self.checker.heads()[p] + self.draw.randrange(1, 40), digest=bytes(32),
+            )  # fmt: skip
+            self.world.streams.append(SYNCER_STREAM, messages.encode(word), self.world.clock.time())
+            await asyncio.sleep(self.draw.uniform(0.1, 1.0))
 
     def later(self, seconds: float, fn: Callable[[], object]) -> None:
         """Undo a fault after a while, but before the calm."""
@@ -470,7 +508,8 @@ def simulate(seed: int, kind: str | None = None) -> Outcome:
     cluster.say("world", cluster.scenario.describe())
     violations: list[str] = []
     try:
-        clock.run_until_complete(cluster.whole())
+        with tempfile.TemporaryDirectory(prefix="mounts-") as cluster.folder:
+            clock.run_until_complete(cluster.whole())
     except StandsStill as error:
         violations.append(str(error))
     finally:

@@ -11,6 +11,7 @@ from isthmus.layout import Spec, TensorClass
 from isthmus.rules import BOUNDS, Adoption, Pace, Rules
 from isthmus.simulate.process import MEASURED, Costs
 from isthmus.simulate.weather import Fault
+from isthmus.syncer.agent import HUNG_S
 from isthmus.syncer.holders import BEATS_PER_INTERVAL, SILENT_BEATS
 
 STORE_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SLOW, Fault.CORRUPTED)
@@ -59,6 +60,16 @@ BLOCKED = (Fault.DENIED, Fault.HALF_CUT, Fault.ENDLESS, Fault.THROTTLED)
 """Faults, among those planned, that make the same requests fail each time."""
 
 
+STRANGE = (Fault.GATEWAY, Fault.DEMOTED, Fault.UNMOUNTED, Fault.SILENT, Fault.DEAF, Fault.FALSE_WORD)
+"""Faults, among those planned, of answers that are well formed and not true."""
+
+STRANGE_SHARE = 0.4
+"""Of seeds that meet some of them."""
+
+SILENCES = 0.3
+"""Of sieges, in which somebody's store or bus falls silent without an error."""
+
+
 class Kind(StrEnum):
     """What is special about a scenario, and dear: most have nothing of the kind."""
 
@@ -81,6 +92,8 @@ class Ailment(StrEnum):
     SAYS_NOTHING = "cannot append to the bus"
     DENIED = "is denied everything by the store"
     WRITES_DENIED = "is denied its writes by the store"
+    STORE_SILENT = "hears nothing of the store, and no timeout"
+    DEAF = "is told that nothing is said on the bus"
     # Of a learner only.
     UNREADABLE = "has stored what nobody may read"
     UNREADABLE_TO_ONE = "has stored what one syncer may not read"
@@ -88,6 +101,9 @@ class Ailment(StrEnum):
     ENDLESS_TO_ONE = "has stored what never ends for one syncer"
     EVALUATES = "evaluates"
 
+
+SILENT = (Ailment.STORE_SILENT, Ailment.DEAF)
+"""Without an error: drawn apart."""
 
 LEARNERS_ONLY = frozenset(
     {Ailment.UNREADABLE, Ailment.UNREADABLE_TO_ONE, Ailment.ENDLESS, Ailment.ENDLESS_TO_ONE, Ailment.EVALUATES}
@@ -185,7 +201,8 @@ class Scenario:
         round_s = max((self.rules.sync_every + 2) * max(self.step_s), self.pace.silence_s)
         if self.needs_a_forger:
             round_s *= BOUNDS.slow
-        return STORE_TIMEOUT_S + 2.0 * silence_s + self.pace.silence_s + 2.0 * round_s + MARGIN_S
+        hung_s = HUNG_S if any(a.ailment is Ailment.STORE_SILENT for a in self.ailments) else 0.0
+        return hung_s + STORE_TIMEOUT_S + 2.0 * silence_s + self.pace.silence_s + 2.0 * round_s + MARGIN_S
 
     @property
     def costs(self) -> Costs:
@@ -204,7 +221,7 @@ def draw(seed: int, kind: Kind | None = None) -> Scenario:
     """Return the scenario of a seed; of a kind, if one is asked for, else of a drawn one."""
     d = random.Random(f"kind/{seed}")
     drawn = d.choices(list(SHARES), list(SHARES.values()))[0]
-    scenario = _given_up(_harder(_plain(seed)))
+    scenario = _given_up(_strange(_harder(_plain(seed))))
     match kind or drawn:
         case Kind.CHOIR:
             return _choir(scenario)
@@ -230,6 +247,18 @@ def _harder(s: Scenario) -> Scenario:
     return replace(
         s, handling=handling, stall_s=stall_s, planned=tuple(sorted((*s.planned, *more), key=lambda p: p.at))
     )
+
+
+def _strange(s: Scenario) -> Scenario:
+    """Let answers come that are well formed and not true, in a share of the seeds."""
+    d = random.Random(f"strange/{s.seed}")
+    if d.random() >= STRANGE_SHARE:
+        return s
+    more = [
+        Planned(d.uniform(1.0, s.storm_s), d.choice(STRANGE), d.uniform(0.4, 9.0), d.random())
+        for _ in range(d.choice((1, 1, 2)))
+    ]
+    return replace(s, planned=tuple(sorted((*s.planned, *more), key=lambda p: p.at)))
 
 
 def _rests(s: Scenario) -> Scenario:
@@ -284,7 +313,11 @@ def _quick(s: Scenario, d: random.Random) -> Scenario:
 def _siege(s: Scenario) -> Scenario:
     """Something is wrong with some for long, and those who are well must go on."""
     d = random.Random(f"siege/{s.seed}")
-    ailments = tuple(Ailing(d.choice(list(Ailment)), d.random() < 0.5, d.random()) for _ in range(d.choice((1, 1, 2))))
+    usual = [ailment for ailment in Ailment if ailment not in SILENT]
+    ailments = tuple(Ailing(d.choice(usual), d.random() < 0.5, d.random()) for _ in range(d.choice((1, 1, 2))))
+    silence = random.Random(f"silence/{s.seed}")
+    if silence.random() < SILENCES:
+        ailments = (Ailing(silence.choice(SILENT), silence.random() < 0.8, silence.random()), *ailments[1:])
     quick = replace(_quick(s, d), kind=Kind.SIEGE, ailments=ailments)
     return replace(quick, vigil_s=quick.goes_on_s + 8.0)
 

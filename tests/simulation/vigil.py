@@ -116,6 +116,10 @@ class Vigil:
                 seat.store.denies_reads = seat.store.denies_writes = True
             case Ailment.WRITES_DENIED:
                 seat.store.denies_writes = True
+            case Ailment.STORE_SILENT:
+                seat.store.silent = True
+            case Ailment.DEAF:
+                seat.bus.deaf = True
             case Ailment.EVALUATES:
                 seat.evaluate_s = EVALUATION_S
             case _:

@@ -159,7 +159,7 @@ async def test_a_crowd_is_merged(seaweedfs: Server, redis: Server, use: Callable
         assert bench_scale._memory(syncer.pid) > 1e6
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_how_long_a_recovery_takes_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"KILLS": 1, "FRAGMENTS": 2, "PARAMS": 4096, "CALM_S": (0.1, 0.2)}.items():
         monkeypatch.setattr(bench_recovery, name, value)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from isthmus import kernels
-from isthmus.codecs import CODECS, codec, pack
+from isthmus.codecs import CODECS, codec, cut, pack
 from isthmus.codecs.base import PIECE
-from isthmus.codecs.packed import Packed, add, cut, keep_dropped, packed, plain
+from isthmus.codecs.packed import Packed, add, keep_dropped, packed, plain
 from isthmus.kernels import F32, U8
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.runtime import ALONE, Crew

@@ -149,8 +149,8 @@ class Downlink:
         """Bring one fragment to the newest version heard of: difference by difference, or from a snapshot."""
         known = self.known[p]
         started = self._runtime.now()
-        wanted = known.wanted
-        behind = wanted - known.version
+        before, wanted = known.version, known.wanted
+        behind = wanted - before
         fragment = self._run.layout.fragments[p]
         difference = packed_size(codec(self._run.rules.codec_down), fragment)
         # A snapshot's published part and, on average, half a snapshot interval of differences after it.
@@ -168,6 +168,8 @@ class Downlink:
             await self._leap(p, None)
         if known.version < wanted == known.wanted:
             known.wanted = known.version  # said, but not in the log
+        if known.version == before:
+            return  # nothing has come: what there was has been told
         if behind == 1:
             self.sync_s = smooth(self.sync_s, self._runtime.now() - started)
         version, values = known.version, await self._staged(p, known.values)

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from isthmus.bus.base import READ_MAX, RETAINED_MESSAGES, START, Said
 from isthmus.errors import Unavailable
@@ -31,6 +31,8 @@ class Streams:
         """Told of every message that is kept."""
         self._streams: dict[str, _Stream] = {}
         self._epoch = 0
+        self.primary = 0
+        """Which of the servers takes what is written; another one from each failover on."""
         self._waiting: dict[asyncio.Future[None], Mapping[str, str]] = {}
 
     def append(self, stream: str, body: bytes, now: float = 0.0) -> None:
@@ -80,6 +82,10 @@ class Streams:
         self._streams.clear()
         self._epoch += 1
 
+    def fail_over(self) -> None:
+        """Let another server be the primary. Whoever is connected hears on, since the old one follows it now."""
+        self.primary += 1
+
     def wait(self, waiter: "asyncio.Future[None]", positions: Mapping[str, str]) -> None:
         """Resolve a future at the next message on one of these streams."""
         self._waiting[waiter] = positions
@@ -99,10 +105,13 @@ class SimulatedBus:
         self._streams = streams
         self._process = process
         self._clock = process.clock
+        self._server = streams.primary
 
     async def append(self, stream: str, *bodies: bytes) -> None:
         """See `Bus.append`."""
         self._process.spend(len(bodies) * self._process.costs.message_s)
+        if self._server != self._streams.primary:
+            await self._refused_by_a_replica()
         harm = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)
         fault = self.weather.strikes(self._process.random, f"append {stream}", *harm, writes=True)
         world, draw = self._clock.world.context, self._process.random
@@ -125,6 +134,10 @@ class SimulatedBus:
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """See `Bus.read`."""
         await self._travel()
+        if self.weather.deaf:
+            self.weather.strike(Fault.DEAF, "read")
+            await asyncio.sleep(timeout_s)
+            return {}
         found = self._streams.after(positions)
         if not found and timeout_s > 0.0:
             waiter: asyncio.Future[None] = self._clock.create_future()
@@ -144,6 +157,18 @@ class SimulatedBus:
         """See `Bus.ago`."""
         await self._travel()
         return {stream: self._streams.before(stream, self._clock.time() - seconds) for stream in streams}
+
+    async def _refused_by_a_replica(self) -> NoReturn:
+        """Be told what a server says that is none any more, and do about it what the library does."""
+        from redis.exceptions import ReadOnlyError
+
+        from isthmus.bus.replies import Action, meaning
+
+        found = meaning(ReadOnlyError("READONLY You can't write against a read only replica."))
+        await asyncio.sleep(2.0 * self.weather.delay(self._process.random))
+        if found.action is Action.RECONNECT:
+            self._server = self._streams.primary
+        raise Unavailable(f"{self.url}: {found.words}")
 
     def _land(self, stream: str, body: bytes) -> None:
         self._streams.append(stream, body, self._clock.time())

@@ -7,13 +7,14 @@ as the port asks; requests and replies get lost, repeat nothing by themselves, a
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, PortError, Unavailable
 from isthmus.records.frame import Blob, Body, Data, payload_start
 from isthmus.simulate.process import EPOCH_S, Process
 from isthmus.simulate.weather import UNHEARD, Fault, Weather, Wire
 from isthmus.store.base import Entry
+from isthmus.store.refused import refusal, refused_read
 
 T = TypeVar("T")
 
@@ -58,6 +59,14 @@ class Objects:
                 tell(key)
 
 
+class Mount(Protocol):
+    """Where a process has the objects in a folder: what lies there now."""
+
+    def objects(self, unmounted: bool) -> Objects:
+        """Return what is found there. Raises what the library's store in a folder does where it is another folder."""
+        ...
+
+
 class SimulatedStore:
     """One process's way to the objects."""
 
@@ -66,6 +75,7 @@ class SimulatedStore:
         self.weather = weather
         self.bytes_up = 0
         self.bytes_down = 0
+        self.mount: Mount | None = None
         self._objects = objects
         self._process = process
         self._clock = process.clock
@@ -73,23 +83,23 @@ class SimulatedStore:
 
     async def get(self, key: str) -> Body:
         """See `Store.get`."""
-        return await self._read(key, lambda: self._objects.get(key))
+        return await self._read(key, lambda: self._there.get(key))
 
     async def get_range(self, key: str, start: int, stop: int) -> Body:
         """See `Store.get_range`."""
-        return await self._read(key, lambda: self._objects.get(key)[start:stop])
+        return await self._read(key, lambda: self._there.get(key)[start:stop])
 
     async def put(self, key: str, data: Data) -> None:
         """See `Store.put`."""
         body = bytes(data)
-        await self._request("put", key, lambda: self._objects.put(key, body, self._wall()), up=body, writes=True)
+        await self._request("put", key, lambda: self._there.put(key, body, self._wall()), up=body, writes=True)
         self.bytes_up += len(body)
 
     async def create(self, key: str, data: Blob) -> bool:
         """See `Store.create`."""
         body = bytes(data)
         done = await self._request(
-            "create", key, lambda: self._objects.create(key, body, self._wall()), up=body, writes=True
+            "create", key, lambda: self._there.create(key, body, self._wall()), up=body, writes=True
         )
         self.bytes_up += len(body)
         return done
@@ -98,16 +108,16 @@ class SimulatedStore:
         """See `Store.list`. Pages are read one after another: what is written meanwhile may be among them or not."""
         if prefix and not prefix.endswith("/"):
             raise ValueError(f"a prefix ends with '/': {prefix!r}")
-        first: list[Entry] = await self._request("list", prefix, lambda: self._objects.list(prefix))
+        first: list[Entry] = await self._request("list", prefix, lambda: self._there.list(prefix))
         if len(first) < 2:
             return first
         page = first[: self._process.random.randrange(1, len(first) + 1)]
-        rest: list[Entry] = await self._request("list", prefix, lambda: self._objects.list(prefix))
+        rest: list[Entry] = await self._request("list", prefix, lambda: self._there.list(prefix))
         return page + [entry for entry in rest if entry.key > page[-1].key]
 
     async def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        await self._request("delete", key, lambda: self._objects.delete(key), writes=True)
+        await self._request("delete", key, lambda: self._there.delete(key), writes=True)
 
     async def _read(self, key: str, effect: Callable[[], bytes]) -> Body:
         body = bytearray(await self._request("get", key, effect, carries=True))
@@ -117,8 +127,21 @@ class SimulatedStore:
             body[at] ^= 1 << self._process.random.randrange(8)
         return body
 
+    @property
+    def _there(self) -> Objects:
+        return self._objects if self.mount is None else self.mount.objects(self.weather.unmounted)
+
     def _wall(self) -> float:
         return EPOCH_S + self._clock.time()
+
+    def _of_a_gateway(self, verb: str, key: str) -> Any:
+        """Return or raise what a client makes of what a gateway says: 404, or a page with status 200."""
+        if verb == "list" and self._process.random.random() < 0.5:
+            return []
+        about = {"url": self.url, "where": self.url}
+        if verb == "get":
+            raise refused_read("404", 404, "a page", key=key, **about)
+        raise refusal("404", 404, "a page", **about)
 
     async def _request(
         self,
@@ -136,6 +159,8 @@ class SimulatedStore:
         self._process.spend(self._process.costs.request_s)
         fault = weather.strikes(draw, f"{verb} {key}", *harm, key=key if verb == "get" or writes else "", writes=writes)
         if fault in UNHEARD:
+            while weather.silent:  # noqa: ASYNC110  (whoever lifts it knows of no event)
+                await asyncio.sleep(1.0)
             await asyncio.sleep(weather.timeout_s)
             raise Unavailable(f"{self.url}: no answer")
         if fault is Fault.ENDLESS:
@@ -152,7 +177,7 @@ class SimulatedStore:
                     raise Unavailable(f"{self.url}: 503")
                 if fault is Fault.DENIED:
                     raise Denied(f"{self.url}: access denied (403)")
-                result = effect()
+                result = self._of_a_gateway(verb, key) if fault is Fault.GATEWAY else effect()
             except PortError as error:
                 failure: PortError | None = error
             else:

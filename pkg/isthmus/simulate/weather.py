@@ -24,6 +24,9 @@ class Fault(StrEnum):
     DENIED = "access denied"  # a 403: an expired token, an object under another key
     ENDLESS = "body without end"
     THROTTLED = "prefix throttled"  # a store that asks to slow down, for some keys
+    GATEWAY = "404 of a gateway"  # or a page of it with status 200, which some clients take for an empty listing
+    SILENT = "store silent"  # no answer, and no timeout either
+    DEAF = "bus deaf"  # what is read is empty, without an error; what is said arrives
     # To processes and the world.
     PAUSED = "process paused"
     KILLED = "process killed"
@@ -35,9 +38,12 @@ class Fault(StrEnum):
     STOPPED = "process stopped in order"
     STALLED = "loop stalled"
     RESTS = "no step for a while"  # an evaluation, a long compile
+    DEMOTED = "bus failed over"  # connections that are open lead to a replica now
+    UNMOUNTED = "mount lost"  # a folder is another one, without the run
+    FALSE_WORD = "version said that does not exist"
 
 
-UNHEARD = frozenset({Fault.CUT_OFF, Fault.HALF_CUT, Fault.LOST_REQUEST})
+UNHEARD = frozenset({Fault.CUT_OFF, Fault.HALF_CUT, Fault.LOST_REQUEST, Fault.SILENT})
 """Of a request that meets one of these nothing is ever heard again, and it never happened."""
 
 
@@ -73,6 +79,14 @@ class Weather:
     """Prefixes of keys whose bodies begin and never end."""
     throttled: frozenset[str] = frozenset()
     """Prefixes of keys of which every request is answered with a 503."""
+    gateway: bool = False
+    """Whether something in between answers everything, and knows of no objects."""
+    silent: bool = False
+    """Whether nothing is answered, and nothing timed out either."""
+    deaf: bool = False
+    """Whether nothing that is said on the bus is heard, though it answers."""
+    unmounted: bool = False
+    """Whether the store's folder is another one."""
     seen: Counter[Fault] = field(default_factory=Counter)
     """How often each fault struck."""
     told: Callable[[Fault, str], None] = lambda _, __: None
@@ -89,6 +103,7 @@ class Weather:
         """Whether some requests meet the same end each time they are made."""
         return (
             self.cut_off or self.cut_reads or self.cut_writes or self.denies_reads or self.denies_writes
+            or self.gateway or self.silent or self.deaf or self.unmounted
             or bool(self.unreadable or self.endless or self.throttled)
         )  # fmt: skip
 
@@ -96,6 +111,7 @@ class Weather:
         """Let everything through from here on; links stay as thin as they are."""
         self.chances.clear()
         self.cut_off = self.cut_reads = self.cut_writes = self.denies_reads = self.denies_writes = False
+        self.gateway = self.silent = self.deaf = self.unmounted = False
         self.unreadable = self.endless = self.throttled = frozenset()
 
     def strikes(
@@ -103,19 +119,23 @@ class Weather:
     ) -> Fault | None:
         """Return which of these faults strikes a request, if any; what blocks it comes before chance."""
         if self.blocked and (fault := self._blocks(key, writes)) is not None:
-            return self._strike(fault, request)
+            return self.strike(fault, request)
         if not self.chances:
             return None
         at = draw.random()
         for fault in faults:
             at -= self.chances.get(fault, 0.0)
             if at < 0.0:
-                return self._strike(fault, request)
+                return self.strike(fault, request)
         return None
 
     def _blocks(self, key: str, writes: bool) -> Fault | None:
         if self.cut_off:
             return Fault.CUT_OFF
+        if self.silent:
+            return Fault.SILENT
+        if self.gateway:
+            return Fault.GATEWAY
         if self.cut_writes if writes else self.cut_reads:
             return Fault.HALF_CUT
         if self.denies_writes if writes else self.denies_reads:
@@ -128,7 +148,8 @@ class Weather:
             return Fault.DENIED
         return Fault.ENDLESS if any(map(key.startswith, self.endless)) else None
 
-    def _strike(self, fault: Fault, request: str) -> Fault:
+    def strike(self, fault: Fault, request: str) -> Fault:
+        """Note that a fault has struck a request."""
         self.seen[fault] += 1
         self.told(fault, request)
         return fault

@@ -367,6 +367,7 @@ MUTANTS = [
             "            known.wanted = known.version  # said, but not in the log\n",
             "            pass\n",
         ),
+        row("what-has-not-come-is-told-again", "if known.version == before:", "if False:"),
         row("whoever-is-least-behind-goes-first", "p = max(behind, key=", "p = min(behind, key="),
         row(
             "whoever-was-brought-last-goes-first",
