@@ -41,10 +41,15 @@ def _flipped(data: bytes) -> bytes:
     ("suffix", "damage"),
     [
         ("nbi", _half),
-        ("nbc", _flipped),
         *(
             pytest.param(suffix, damage, marks=pytest.mark.tier("all"))
-            for suffix, damage in (("nbi", _empty), ("nbi", _flipped), ("nbc", _empty), ("nbc", _half))
+            for suffix, damage in (
+                ("nbi", _empty),
+                ("nbi", _flipped),
+                ("nbc", _empty),
+                ("nbc", _half),
+                ("nbc", _flipped),
+            )
         ),
     ],
 )

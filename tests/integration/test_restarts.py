@@ -62,7 +62,7 @@ def lines(model: str, optimizer: str, folder: Path) -> int:
 
 @pytest.mark.parametrize(
     "first",
-    [pytest.param(n, marks=[] if n == 0 else pytest.mark.tier("test" if n % 8 == 0 else "all")) for n in range(EVERY)],
+    [pytest.param(n, marks=[] if n == 0 else pytest.mark.tier("all")) for n in range(EVERY)],
 )
 def test_an_error_at_any_line_of_a_step_leaves_a_boundary(first: int, tmp_path: Path) -> None:
     model, optimizer = "experts", "adamw"

@@ -79,7 +79,7 @@ def shares(uplink: float) -> tuple[float, list[float]]:
     ("uplink", "at_least"),
     [
         pytest.param(4.0, 0.60, marks=pytest.mark.tier("all")),
-        (0.85, 0.55),
+        pytest.param(0.85, 0.55, marks=pytest.mark.tier("all")),
         pytest.param(0.6, 0.40, marks=pytest.mark.tier("all")),
         pytest.param(0.4, 0.25, marks=pytest.mark.tier("all")),
     ],

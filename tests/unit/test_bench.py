@@ -115,6 +115,7 @@ def test_the_command_writes_rows_that_make_tables(tmp_path: Path, monkeypatch: p
     assert main(["bench", "all", "--tables", str(tmp_path / "broken.json"), "--into", str(page)]) == 2
 
 
+@pytest.mark.tier("all")
 def test_every_kernel_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_kernels, "PARAMS", 1 << 18)
     monkeypatch.setattr(bench_kernels, "SIDE", 64)

@@ -163,8 +163,8 @@ def test_failures_cost_goodput_and_distance_costs_merged_work() -> None:
     assert far.kept < near.kept <= 1 - 1 / 12 + 1e-9
 
 
-@pytest.mark.tier("test")
-@pytest.mark.parametrize("latency_s", [pytest.param(0.02, marks=pytest.mark.tier("all")), 0.5])
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("latency_s", [0.02, 0.5])
 def test_the_work_merged_is_about_what_real_learners_merge(latency_s: float) -> None:
     """In virtual time, where everything else is as planned."""
     found = planned(1e5, Island(name="a", count=4, latency_s=latency_s), fixed=Fixed(sync_every=12, fragments=12))

@@ -160,11 +160,9 @@ class SimulatedBus:
 
     async def _refused_by_a_replica(self) -> NoReturn:
         """Be told what a server says that is none any more, and do about it what the library does."""
-        from redis.exceptions import ReadOnlyError
-
         from isthmus.bus.replies import Action, meaning
 
-        found = meaning(ReadOnlyError("READONLY You can't write against a read only replica."))
+        found = meaning(Unavailable("READONLY You can't write against a read only replica."))
         await asyncio.sleep(2.0 * self.weather.delay(self._process.random))
         if found.action is Action.RECONNECT:
             self._server = self._streams.primary
