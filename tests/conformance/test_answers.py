@@ -1,9 +1,11 @@
-"""What each answer of a bucket means, for each kind of request, with both clients: the one table.
+"""What each answer of a bucket means, for each kind of request, with each client: the one table.
 
 A server answers the request that is tried as the table says, and all others as a store does.
 """
 
 import asyncio
+import json
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlsplit
@@ -19,7 +21,7 @@ from support.identities import Request, serving
 PART = 1 << 10
 WHEN = "Mon, 23 Nov 2026 12:00:00 GMT"
 PAGE = b"<html><body>404 page not found</body></html>"
-CLIENTS = ("s3", "s3+aiobotocore")
+CLIENTS = ("s3", "s3+aiobotocore", "gs")
 
 Raw = tuple[int, bytes, dict[str, str]]
 """Status, body and headers of an answer."""
@@ -58,12 +60,16 @@ GOOD: Mapping[str, Raw] = {
 }  # fmt: skip
 
 
+CREATES = {"if-none-match", "x-goog-if-generation-match"}
+
+
 def kind_of(request: Request) -> str:
     asked = parse_qs(urlsplit(request.path).query, keep_blank_values=True)
     if request.method == "POST":
         return "begin" if "uploads" in asked else "complete"
     if request.method == "PUT":
-        return "part" if "partNumber" in asked else "create" if "if-none-match" in request.headers else "put"
+        creates = CREATES & request.headers.keys()
+        return "part" if "partNumber" in asked else "create" if creates else "put"
     if request.method == "DELETE":
         return "abort" if "uploadId" in asked else "delete"
     return "list" if "list-type" in asked else "get"
@@ -146,8 +152,7 @@ UNLIKE: Mapping[tuple[str, str, str], Meaning] = {
     # Where a client says something else.
     ("s3+aiobotocore", "200 and an error inside", "delete"): AWAY,  # deleting once more does nothing
     # obstore takes any page for a listing without objects. `EdgeStore.landmark` is for that; see below.
-    ("s3", "200 and a page", "list"): [],
-    ("s3", "200 and an error inside", "list"): [],
+    **{(client, f"200 and {what}", "list"): [] for client in ("s3", "gs") for what in ("a page", "an error inside")},
 }
 
 
@@ -175,8 +180,13 @@ async def answering(
     monkeypatch.setattr(s3, "PART_TRIES", 1)
     async with serving(answer) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        async with open_store(f"{client}://bucket/run", single_threaded()) as store:
-            yield store.with_patience(Patience(attempts=1)), asked
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as key:
+            who = {"client_email": "", "private_key": "", "private_key_id": ""}
+            key.write(json.dumps({"gcs_base_url": url, "disable_oauth": True, **who}))
+            key.flush()
+            monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", key.name)
+            async with open_store(f"{client}://bucket/run", single_threaded()) as store:
+                yield store.with_patience(Patience(attempts=1)), asked
 
 
 def cases() -> list[object]:
@@ -264,3 +274,39 @@ async def test_an_empty_listing_is_believed_of_a_store_that_lists_the_rest(
             store.landmark = "snapshots/00000/"
             assert await store.with_patience(Patience(attempts=1)).list("p/") == []
     assert asked == ["run/p/", "run/snapshots/00000/", "run/p/"]
+
+
+# --- another host -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("status", [302, 307])
+@pytest.mark.parametrize("tried", ["get", "range", "put", "create", "list"])
+async def test_a_read_follows_to_another_host_and_takes_no_credentials_there(
+    client: str, status: int, tried: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As buckets of Hugging Face answer reads, from a network of copies. Nothing that was written is elsewhere."""
+    came: list[Request] = []
+
+    async def elsewhere(request: Request, writer: asyncio.StreamWriter) -> None:
+        came.append(request)
+        ranged = "range" in request.headers
+        told = {"Content-Length": "3", "ETag": '"x"', "Last-Modified": WHEN, "Connection": "close"}
+        told |= {"Content-Range": "bytes 0-2/3"} if ranged and request.method == "GET" else {}
+        kind = 405 if request.method == "PUT" else 206 if ranged else 200
+        lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+        writer.write(f"HTTP/1.1 {kind} So\r\n{lines}\r\nabc".encode())
+        await writer.drain()
+
+    async with serving(elsewhere) as there:
+        raw = said(status, Location=f"{there}/copy?signature=1")
+        async with answering(client, monkeypatch, tried, raw) as (store, asked):
+            if tried in READS:
+                assert bytes(await SENT[tried](store)) == b"abc"  # type: ignore[call-overload]
+                assert len(came) == 1
+            else:
+                with pytest.raises((Unavailable, Denied)) as caught:
+                    await SENT[tried](store)
+                assert not isinstance(caught.value, BucketMissing | ObjectMissing)
+    assert asked
+    assert not any("authorization" in request.headers for request in came)
