@@ -32,7 +32,7 @@ from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import free_ports
 from support.world import all_commits
 
-STEPS, LEARNERS = 80, 3
+STEPS, LEARNERS = 120, 3
 PATIENCE_MS = 30_000
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -172,6 +172,10 @@ def live(browser: Browser, demo: Demo) -> Live:
         expect(page.locator("#sentence")).to_have_text(
             re.compile("learners train|learners were heard"), timeout=120_000
         )
+        seen.open("/learners", "tbody tr")
+        expect(page.locator("tbody").first).to_contain_text("training", timeout=120_000)
+        learners = page.locator("tbody").first.inner_text()
+        seen.open("/", "#totals")
         wait(page, lambda: seen.totals()["commits"] >= 20, "twenty commits")
         first = seen.totals()["commits"]
         wait(page, lambda: seen.totals()["commits"] > first, "another commit, without a click")
@@ -179,9 +183,7 @@ def live(browser: Browser, demo: Demo) -> Live:
         before = seen.versions()
         said = [f["version"] for f in status(demo.run)["fragments"]]
         wait(page, lambda: all(a >= b for a, b in zip(seen.versions(), said, strict=True)), "what status has seen")
-        seen.open("/learners", "tbody tr")
-        expect(page.locator("tbody").first).to_contain_text("training", timeout=60_000)
-        return Live(before, said, page.locator("tbody").first.inner_text(), demo.process.poll() is None)
+        return Live(before, said, learners, demo.process.poll() is None)
 
 
 @pytest.fixture(scope="module")

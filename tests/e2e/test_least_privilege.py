@@ -195,7 +195,8 @@ def test_no_secret_is_on_a_command_line_in_a_log_an_object_or_a_message(island: 
         streams = [
             name.decode() for name in cast("list[bytes]", reader.zrevrangebyscore(f"{run}:names", "+inf", "-inf"))
         ]
-        assert len(streams) == 3
+        # A name may be in the list of which there is no stream: the doctor has tried to write one.
+        assert {"syncer", "learner/eu-1", "learner/us-1"} <= set(streams)
         for name in streams:
             clean(name, str(reader.xrevrange(f"{run}:{name}")))
 

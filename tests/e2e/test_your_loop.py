@@ -62,7 +62,7 @@ def test_a_block_runs_as_written(folder: Path, number: int) -> None:
 
     before = [p.detach().clone() for p in model.parameters()]
     given = {
-        "torch": torch, "join": join, "model": model, "optimizer": optimizer, "loader": Sampler(),
+        "torch": torch, "isthmus": isthmus, "join": join, "model": model, "optimizer": optimizer, "loader": Sampler(),
         "sampler": Sampler(), "loss_of": loss_of, "extra": nn.Linear(4, 1), "model_device": "cpu",
     }  # fmt: skip
     exec(compile(BLOCKS[number], f"docs/your-loop.md, block {number}", "exec"), given)

@@ -1,5 +1,6 @@
 """What an optimizer does after a restart and after an adoption, tried before training begins."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from isthmus.errors import InputError
 from isthmus.layout import partition
 from isthmus.pytorch import model as torch_model
+from isthmus.pytorch import rehearsal
 from isthmus.pytorch.copies import Copies
 from isthmus.pytorch.rehearsal import rehearse
 from support.restarts import OPTIMIZERS, Masters
@@ -165,3 +167,15 @@ def test_copies_of_another_learner_become_this_ones_weights() -> None:
         optimizer.state[p]["master"] = torch.zeros_like(p)
     Copies(optimizer, frozenset({("master",)})).become(list(model.parameters()))
     assert all(torch.equal(optimizer.state[p]["master"], p) for p in model.parameters())
+
+
+def test_rehearsals_at_once_leave_the_log_as_it_was() -> None:
+    """In threads of their own, and the first one ends first."""
+    before = logging.root.manager.disable
+    first, second = rehearsal._quiet(), rehearsal._quiet()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert logging.root.manager.disable == logging.WARNING, "the second goes on"
+    second.__exit__(None, None, None)
+    assert logging.root.manager.disable == before

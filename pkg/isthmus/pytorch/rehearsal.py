@@ -165,15 +165,21 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
+_before: list[int] = []
+"""What was disabled before, once for each rehearsal under way."""
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what libraries say of a rehearsal away from the log."""
-    before = logging.root.manager.disable
+    """Keep what libraries say of a rehearsal away from the log. Several may go on at once, in threads of their own."""
+    _before.append(_before[0] if _before else logging.root.manager.disable)
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logging.disable(before)
+        level = _before.pop()
+        if not _before:
+            logging.disable(level)
 
 
 # --- a restart --------------------------------------------------------------------------------------------------------
