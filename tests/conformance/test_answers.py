@@ -6,8 +6,8 @@ A server answers the request that is tried as the table says, and all others as 
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -156,6 +156,18 @@ UNLIKE: Mapping[tuple[str, str, str], Meaning] = {
 }
 
 
+@contextmanager
+def leading_to(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let each client find its store at a server."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as key:
+        who = {"client_email": "", "private_key": "", "private_key_id": ""}
+        key.write(json.dumps({"gcs_base_url": url, "disable_oauth": True, **who}))
+        key.flush()
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", key.name)
+        yield
+
+
 @asynccontextmanager
 async def answering(
     client: str, monkeypatch: pytest.MonkeyPatch, tried: str, raw: Raw
@@ -179,12 +191,7 @@ async def answering(
     monkeypatch.setattr(bucket, "PART_TRIES", 0)
     monkeypatch.setattr(s3, "PART_TRIES", 1)
     async with serving(answer) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as key:
-            who = {"client_email": "", "private_key": "", "private_key_id": ""}
-            key.write(json.dumps({"gcs_base_url": url, "disable_oauth": True, **who}))
-            key.flush()
-            monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", key.name)
+        with leading_to(url, monkeypatch):
             async with open_store(f"{client}://bucket/run", single_threaded()) as store:
                 yield store.with_patience(Patience(attempts=1)), asked
 
@@ -269,10 +276,10 @@ async def test_an_empty_listing_is_believed_of_a_store_that_lists_the_rest(
         return 200, LISTING if "snapshots" in request.path else NOTHING
 
     async with answering(client, monkeypatch, "nothing", CUT), serving(answer) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        async with open_store(f"{client}://bucket/run", single_threaded()) as store:
-            store.landmark = "snapshots/00000/"
-            assert await store.with_patience(Patience(attempts=1)).list("p/") == []
+        with leading_to(url, monkeypatch):
+            async with open_store(f"{client}://bucket/run", single_threaded()) as store:
+                store.landmark = "snapshots/00000/"
+                assert await store.with_patience(Patience(attempts=1)).list("p/") == []
     assert asked == ["run/p/", "run/snapshots/00000/", "run/p/"]
 
 
