@@ -58,6 +58,8 @@ def _train(settings: declared.Learner, name: str, board: Board) -> int:
         if number == signal.SIGINT and stop:
             raise KeyboardInterrupt  # asked twice: now
         stop.append(number)
+        # Workers of a DataLoader may die of the same signal: torch raises for that wherever this thread is by then.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         diary.asked(number)
         board.stops()
         for link in links:
