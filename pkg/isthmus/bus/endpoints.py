@@ -122,7 +122,7 @@ class Listener:
         there = {name for name in await self._bus.names(None if past else RECENT_S) if self._wanted(name)}
         now = self._runtime.now()
         for name in self._found - there:
-            # One that was heard is kept, whatever the list says of it.
+            # A stream on which something was heard lately is read on, even if the list of streams lacks it.
             if now - self._heard.get(name, -math.inf) >= RECENT_S:
                 self._leave(name)
         fresh = sorted(there - self.positions.keys())

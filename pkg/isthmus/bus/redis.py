@@ -1,7 +1,7 @@
 """The bus on Redis Streams: one key per stream, plain XADD and XREAD, nothing retried below the agents.
 
-One more key of a run is a sorted set of its streams' names by when each was last written to, on the server's clock. To
-find new ones nobody has to go through the keys of the whole server, of which most may be others'.
+One more key of a run is a sorted set of its streams' names. The score of a name is when its stream was last written to,
+on the server's clock. So finding new streams does not read the keys of other programs on the same server.
 """
 
 import asyncio

@@ -36,7 +36,8 @@ CREATE TABLE IF NOT EXISTS messages (
     PRIMARY KEY (run, stream, id)
 ) WITHOUT ROWID
 """,
-    # The newest message of each stream: who looks for streams, or for what is new in many, asks for these alone.
+    # The number and time of each stream's newest message. Looking for streams, or for new messages in many streams,
+    # reads this table and not the messages.
     """
 CREATE TABLE IF NOT EXISTS streams (
     run TEXT NOT NULL, stream TEXT NOT NULL, newest INTEGER NOT NULL, at REAL NOT NULL, PRIMARY KEY (run, stream)
@@ -79,12 +80,9 @@ class SqliteBus:
                         (self._run, stream, newest - RETAINED_MESSAGES),
                     )
                     # Streams of learners that never come back must not stay for ever.
-                    old = f"run = ? AND at < {_NOW} - ?"
-                    named = f"SELECT stream FROM streams WHERE {old}"
-                    db.execute(
-                        f"DELETE FROM messages WHERE run = ? AND stream IN ({named})", (self._run, self._run, EXPIRE_S)
-                    )
-                    db.execute(f"DELETE FROM streams WHERE {old}", (self._run, EXPIRE_S))
+                    old = f"FROM streams WHERE at < {_NOW} - ?"
+                    db.execute(f"DELETE FROM messages WHERE (run, stream) IN (SELECT run, stream {old})", (EXPIRE_S,))
+                    db.execute(f"DELETE {old}", (EXPIRE_S,))
 
         await self._do(insert)
         self._written += 1

@@ -1,4 +1,4 @@
-"""The log: whether a commit of it is missing or damaged, and whether a fragment stands still."""
+"""Checks of a run's log: whether a commit is missing or damaged, and whether a fragment stands still."""
 
 from collections.abc import AsyncIterator
 
@@ -11,7 +11,7 @@ from isthmus.runtime import Runtime
 from isthmus.store import EdgeStore
 
 NAMED_MAX = 8
-"""Fragments that are named with what is wrong with them."""
+"""At most so many damaged fragments get a finding each; one more finding counts the others."""
 
 
 async def examine_log(run: Run, store: EdgeStore, runtime: Runtime) -> AsyncIterator[Finding]:
@@ -22,7 +22,7 @@ async def examine_log(run: Run, store: EdgeStore, runtime: Runtime) -> AsyncIter
         await log.members.refresh(log.store)
         found = await look(log)
     except IsthmusError as error:
-        yield Finding("log: commits", FAILURE, f"not all can be read: {error}", "see what is said of the store")
+        yield Finding("log: commits", FAILURE, f"the log cannot be read: {error}", "see the findings of the store")
         return
     for p, why in list(found.wrong.items())[:NAMED_MAX]:
         yield Finding("log: commits", FAILURE, f"fragment {p}: {why}", heal)

@@ -58,7 +58,7 @@ IN_BUCKET = Advice(
     "grant s3:DeleteObject below {place}",
     "use a store that honours it: AWS S3, MinIO, SeaweedFS, R2; a syncer refuses this one",
     "choose a closer region, a smaller codec (int4) or a larger H (--sync-every)",
-    "it answers and does not take what is written: see whether it is full (disks, volumes, quota) or ill; {gc}",
+    "the store answers but does not take writes: see whether it is full (disks, volumes, quota) or ill; {gc}",
 )
 IN_FOLDER = Advice(
     "let this user read and enter {url} and what is in it: see owner and mode (ls -ld), chown or chmod",

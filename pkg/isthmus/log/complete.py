@@ -45,21 +45,22 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
 
 
 async def require_commits(log: Log, fragment: int, head: int) -> int:
-    """Raise `LogCorrupt` where a commit up to `head`, or below any that is stored, is missing.
+    """Raise `LogCorrupt` where a commit up to `head`, or below any commit or snapshot that is stored, is missing.
 
     Returns from which version on was looked: 1 where commits may be listed. Where that is refused, those since the
     newest snapshot are asked for one by one: they are what a new syncer needs. Raises `Unavailable`.
     """
-    snapshots = [version for version, _ in await log.snapshots(fragment) if version <= head]
+    snapshots = [version for version, _ in await log.snapshots(fragment)]
     try:
         entries = await log.store.list(commits_prefix(fragment))
     except Denied:
-        first = max([1, *snapshots])
+        await require_whole(log, fragment, head)
+        first = max([1, *(version for version in snapshots if version <= head)])
         return await _require_all(log, fragment, range(first, head + 1), head, first)
     there = {version for entry in entries if (version := commit_in(entry.key))}
-    newest = max(there | {head})
+    newest = max([head, *there, *snapshots])
     # A listing of many pages takes a while: what it lacks is asked for before it is believed.
-    lacking = [version for version in range(1, newest) if version not in there]
+    lacking = [version for version in range(1, newest + 1) if version not in there]
     return await _require_all(log, fragment, lacking, newest, 1)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from isthmus.errors import LogCorrupt
 from isthmus.log import Commit, Log
-from isthmus.log.complete import require_commits, require_whole
+from isthmus.log.complete import require_commits
 from isthmus.rules import KEPT_VERSIONS
 
 STANDS = 8
@@ -50,7 +50,6 @@ async def look(log: Log, hints: Mapping[int, int] | None = None) -> LogState:
             try:
                 newest = await log.newest(p, (hints or {}).get(p, 0))
                 head = newest.version if newest else 0
-                await require_whole(log, p, head)
                 from_first.append(await require_commits(log, p, head) <= 1)
             except LogCorrupt as error:
                 wrong[p] = str(error)

@@ -110,9 +110,9 @@ class Syncer:
         self.tallies = Tallies()
         self.metrics = SyncerMetrics()
         self._came_at: dict[int, float] = {}
+        """Since when fragments are this syncer's that it has no state of."""
         self._echoed_at = math.inf
         """When a word of our own was last heard on the bus; when listening began, before the first."""
-        """Since when fragments are this syncer's that it has no state of."""
         self.held: set[int] = set()
         """Fragments this syncer opens rounds of, as soon as it has their state."""
         self._tolerance = Tolerance(runtime)
