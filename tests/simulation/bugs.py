@@ -784,7 +784,7 @@ def version_numbers_decide_who_is_fetched() -> Iterator[None]:
         yield
 
 
-@planted(200, caught_by=68)
+@planted(200, caught_by=28)
 def a_gateways_404_is_a_missing_object() -> Iterator[None]:
     """S1: whatever comes with that status says that there is nothing."""
 
@@ -795,7 +795,7 @@ def a_gateways_404_is_a_missing_object() -> Iterator[None]:
         yield
 
 
-@planted(200)
+@planted(200, caught_by=14)
 def an_empty_listing_is_believed() -> Iterator[None]:
     """A page with status 200 passes for a listing without objects."""
     with patch.object(EdgeStore, "list", EdgeStore._listed):

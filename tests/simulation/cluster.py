@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.errors import Denied, IsthmusError, LogCorrupt, first_cause
+from isthmus.errors import Denied, IsthmusError, LogCorrupt, RunMissing, first_cause
 from isthmus.learner import LearnerAgent
 from isthmus.learner import agent as learner_agent
 from isthmus.log import Log, merge
@@ -226,17 +226,14 @@ class Cluster:
         error = first_cause(failure) if failure else None
         self.say(seat.name, f"life {life} ended: {error!r}" if error else f"life {life} ended")
         seat.unfoldable = isinstance(error, LogCorrupt)
+        # Where no fragment at all can be folded a syncer has nothing to do, until somebody sees to it.
+        damaged = self.scenario.store.get(Fault.CORRUPTED) or self.scenario.hostile is Hostility.OVERWRITES
+        lost = any(planned.fault is Fault.UNMOUNTED for planned in self.scenario.planned)
         if error is not None and not isinstance(error, IsthmusError):
             self.checker.violate(f"{seat.name} ended by {error!r}", error)
         elif isinstance(error, Denied) and seat.is_syncer and self.world.clock.time() - seat.refused_at > 1.0:
             self.checker.violate(f"{seat.name} was ended by what a learner has stored: {error}")
-        elif (
-            isinstance(error, LogCorrupt)
-            and self.calm
-            and not self.scenario.store.get(Fault.CORRUPTED)
-            # Where no fragment at all can be folded a syncer has nothing to do, until somebody sees to it.
-            and self.scenario.hostile is not Hostility.OVERWRITES
-        ):
+        elif (isinstance(error, LogCorrupt) and not damaged) or (isinstance(error, RunMissing) and not lost):
             self.checker.violate(f"{seat.name}: {error}")
         elif isinstance(error, LogCorrupt) and seat.is_syncer and error.key.startswith(UPDATES):
             self.checker.violate(f"{seat.name} was ended by one fragment that it could not fold: {error}")
@@ -310,8 +307,11 @@ class Cluster:
                     self.block(planned, seat)
                 case Fault.GATEWAY | Fault.SILENT | Fault.DEAF | Fault.UNMOUNTED:
                     everybody = planned.fault is Fault.GATEWAY and planned.draw * 100 % 1.0 < 0.5
+                    restarts = planned.fault is Fault.GATEWAY and planned.draw * 10000 % 1.0 < 0.7
                     for s in self.seats if everybody else [seat]:
                         self.mislead(s, planned)
+                        if restarts and s.processes:
+                            self.kill(s, max(s.processes))  # what it reads at its start is true in part
                 case Fault.DEMOTED:
                     self.world.streams.fail_over()
                 case Fault.FALSE_WORD:
@@ -360,6 +360,8 @@ class Cluster:
         """Let one process be told for a while what is well formed and not true, or nothing at all."""
         weather = seat.bus if planned.fault is Fault.DEAF else seat.store
         which = planned.fault.name.lower()
+        if planned.fault is Fault.GATEWAY and planned.draw * 1000 % 1.0 < 0.5:
+            which = "lists_nothing"
         setattr(weather, which, True)
         self.later(planned.lasts_s, functools.partial(setattr, weather, which, False))
         self.later(planned.lasts_s, functools.partial(self.checker.disturb, seat.name))

@@ -20,7 +20,7 @@ from isthmus.syncer import Syncer
 from simulation.toy import Toy
 
 FRAGMENTS, SIZE, STEP_S = 6, 65536, 0.2
-SETTLING_S, MEASURED_S = 30.0, 150.0
+SETTLING_S, MEASURED_S = 30.0, 600.0
 
 
 def shares(uplink: float) -> tuple[float, list[float]]:

@@ -83,6 +83,7 @@ class _Muon(torch.optim.Optimizer):
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Take one step at the learning rate of the only group."""
         for part in (self._muon, self._adamw):
+            part.state = self.state  # one dictionary, which a checkpoint stores; loading one replaces it
             part.param_groups[0]["lr"] = self.param_groups[0]["lr"]
             part.step()  # type: ignore[no-untyped-call]
 

@@ -136,7 +136,7 @@ class SimulatedStore:
 
     def _of_a_gateway(self, verb: str, key: str) -> Any:
         """Return or raise what a client makes of what a gateway says: 404, or a page with status 200."""
-        if verb == "list" and self._process.random.random() < 0.5:
+        if verb == "list" and (self.weather.lists_nothing or self._process.random.random() < 0.5):
             return []
         about = {"url": self.url, "where": self.url}
         if verb == "get":

@@ -81,6 +81,8 @@ class Weather:
     """Prefixes of keys of which every request is answered with a 503."""
     gateway: bool = False
     """Whether something in between answers everything, and knows of no objects."""
+    lists_nothing: bool = False
+    """Whether it answers listings only."""
     silent: bool = False
     """Whether nothing is answered, and nothing timed out either."""
     deaf: bool = False
@@ -103,7 +105,7 @@ class Weather:
         """Whether some requests meet the same end each time they are made."""
         return (
             self.cut_off or self.cut_reads or self.cut_writes or self.denies_reads or self.denies_writes
-            or self.gateway or self.silent or self.deaf or self.unmounted
+            or self.gateway or self.lists_nothing or self.silent or self.deaf or self.unmounted
             or bool(self.unreadable or self.endless or self.throttled)
         )  # fmt: skip
 
@@ -111,14 +113,14 @@ class Weather:
         """Let everything through from here on; links stay as thin as they are."""
         self.chances.clear()
         self.cut_off = self.cut_reads = self.cut_writes = self.denies_reads = self.denies_writes = False
-        self.gateway = self.silent = self.deaf = self.unmounted = False
+        self.gateway = self.lists_nothing = self.silent = self.deaf = self.unmounted = False
         self.unreadable = self.endless = self.throttled = frozenset()
 
     def strikes(
         self, draw: random.Random, request: str, *faults: Fault, key: str = "", writes: bool = False
     ) -> Fault | None:
         """Return which of these faults strikes a request, if any; what blocks it comes before chance."""
-        if self.blocked and (fault := self._blocks(key, writes)) is not None:
+        if self.blocked and (fault := self._blocks(request, key, writes)) is not None:
             return self.strike(fault, request)
         if not self.chances:
             return None
@@ -129,12 +131,12 @@ class Weather:
                 return self.strike(fault, request)
         return None
 
-    def _blocks(self, key: str, writes: bool) -> Fault | None:
+    def _blocks(self, request: str, key: str, writes: bool) -> Fault | None:
         if self.cut_off:
             return Fault.CUT_OFF
         if self.silent:
             return Fault.SILENT
-        if self.gateway:
+        if self.gateway or (self.lists_nothing and request.startswith("list ")):
             return Fault.GATEWAY
         if self.cut_writes if writes else self.cut_reads:
             return Fault.HALF_CUT
