@@ -60,11 +60,11 @@ from isthmus.version import __version__
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 30.0
+WAIT_S = 20.0
 """A learner that leaves waits so long for the answers to its last updates, where a syncer is heard …"""
 
 LOOK_S = 0.1
-"""… and looks so often."""
+"""… and looks so often. Whoever ends processes gives them 30 s, of which the last checkpoint takes some."""
 
 
 MakeSteward = Callable[[OwnSteward, Tolerance, Callable[[int, int], None]], Steward]
@@ -129,6 +129,7 @@ class LearnerAgent:
         voice.of(self.uplink, self.downlink, self._tenure)
         self._done = False
         self._wait_s = 0.0
+        self._round_at = 0.0
 
     @property
     def stored_step(self) -> int | None:
@@ -292,12 +293,17 @@ class LearnerAgent:
     async def _linger(self) -> None:
         """Wait until every update that was sent is answered, as long as a syncer is heard.
 
-        In a short life these updates are much of its work, and only the learner announces them again.
+        In a short life these updates are much of its work, and only the learner announces them again. What came too
+        late for its round waits for the next, which only somebody else can open: while nobody does, it has no answer.
         """
-        until = self._runtime.now() + self._wait_s
-        while self._runtime.now() < until:
-            gone = self._runtime.now() - self._voice.syncer_heard_at > self.pace.silence_s
-            if gone or not any(self.uplink.attempts):
+        assert self.boundary is not None, "run before attach"
+        period_s = max(2 * self.pace.heartbeat_s, self._run.rules.sync_every * self.boundary.step_s)
+        began = self._runtime.now()
+        while (now := self._runtime.now()) < began + self._wait_s:
+            gone = now - self._voice.syncer_heard_at > self.pace.silence_s
+            quiet = now - max(began, self._round_at) > period_s
+            waiting = [(p, base) for p, sent in enumerate(self.uplink.attempts) for base in sent]
+            if gone or all(quiet and base < self.downlink.known[p].wanted for p, base in waiting):
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -365,6 +371,7 @@ class LearnerAgent:
         self._voice.syncer_heard_at = now
         match message:
             case Committed(fragment=p, version=version, digest=digest, syncer=by):
+                self._round_at = now
                 self.downlink.want(p, version)
                 self.downlink.said(p, version, digest, by)
             case Alive(heads=heads, members=members):
@@ -373,6 +380,7 @@ class LearnerAgent:
                 for p, version in enumerate(heads):
                     self.downlink.want(p, version)
             case Call(fragment=p, version=version) if p < len(self._run.layout.fragments):
+                self._round_at = now
                 self.downlink.want(p, version - 1)
                 self.uplink.called(p, version)
                 self._tell(Asked(p, version))

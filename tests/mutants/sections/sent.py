@@ -225,6 +225,17 @@ MUTANTS = [
         row("the-samplers-state-moves-on", "tree.copied(one.state_dict())", "one.state_dict()"),
     ),
     *of(
+        "learner/agent.py",
+        "tests/integration/test_lingering.py",
+        row("a-late-update-is-given-up-at-once", "quiet = now - max(began, self._round_at) > period_s", "quiet = True"),
+        row("a-late-update-is-waited-for-in-vain", "if gone or all(quiet and base", "if gone or all(False and base"),
+        row(
+            "a-round-that-is-called-is-no-news",
+            "                self._round_at = now\n                self.downlink.want(p, version - 1)",
+            "                self.downlink.want(p, version - 1)",
+        ),
+    ),
+    *of(
         "learner/uplink.py",
         "tests/unit/test_uplink_settles.py",
         row(
