@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import yaml
 
 from infra import graph
 from isthmus.doctor import Role, RoleKind, examine_bus
+from isthmus.kernels import levels
 from isthmus.log import Commit
 from isthmus.metrics import LearnerMetrics, SyncerMetrics
 from isthmus.ports import open_log
@@ -208,16 +210,20 @@ def test_what_it_mounts_exists_and_every_volume_is_given_its_owner() -> None:
 
 @pytest.mark.tier("all")
 def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_anew(tmp_path: Path) -> None:
-    """What Dockerfile and entrypoint.sh do: compile for a named processor, copy the cache, load it from there."""
-    environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_DEBUG_CACHE": "1"}
-    warm = [sys.executable, "-c", "from isthmus import kernels; kernels.warm()"]
+    """What Dockerfile and entrypoint.sh do: compile for every level, copy the cache, load from it what the processor can
+    run."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")} | {"NUMBA_DEBUG_CACHE": "1"}
     built, image, runs = (tmp_path / name for name in ("built", "image", "runs"))
 
-    def start(cache: Path) -> str:
-        told = {**environment, "NUMBA_CACHE_DIR": str(cache)}
-        return subprocess.run(warm, capture_output=True, text=True, check=True, env=told).stdout
+    def start(program: str, cache: Path, **more: str) -> str:
+        told = {**environment, "NUMBA_CACHE_DIR": str(cache), **more}
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=told
+        ).stdout
 
-    assert "data saved to" in start(built)
+    for level in levels.levels(platform.machine()):
+        build = "from isthmus import kernels; kernels.build()"
+        assert "data saved to" in start(build, built, NUMBA_CPU_NAME=level, NUMBA_CPU_FEATURES="")
     built.rename(image)
     (tmp_path / "isthmus").write_text('#!/bin/sh\necho "isthmus $*"\n')
     (tmp_path / "isthmus").chmod(0o755)
@@ -226,9 +232,14 @@ def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_
         [INFRA / "images" / "entrypoint.sh", "syncer"], capture_output=True, text=True, check=True, env=told
     )
     assert said.stdout == "isthmus syncer\n"
-    loaded = start(runs)
+    program = (
+        "import os; from isthmus import kernels; from isthmus.doctor.machine import fingerprint; "
+        "kernels.warm(); fingerprint(); print('level', os.environ['NUMBA_CPU_NAME'])"
+    )
+    loaded = start(program, runs, ISTHMUS_KERNELS="levels")
     assert "data loaded from" in loaded
     assert "saved" not in loaded
+    assert any(f"level {name}\n" in loaded for name in levels.levels(platform.machine()))
 
 
 # --- as processes -----------------------------------------------------------------------------------------------------

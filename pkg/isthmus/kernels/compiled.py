@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.kernels import levels
 from isthmus.runtime import uncollected
 
 F32 = NDArray[np.float32]
@@ -43,7 +44,15 @@ class _Kernel:
         with uncollected():  # the first call brings in most of the compiler
             return self._make()(*arguments)
 
+    def compile_for(self, *arguments: Any) -> None:
+        """Compile it for arguments of these types and keep it, without running it: also for another processor."""
+        made: Any = self._made or self._make()
+        import numba
+
+        made.compile(tuple(map(numba.typeof, arguments)))
+
     def _make(self) -> Callable[..., Any]:
+        levels.choose()
         import numba
         from numba.core.compiler_lock import global_compiler_lock
 

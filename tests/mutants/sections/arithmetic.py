@@ -170,6 +170,33 @@ MUTANTS = [
         row("mirrored-from-above", "x[j, i] = x[i, j]", "x[i, j] = x[j, i]"),
     ),
     *of(
+        "kernels/matrices.py",
+        "tests/unit/test_fma.py",
+        row("a-sum-half-way-is-rounded-twice", "_HALF = 1 << 28", "_HALF = 1 << 27"),
+        row("a-denormal-sum-is-rounded-twice", "_TINY = (1023 - 126) << 52", "_TINY = (1023 - 145) << 52"),
+        row("odd-on-the-other-side", "1 if (e > 0.0) == (s > 0.0) else -1", "-1 if (e > 0.0) == (s > 0.0) else 1"),
+        row("an-exact-sum-is-made-odd", "if e != 0.0 and bits & 1 == 0:", "if bits & 1 == 0:"),
+        row(
+            "what-was-there-is-forgotten", "fma_alone(factor, row[j], before[j])", "fma_alone(factor, row[j], into[j])"
+        ),
+    ),
+    *of(
+        "kernels/levels.py",
+        "tests/unit/test_levels.py",
+        row(
+            "a-level-by-one-of-its-features",
+            "if not LEVELS[name] <= set(features):",
+            "if not LEVELS[name] & set(features):",
+        ),
+        row(
+            "a-level-above-one-that-is-missing",
+            "            break\n        found = name",
+            "            continue\n        found = name",
+        ),
+        row("nobody-else-chooses", ' or "NUMBA_CPU_NAME" in os.environ:', ":"),
+        row("the-features-of-the-machine-remain", '    os.environ["NUMBA_CPU_FEATURES"] = ""\n', ""),
+    ),
+    *of(
         "kernels/vectors.py",
         "tests/unit/test_polar.py tests/unit/test_rounding.py tests/unit/test_merge.py",
         row(
