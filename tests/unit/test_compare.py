@@ -21,9 +21,9 @@ from isthmus.forecast.learning import Measured, lab
 from isthmus.forecast.outcome import DAY_S
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.forecast.prices import Prices
-from isthmus.forecast.speeds import Speeds
 from isthmus.lab.decoupled import COMPARED, IN_MEMORY_S
 from isthmus.lab.setting import WINDOW_TOKENS, Failures, Wires
+from isthmus.speed import Speeds
 from isthmus_services.cli import main
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

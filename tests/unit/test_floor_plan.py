@@ -25,7 +25,7 @@ FLOORS = (
     "records",  # objects, messages and trees of state as bytes, and the keys they live under
     "bus rounds store",  # the two ports · when to stop waiting, without I/O
     "health log tolerance",  # is a process well · state = fold(merge, snapshot, log) · refusals that pass
-    "beside concern ports",  # a thread with a loop · what keeps an agent from its work, said · the ways to a run, opened
+    "beside concern ports speed",  # a thread with a loop · what keeps an agent from its work, said · the ways to a run, opened · how fast this machine merges
     "doctor learner readers syncer",  # who takes part, and who only reads
     "owners",  # arrays of a learner's fragments, spread over its processes
     "pytorch simulate",

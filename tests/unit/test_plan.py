@@ -14,17 +14,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus import speed
 from isthmus.forecast import speeds as modelled
 from isthmus.forecast.island import Island
 from isthmus.forecast.outcome import CHECKPOINT_SHARE, HEADROOM
 from isthmus.forecast.planner import PERIODS, Fixed, Plan, plan
 from isthmus.forecast.prices import Prices
-from isthmus.forecast.speeds import Speeds
 from isthmus.lab.experiment import base
 from isthmus.lab.setting import Shape, Wires
 from isthmus.lab.training import train
 from isthmus.layout import Spec, TensorClass
 from isthmus.rules import LONG_STEPS, Pace, Rules
+from isthmus.speed import Speeds
 from isthmus.store.base import PART_BYTES, requests_to_read, requests_to_write
 from isthmus_services.cli import main
 from isthmus_services.output import report
@@ -339,7 +340,7 @@ def test_speeds_come_from_the_table_or_a_file_and_are_named(
     assert main(["plan", "--params", "1e8", "--cpu", "slow"]) == 0
     assert "table, class slow: not measured" in capsys.readouterr().out
     monkeypatch.undo()
-    monkeypatch.setattr(modelled, "products", partial(modelled.products, side=128))
+    monkeypatch.setattr(modelled, "products", partial(speed.products, side=128))
     own, said = tmp_path / "own.toml", tmp_path / "r.json"
     assert main(["plan", "--measure", str(own)]) == 0
     assert f"isthmus plan --speeds {own} uses it" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 from isthmus.forecast.island import Island
 from isthmus.forecast.planner import Fixed, Plan, plan
 from isthmus.forecast.prices import Prices
-from isthmus.forecast.speeds import Speeds
+from isthmus.speed import Speeds
 
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, egress_gb=0.02)
 DAY_S = 86_400

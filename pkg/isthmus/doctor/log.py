@@ -1,20 +1,22 @@
 """Checks of a run's log: whether a commit is missing or damaged, and whether a fragment stands still."""
 
-from collections.abc import AsyncIterator
+import statistics
+from collections.abc import AsyncIterator, Sequence
 
-from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding
+from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import IsthmusError
-from isthmus.log import Log
+from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.log.state import STANDS, collects, look
-from isthmus.runtime import Runtime
+from isthmus.runtime import Runtime, cores
+from isthmus.speed import glance, too_slow
 from isthmus.store import EdgeStore
 
 NAMED_MAX = 8
 """At most so many damaged fragments get a finding each; one more finding counts the others."""
 
 
-async def examine_log(run: Run, store: EdgeStore, runtime: Runtime) -> AsyncIterator[Finding]:
+async def examine_log(run: Run, store: EdgeStore, role: Role, runtime: Runtime) -> AsyncIterator[Finding]:
     """Yield findings about the commits of a run. Objects that they name are not verified: `replay` does that."""
     heal = f"isthmus heal {store.url} says what can be done"
     try:
@@ -35,6 +37,8 @@ async def examine_log(run: Run, store: EdgeStore, runtime: Runtime) -> AsyncIter
     if found.uncollected:
         said, _, advice = collects(store.url, found.uncollected).partition(". ")
         yield Finding("log: size", NOTE, said, advice)
+    if role.kind in (RoleKind.OPERATOR, RoleKind.SYNCER):
+        yield await runtime.offload(_speed, run, [head for head in found.heads if head is not None], runtime)
     if found.wrong:
         return
     commits = sum(head.version for head in found.heads if head is not None)
@@ -43,3 +47,18 @@ async def examine_log(run: Run, store: EdgeStore, runtime: Runtime) -> AsyncIter
     else:
         said = f"none since the newest snapshots is missing; of {commits:,} in all, this role may not list the rest"
         yield Finding("log: commits", NOTE, said, "ask as a reader, a syncer or the operator to have all looked for")
+
+
+def _speed(run: Run, heads: Sequence[Commit], runtime: Runtime) -> Finding:
+    """Return whether this machine merges as fast as the newest rounds say that learners train."""
+    check, speeds = "machine: merging", glance(runtime.now, run.rules)
+    waited = [head.header.waited for head in heads]
+    learners = max((len(w.expected) for w in waited), default=1)
+    steps = [w.fastest_step_s for w in waited if w.fastest_step_s > 0.0]
+    step_s = statistics.median(steps) if steps else 0.0
+    slow = too_slow(speeds, run.layout, run.rules, learners=learners, step_s=step_s, cores=cores())
+    if slow is not None:
+        said, _, advice = slow.partition(". ")
+        return Finding(check, WARNING, said, advice)
+    takes_s = speeds.merge_s(run.layout, run.rules, learners)
+    return Finding(check, OK, f"every fragment once takes {takes_s:.2g} s of a core here ({speeds})")

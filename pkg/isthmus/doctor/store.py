@@ -151,7 +151,7 @@ async def examine_open_store(store: EdgeStore, role: Role, runtime: Runtime, siz
     except IsthmusError as error:
         yield Finding("store: run", FAILURE, str(error), "restore the run object, or choose another prefix")
     if run is not None:
-        async for finding in examine_log(run, store, runtime):
+        async for finding in examine_log(run, store, role, runtime):
             yield finding
 
     if role.place:

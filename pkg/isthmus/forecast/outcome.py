@@ -16,10 +16,10 @@ from isthmus.forecast import learning, traffic
 from isthmus.forecast.island import Island
 from isthmus.forecast.matrices import Matrices
 from isthmus.forecast.prices import Prices
-from isthmus.forecast.speeds import Speeds
 from isthmus.layout import Spec
 from isthmus.log.merge import state_bytes
 from isthmus.rules import CHECKPOINT_S, KEPT_VERSIONS, ROBUST, MergeRule, Pace, Rules
+from isthmus.speed import Speeds
 from isthmus.store.base import requests_to_read, requests_to_write
 from isthmus.syncer.agent import FETCHES_MAX
 from isthmus.syncer.snapshots import snapshot_after

@@ -28,9 +28,9 @@ from isthmus.forecast.outcome import (
     packing_s,
 )
 from isthmus.forecast.prices import Prices
-from isthmus.forecast.speeds import Speeds
 from isthmus.layout import Spec, partition
 from isthmus.rules import FRAGMENTS_MAX, ROBUST, MergeRule, Pace, Rules, overdrive
+from isthmus.speed import Speeds
 
 PERIODS = (12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 """Steps between two syncs of a fragment that are tried."""

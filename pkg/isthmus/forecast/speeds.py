@@ -6,38 +6,19 @@ Nothing is timed unless it is asked for: what a busy machine says of itself is n
 import math
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 
 import msgspec
-import numpy as np
 
-from isthmus.codecs import CODECS, codec, pack
-from isthmus.codecs.packed import packed
+from isthmus.codecs import CODECS
 from isthmus.errors import InputError
-from isthmus.isotropic import flop
-from isthmus.layout import Fragment, Spec, TensorClass, partition
-from isthmus.log import polar
-from isthmus.log.merge import Accumulator, advance, initial, outers
-from isthmus.records import frame
 from isthmus.rules import Rules, rate_of
+from isthmus.speed import Speeds, measure, products
 
 RATE = "q1.5"
 """Of the codecs with a rate, the one that is timed for all of them."""
 
 TIMED = (*CODECS, RATE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speeds:
-    """Seconds per parameter of the syncer's arithmetic, one core."""
-
-    add_s: float
-    """Fetching aside, per update: verify, decode, accumulate."""
-    round_s: float
-    """Per round: outer step, encode, digests."""
-    flop_s: float = 5e10
-    """Floating-point operations a second of the matrix products of isotropic merges."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -115,43 +96,3 @@ def measured(now: Callable[[], float], cpu: str, when: str, repeats: int = 15, s
         round_s={name: speeds.round_s for name, speeds in found.items()},
         flop_s=products(now, repeats),
     )
-
-
-def products(now: Callable[[], float], repeats: int = 5, side: int = 1024) -> float:
-    """Time isotropic merges of a square matrix: floating-point operations a second, the fastest of a few repeats."""
-    d = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
-    took = []
-    for _ in range(repeats + 1):
-        began = now()
-        polar.isotropic(d)
-        took.append(now() - began)
-    return flop(side, side) / min(took[1:])
-
-
-def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int = 1 << 20, repeats: int = 5) -> Speeds:
-    """Time the syncer's arithmetic on this machine, on a fragment of so many parameters: the fastest of a few repeats.
-
-    Whatever else the machine does makes it slower and never faster.
-    """
-    rules = Rules(codec_up=codec_up, codec_down=codec_down)
-    fragment = _fragment(size)
-    draw = np.random.default_rng(0)
-    values = draw.standard_normal(fragment.size, dtype=np.float32)
-    state = initial(values)
-    update = pack(codec(codec_up), fragment, values)
-    adds, rounds = [], []
-    for _ in range(repeats + 1):
-        accumulator = Accumulator(fragment, outers(rules))
-        began = now()
-        frame.digest(update.data)
-        accumulator.add(packed(fragment, codec(codec_up), update), 1.0)
-        adds.append(now() - began)
-        began = now()
-        advance(state, accumulator, codec(codec_down), bytes(32))
-        rounds.append(now() - began)
-    # The first of each compiles.
-    return Speeds(add_s=min(adds[1:]) / fragment.size, round_s=min(rounds[1:]) / fragment.size)
-
-
-def _fragment(size: int) -> Fragment:
-    return partition([Spec("weight", (max(1, size // 1024), 1024), "float32", TensorClass.DENSE)], 1).fragments[0]

@@ -170,6 +170,11 @@ class Syncer:
         """How long folding the state of a fragment took when it was last taken over, the longest of all, in seconds."""
         return max(keeper.fold_s for keeper in self.keepers)
 
+    @property
+    def heard_of(self) -> tuple[float, int]:
+        """The usual step of the learners that are here [s; 0 while unknown], and how many they are."""
+        return self._members.usual_step_s(), len(self._members.expected((), self._runtime.now()))
+
     async def recover(self) -> None:
         """Read who may take part, and every fragment's log (see `Keeper.recover`). Raises what reading them raises."""
         await self._log.members.refresh(self._log.store)

@@ -19,7 +19,8 @@ from isthmus.log.state import collects, uncollected
 from isthmus.ports import bus_answers, known_run, open_place, open_ports, patiently
 from isthmus.records.fields import require_name
 from isthmus.rules import MemberRole, Rules
-from isthmus.runtime import Runtime, random_id
+from isthmus.runtime import Runtime, cores, random_id
+from isthmus.speed import Speeds, glance, too_slow
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
 from isthmus.urls import split
@@ -32,6 +33,7 @@ from isthmus_services.settings.resolve import host_name
 
 logger = logging.getLogger("isthmus.services.syncer")
 
+HOUR_S = 3600.0
 SPACE_S, DAY_S = 600.0, 86400.0
 """Between two looks at how much space there is; between two words on a run of which nothing is collected."""
 
@@ -94,7 +96,7 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
             loop.add_signal_handler(number, stop, number)
         logs.serving()
         # What is compiled is loaded before the first merge asks for it, and after it is said that we are there.
-        warming = asyncio.ensure_future(_warm(ports.runtime, ports.log.run.rules))
+        warming = asyncio.ensure_future(_warm(syncer, ports.log))
         minutes = asyncio.ensure_future(_minutes(SyncerMinute(name, syncer.metrics)))
         collecting = asyncio.ensure_future(_collect(ports.log, settings.collect))
         growing = asyncio.ensure_future(_watch_space(syncer, ports.log))
@@ -111,21 +113,38 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
         logger.info("%s ends: %d commits, %d races lost", name, syncer.tallies.commits, syncer.tallies.commits_lost)
 
 
-async def _warm(runtime: Runtime, rules: Rules) -> None:
+async def _warm(syncer: Syncer, log: Log) -> None:
+    """Load kernels, then say from time to time that this machine merges too slowly, where it does."""
     try:
-        await runtime.offload(_settle, rules)
+        speeds = await log.runtime.offload(_settle, log.run.rules, log.runtime)
     except Exception:
         logger.warning("the kernels cannot be loaded ahead of the first merge, which will try again", exc_info=True)
+        return
+    said = -math.inf
+    while True:
+        await asyncio.sleep(EVERY_S)
+        # Of a share of the fragments this machine does a share of the work.
+        share = len(syncer.held) / len(syncer.keepers)
+        step_s, learners = syncer.heard_of
+        slow = share and too_slow(
+            speeds, log.run.layout, log.run.rules, learners=learners, step_s=step_s, cores=cores() / share
+        )
+        if slow and log.runtime.now() - said >= HOUR_S:
+            logger.warning("%s", slow)
+            said = log.runtime.now()
 
 
-def _settle(rules: Rules) -> None:
-    """Load kernels, and let the collector of garbage leave alone what is there from then on.
+def _settle(rules: Rules, runtime: Runtime) -> Speeds:
+    """Load kernels, time them, and let the collector of garbage leave alone what is there from then on.
 
     With the compiler's objects among the rest, looking through all of them stops the loop for 70 ms, now and then.
     """
     codecs.warm(rules.codec_up, rules.codec_down)
+    speeds = glance(runtime.now, rules)
+    logger.info("this machine merges %s", speeds)
     gc.collect()
     gc.freeze()
+    return speeds
 
 
 async def _minutes(minute: SyncerMinute) -> None:
