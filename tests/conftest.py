@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,15 +128,24 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[Server]:
-    """AWS's S3 as moto imitates it, in server mode."""
+    """AWS's S3 as moto imitates it, in server mode. It looks and writes in two steps: here nobody comes in between."""
+    from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
 
+    writing, put_object = threading.Lock(), S3Response.put_object
+
+    def put_alone(self: S3Response) -> object:
+        with writing:
+            return put_object(self)
+
+    S3Response.put_object = put_alone  # type: ignore[method-assign, assignment]
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     url = f"http://{host}:{port}"
     yield Server(url, None, {**AWS, "AWS_ENDPOINT_URL": url})  # type: ignore[arg-type]
     server.stop()
+    S3Response.put_object = put_object  # type: ignore[method-assign]
 
 
 @pytest.fixture
