@@ -59,7 +59,7 @@ def too_slow(speeds: Speeds, layout: Layout, rules: Rules, *, learners: int, ste
 
 
 def glance(now: Callable[[], float], rules: Rules) -> Speeds:
-    """Time what merging under these rules needs, in some 20 ms where kernels are loaded. A busy machine looks slower."""
+    """Time what merging under these rules needs, in some 40 ms where kernels are loaded; longer on a busy machine."""
     speeds = measure(now, rules.codec_up, rules.codec_down, SIZE, REPEATS)
     return replace(speeds, flop_s=products(now, REPEATS, SIDE))
 
