@@ -199,8 +199,8 @@ class Syncer:
         self._show()
 
     def _require_some(self) -> None:
-        """Raise `LogCorrupt` where no fragment at all can be served here."""
-        if all(keeper.broken for keeper in self.keepers):
+        """Raise `LogCorrupt` where every fragment is damaged. What is refused is waited for: rights may come back."""
+        if all(keeper.broken and not keeper.refused for keeper in self.keepers):
             raise LogCorrupt(snapshots_prefix(0).split("/", maxsplit=1)[0], self.keepers[0].broken)
 
     async def run(self, stopping: asyncio.Event) -> None:

@@ -75,9 +75,11 @@ class Follower:
 
     @property
     def retries(self) -> bool:
-        """Whether it is time to look again: what was damaged, or failed, on its way may be whole in the store."""
+        """Whether it is time to look again: what was damaged, or failed, on its way may be whole in the store. So may
+        what was said be false, and only a look that comes to its end tells."""
         lacking = self.folds and self.state is None
-        return (lacking or bool(self.broken)) and self._runtime.now() >= self._retry_at
+        behind = self.version < max(self._known, self._said)
+        return (lacking or behind or bool(self.broken)) and self._runtime.now() >= self._retry_at
 
     def lacks(self, version: int) -> bool:
         """Return whether a log that can be read up to this version is not enough to go on here."""

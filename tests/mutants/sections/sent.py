@@ -42,6 +42,25 @@ MUTANTS = [
     ),
     *of(
         "syncer/follower.py",
+        "tests/integration/test_false_words.py",
+        row(
+            "a-false-version-is-looked-for-once",
+            "(lacking or behind or bool(self.broken))",
+            "(lacking or bool(self.broken))",
+        ),
+    ),
+    *of(
+        "syncer/agent.py",
+        "tests/integration/test_false_words.py",
+        row("a-refusal-at-the-start-ends-a-syncer", "keeper.broken and not keeper.refused for", "keeper.broken for"),
+        row(
+            "damage-of-everything-ends-no-syncer",
+            "if all(keeper.broken and not",
+            "if False and all(keeper.broken and not",
+        ),
+    ),
+    *of(
+        "syncer/follower.py",
         "tests/unit/test_keeper_claims.py",
         row("two-commits-are-all-that-is-known", "self.keep = max(2, pace.staleness + 1)", "self.keep = 2"),
     ),
