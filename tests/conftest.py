@@ -128,7 +128,8 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[Server]:
-    """AWS's S3 as moto imitates it, in server mode. It looks and writes in two steps: here nobody comes in between."""
+    """AWS's S3 as moto imitates it, in server mode. A create-only PUT looks and writes in two steps, during which no
+    other PUT runs here."""
     from moto.s3.responses import S3Response
     from moto.server import ThreadedMotoServer
 

@@ -1,4 +1,4 @@
-"""How long a learner that leaves waits for answers: while somebody may still open a round for what it sent."""
+"""A learner that leaves waits for answers to its updates for as long as another learner may open a round for them."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -293,8 +293,9 @@ class LearnerAgent:
     async def _linger(self) -> None:
         """Wait until every update that was sent is answered, as long as a syncer is heard.
 
-        In a short life these updates are much of its work, and only the learner announces them again. What came too
-        late for its round waits for the next, which only somebody else can open: while nobody does, it has no answer.
+        In a short life these updates are much of its work, and only the learner announces them again. An update that
+        came too late for its round waits for the next round, which only another learner opens. The wait for such
+        updates ends once no round was called or closed for one period.
         """
         assert self.boundary is not None, "run before attach"
         period_s = max(2 * self.pace.heartbeat_s, self._run.rules.sync_every * self.boundary.step_s)

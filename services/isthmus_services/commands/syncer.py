@@ -135,7 +135,7 @@ async def _warm(syncer: Syncer, log: Log) -> None:
 
 
 def _settle(rules: Rules, runtime: Runtime) -> Speeds:
-    """Load kernels, time them, and let the collector of garbage leave alone what is there from then on.
+    """Load the kernels and time them; then exempt all objects that exist by now from garbage collection.
 
     With the compiler's objects among the rest, looking through all of them stops the loop for 70 ms, now and then.
     """
