@@ -1,4 +1,4 @@
-"""A version that somebody names while the log cannot be read: a look at the log decides, as soon as there can be one."""
+"""Syncers that cannot read the log for a while: they hear false versions meanwhile, or may read nothing at their start."""
 
 import asyncio
 

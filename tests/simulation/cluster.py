@@ -226,7 +226,7 @@ class Cluster:
         error = first_cause(failure) if failure else None
         self.say(seat.name, f"life {life} ended: {error!r}" if error else f"life {life} ended")
         seat.unfoldable = isinstance(error, LogCorrupt)
-        # Where no fragment at all can be folded a syncer has nothing to do, until somebody sees to it.
+        # A syncer may end where every fragment is damaged: it can serve none until an operator heals the log.
         damaged = self.scenario.store.get(Fault.CORRUPTED) or self.scenario.hostile is Hostility.OVERWRITES
         lost = any(planned.fault is Fault.UNMOUNTED for planned in self.scenario.planned)
         if error is not None and not isinstance(error, IsthmusError):

@@ -88,13 +88,13 @@ define float @one(float %a, float %b, float %c) {
 def fma_alone(a: Any, b: Any, c: Any) -> Any:
     """Return a b + c of three float32, rounded once, by arithmetic of float64 alone.
 
-    The product of two float32 is exact in float64 (48 digits of 53; no exponent leaves the range). The sum s of it and
-    c is rounded, by e, which is computed exactly (Knuth's two-sum). Rounded again to float32 it could come out wrong:
-    where s lies half-way between two float32 and the true sum does not. So s is rounded to odd first: where it is not
-    exact and its last digit is even, its neighbour on the side of e takes its place. Rounding that to float32 is right,
-    since float64 has more than two digits to spare (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums:
-    proved algorithms using rounding to odd", IEEE Transactions on Computers 57, 2008, theorem 2); also among denormals,
-    where float32 has fewer digits.
+    The product a b is exact in float64 (48 digits of 53; no exponent leaves the range). Let s be its rounded sum with c
+    and e the error of that rounding, which Knuth's two-sum computes exactly. Rounding s again to float32 can be wrong:
+    s may lie half-way between two float32 where the true sum does not. So s is rounded to odd first: if e is not zero
+    and the last digit of s is even, the neighbour of s on the side of e takes its place. Rounding that to float32 is
+    right, as float64 has more than two digits to spare (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+    sums: proved algorithms using rounding to odd", IEEE Transactions on Computers 57, 2008, theorem 2). Among denormals
+    float32 has fewer digits, so it is right there, too.
     """
     product, addend = np.float64(a) * np.float64(b), np.float64(c)
     s = product + addend

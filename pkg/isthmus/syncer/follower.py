@@ -75,8 +75,8 @@ class Follower:
 
     @property
     def retries(self) -> bool:
-        """Whether it is time to look at the log again. An object that was damaged on its way may be whole in the store,
-        and whether a version that somebody named exists is known only after a look that came to its end."""
+        """Whether it is time to look at the log again. An object that was damaged on its way may be whole in the store.
+        A version that somebody named counts until one look at the log has come to its end."""
         lacking = self.folds and self.state is None
         behind = self.version < max(self._known, self._said)
         return (lacking or behind or bool(self.broken)) and self._runtime.now() >= self._retry_at
