@@ -294,7 +294,8 @@ def test_kills_show_as_lives_and_takeovers(browser: Browser, demo: Demo, base: s
         page.keyboard.press("ArrowDown")
         expect(page.locator(".readout")).to_contain_text("learner-1,")
         page.keyboard.press("Enter")
-        page.wait_for_url(re.compile(r"/(learners|updates)/"))
+        # Where the nearest thing is that a round stopped or began to expect it, the commit of that round opens.
+        page.wait_for_url(re.compile(r"/(learners|updates|commits)/"))
 
 
 # --- each page of the recorded run ------------------------------------------------------------------------------------
