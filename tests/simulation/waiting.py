@@ -48,6 +48,8 @@ class Waiting:
         first = next((seen.at for seen in w.seen if seen.what == "in"), 0.0)
         gives_up = max(gives_up, min(first, self._checker.run.pace.silence_s))
         last = max(w.hold_s, min(ends, gives_up) if granted else gives_up)
+        # It may be kept open for what is still to be read, as long as that comes.
+        last = max(last, min(w.own_s, max((seen.at for seen in w.seen if seen.what == "in"), default=0.0)))
         late = w.waited_s - last
         if late <= LATE_S:
             return

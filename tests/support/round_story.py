@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from isthmus.records.objects import CommitHeader
-from isthmus.rounds.events import Action, Announced, Appended, Arrived, CaughtUp, Fetch, Pointer, Spoiled
+from isthmus.rounds.events import Action, Announced, Appended, Arrived, Begun, CaughtUp, Fetch, Pointer, Spoiled
+from isthmus.rounds.gate import Gate
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
 from isthmus.rules import Bounds, Pace
@@ -21,13 +22,20 @@ class Story:
 
     def __init__(
         self, *learners: str, pace: Pace = PACE, sync_every: int = 12, step_s: float = STEP_S, bounds: Bounds = AT_ONCE,
+        gate: Gate | None = None, fragment: int = 0,
     ) -> None:  # fmt: skip
         self.now = 100.0
         self.step_s = step_s
         self.members = Members(pace, 0.0)
-        self.rounds = Rounds(pace, sync_every, self.members, bounds)
+        self.gate = gate or Gate()
+        self.turns = 0
+        """How often the gate said that it is this fragment's turn."""
+        self.rounds = Rounds(pace, sync_every, self.members, bounds, self.gate, fragment, self._turn)
         for learner in learners:
             self.beat(learner)
+
+    def _turn(self) -> None:
+        self.turns += 1
 
     def beat(self, learner: str, **durations: float) -> None:
         self.members.heard(
@@ -62,6 +70,13 @@ class Story:
             if isinstance(action, Fetch) and self.rounds.accepts(action.pointer):
                 following += self.rounds.on(Arrived(action.pointer), self.now)
         return following
+
+    def begin(self, actions: Iterable[Action]) -> list[Pointer]:
+        """Let every fetch asked for have its slot; return what is read."""
+        read = [self.rounds.newest(action.pointer) for action in actions if isinstance(action, Fetch)]
+        for pointer in read:
+            assert self.rounds.on(Begun(pointer), self.now) == []
+        return read
 
     def spoil(self, *digests: bytes) -> list[Action]:
         """Find that the round's sum is not finite, by these of its updates: all of them by default."""

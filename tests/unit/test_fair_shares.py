@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from isthmus.syncer.fairness import SLOW_MAX, FairQueue, FairSlots
 
@@ -160,3 +161,37 @@ async def test_those_remembered_as_slow_are_bounded() -> None:
     async with AsyncExitStack() as stack:
         for _ in range(2):
             await asyncio.wait_for(stack.enter_async_context(slots.slot("first")), 5.0)
+
+
+async def test_whoever_waits_hears_once_when_it_waits_for_its_own_others_alone() -> None:
+    slots = FairSlots(2, 1)
+    said: list[str] = []
+    async with AsyncExitStack() as stack:
+        others = [AsyncExitStack() for _ in range(2)]
+        for name, other in zip(("a", "b"), others, strict=True):
+            await other.enter_async_context(slots.slot(name, partial(said.append, f"{name} at once")))
+        assert said == ["a at once", "b at once"]
+
+        async def wait(name: str, number: int) -> None:
+            async with slots.slot(name, lambda: said.append(f"{name}{number}")):
+                await asyncio.sleep(0)
+
+        waiting = [asyncio.ensure_future(wait(name, n)) for n, name in enumerate(("a", "a", "c", "b"))]
+        await asyncio.sleep(0)
+        assert said[2:] == [], "no slot is free: they wait for others"
+        await others[1].aclose()
+        await asyncio.wait_for(asyncio.gather(*waiting[2:]), 5.0)
+        assert sorted(said[2:]) == ["a0", "a1", "b3", "c2"], "a has its share, and its others wait for that alone"
+        await others[0].aclose()
+        await asyncio.wait_for(asyncio.gather(*waiting), 5.0)
+        assert len(said) == 6, "each was told once"
+        await stack.aclose()
+
+
+async def test_the_owners_events_of_a_kind_can_be_taken_out_of_turn() -> None:
+    queue: FairQueue[int | str] = FairQueue(4, 16, lambda _: None)
+    queue.put("a", 7)
+    for event in (1, "x", 2):
+        queue.put_own(event)
+    assert queue.take_own(int) == [1, 2]
+    assert [queue.get_nowait() for _ in range(len(queue))] == ["x", 7]

@@ -31,7 +31,7 @@ from isthmus.rounds.events import (
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.rounds import Phase, Round
 from isthmus.rules import Pace
-from support.round_story import STEP_S, Story, merged
+from support.round_story import PACE, STEP_S, Story, merged
 
 
 def kinds(actions: Sequence[Action]) -> list[type[Action]]:
@@ -203,14 +203,47 @@ def test_more_tokens_on_a_base_replace_fewer() -> None:
     assert story.rounds.rejected_total == {"superseded": 2}
 
 
-def test_an_update_replaced_while_it_is_fetched_is_not_merged() -> None:
+def test_an_update_replaced_before_it_is_read_is_not_read() -> None:
     story = Story("a", "b")
     first = next(a for a in story.announce("a", due=True) if isinstance(a, Fetch))
     story.announce("a", tokens=9000)
-    assert not story.rounds.accepts(first.pointer)
-    [again] = story.rounds.fetches()
-    assert isinstance(again, Fetch)
-    assert again.pointer.tokens == 9000
+    (read,) = story.begin([first])
+    assert read.tokens == 9000
+    assert story.rounds.accepts(read)
+    assert story.rounds.rejected_total == {"superseded": 1}
+
+
+def test_an_update_that_is_being_read_is_not_read_again_for_a_longer_one() -> None:
+    story = Story("a", "b")
+    first = next(a for a in story.announce("a", due=True) if isinstance(a, Fetch))
+    (read,) = story.begin([first])
+    story.announce("a", tokens=8000)
+    story.announce("a", tokens=8000)
+    story.announce("a", tokens=9000)
+    assert story.rounds.fetches() == []
+    story.arrive([first])
+    assert story.rounds.round is not None
+    assert list(story.rounds.round.arrived.values()) == [read]
+    assert story.rounds.fetches() == []
+    assert story.rounds.rejected_total == {"duplicate": 1, "superseded": 1, "base-merged": 1}
+
+
+@pytest.mark.parametrize("what", ["refused", "unreachable", "too late"])
+def test_the_longer_one_takes_the_place_of_one_that_came_to_nothing(what: str) -> None:
+    story = Story("a", "b", pace=msgspec.structs.replace(PACE, staleness=2))
+    first = next(a for a in story.announce("a", due=True) if isinstance(a, Fetch))
+    (read,) = story.begin([first])
+    story.announce("a", tokens=9000)
+    if what == "refused":
+        actions = story.rounds.on(Refused(read, Reason.MISSING), story.now)
+    elif what == "unreachable":
+        story.rounds.on(Unreachable(read), story.now)
+        actions = story.rounds.fetches()
+    else:
+        story.commit("b")
+        assert not story.rounds.accepts(read)
+        actions = story.announce("b", base=1, due=True)
+    assert {a.pointer.tokens for a in actions if isinstance(a, Fetch) and a.pointer.learner == "a"} == {9000}
 
 
 def test_saying_it_again_changes_nothing() -> None:
@@ -409,7 +442,7 @@ def test_what_one_that_has_left_announced_holds_nobody_up_once_it_cannot_be_fetc
 
 def test_what_one_that_has_left_announced_is_waited_for_no_longer_than_grace() -> None:
     story = Story("a", "b")
-    story.announce("b", due=True)
+    story.begin(story.announce("b", due=True))
     story.members.left("b", 1)
     assert story.arrive(story.announce("a")) == []
     story.now = deadline(story)

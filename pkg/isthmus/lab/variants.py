@@ -22,6 +22,7 @@ from isthmus.learner import steward
 from isthmus.learner.boundary import Boundary, Captured
 from isthmus.learner.steward import here
 from isthmus.log.merge import Accumulator, State, Then
+from isthmus.syncer.inbox import Fetched
 from isthmus.syncer.keeper import Keeper
 
 Vector = NDArray[np.floating[Any]]
@@ -156,11 +157,12 @@ def late_filtered() -> AbstractContextManager[None]:
     """Filter updates from versions older than the newest, as HeLoCo does."""
     own = Keeper._arrive
 
-    async def arrive(keeper: Keeper, pointer: Any, update: Any, reason: Any, fetched_at: float) -> Any:
+    async def arrive(keeper: Keeper, fetched: Fetched) -> Any:
+        update = fetched.update
         if update is not None and keeper.state is not None and update.header.base < keeper.state.version:
             found = filtered(update.gradient.decode(), keeper.state.momentum, keeper.fragment)
-            update = replace(update, gradient=plain(keeper.fragment, found))
-        return await own(keeper, pointer, update, reason, fetched_at)
+            fetched = replace(fetched, update=replace(update, gradient=plain(keeper.fragment, found)))
+        return await own(keeper, fetched)
 
     return _in_place_of(Keeper, "_arrive", arrive)
 

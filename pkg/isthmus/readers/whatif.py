@@ -398,6 +398,8 @@ class _Story:
         # What came due was noticed a little late, whatever the loop was busy with; it would be as late now.
         due = (w.quorum_s - w.boundary_s + w.grace_s, max(w.gives_up_s, w.hold_s), w.hold_s)
         self._lag = max((w.waited_s - at for at in due if 0.0 < at <= w.waited_s), default=0.0)
+        if w.own_s:
+            self._lag = w.waited_s - w.own_s  # when the others were due decided nothing
 
     def tell(self, until: float) -> tuple[tuple[Input, ...], float]:
         """Return who is in once the round closes, or when the next one was opened, `until` seconds after this one; and
@@ -409,6 +411,7 @@ class _Story:
         actions = self._rounds.on(Called(self._header.version, w.called_by), 0.0)
         if self._rounds.round is not None:
             self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
+            self._rounds.round.own_until = w.own_s or -math.inf
         self._do(actions)
         inputs = iter(self._header.inputs)
         for number, seen in enumerate(w.seen):

@@ -429,6 +429,8 @@ class Waited(Record, frozen=True, kw_only=True):
     """From opening to when the round would have merged whatever was in."""
     hold_s: Finite = 0.0
     """From opening to `hold_until`; negative where that was before."""
+    own_s: Seconds = 0.0
+    """From opening to when it closed, where it was kept open for updates that the syncer had still to read; else 0."""
     seen: Annotated[tuple[Seen, ...], msgspec.Meta(max_length=SEEN_MAX)] = ()
     """What it was decided by, in order; empty in logs of releases that did not record it, or where it was too much."""
 

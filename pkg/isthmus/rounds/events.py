@@ -85,6 +85,15 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The fetch of an update waits for nobody but its own learner any more: it has a slot, or its learner has its share
+    of them."""
+
+    pointer: Pointer
+    """What is read: the newest on its base (`Rounds.newest`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """An update that `Rounds.accepts` is accumulated."""
 
@@ -104,6 +113,11 @@ class Unreachable:
     """An update could not be fetched for now: it stays a pointer."""
 
     pointer: Pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The gate has room for the round that waits here (`isthmus.rounds.gate`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +159,11 @@ Event = (
     | Called
     | Passed
     | Hold
+    | Begun
     | Arrived
     | Refused
     | Unreachable
+    | Turn
     | Tick
     | Appended
     | CaughtUp

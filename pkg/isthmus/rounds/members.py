@@ -123,6 +123,11 @@ class Members:
             cap_s=slowest + max(answers, default=0.0),
         )
 
+    def lead_s(self) -> float:
+        """Return what an update usually takes from the call to being stored: a step, and its upload [s]; 0 while
+        unknown."""
+        return self.usual_step_s() + _usual([m.upload_s for m in list(self._members.values())])
+
     def believed_step_s(self, learner: str) -> float:
         """Return how long a learner's step takes as far as that is believed, in seconds; 0 while unknown."""
         member = self._members.get(learner)

@@ -21,6 +21,7 @@ from isthmus.rounds.events import (
     Announced,
     Appended,
     Arrived,
+    Begun,
     Called,
     CallRound,
     CatchUp,
@@ -37,8 +38,10 @@ from isthmus.rounds.events import (
     Refused,
     Spoiled,
     Tick,
+    Turn,
     Unreachable,
 )
+from isthmus.rounds.gate import Gate
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.members import Members
 from isthmus.rules import BOUNDS, Bounds, Pace
@@ -89,6 +92,10 @@ class Round:
     quorum_at: float | None = None
     quorum_s: float = 0.0
     grace_s: float = 0.0
+    kept_open: bool = False
+    """Whether it went on, when it would have closed, for updates that this syncer had heard of and not read yet."""
+    own_until: float = -math.inf
+    """Until when it did; known once it closes."""
     overlap_steps: float = 0.0
     terms: Terms = field(default_factory=Terms)
     closed_by: ClosedBy | None = None
@@ -123,7 +130,18 @@ class Round:
 class Rounds:
     """The rounds of one fragment at one syncer."""
 
-    def __init__(self, pace: Pace, sync_every: int, members: Members, bounds: Bounds = BOUNDS) -> None:
+    def __init__(
+        self,
+        pace: Pace,
+        sync_every: int,
+        members: Members,
+        bounds: Bounds = BOUNDS,
+        gate: Gate | None = None,
+        fragment: int = 0,
+        turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`gate`: shared by the fragments of a syncer; `turn` is called when it has room for a round that waits here,
+        and brings a `Turn`."""
         self.phase = Phase.CLOSED
         self.round: Round | None = None
         self.head = 0
@@ -139,6 +157,14 @@ class Rounds:
         self._recent: list[set[str]] = []  # learners of the last two commits
         self._waiting: dict[tuple[str, int], Pointer] = {}
         self._fetching: dict[tuple[str, int], Pointer] = {}
+        self._begun: dict[tuple[str, int], float] = {}  # of those: when it began
+        self._longer: dict[tuple[str, int], Pointer] = {}  # beside those: what came on the same base meanwhile
+        self._gate = gate or Gate()
+        self._fragment = fragment
+        self._turn = turn
+        self._in_line = False
+        """Whether an update that is due waits for the gate."""
+        self._ended_at = -math.inf  # the last round here
         self._rejections: dict[tuple[str, int, str], tuple[int, float, bytes]] = {}
         # How often, when last, and the digest of that one.
         self._close_to_commit_s = 0.0
@@ -162,6 +188,14 @@ class Rounds:
 
     def on(self, event: Event, now: float) -> list[Action]:
         """Take what happened, in order; return what is to be done about it, in order. `now`: the syncer's clock."""
+        actions = self._on(event, now)
+        r = self.round if self.phase in (Phase.OPEN, Phase.GRACE) else None
+        self._gate.owes(self._fragment, None if r is None else len(r.missing))
+        if self._in_line and not self._may_open:
+            self._leave_line()
+        return actions
+
+    def _on(self, event: Event, now: float) -> list[Action]:
         match event:
             case Tick():
                 return self._tick(now)
@@ -171,8 +205,15 @@ class Rounds:
                 return self._arrived(pointer, now)
             case Refused(pointer, reason):
                 return self._turned_away(pointer, reason, now)
+            case Begun(pointer):
+                place = (pointer.learner, pointer.base)
+                if place in self._fetching:
+                    self._fetching[place], self._begun[place] = pointer, now
+            case Turn():
+                return self._caught_up(now)
             case Unreachable(pointer):
-                self._fetching.pop((pointer.learner, pointer.base), None)
+                self._fetched(pointer)
+                self._replace(pointer, now)
             case Passed(learner, version):
                 return self._passed(learner, version, now)
             case Called(version, by):
@@ -189,7 +230,7 @@ class Rounds:
                 self._spoiled(by, now)
                 return self._caught_up(now)
             case Lost():
-                self._lost()
+                self._lost(now)
         return []
 
     def _hold(self, holding: bool, now: float) -> list[Action]:
@@ -208,7 +249,7 @@ class Rounds:
             return [CatchUp()]
         place = (pointer.learner, pointer.base)
         reason = self._judge(pointer)
-        known = self._waiting.get(place)
+        known = self._longer.get(place) or self._waiting.get(place)
         in_round = self.round.arrived.get(place) if self.round else None
         if reason is None and pointer.digest in {p.digest for p in (known, in_round) if p is not None}:
             reason = Reason.DUPLICATE
@@ -221,6 +262,11 @@ class Rounds:
             # What is repeated, or was replaced, still opens where it is due: that round may have come to nothing.
             if reason not in (Reason.DUPLICATE, Reason.SUPERSEDED):
                 return []
+        elif place in self._begun:
+            # It is being read: what came of that is taken. Else, where reading takes long, none would ever be.
+            if place in self._longer:
+                self._reject(self._longer[place], Reason.SUPERSEDED, now)
+            self._longer[place] = pointer
         else:
             if known is not None:
                 self._reject(known, Reason.SUPERSEDED, now)
@@ -231,11 +277,8 @@ class Rounds:
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
         # Due once is due: a later life repeats an update without knowing that it was.
         due = pointer.due or (known is not None and known.due)
-        if self._may_open and due and pointer.base == self.head:
-            self._held_back = now < self._opens_at(pointer.learner)
-            if not self._held_back:
-                self._open(pointer.boundary_at, now, pointer.learner)
-                actions.append(CallRound(self.head + 1))
+        if self._may_open and due and pointer.base == self.head and self._open_for(pointer, now):
+            actions.append(CallRound(self.head + 1))
         return actions + self.fetches()
 
     def _called(self, version: int, by: str, now: float) -> list[Action]:
@@ -260,18 +303,31 @@ class Rounds:
 
     def accepts(self, pointer: Pointer) -> bool:
         """Return whether a fetched update still belongs into the round; if so the caller accumulates it now."""
+        self._fetched(pointer)
+        if self.round is None or self.phase not in (Phase.OPEN, Phase.GRACE):
+            return False  # too late for this round: it stays a pointer, for the next
+        return self.wants(pointer)
+
+    def newest(self, pointer: Pointer) -> Pointer:
+        """Return what to fetch where this was to be: what has replaced it, or itself."""
+        return self._waiting.get((pointer.learner, pointer.base), pointer)
+
+    def wants(self, pointer: Pointer) -> bool:
+        """Return whether an update still waits to be merged, and was not replaced by one with more tokens."""
+        return self._waiting.get((pointer.learner, pointer.base)) is pointer
+
+    def _fetched(self, pointer: Pointer) -> None:
         place = (pointer.learner, pointer.base)
         self._fetching.pop(place, None)
-        if self.round is None or self.phase not in (Phase.OPEN, Phase.GRACE):
-            return False  # too late for this round: it stays a pointer and is fetched again
-        # Another one there: replaced by one with more tokens while it was fetched.
-        return self._waiting.get(place) is pointer
+        self._begun.pop(place, None)
 
     def _arrived(self, pointer: Pointer, now: float) -> list[Action]:
         """Note that an accepted update is accumulated."""
         place = (pointer.learner, pointer.base)
         assert self.round is not None, "arrived without a round"
         self._waiting.pop(place, None)
+        if longer := self._longer.pop(place, None):
+            self._reject(longer, Reason.BASE_MERGED, now)
         self.round.arrived[place] = pointer
         self.round.note("in", pointer.learner, now)
         self._members.came(pointer.learner, self.elapsed_s(pointer.base, now) / max(1, pointer.steps))
@@ -304,10 +360,12 @@ class Rounds:
 
     def _turned_away(self, pointer: Pointer, reason: Reason, now: float) -> list[Action]:
         """Note that an update's bytes are missing or not acceptable."""
+        self._fetched(pointer)
         place = (pointer.learner, pointer.base)
-        self._fetching.pop(place, None)
-        if self._waiting.get(place) is pointer:
+        if self.wants(pointer):
             del self._waiting[place]
+            if longer := self._longer.pop(place, None):
+                self._waiting[place] = longer
         self._reject(pointer, reason, now)
         return self._tick(now) + self.fetches()
 
@@ -316,7 +374,8 @@ class Rounds:
         messages never cease, no timer would ever find the queue empty."""
         r = self.round
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
-            return self._caught_up(now) if self._held_back and self._opens_next() <= now else []
+            held_back = self._held_back and self._opens_next() <= now
+            return self._caught_up(now) if held_back or self._in_line else []
         expected = self._expected(now)
         self._note_expected(r, expected, now)
         r.quorum = min(self._pace.quorum, max(1, len(expected)))
@@ -338,12 +397,17 @@ class Rounds:
             last = r.opened_at + (r.seen[-1].at if r.seen else 0.0)
             over = self.phase is Phase.GRACE and last > self._grace_ends(r)
             return self._close(ClosedBy.GRACE if over else ClosedBy.EVERYONE, now)
+        kept_open = now < self._own_until(r)
         if self.phase is Phase.GRACE and now >= self._grace_ends(r):
-            return self._close(ClosedBy.GRACE, now)
-        if now >= self._gives_up(r):
+            if not kept_open:
+                return self._close(ClosedBy.GRACE, now)
+            r.kept_open = True
+        if now >= self._gives_up(r) and kept_open:
+            r.kept_open = True
+        elif now >= self._gives_up(r):
             if r.arrived:
                 return self._close(ClosedBy.DEADLINE, now)
-            self.phase, self.round = Phase.CLOSED, None
+            self._end(now)
             return [Abandon()]
         if now >= r.called_at + self._pace.heartbeat_s:  # as `deadline` adds it up: else a rounding is due for ever
             # Calls get lost like everything on the bus, and fetches fail: ask again.
@@ -358,11 +422,12 @@ class Rounds:
             opens = self._opens_next() if self._held_back else math.inf
             return max(now, opens) if math.isfinite(opens) else None
         # At least every heartbeat: calls are repeated, and members fall silent without an event.
-        times = [self._gives_up(r), r.called_at + self._pace.heartbeat_s]
+        own_until = self._own_until(r)
+        times = [max(self._gives_up(r), own_until), r.called_at + self._pace.heartbeat_s]
         if self._members.hold_until > now:
             times.append(self._members.hold_until)
         if self.phase is Phase.GRACE:
-            times.append(self._grace_ends(r))
+            times.append(max(self._grace_ends(r), own_until))
         return max(now, min(times))
 
     def _appended(self, commit: CommitHeader, now: float) -> None:
@@ -374,7 +439,7 @@ class Rounds:
         if ours and self.round is not None:
             self._close_to_commit_s = smooth(self._close_to_commit_s, now - self.round.closed_at)
         leftover = list(self.round.arrived.values()) if self.round else []
-        self.phase, self.round, self._held_back = Phase.CLOSED, None, False
+        self._end(now)
         self.head = commit.version
         self._note_commit(commit)
         kept = {v: at for v, at in self._known_since.items() if v >= commit.version - self._pace.staleness}
@@ -392,13 +457,26 @@ class Rounds:
     def _caught_up(self, now: float) -> list[Action]:
         """Open the next round where a due update on the newest version waits for it."""
         for pointer in self._waiting.values():
-            if not self._would_open(pointer):
-                continue
-            self._held_back = now < self._opens_at(pointer.learner)
-            if not self._held_back:
-                self._open(pointer.boundary_at, now, pointer.learner)
+            if self._would_open(pointer) and self._open_for(pointer, now):
                 return [CallRound(self.head + 1), *self.fetches()]
+        if not any(map(self._would_open, self._waiting.values())):
+            self._leave_line()
         return []
+
+    def _open_for(self, pointer: Pointer, now: float) -> bool:
+        """Open the round for which an update is due, if it is its learner's turn, and the fragment's."""
+        self._held_back = now < self._opens_at(pointer.learner)
+        if self._held_back:
+            return False
+        self._in_line = not self._gate.admits(self._fragment, self._ended_at, self._members.lead_s(), self._turn)
+        if self._in_line:
+            return False
+        self._open(pointer.boundary_at, now, pointer.learner)
+        return True
+
+    def _leave_line(self) -> None:
+        self._in_line = False
+        self._gate.leaves(self._fragment)
 
     def _spoiled(self, by: Collection[bytes], now: float) -> None:
         """Note that merging the round would give no finite state: those updates are turned away that it is by, the
@@ -410,14 +488,28 @@ class Rounds:
                     self._refused[pointer.digest] = pointer.base, Reason.OVERFLOW
                 else:
                     self._waiting.setdefault(place, pointer)
-        self.phase, self.round = Phase.CLOSED, None
+        self._end(now)
 
-    def _lost(self) -> None:
+    def _lost(self, now: float) -> None:
         """Note that our merge did not become the log: the round is forgotten until the winner's commit is folded."""
         if self.round is not None:
             for pointer in self.round.arrived.values():
                 self._waiting.setdefault((pointer.learner, pointer.base), pointer)
-        self.phase, self.round, self._held_back = Phase.CLOSED, None, False
+        self._end(now)
+
+    def _replace(self, pointer: Pointer, now: float) -> None:
+        """Let what came on the same base meanwhile take an update's place, which no round has."""
+        place = (pointer.learner, pointer.base)
+        longer = self._longer.pop(place, None)
+        if longer is not None and self.wants(pointer):
+            self._reject(pointer, Reason.SUPERSEDED, now)
+            self._waiting[place] = longer
+
+    def _end(self, now: float) -> None:
+        """Note that no round is under way any more, whatever came of it."""
+        for place in list(self._longer):
+            self._replace(self._waiting[place], now)
+        self.phase, self.round, self._held_back, self._ended_at = Phase.CLOSED, None, False, now
 
     # --- what a commit records ----------------------------------------------------------------------------------------
 
@@ -566,6 +658,16 @@ class Rounds:
         # One learner heard so far does not mean there is only one.
         return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
 
+    def _own_until(self, r: Round) -> float:
+        """Return until when the round stays open for updates that are here but for this syncer: as long as one waits
+        for others' fetches, and for as long as two usual fetches after one began. Longer than that takes a slow body,
+        and nobody waits for it. Whoever wants no grace wants none of this either, once the quorum is in."""
+        if self.phase is Phase.GRACE and self._pace.grace == 0.0:
+            return -math.inf
+        if not self._fetching:
+            return r.own_until
+        return max(self._begun.get(place, math.inf) for place in self._fetching) + self._gate.patience_s
+
     def _gives_up(self, r: Round) -> float:
         # Where steps are quicker than the store, H of them pass before the first update is here.
         first_by = 0.0 if r.arrived else r.opened_at + self._pace.silence_s
@@ -576,4 +678,5 @@ class Rounds:
         self.phase = Phase.MERGING
         self.round.closed_by, self.round.closed_at = by, now
         self.round.hold_until = self._members.hold_until
+        self.round.own_until = now if self.round.kept_open else -math.inf
         return [Merge(self.head + 1, by)]

@@ -40,6 +40,7 @@ from isthmus.records.messages import (
     learner_of,
 )
 from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
+from isthmus.rounds.gate import Gate
 from isthmus.rounds.members import Members
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
@@ -48,7 +49,7 @@ from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
 from isthmus.syncer.keeper import Keeper
-from isthmus.syncer.shared import Limits, Tallies
+from isthmus.syncer.shared import Kept, Limits, Tallies
 from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.version import __version__
 
@@ -60,6 +61,9 @@ is merged by `ROBUST`; further rounds wait as pointers."""
 
 FETCHES_MAX, FETCHES_EACH = 16, 4
 """Updates in memory at once, fetched or decoded and not yet accumulated; of one learner."""
+
+KEPT_MAX = 16
+"""Updates in memory beside those, which were read for a round that closed before."""
 
 LOOKS_MAX = 8
 """Fragments whose log is looked at at once."""
@@ -142,6 +146,8 @@ class Syncer:
         limits = Limits(
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
             fetches=FairSlots(FETCHES_MAX, FETCHES_EACH),
+            kept=Kept(KEPT_MAX),
+            gate=Gate(FETCHES_MAX, runtime.crew.threads),
             looks=asyncio.Semaphore(LOOKS_MAX),
             folds=asyncio.Semaphore(FOLDS_MAX),
             # Each makes a state beside the one there is, 12 n bytes; more at once than there are threads gain nothing.

@@ -8,12 +8,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 SLOW_MAX = 1024
 """Users remembered as slow."""
 
 T = TypeVar("T")
+Own = TypeVar("Own")
 
 
 class FairQueue(Generic[T]):
@@ -48,6 +50,12 @@ class FairQueue(Generic[T]):
             self._dropped(author)
         self._filled.set()
 
+    def take_own(self, kind: type[Own]) -> list[Own]:
+        """Take the owner's events of one kind out of turn."""
+        taken = [event for event in self._own if isinstance(event, kind)]
+        self._own = deque(event for event in self._own if not isinstance(event, kind))
+        return taken
+
     async def get(self) -> T:
         """Return the next event, waiting for one."""
         while not self:
@@ -70,6 +78,16 @@ class FairQueue(Generic[T]):
         return event
 
 
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """Somebody who waits for a slot."""
+
+    user: str
+    comes: asyncio.Future[None]
+    begun: Callable[[], None]
+    told: bool = False
+
+
 class FairSlots:
     """A pool of slots in which one user holds at most a share, and only one after it held one for too long."""
 
@@ -78,25 +96,29 @@ class FairSlots:
         self._each = each
         self._held: dict[str, int] = {}
         self._slow: set[str] = set()
-        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._waiting: deque[_Turn] = deque()
 
     @asynccontextmanager
-    async def slot(self, user: str) -> AsyncIterator[None]:
-        """Hold a slot; wait for one where none is free, or the user has its share."""
+    async def slot(self, user: str, begun: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+        """Hold a slot; wait for one where none is free, or the user has its share.
+
+        `begun` is called once it waits for nobody but the user's own others any more.
+        """
         if self._waiting or not self._may(user):
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((user, turn))
+            turn = _Turn(user, asyncio.get_running_loop().create_future(), begun)
+            self._waiting.append(turn)
             try:
                 self._serve()
-                await turn
+                await turn.comes
             except BaseException:
-                if turn.done() and not turn.cancelled():
+                if turn.comes.done() and not turn.comes.cancelled():
                     self._give_back(user)
                 else:
-                    self._waiting = deque(entry for entry in self._waiting if entry[1] is not turn)
+                    self._waiting = deque(other for other in self._waiting if other is not turn)
                 raise
         else:
             self._take(user)
+            begun()
         try:
             yield
         finally:
@@ -124,15 +146,19 @@ class FairSlots:
 
     def _serve(self) -> None:
         """Hand free slots to those who wait, in order, passing over whoever has its share."""
-        passed_over: deque[tuple[str, asyncio.Future[None]]] = deque()
+        passed_over: deque[_Turn] = deque()
         while self._waiting and self._free > 0:
-            user, turn = self._waiting.popleft()
-            if turn.done():
+            turn = self._waiting.popleft()
+            if turn.comes.done():
                 continue  # cancelled
-            if self._may(user):
-                self._take(user)
-                turn.set_result(None)
+            may = self._may(turn.user)
+            if may:
+                self._take(turn.user)
+                turn.comes.set_result(None)
             else:
-                passed_over.append((user, turn))
+                passed_over.append(turn)
+            if not turn.told:
+                turn.told = True
+                turn.begun()
         passed_over.extend(self._waiting)
         self._waiting = passed_over

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from isthmus.errors import LogCorrupt
 from isthmus.log.updates import Update
 from isthmus.reasons import Reason
-from isthmus.rounds.events import Announced, Called, Hold, Invalid, Passed, Pointer
+from isthmus.rounds.events import Announced, Begun, Called, Hold, Invalid, Passed, Pointer, Turn
 from isthmus.syncer.follower import At
 
 
@@ -48,4 +48,4 @@ class Looked:
 
 
 FromBus = Announced | Called | Passed | Heard | Invalid
-Event = FromBus | Hold | Fetched | Folded | Looked
+Event = FromBus | Hold | Begun | Turn | Fetched | Folded | Looked

@@ -8,6 +8,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -33,6 +34,7 @@ from isthmus.rounds.events import (
     Announced,
     Appended,
     Arrived,
+    Begun,
     Called,
     CallRound,
     CatchUp,
@@ -48,6 +50,7 @@ from isthmus.rounds.events import (
     Refused,
     Spoiled,
     Tick,
+    Turn,
     Unreachable,
 )
 from isthmus.rounds.members import Members
@@ -96,7 +99,8 @@ class Keeper:
         """`updates`: the way to what learners stored, where it differs from the log's: a refusal there is no outage."""
         self.fragment = log.run.layout.fragments[fragment]
         bounds = log.run.header.bounds
-        self.rounds = Rounds(pace, log.run.rules.sync_every, members, bounds)
+        self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
+        self.rounds = Rounds(pace, log.run.rules.sync_every, members, bounds, limits.gate, fragment, self._turn)
         self._usually = Influence(bounds)
         self._fastest = bounds.slow
         self._heard_of = members
@@ -126,7 +130,8 @@ class Keeper:
         """What came while nothing was known of what is usual: packed, until the round closes."""
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
-        self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
+        self._merging = False
+        """Whether a round is being merged: what is read meanwhile is for the next."""
         self._tasks: asyncio.TaskGroup | None = None
         self._fetching: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
@@ -177,6 +182,9 @@ class Keeper:
     def hold(self, holding: bool) -> None:
         """Take the fragment over, or leave it once the round under way is through."""
         self._inbox.put_own(Hold(holding))
+
+    def _turn(self) -> None:
+        self._inbox.put_own(Turn())
 
     def _dropped(self, author: str) -> None:
         self._tallies.drop(author)
@@ -256,26 +264,26 @@ class Keeper:
                     self._look.set()  # it is held once its state is folded
                     return []
                 return self.rounds.on(event, now)
-            case Announced() | Called() | Passed() | Invalid():
+            case Announced() | Called() | Passed() | Invalid() | Begun() | Turn():
                 return self.rounds.on(event, now)
             case Heard(version):
                 self._follower.learn_of(version, hearsay=True)
                 return [CatchUp()] if version > self.head else []
-            case Fetched(pointer, update, reason, at, done):
+            case Fetched():
                 try:
-                    return await self._arrive(pointer, update, reason, at)
+                    return await self._arrive(event)
                 finally:
-                    done.set()
+                    event.done.set()
 
-    async def _arrive(
-        self, pointer: Pointer, update: Update | None, reason: Reason | None, fetched_at: float
-    ) -> list[Action]:
+    async def _arrive(self, fetched: Fetched) -> list[Action]:
+        pointer, update, reason, fetched_at = fetched.pointer, fetched.update, fetched.reason, fetched.at
         if reason is not None:
             return self.rounds.on(Refused(pointer, reason), self._runtime.now())
         if update is None:
             self.rounds.on(Unreachable(pointer), self._runtime.now())
             return []
         if not self.rounds.accepts(pointer):
+            self._keep(fetched)
             return self.rounds.fetches()
         judge = self._members.versions[self._under]
         if self._members.signed and not judge.permits(update.author, (MemberRole.LEARNER,), pointer.learner):
@@ -353,34 +361,77 @@ class Keeper:
                 case CatchUp():
                     self._look.set()
                 case Merge(version, closed_by):
-                    todo += await self._merge(version, closed_by)
+                    self._merging = True
+                    for fetched in self._inbox.take_own(Fetched):
+                        self._set_aside(fetched)
+                    try:
+                        todo += await self._merge(version, closed_by)
+                    finally:
+                        self._merging = False
                 case Abandon():
                     self._release()
 
     async def _fetch(self, pointer: Pointer) -> None:
+        """Read an update. It holds a slot until it was added to the round, so that few are in memory; but not while a
+        round is merged, which may take as long as it likes."""
         await self._slot()
-        async with self._limits.fetches.slot(pointer.learner):
+
+        def begun() -> None:
+            self._inbox.put_own(Begun(self.rounds.newest(pointer)))
+
+        pointer = self.rounds.newest(pointer)
+        if (kept := self._limits.kept.take(self.fragment.index, pointer.digest)) is not None:
+            begun()
+            self._inbox.put_own(replace(kept, pointer=pointer))
+            return
+        async with self._limits.fetches.slot(pointer.learner, begun):
+            pointer = self.rounds.newest(pointer)
+            started = self._runtime.now()
             update, reason = await self._fetcher.fetch(pointer)
-            done = asyncio.Event()
-            self._inbox.put_own(Fetched(pointer, update, reason, self._runtime.now(), done))
-            await done.wait()
+            fetched = Fetched(pointer, update, reason, self._runtime.now(), asyncio.Event())
+            if self._merging:
+                self._set_aside(fetched)
+            else:
+                self._inbox.put_own(fetched)
+                await fetched.done.wait()
+            if update is not None:
+                self._limits.gate.fetched(self._runtime.now() - started)
+
+    def _set_aside(self, fetched: Fetched) -> None:
+        """Let go of what was read while a round is merged: an update is kept for the next round, a failure is heard of
+        once this one is through."""
+        fetched.done.set()
+        if fetched.update is None:
+            self._inbox.put_own(fetched)
+        else:
+            self._keep(fetched)
+
+    def _keep(self, fetched: Fetched) -> None:
+        if self.rounds.wants(fetched.pointer):
+            self._limits.kept.put(self.fragment.index, fetched)
+        self.rounds.on(Unreachable(fetched.pointer), self._runtime.now())
 
     async def _merge(self, version: int, closed_by: ClosedBy) -> list[Action]:
         await self._weigh()
         assert self.state is not None, "merging before recovery"
         assert self._accumulator is not None, "merging an empty round"
         assert self.rounds.round is not None, "merging without a round"
-        started = self._runtime.now()
-        async with self._limits.merges:
-            result: Advance = await self._runtime.offload(
-                merge.advance,
-                self.state,
-                self._accumulator,
-                self._down,
-                self._log.run.digest,
-                self._log.run.rules.feedback_down,
-                self._log.seal,
-            )
+        started, began, gate = self._runtime.now(), None, self._limits.gate
+        gate.merge_begins()
+        try:
+            async with self._limits.merges:
+                began = self._runtime.now()
+                result: Advance = await self._runtime.offload(
+                    merge.advance,
+                    self.state,
+                    self._accumulator,
+                    self._down,
+                    self._log.run.digest,
+                    self._log.run.rules.feedback_down,
+                    self._log.seal,
+                )
+        finally:
+            gate.merge_ends(None if began is None else self._runtime.now() - began)
         merged = self._runtime.now()
         if not result.finite:
             # The one that reaches furthest; where the sum without it is not finite either, the next one after it.

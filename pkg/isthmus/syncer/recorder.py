@@ -67,6 +67,7 @@ class Recorder:
             boundary_s=_bounded(r.opened_at - r.boundary_at),
             gives_up_s=_bounded(r.gives_up_at - r.opened_at),
             hold_s=r.hold_until - r.opened_at,
+            own_s=_bounded(r.own_until - r.opened_at),
             seen=() if r.cut or len(r.seen) > SEEN_MAX else tuple(r.seen),
         )
 

@@ -342,8 +342,13 @@ MUTANTS = [
         ),
         row(
             "the-first-that-must-wait-stops-all",
-            "                passed_over.append((user, turn))\n",
-            "                passed_over.append((user, turn))\n                break\n",
+            "                passed_over.append(turn)\n",
+            "                passed_over.append(turn)\n                break\n",
+        ),
+        row(
+            "one-with-its-share-waits-for-the-others",
+            "            if not turn.told:\n                turn.told = True\n                turn.begun()\n",
+            "            if may and not turn.told:\n                turn.told = True\n                turn.begun()\n",
         ),
         row("the-slow-are-remembered-for-ever", "            self._slow.clear()\n", "            pass\n"),
     ),

@@ -5,7 +5,7 @@ from mutants.mutant import argued, of, row
 MUTANTS = [
     *of(
         "rounds/grace.py",
-        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
+        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py tests/unit/test_gate.py",
         row(
             "slack-without-the-way-down",
             "slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)",
@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     *of(
         "rounds/rounds.py",
-        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py",
+        "tests/unit/test_rounds_told.py tests/unit/test_rounds.py tests/unit/test_gate.py",
         row(
             "what-is-being-fetched-is-not-waited-for",
             "(here - absent) | {learner for learner, _ in self._fetching}",
@@ -89,12 +89,59 @@ MUTANTS = [
         ),
         row("one-heard-is-everybody", "return ends if len(r.fresh) > 1 else", "return ends if len(r.fresh) > 0 else"),
         row(
-            "anything-there-is-accepted", "return self._waiting.get(place) is pointer", "return place in self._waiting"
+            "anything-there-is-accepted",
+            "return self._waiting.get((pointer.learner, pointer.base)) is pointer",
+            "return (pointer.learner, pointer.base) in self._waiting",
         ),
         row(
             "a-pass-for-any-round",
             "if self.round is not None and version == self.head + 1 and learner",
             "if self.round is not None and learner",
+        ),
+        row(
+            "what-was-replaced-is-read-all-the-same",
+            "        return self._waiting.get((pointer.learner, pointer.base), pointer)",
+            "        return pointer",
+        ),
+        row(
+            "what-is-being-read-is-replaced",
+            "        elif place in self._begun:",
+            "        elif False:",
+        ),
+        row(
+            "the-longer-one-is-forgotten-with-the-one-that-failed",
+            "            if longer := self._longer.pop(place, None):\n                self._waiting[place] = longer\n",
+            "            self._longer.pop(place, None)\n",
+        ),
+        row(
+            "what-waits-to-be-read-keeps-no-round-open",
+            "        return max(self._begun.get(place, math.inf) for",
+            "        return max(self._begun.get(place, -math.inf) for",
+        ),
+        row(
+            "a-slow-body-keeps-a-round-open",
+            "for place in self._fetching) + self._gate.patience_s",
+            "for place in self._fetching) + math.inf",
+        ),
+        row(
+            "no-grace-waits-for-what-is-to-be-read",
+            "if self.phase is Phase.GRACE and self._pace.grace == 0.0:",
+            "if False:",
+        ),
+        row(
+            "a-round-does-not-say-that-it-was-kept-open",
+            "self.round.own_until = now if self.round.kept_open else -math.inf",
+            "self.round.own_until = -math.inf",
+        ),
+        row(
+            "whoever-needs-the-gate-no-more-stays-in-line",
+            "        if self._in_line and not self._may_open:\n            self._leave_line()\n",
+            "",
+        ),
+        row(
+            "a-line-without-anything-due-stays",
+            "        if not any(map(self._would_open, self._waiting.values())):\n            self._leave_line()\n",
+            "",
         ),
         argued(
             "merged-bases-are-forgotten-a-version-early",
@@ -147,6 +194,32 @@ MUTANTS = [
             "a-step-is-longer-than-what-came-had-time-for",
             "most = self._bounds.fast * member.step_most_s if member.step_most_s else math.inf",
             "most = math.inf",
+        ),
+    ),
+    *of(
+        "rounds/gate.py",
+        "tests/unit/test_gate.py",
+        row("fetches-are-not-counted", "queued = sum(self._owed.values()) - self._fetches", "queued = 0"),
+        row(
+            "nothing-is-let-in-beyond-what-is-read-at-once",
+            "return waits_s <= lead_s",
+            "return waits_s <= 0.0",
+        ),
+        row("merges-are-not-counted", "unmerged * self.merge_s / self._merges)", "0.0)"),
+        row("whoever-asks-is-let-in-before-others", "self._first() == fragment and", "True and"),
+        row("the-last-comes-first", "return min(self._waiting,", "return max(self._waiting,"),
+        row("nobody-is-told-of-room", "                first.tell()\n", "                pass\n"),
+        row("one-is-told-again-and-again", "                first.told = True\n", ""),
+        row(
+            "who-leaves-tells-nobody",
+            "            self._let_in()\n\n    def _first",
+            "            pass\n\n    def _first",
+        ),
+        row("the-mean-of-fetches", "statistics.median(self._durations)", "statistics.mean(self._durations)"),
+        row(
+            "what-is-not-known-counts-as-quick",
+            "        if queued > 0 and not self._durations:\n            return False  # nothing is known yet\n",
+            "",
         ),
     ),
 ]

@@ -1,0 +1,104 @@
+"""A syncer that is asked for more than it can do levels off: nothing is read twice, and no fragment stops another."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from isthmus.records.frame import Body, Data
+from isthmus.rules import Pace, Rules
+from isthmus.store import Layer, Store
+from isthmus.syncer import agent as syncer_agent
+from support.world import World, all_commits, in_virtual_time, seed_of, serving, train, until, world
+
+PACE = Pace(heartbeat_s=0.2, silence_s=0.8)
+
+
+class Slow(Layer):
+    """A store that takes so long for each update, and for whose values a PUT never ends while it is told so."""
+
+    def __init__(self, inner: Store, read_s: float = 0.0) -> None:
+        super().__init__(inner)
+        self.read_s = read_s
+        self.hangs: tuple[str, ...] = ()
+        self.reads: Counter[str] = Counter()
+
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
+        """Read, in its own time."""
+        if key.startswith("updates/"):
+            self.reads[key] += 1
+            await asyncio.sleep(self.read_s)
+        return await super().get_range(key, start, stop)
+
+    async def put(self, key: str, data: Data) -> None:
+        """Write, unless it hangs."""
+        while any(map(key.startswith, self.hangs)):  # noqa: ASYNC110  (whoever lifts it knows of no event)
+            await asyncio.sleep(0.05)
+        await super().put(key, data)
+
+
+def slowly(w: World, read_s: float) -> tuple[World, Slow]:
+    """Return the world behind a slow store, and that store."""
+    slow: list[Slow] = []
+
+    def wrap(inner: Store) -> Slow:
+        slow.append(Slow(inner, read_s))
+        return slow[0]
+
+    return w.through(wrap), slow[0]
+
+
+async def trained(w: World, learners: int, step_s: float) -> Sequence["asyncio.Future[object]"]:
+    return [asyncio.ensure_future(train(w.learner(f"l{i}"), 10**6, step_s=step_s, seed=i)) for i in range(learners)]
+
+
+@in_virtual_time
+async def test_one_hung_put_holds_up_its_own_fragment_alone(folder: Path) -> None:
+    async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
+        behind, slow = slowly(w, 0.05)
+        async with serving(behind.syncer("s1"), killed=True) as syncer:
+            training = await trained(w, 12, 0.1)
+
+            def heads() -> list[int]:
+                return [keeper.head for keeper in syncer.keepers]
+
+            await until(lambda: min(heads()) >= 3, "a few commits")
+            before, began = heads(), asyncio.get_running_loop().time()
+            await until(lambda: min(heads()) >= min(before) + 5, "undisturbed rounds")
+            usual_s = (asyncio.get_running_loop().time() - began) / 5
+            slow.hangs = ("values/00000/",)
+            await asyncio.sleep(2 * usual_s)  # whatever was under way is through, but for what hangs
+            before = heads()
+            await asyncio.sleep(10 * usual_s)
+            made = [head - old for head, old in zip(heads(), before, strict=True)]
+            assert made[0] == 0
+            assert min(made[1:]) >= 8, made
+            slow.hangs = ()
+            await until(lambda: heads()[0] > before[0] + 2, "the one that hung")
+            for task in training:
+                task.cancel()
+        assert max(slow.reads.values()) == 1, "what was read while the round before was stored is not read again"
+
+
+@pytest.mark.parametrize("read_s", [0.1, 0.4])
+@in_virtual_time
+async def test_what_is_read_is_merged_however_slow_the_store(
+    folder: Path, read_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve learners, four fragments, 4 · 0.1 s: 120 updates a second. Four at once make 40, or 10."""
+    monkeypatch.setattr(syncer_agent, "FETCHES_MAX", 4)
+    async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
+        behind, slow = slowly(w, read_s)
+        async with serving(behind.syncer("s1"), killed=True) as syncer:
+            training = await trained(w, 12, 0.1)
+            await until(lambda: min(keeper.head for keeper in syncer.keepers) >= 8, "rounds of every fragment", 600.0)
+            for task in training:
+                task.cancel()
+        merged = [c for commits in (await all_commits(w.log)).values() for c in commits]
+        inputs = sum(len(c.header.inputs) for c in merged)
+        assert inputs >= 0.95 * (sum(slow.reads.values()) - 12), (inputs, slow.reads.total())
+        assert inputs / len(merged) >= 11.0, "who announced in time is in"
+        counts = Counter(given.learner for c in merged for given in c.header.inputs)
+        assert max(counts.values()) <= 1.2 * min(counts.values()), counts

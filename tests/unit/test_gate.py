@@ -1,0 +1,233 @@
+"""Rounds where a syncer is asked for more than it can do: which are open, for how long, and in which order."""
+
+import math
+
+import msgspec
+import pytest
+
+from isthmus.rounds.events import (
+    Action,
+    Called,
+    CallRound,
+    ClosedBy,
+    Fetch,
+    Hold,
+    Merge,
+    Tick,
+    Turn,
+)
+from isthmus.rounds.gate import FETCHES_TIMED, PATIENCE, Gate
+from isthmus.rounds.rounds import Phase
+from support.round_story import PACE, Story
+
+# --- what this syncer has still to read -------------------------------------------------------------------------------
+
+
+def ticks_until(story: Story, end: float) -> list[Action]:
+    """Let the clock go on to a moment, looking at it as often as is asked; return what came of it but calls."""
+    came: list[Action] = []
+    for _ in range(1000):
+        due = story.rounds.deadline(story.now)
+        if came or due is None or due > end:
+            break
+        story.now = due
+        came += [a for a in story.rounds.on(Tick(), story.now) if not isinstance(a, CallRound)]
+    story.now = max(story.now, end)
+    return came
+
+
+@pytest.mark.parametrize("first", ["some", "none"])
+def test_a_round_is_open_as_long_as_something_of_it_waits_to_be_read(first: str) -> None:
+    story = Story("a", "b", "c")
+    queued = [*story.announce("a", due=True), *story.announce("b"), *story.announce("c")]
+    own = [a for a in queued if isinstance(a, Fetch) and a.pointer.learner == "a"]
+    if first == "some":
+        assert story.arrive(own) == []
+        queued = [a for a in queued if a not in own]
+    assert ticks_until(story, story.now + 60.0) == [], "far beyond grace, and H steps, and the silence"
+    assert story.arrive(queued) == [Merge(1, ClosedBy.GRACE if first == "some" else ClosedBy.EVERYONE)]
+    assert story.rounds.round is not None
+    assert story.rounds.round.own_until == story.now
+
+
+def test_without_anything_to_read_nothing_is_kept_open() -> None:
+    story = Story("a", "b")
+    story.arrive(story.announce("a", due=True))
+    assert ticks_until(story, story.now + 60.0) == [Merge(1, ClosedBy.GRACE)]
+    assert story.rounds.round is not None
+    assert story.rounds.round.own_until == -math.inf
+
+
+def test_a_fetch_under_way_is_waited_for_as_long_as_two_usual_ones() -> None:
+    story = Story("a", "b", gate=Gate(16, 2))
+    for seconds in (3.0, 1.0, 500.0):
+        story.gate.fetched(seconds)
+    story.begin(story.announce("b", due=True))
+    began = story.now
+    story.now += 0.5
+    assert story.arrive(story.announce("a")) == []
+    assert ticks_until(story, began + PATIENCE * 3.0 - 0.01) == []
+    assert ticks_until(story, began + PATIENCE * 3.0) == [Merge(1, ClosedBy.GRACE)]
+    assert story.rounds.round is not None
+    assert story.rounds.round.own_until == began + PATIENCE * 3.0
+
+
+def test_whoever_wants_no_grace_does_not_wait_for_what_is_to_be_read() -> None:
+    story = Story("a", "b", pace=msgspec.structs.replace(PACE, grace=0.0))
+    queued = [*story.announce("a", due=True), *story.announce("b")]
+    (own,) = (a for a in queued if isinstance(a, Fetch) and a.pointer.learner == "a")
+    assert story.arrive([own]) == [Merge(1, ClosedBy.GRACE)]
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_round_that_is_due_waits_for_the_gate_and_opens_when_it_is_its_turn() -> None:
+    gate = Gate(1, 1)
+    first, second = (Story("a", "b", gate=gate, fragment=p) for p in range(2))
+    gate.fetched(5.0)
+    theirs = first.announce("a", due=True)
+    assert CallRound(1) in theirs
+    assert second.announce("a", due=True) == [], "two updates are owed, one can be read at once: 5 s for the other"
+    assert second.rounds.phase is Phase.CLOSED
+    assert gate.waiting == 1
+    first.arrive(theirs)
+    assert second.turns == 1
+    assert CallRound(1) in second.rounds.on(Turn(), second.now)
+    assert gate.waiting == 0
+
+
+@pytest.mark.parametrize("how", ["called by another", "left", "committed by another"])
+def test_whoever_needs_the_gate_no_more_leaves_the_line(how: str) -> None:
+    gate = Gate(1, 1)
+    first, second, third = (Story("a", "b", gate=gate, fragment=p) for p in range(3))
+    gate.fetched(5.0)
+    first.announce("a", due=True)
+    second.announce("a", due=True)
+    third.announce("a", due=True)
+    assert gate.waiting == 2
+    if how == "called by another":
+        second.rounds.on(Called(1, "s2"), second.now)
+    elif how == "left":
+        second.rounds.on(Hold(False), second.now)
+    else:
+        second.commit("a")
+    assert gate.waiting == 1
+    assert second.rounds.phase is (Phase.OPEN if how == "called by another" else Phase.CLOSED)
+
+
+def test_the_fragment_whose_last_round_is_longest_ago_is_let_in_first() -> None:
+    gate = Gate(1, 1)
+    stories = [Story("a", "b", gate=gate, fragment=p) for p in range(3)]
+    gate.fetched(5.0)
+    for p, story in enumerate(stories):
+        story.now += 1.0 - 0.3 * p
+        story.commit("a")
+    theirs = stories[0].announce("a", base=1, due=True)
+    for story in stories[1:]:
+        assert story.announce("a", base=1, due=True) == []
+    stories[0].arrive(theirs)
+    assert [story.turns for story in stories] == [0, 0, 1]
+
+
+class Line:
+    """Fragments that wait at a gate, and who was told that it may come in."""
+
+    def __init__(self, fetches: int = 4, merges: int = 2) -> None:
+        self.gate = Gate(fetches, merges)
+        self.told: list[int] = []
+
+    def asks(self, fragment: int, since: float = 0.0, lead_s: float = 1.0) -> bool:
+        return self.gate.admits(fragment, since, lead_s, lambda: self.told.append(fragment))
+
+
+def test_as_many_updates_as_can_be_read_at_once_are_let_in_and_as_many_more_as_are_read_within_the_lead() -> None:
+    line = Line(fetches=4)
+    line.gate.fetched(2.0)
+    line.gate.owes(0, 4)
+    assert line.asks(1)
+    line.gate.owes(1, 3)
+    assert not line.asks(2), "three wait, 4 are read in 2 s: 1.5 s"
+    assert line.told == []
+    line.gate.owes(1, 2)
+    assert line.told == [2]
+    assert line.asks(2)
+
+
+def test_before_anything_was_read_as_much_is_let_in_as_can_be_read_at_once() -> None:
+    line = Line(fetches=4)
+    line.gate.owes(0, 4)
+    assert line.asks(1)
+    line.gate.owes(1, 1)
+    assert not line.asks(2)
+    line.gate.fetched(0.001)
+    line.gate.owes(1, 1)
+    assert line.told == [2]
+
+
+def test_one_round_gathers_while_all_threads_merge_and_more_where_merges_are_quick() -> None:
+    line = Line(merges=2)
+    for _ in range(2):
+        line.gate.merge_begins()
+    line.gate.merge_ends(4.0)
+    line.gate.merge_begins()
+    assert line.asks(0), "two merge, on two threads"
+    line.gate.owes(0, 0)
+    assert not line.asks(1, lead_s=1.9)
+    assert line.asks(1, lead_s=2.0), "4 s on two threads"
+    line.gate.owes(1, 0)
+    assert not line.asks(2, lead_s=2.0)
+    line.gate.merge_ends(4.0)
+    assert line.told == [2]
+
+
+def test_a_merge_that_failed_says_nothing_of_how_long_one_takes() -> None:
+    line = Line()
+    line.gate.merge_begins()
+    line.gate.merge_ends(None)
+    assert line.gate.merge_s == 0.0
+    line.gate.merge_begins()
+    line.gate.merge_ends(3.0)
+    assert line.gate.merge_s == 3.0
+
+
+def test_whoever_is_told_is_told_once_until_it_asks_again() -> None:
+    line = Line(fetches=1)
+    line.gate.fetched(5.0)
+    line.gate.owes(0, 9)
+    assert not line.asks(1, since=2.0)
+    assert not line.asks(2, since=1.0)
+    line.gate.owes(0, None)
+    line.gate.owes(3, None)
+    assert line.told == [2], "the one that waits longest"
+    line.gate.owes(0, 9)
+    assert not line.asks(2, since=1.0)
+    line.gate.owes(0, None)
+    assert line.told == [2, 2]
+    line.gate.leaves(2)
+    assert line.told == [2, 2, 1], "the next one"
+    line.gate.leaves(2)
+    assert line.asks(1, since=2.0)
+
+
+def test_nobody_passes_another_that_waits_longer() -> None:
+    line = Line(fetches=1)
+    line.gate.fetched(5.0)
+    line.gate.owes(0, 9)
+    assert not line.asks(1, since=1.0)
+    line.gate.owes(0, None)
+    assert not line.asks(2, since=2.0)
+    assert line.asks(1, since=1.0)
+    line.gate.owes(1, 0)
+    assert line.told == [1, 2]
+
+
+def test_what_a_fetch_takes_is_the_median_of_the_last_ones() -> None:
+    gate = Gate()
+    for seconds in (1.0, 900.0, 2.0):
+        gate.fetched(seconds)
+    assert gate.fetch_s == 2.0
+    assert gate.patience_s == PATIENCE * 2.0
+    for _ in range(FETCHES_TIMED):
+        gate.fetched(7.0)
+    assert gate.fetch_s == 7.0
