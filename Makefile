@@ -16,7 +16,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 up check test test-all mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links recovery scale-board lint types site release clean
+.PHONY: help demo demo-s3 up check test test-all mutants chaos sim fuzz scale ray torchtitan bench bench-env bench-peers bench-links bench-overload recovery scale-board lint types site release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,10 @@ bench-env: $(BENCH_VENV)/stamp ## an environment with the peers of `make bench-p
 bench-peers: bench-env ## speed beside torchft, pypiquant, hivemind and tsugi-mend
 	$(BENCH_VENV)/bin/isthmus bench peers --json docs/results/bench-peers.json --plot docs/images/bench-peers.png $(ARGS)
 	$(BENCH_VENV)/bin/isthmus bench peers --tables docs/results/bench-peers.json
+
+bench-overload: $(VENV)/dev ## a syncer that is asked for more than it can do, in virtual time
+	$(BIN)/isthmus bench overload --json docs/results/bench-overload.json --plot docs/images/bench-overload.png $(ARGS)
+	$(BIN)/isthmus bench overload --tables docs/results/bench-overload.json
 
 bench-links: $(VENV)/dev ## large objects over a long link that loses packets, beside parallel curls (root, ip, curl)
 	$(BIN)/isthmus bench links --json docs/results/bench-links.json $(ARGS)

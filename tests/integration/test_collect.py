@@ -22,6 +22,7 @@ from isthmus.records.keys import commit_key, version_in
 from isthmus.records.objects import MemberSpec
 from isthmus.rules import MemberRole, Pace, Rules
 from isthmus.signing.keys import new_signer, write_signer
+from isthmus_services.cli import main
 from isthmus_services.commands import syncer as service
 from support.forking import isthmus, nursery
 from support.world import (
@@ -398,3 +399,16 @@ def test_the_share_of_a_disk_that_is_free_is_that_of_the_runs_disk(tmp_path: Pat
     for url in (str(tmp_path), tmp_path.as_uri()):
         assert service._share_free(url) == pytest.approx(usage.free / usage.total, rel=0.05)
     assert service._share_free("s3://bucket/run") == 1.0
+
+
+async def test_status_says_that_a_run_grows_until_it_is_collected(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(state, "GROWN", 6)
+    async with world(folder, SMALL) as w:
+        await grow(w, 8)
+        for says in (True, False):
+            assert await asyncio.to_thread(main, ["status", str(folder)]) in (0, 1)
+            said = " ".join(capsys.readouterr().out.split())
+            assert (f"isthmus gc {w.run.url} says" in said) is says, said
+            await collected(w, keep=2)

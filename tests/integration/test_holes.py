@@ -58,7 +58,11 @@ async def test_a_hole_below_a_snapshot_is_found_where_the_whole_log_is_read(fold
     async with world(folder, FEW) as w:
         head = await grown(w, 24, killed=False)
         await w.store.delete(commit_key(0, head - 10))
-        assert [one.difference is None for one in await replay(w.log)] == [False, True]
+        lacks, whole = [one.difference for one in await replay(w.log)]
+        assert lacks is not None
+        assert (lacks.fragment, lacks.version) == (0, head - 10)
+        assert lacks.key == commit_key(0, head - 10)
+        assert whole is None
         assert [diagnosis.sound for diagnosis in await heal.diagnose(w.log)] == [False, True]
         async with serving(w.syncer("s2")) as syncer:
             await train(w.learner("l1"), 20, enough=lambda: min(k.head for k in syncer.keepers) > head + 4)

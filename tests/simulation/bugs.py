@@ -841,3 +841,20 @@ def a_deaf_syncer_takes_itself_for_able() -> Iterator[None]:
 
     with patch.object(syncer_agent.Syncer, "_able", able):
         yield
+
+
+# --- more asked for than can be done ----------------------------------------------------------------------------------
+
+
+@planted(12, "overload")
+def rounds_end_while_their_updates_wait_to_be_read() -> Iterator[None]:
+    """O2: what is read for them afterwards is for nothing."""
+    with patch.object(Rounds, "_own_until", lambda self, r: r.own_until):
+        yield
+
+
+@planted(12, "overload", caught_by=6)
+def what_was_replaced_is_read_all_the_same() -> Iterator[None]:
+    """Where updates wait long to be read, longer ones come meanwhile."""
+    with patch.object(Rounds, "newest", lambda self, pointer: pointer):
+        yield

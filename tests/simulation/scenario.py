@@ -78,9 +78,14 @@ class Kind(StrEnum):
     SIEGE = "siege"
     THIN = "thin"
     HOSTILE = "hostile"
+    OVERLOAD = "overload"
 
 
 SHARES = {Kind.PLAIN: 0.89, Kind.CHOIR: 0.02, Kind.SIEGE: 0.06, Kind.THIN: 0.01, Kind.HOSTILE: 0.02}
+
+
+OVERLOADS = 0.01
+"""Share of plain seeds in which syncers are asked for more than their links carry. Drawn apart."""
 
 
 class Ailment(StrEnum):
@@ -172,6 +177,8 @@ class Scenario:
     """Whether every syncer is killed at the end of the vigil, and an operator heals what cannot be folded then."""
     thin: tuple[str, float] | None = None
     """Direction of the one thin link, and what it carries as a share of what is needed."""
+    overload: float = 0.0
+    """Times what their links carry that the syncers are asked for."""
     planned: tuple[Planned, ...] = ()
 
     def describe(self) -> str:
@@ -231,8 +238,11 @@ def draw(seed: int, kind: Kind | None = None) -> Scenario:
             return _thin(scenario)
         case Kind.HOSTILE:
             return _hostile(scenario)
+        case Kind.OVERLOAD:
+            return _overload(scenario)
         case _:
-            return _rests(scenario)
+            apart = random.Random(f"overload/{seed}").random() < OVERLOADS and kind is None
+            return _overload(scenario) if apart else _rests(scenario)
 
 
 def _harder(s: Scenario) -> Scenario:
@@ -364,6 +374,31 @@ def _thin(s: Scenario) -> Scenario:
         thin=(d.choice(("up", "down")), d.uniform(0.6, 0.95)),
         storm_s=20.0,
         vigil_s=60.0,
+    )
+
+
+def _overload(s: Scenario) -> Scenario:
+    """Many learners, and syncers whose way down carries a part of what they are asked to read."""
+    d = random.Random(f"overload/{s.seed}")
+    learners, fragments = d.choice((4, 8, 12)), d.choice((3, 4, 6))
+    quick = _quick(s, d)
+    return replace(
+        quick,
+        kind=Kind.OVERLOAD,
+        syncers=min(quick.syncers, 2),
+        learners=learners,
+        step_s=tuple(d.uniform(0.25, 0.35) for _ in range(learners)),
+        bytes_s=(math.inf,) * (min(quick.syncers, 2) + learners),
+        rules=msgspec.structs.replace(s.rules, fragments=fragments, sync_every=d.choice((4, 6))),
+        pace=msgspec.structs.replace(s.pace, lead=None, staleness=1, grace=0.8),
+        specs=tuple(Spec(f"t{i}", (1024,), "float32", TensorClass.DENSE) for i in range(fragments)),
+        checkpoint_s=1e9,
+        store={},
+        bus={},
+        planned=(),
+        overload=d.choice((1.5, 3.0, 5.0)),
+        storm_s=12.0,
+        vigil_s=80.0,
     )
 
 

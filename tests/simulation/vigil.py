@@ -5,11 +5,13 @@ fragment gets many times what another gets; and whoever is well takes part.
 """
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isthmus.learner import LearnerAgent
 from isthmus.records.keys import updates_prefix
+from isthmus.syncer.agent import FETCHES_MAX
 from simulation.scenario import LEARNERS_ONLY, Ailing, Ailment, Kind
 
 if TYPE_CHECKING:
@@ -32,6 +34,17 @@ FAIR = 2.0
 FAIR_MORE = 3.0
 """Versions that a learner behind a thin link is behind: of one fragment at most so many times those of another, and so
 many more."""
+
+USED = 0.9
+"""Of the updates that an overloaded syncer reads at least so many are merged."""
+
+SLOW_S = 10.0
+"""So long after an overload its last fetches may take."""
+
+ALIKE = 2.0
+ALIKE_MORE = 2
+"""Where syncers are overloaded, commits of one fragment, and rounds that one learner is in, are at most so many times
+those of another, and so many more."""
 
 THIN_SHARE = 0.05
 """A learner behind a thin uplink is in at least this share of the rounds."""
@@ -133,6 +146,9 @@ class Vigil:
         if cluster.scenario.kind is Kind.THIN:
             await self._thin()
             return
+        if cluster.scenario.kind is Kind.OVERLOAD:
+            await self._overload()
+            return
         for case in self.cases:
             self._afflict(case)
         if cluster.scenario.hostile:
@@ -227,6 +243,45 @@ class Vigil:
                     behind[p] += (head - agent.boundary.slots[p].base) / looks
         self._judge_thin(seat.name, direction, share, behind, start)
         seat.store.up_bytes_s = seat.store.down_bytes_s = float("inf")
+
+    # --- overload -----------------------------------------------------------------------------------------------------
+
+    async def _overload(self) -> None:
+        cluster = self._cluster
+        seats = [seat for seat in cluster.seats if seat.is_syncer and seat.ports is not None]
+        wires = [seat.ports.wire for seat in seats if seat.ports is not None]
+        before = [wire.bytes_down for wire in wires]
+        await asyncio.sleep(MEASURED_S)
+        for seat, wire, read in zip(seats, wires, before, strict=True):
+            needs = (wire.bytes_down - read) / MEASURED_S
+            seat.store.down_bytes_s = needs / cluster.scenario.overload
+        said = f"syncers that are asked for {cluster.scenario.overload:g} times what their links carry"
+        cluster.faults["vigil: overload"] += 1
+        cluster.say("world", said)
+        await asyncio.sleep(cluster.scenario.vigil_s / 4)
+        start, read_before = cluster.checker.heads(), sum(wire.reads["updates"] for wire in wires)
+        for _ in range(int(cluster.scenario.vigil_s * 3 / 4)):
+            await asyncio.sleep(1.0)
+            cluster.checker.look(cluster.seats)
+        rounds = [header for p, commits in enumerate(cluster.checker.commits) for header, _ in commits[start[p] :]]
+        made = Counter(header.fragment for header in rounds)
+        given = Counter(learner for header in rounds for learner in {i.learner for i in header.inputs})
+        read = sum(wire.reads["updates"] for wire in wires) - read_before
+        merged = sum(len(header.inputs) for header in rounds)
+        learners = [seat.name for seat in cluster.seats if not seat.is_syncer]
+        self._alike(f"{said} made commits", {p: made[p] for p in start})
+        self._alike(f"{said} merged updates", {name: given[name] for name in learners})
+        if merged + FETCHES_MAX < USED * read:
+            cluster.checker.violate(f"{said} read {read} updates, and merged {merged}")
+        cluster.say("world", f"{said}: {len(rounds)} commits, {read} updates read, {merged} merged")
+        for seat in seats:
+            seat.store.down_bytes_s = float("inf")
+            # What is on the wire stays on it, and so long they go on taking a fetch for slow.
+            cluster.checker.disturb(seat.name, "store", SLOW_S)
+
+    def _alike(self, what: str, counts: dict[Any, int]) -> None:
+        if max(counts.values()) > ALIKE * min(counts.values()) + ALIKE_MORE:
+            self._cluster.checker.violate(f"{what} unevenly: {counts}")
 
     def _judge_thin(self, name: str, direction: str, share: float, behind: list[float], start: dict[int, int]) -> None:
         checker = self._cluster.checker

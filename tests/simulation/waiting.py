@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from isthmus.records.objects import CommitHeader, Waited
+from isthmus.rounds.gate import PATIENCE
 from isthmus.rounds.rounds import STEP_UNKNOWN_S
 from isthmus.simulate.process import EPOCH_S, Process
 
@@ -48,8 +49,10 @@ class Waiting:
         first = next((seen.at for seen in w.seen if seen.what == "in"), 0.0)
         gives_up = max(gives_up, min(first, self._checker.run.pace.silence_s))
         last = max(w.hold_s, min(ends, gives_up) if granted else gives_up)
-        # It may be kept open for what is still to be read, as long as that comes.
-        last = max(last, min(w.own_s, max((seen.at for seen in w.seen if seen.what == "in"), default=0.0)))
+        # It may be kept open for what is still to be read: twice as long as that takes, and it may fail.
+        came = max((seen.at for seen in w.seen if seen.what == "in"), default=0.0)
+        took = max((given.fetched_at - given.heard_at for given in header.inputs), default=0.0)
+        last = max(last, min(w.own_s, came + PATIENCE * took))
         late = w.waited_s - last
         if late <= LATE_S:
             return

@@ -163,6 +163,19 @@ def test_what_flatten_never_wrote_is_turned_away(plain: object) -> None:
         tree.rebuild(plain, [], torch_model.make_tensor)
 
 
+@pytest.mark.parametrize("kind", ["l", "t", "e", "f", "d"])
+def test_what_is_nested_too_deep_is_turned_away(kind: str) -> None:
+    def nested(levels: int) -> object:
+        plain: object = None
+        for _ in range(levels - 1):
+            plain = ("f", (plain,))
+        return ("d", (("k", plain),)) if kind == "d" else (kind, (plain,))
+
+    tree.rebuild(nested(tree.DEPTH_MAX), [], torch_model.make_tensor)
+    with pytest.raises(RecordInvalid, match="nested too deep"):
+        tree.rebuild(nested(tree.DEPTH_MAX + 1), [], torch_model.make_tensor)
+
+
 def test_arrays_that_lie_about_themselves_are_turned_away() -> None:
     spec = tree.LeafSpec(maker="numpy", dtype="<f4", shape=(3,), size=8)
     with pytest.raises(RecordInvalid, match="not of its dtype and shape"):

@@ -5,6 +5,7 @@ as the port asks; requests and replies get lost, repeat nothing by themselves, a
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -75,6 +76,8 @@ class SimulatedStore:
         self.weather = weather
         self.bytes_up = 0
         self.bytes_down = 0
+        self.reads: Counter[str] = Counter()
+        """How often something was read, by the first part of its key."""
         self.mount: Mount | None = None
         self._objects = objects
         self._process = process
@@ -120,6 +123,7 @@ class SimulatedStore:
         await self._request("delete", key, lambda: self._there.delete(key), writes=True)
 
     async def _read(self, key: str, effect: Callable[[], bytes]) -> Body:
+        self.reads[key.partition("/")[0]] += 1
         body = bytearray(await self._request("get", key, effect, carries=True))
         self.bytes_down += len(body)
         if body and self.weather.strikes(self._process.random, f"body of {key}", Fault.CORRUPTED) is Fault.CORRUPTED:

@@ -25,8 +25,9 @@ from isthmus_services.settings.shared import (
 BENCHES = ("kernels", "learner", "round", "scale", "recovery", "store", "bytes", "start", "signing")
 """What `all` measures."""
 
-APART = ("peers", "links")
-"""Measured each by itself: one needs others' libraries, the other network namespaces."""
+APART = ("peers", "links", "overload")
+"""Measured each by itself: one needs others' libraries, one network namespaces, and one has nothing to do with this
+machine."""
 
 BUILT_IN_TRAINER = "isthmus.demo.trainer:train"
 
