@@ -201,6 +201,11 @@ def test_what_could_not_be_stored_in_time_is_said(
     link.close(wait=0)
     assert "what was under way is not through after 0 s" in caplog.text
     assert "no checkpoint of step 2 was stored, its last: a restart goes on after step 1" in caplog.text
+    gone()
+    slow.clear()
+    again, *_ = join(tmp_path)
+    assert again.steps_done == 1, "as it was said: nothing goes on behind it"
+    again.close(wait=0)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
