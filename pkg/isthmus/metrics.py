@@ -135,6 +135,9 @@ class SyncerMetrics(Metrics):
         )
         self.fragments = self._gauge("fragments", "Fragments of the run.")
         self.learners = self._gauge("learners_expected", "Learners a round opened now would wait for.")
+        self.rounds_waiting = self._gauge(
+            "rounds_waiting", "Rounds that are due and wait until it has room to read and merge their updates."
+        )
         self.messages_dropped = self._counter(
             "messages_dropped_total", "Bus messages dropped because too many waited; they are said again."
         )

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.readers import whatif
+from isthmus.readers.explain import explain
 from isthmus.records.frame import Body, Data
+from isthmus.records.keys import commit_key
 from isthmus.rules import Pace, Rules
 from isthmus.store import Layer, Store
 from isthmus.syncer import agent as syncer_agent
@@ -96,7 +99,17 @@ async def test_what_is_read_is_merged_however_slow_the_store(
             await until(lambda: min(keeper.head for keeper in syncer.keepers) >= 8, "rounds of every fragment", 600.0)
             for task in training:
                 task.cancel()
-        merged = [c for commits in (await all_commits(w.log)).values() for c in commits]
+        by_fragment = await all_commits(w.log)
+        merged = [c for commits in by_fragment.values() for c in commits]
+        kept_open = [c.header for c in merged if c.header.waited.own_s]
+        assert kept_open, "rounds were kept open for what was still to be read"
+        told = await explain(w.log, commit_key(kept_open[0].fragment, kept_open[0].version))
+        assert "kept open beyond grace for updates that s1 had heard of and had still to read" in "\n".join(told.lines)
+        for commits in by_fragment.values():
+            decided = whatif.decide(w.log, commits, (), {})
+            assert [[i.key for i in inputs] for inputs in decided] == [
+                [i.key for i in c.header.inputs] for c in commits
+            ], "decided anew by what was recorded"
         inputs = sum(len(c.header.inputs) for c in merged)
         assert inputs >= 0.95 * (sum(slow.reads.values()) - 12), (inputs, slow.reads.total())
         assert inputs / len(merged) >= 11.0, "who announced in time is in"

@@ -116,6 +116,8 @@ async def _commit(log: Log, p: int, version: int) -> Told:
     told.say(quorum if not w.quorum_missed else f"quorum of {w.quorum} missed: {len(fresh)} fresh updates were in")
     told.say(f"grace granted {_s(w.grace_s)} (cap {_s(w.cap_s)}, effective overlap {w.overlap_steps:.1f} steps)")
     told.say(f"closed by {w.closed_by} after {_s(w.waited_s)}")
+    if w.own_s:
+        told.say(f"  kept open beyond grace for updates that {h.writer} had heard of and had still to read")
     if not h.inputs:
         told.say("  it merged no update")
     total = sum(i.weight for i in h.inputs)
@@ -154,6 +156,7 @@ async def _commit(log: Log, p: int, version: int) -> Told:
             "quorum": w.quorum_s,
             "grace": w.grace_s,
             "waited": w.waited_s,
+            "kept_open": w.own_s,
             "merge": w.merge_s,
             "publish": w.publish_s,
             "close_to_commit": h.written_at - w.closed_at,

@@ -411,7 +411,8 @@ class _Story:
         actions = self._rounds.on(Called(self._header.version, w.called_by), 0.0)
         if self._rounds.round is not None:
             self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
-            self._rounds.round.own_until = w.own_s or -math.inf
+            # What came in that very moment is in it still.
+            self._rounds.round.own_until = w.own_s + INSTANT_S if w.own_s else -math.inf
         self._do(actions)
         inputs = iter(self._header.inputs)
         for number, seen in enumerate(w.seen):

@@ -143,11 +143,12 @@ class Syncer:
         self._reach = Reach(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)
         self._concern = Concern(name, self.pace.silence_s, MEANWHILE)
         self.vitals = Vitals(runtime, store, self._listener, self._speaker, self.metrics)
+        self._gate = Gate(FETCHES_MAX, runtime.crew.threads)
         limits = Limits(
             accumulators=asyncio.Semaphore(ACCUMULATORS_MAX),
             fetches=FairSlots(FETCHES_MAX, FETCHES_EACH),
             kept=Kept(KEPT_MAX),
-            gate=Gate(FETCHES_MAX, runtime.crew.threads),
+            gate=self._gate,
             looks=asyncio.Semaphore(LOOKS_MAX),
             folds=asyncio.Semaphore(FOLDS_MAX),
             # Each makes a state beside the one there is, 12 n bytes; more at once than there are threads gain nothing.
@@ -244,6 +245,7 @@ class Syncer:
         m.fragments.set(len(self.keepers))
         m.fragments_held.set_function(lambda: len(self.held))
         m.fragments_broken.set_function(lambda: sum(bool(keeper.broken) for keeper in self.keepers))
+        m.rounds_waiting.set_function(lambda: self._gate.waiting)
         m.fragments_holed.set_function(lambda: sum(bool(keeper.hole) for keeper in self.keepers))
         m.learners.set_function(lambda: len(self._members.expected((), self._runtime.now())))
 
