@@ -18,6 +18,7 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.gate import FETCHES_TIMED, PATIENCE, Gate
 from isthmus.rounds.rounds import Phase
+from isthmus.rules import Bounds
 from support.round_story import PACE, Story
 
 # --- what this syncer has still to read -------------------------------------------------------------------------------
@@ -95,6 +96,56 @@ def test_a_round_that_is_due_waits_for_the_gate_and_opens_when_it_is_its_turn() 
     assert second.turns == 1
     assert CallRound(1) in second.rounds.on(Turn(), second.now)
     assert gate.waiting == 0
+
+
+def test_what_waits_for_the_gate_is_not_overdue_for_another_whose_learner_has_to_wait() -> None:
+    """The one was in line and the other held back: the clock was looked at again and again, and never went on."""
+    gate = Gate(1, 1)
+    story = Story("a", "b", gate=gate, bounds=Bounds(opening=1.0))
+    for version, opener in enumerate(("b", "a")):
+        story.arrive(story.announce(opener, base=version, due=True))
+        story.commit(opener)
+        story.now += 1.0  # H steps are 1.2 s
+    gate.fetched(5.0)
+    gate.owes(9, 5)
+    assert story.announce("b", base=2, due=True) == []
+    assert gate.waiting == 1
+    assert story.announce("a", base=2, due=True) == [], "its turn is in a moment"
+    at = story.rounds.deadline(story.now)
+    assert at is None or at > story.now
+    gate.owes(9, None)
+    assert CallRound(3) in story.rounds.on(Turn(), story.now)
+    assert story.rounds.round is not None
+    assert story.rounds.round.called_by == "b"
+
+
+def test_where_nobodys_turn_is_near_the_fragment_leaves_the_line() -> None:
+    gate = Gate(1, 1)
+    story = Story("a", "b", gate=gate, bounds=Bounds(opening=1.0))
+    story.arrive(story.announce("a", due=True))
+    story.commit("a")
+    gate.fetched(5.0)
+    gate.owes(9, 5)
+    assert story.announce("a", base=1, due=True) == []
+    assert gate.waiting == 0
+    opens_at = story.rounds.deadline(story.now)
+    assert opens_at is not None
+    story.now = opens_at
+    assert story.rounds.on(Tick(), story.now) == []
+    assert gate.waiting == 1, "now it is its turn"
+
+
+def test_due_once_is_due_when_the_gate_has_room() -> None:
+    gate = Gate(1, 1)
+    story = Story("a", "b", gate=gate)
+    gate.fetched(5.0)
+    gate.owes(9, 5)
+    assert story.announce("a") == []
+    assert story.announce("a", due=True) == [], "said again, and due"
+    assert gate.waiting == 1
+    assert story.announce("a", tokens=9000) == []
+    gate.owes(9, None)
+    assert CallRound(1) in story.rounds.on(Turn(), story.now)
 
 
 @pytest.mark.parametrize("how", ["called by another", "left", "committed by another"])

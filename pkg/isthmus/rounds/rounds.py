@@ -276,8 +276,11 @@ class Rounds:
         # Its base is newer than what we hold: another syncer committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
         # Due once is due: a later life repeats an update without knowing that it was.
+        waits = self._waiting.get(place)
         due = pointer.due or (known is not None and known.due)
-        if self._may_open and due and pointer.base == self.head and self._open_for(pointer, now):
+        if waits is not None and due and not waits.due and place not in self._fetching:
+            self._waiting[place] = replace(waits, due=True)
+        if self._may_open and due and pointer.base == self.head and self._try_to_open(now):
             actions.append(CallRound(self.head + 1))
         return actions + self.fetches()
 
@@ -456,23 +459,20 @@ class Rounds:
 
     def _caught_up(self, now: float) -> list[Action]:
         """Open the next round where a due update on the newest version waits for it."""
-        for pointer in self._waiting.values():
-            if self._would_open(pointer) and self._open_for(pointer, now):
-                return [CallRound(self.head + 1), *self.fetches()]
-        if not any(map(self._would_open, self._waiting.values())):
-            self._leave_line()
-        return []
+        return [CallRound(self.head + 1), *self.fetches()] if self._try_to_open(now) else []
 
-    def _open_for(self, pointer: Pointer, now: float) -> bool:
-        """Open the round for which an update is due, if it is its learner's turn, and the fragment's."""
-        self._held_back = now < self._opens_at(pointer.learner)
-        if self._held_back:
+    def _try_to_open(self, now: float) -> bool:
+        """Open a round where an update is due, its learner may open another one, and the gate has room."""
+        due = [pointer for pointer in self._waiting.values() if self._would_open(pointer)]
+        ready = [pointer for pointer in due if now >= self._opens_at(pointer.learner)]
+        self._held_back = bool(due) and not ready
+        if not ready:
+            self._leave_line()
             return False
         self._in_line = not self._gate.admits(self._fragment, self._ended_at, self._members.lead_s(), self._turn)
-        if self._in_line:
-            return False
-        self._open(pointer.boundary_at, now, pointer.learner)
-        return True
+        if not self._in_line:
+            self._open(ready[0].boundary_at, now, ready[0].learner)
+        return not self._in_line
 
     def _leave_line(self) -> None:
         self._in_line = False

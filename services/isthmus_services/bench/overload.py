@@ -5,6 +5,7 @@ latencies.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -82,10 +83,12 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
 def measured(limited: Limited, load: float, learners: int, number: int = 0) -> Seen:
     """Return what becomes of one load."""
     world = World(f"overload/{limited}/{load}/{learners}/{number}")
+    logging.disable(logging.WARNING)  # of simulated processes
     try:
         seen: Seen = world.clock.run_until_complete(_measured(world, limited, load, learners))
         return seen
     finally:
+        logging.disable(logging.NOTSET)
         world.clock.close()
 
 
@@ -103,10 +106,11 @@ async def _measured(world: World, limited: Limited, load: float, learners: int) 
     syncers: list[Syncer] = []
     ports = world.ports(world.process("s"), way, Weather(NEAR_S))
     reads = ports.wire.reads
-    ports.process.start(serve(ports, "s", asyncio.Event(), None, syncers.append))
+    stopping = asyncio.Event()
+    running = [ports.process.start(serve(ports, "s", stopping, None, syncers.append))]
     for i in range(learners):
         theirs = world.ports(world.process(f"l{i}"), Weather(NEAR_S, SPREAD), Weather(NEAR_S))
-        theirs.process.start(learn(theirs, f"l{i}", _Trainee(i), Times()))
+        running.append(theirs.process.start(learn(theirs, f"l{i}", _Trainee(i), Times(), stopping=stopping.is_set)))
     round_s = PERIOD_S * max(1.0, load)
     await asyncio.sleep(SETTLING * round_s)
     (syncer,) = syncers
@@ -116,6 +120,8 @@ async def _measured(world: World, limited: Limited, load: float, learners: int) 
     judge = world.ports(world.process("judge"))
     log = Log(run, judge.store, judge.process.runtime)
     commits = [[c.header async for c in log.commits(p, 0)][head:] for p, head in enumerate(first)]
+    stopping.set()
+    await asyncio.gather(*running)
     return _seen(commits, read, min(demand, capacity) * MEASURED * round_s)
 
 

@@ -140,8 +140,8 @@ MUTANTS = [
         ),
         row(
             "a-line-without-anything-due-stays",
-            "        if not any(map(self._would_open, self._waiting.values())):\n            self._leave_line()\n",
-            "",
+            "        if not ready:\n            self._leave_line()\n",
+            "        if not ready:\n",
         ),
         argued(
             "merged-bases-are-forgotten-a-version-early",
