@@ -86,8 +86,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The fetch of an update waits for nobody but its own learner any more: it has a slot, or its learner has its share
-    of them."""
+    """The fetch of an update has a slot, or waits only because its learner has its share of the slots."""
 
     pointer: Pointer
     """What is read: the newest on its base (`Rounds.newest`)."""

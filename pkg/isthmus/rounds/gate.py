@@ -1,8 +1,8 @@
 """How many rounds a syncer has under way: as many as it can serve, and the fragment that waits longest first. No I/O.
 
-Where learners ask for more than the syncer can read and merge, more rounds at once make each of them longer, and none
-of them more. A round is let in while what is under way is dealt with within the lead: what an update usually takes from
-the call to being there. With less work under way than that the syncer would stand idle for a moment (Little's law);
+Where learners ask for more than the syncer can read and merge, more rounds at once make each round longer and merge no
+more updates. The gate lets a round in while the syncer can deal with the rounds under way within the lead: the time that
+an update usually takes from the call to being stored. With less work under way than that the syncer would stand idle for a moment (Little's law);
 with more, work only queues, and what queues grows old.
 """
 
@@ -111,7 +111,7 @@ class Gate:
         return waits_s <= lead_s
 
     def _let_in(self) -> None:
-        """Tell whoever waits longest, once, that it may come in. It asks again then, or leaves."""
+        """Tell the fragment that waits longest, once, that it may come in. The fragment asks again then, or leaves."""
         if self._waiting:
             first = self._waiting[self._first()]
             if not first.told and self._has_room(first.lead_s):

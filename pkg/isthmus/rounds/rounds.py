@@ -312,7 +312,7 @@ class Rounds:
         return self.wants(pointer)
 
     def newest(self, pointer: Pointer) -> Pointer:
-        """Return what to fetch where this was to be: what has replaced it, or itself."""
+        """Return the update to fetch in place of this one: the one that has replaced it, or this one itself."""
         return self._waiting.get((pointer.learner, pointer.base), pointer)
 
     def wants(self, pointer: Pointer) -> bool:
@@ -506,7 +506,7 @@ class Rounds:
             self._waiting[place] = longer
 
     def _end(self, now: float) -> None:
-        """Note that no round is under way any more, whatever came of it."""
+        """Note that the round has ended: merged, lost, spoiled or given up."""
         for place in list(self._longer):
             self._replace(self._waiting[place], now)
         self.phase, self.round, self._held_back, self._ended_at = Phase.CLOSED, None, False, now
@@ -659,9 +659,10 @@ class Rounds:
         return ends if len(r.fresh) > 1 else max(ends, self._members.hold_until)
 
     def _own_until(self, r: Round) -> float:
-        """Return until when the round stays open for updates that are here but for this syncer: as long as one waits
-        for others' fetches, and for as long as two usual fetches after one began. Longer than that takes a slow body,
-        and nobody waits for it. Whoever wants no grace wants none of this either, once the quorum is in."""
+        """Return until when the round stays open for announced updates that this syncer has not read yet.
+
+        While an update waits behind other fetches there is no end. Once its fetch has begun, the round waits as long as
+        two usual fetches take: a slower body is for the next round. With `grace` 0 the round ends with its quorum."""
         if self.phase is Phase.GRACE and self._pace.grace == 0.0:
             return -math.inf
         if not self._fetching:
