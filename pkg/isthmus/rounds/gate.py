@@ -1,9 +1,9 @@
 """How many rounds a syncer has under way: as many as it can serve, and the fragment that waits longest first. No I/O.
 
 Where learners ask for more than the syncer can read and merge, more rounds at once make each round longer and merge no
-more updates. The gate lets a round in while the syncer can deal with the rounds under way within the lead: the time that
-an update usually takes from the call to being stored. With less work under way than that the syncer would stand idle for a moment (Little's law);
-with more, work only queues, and what queues grows old.
+more updates. The gate lets a round in while the syncer can deal with the rounds under way within the lead: the time
+that an update usually takes from the call to being stored. With less work under way the syncer would stand idle for a
+moment (Little's law). With more, updates only wait, and grow old.
 """
 
 import statistics
