@@ -22,6 +22,9 @@ BLOCK_MAX = 1 << 20
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
+LONGEST = 8
+"""Times `sync_every` is the longest period, where the rules say nothing else."""
+
 STALENESS_MAX = 64
 """No pace lets a base be older than this and still be merged: what is beyond it is settled for good."""
 
@@ -130,7 +133,9 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     fragments: Annotated[int, msgspec.Meta(ge=1, le=FRAGMENTS_MAX)] = 12
     """P: fragments the model is cut into (at most one per tensor)."""
     sync_every: Count = 12
-    """H: steps between two uploads of one fragment."""
+    """H: steps between two uploads of one fragment; more where rounds take long (docs/design/rounds.md)."""
+    sync_every_max: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    """How many steps that may be at most; 0: eight times `sync_every`. As many as `sync_every`: never more."""
     merge: str = MergeRule.RDA.value
     """How the updates of a round are merged: a `MergeRule`, or its name."""
     merge_embeddings: str = MergeRule.AVG.value
@@ -182,6 +187,11 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             rate = round(rate / (1.0 - momentum) * (1.0 - given), 6)
         return cls(**{"outer_lr": rate, "outer_momentum": momentum} | fields)
 
+    @property
+    def periods(self) -> tuple[int, int]:
+        """The shortest and the longest period of a fragment, in steps."""
+        return self.sync_every, self.sync_every_max or LONGEST * self.sync_every
+
     def merge_for(self, role: TensorClass) -> MergeRule:
         """Return the merge rule for a class of tensors."""
         if role == TensorClass.VECTOR and self.merge == MergeRule.ISO:
@@ -203,6 +213,11 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise InputError(
                 f"merge_embeddings {self.merge_embeddings}: with merge {self.merge}, trimmed or median; what a "
                 "minority says of a table of embeddings would be merged all the same (Rules.suited chooses it)"
+            )
+        if 0 < self.sync_every_max < self.sync_every:
+            raise InputError(
+                f"sync_every_max {self.sync_every_max} is less than sync_every {self.sync_every}: let it be as many or "
+                "more, or 0 for eight times as many"
             )
         if self.isotropic_up and self.merge == MergeRule.AVG:
             raise InputError("isotropic_up: merge by iso or rda; the plain mean of equal lengths is what neither means")

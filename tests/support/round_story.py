@@ -30,7 +30,7 @@ class Story:
         self.gate = gate or Gate()
         self.turns = 0
         """How often the gate said that it is this fragment's turn."""
-        self.rounds = Rounds(pace, sync_every, self.members, bounds, self.gate, fragment, self._turn)
+        self.rounds = Rounds(pace, (sync_every, 8 * sync_every), self.members, bounds, self.gate, fragment, self._turn)
         for learner in learners:
             self.beat(learner)
 

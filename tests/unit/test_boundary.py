@@ -58,16 +58,17 @@ class Loop:
         base: int = 0,
         staleness: int = 1,
         lead: float | None = None,
+        period: float = 0.0,
     ) -> None:
         self.model = Model()
         self.time = 0.0
         self.boundary = Boundary(
             LAYOUT,
             self.model,
-            sync_every=sync_every,
+            periods=(sync_every, 8 * sync_every),
             pace=Pace(staleness=staleness, lead=lead),
             adopt=adopt,
-            versions=[(base, np.zeros(10, np.float32)) for _ in LAYOUT.fragments],
+            versions=[(base, np.zeros(10, np.float32), period) for _ in LAYOUT.fragments],
             step=0,
             tokens_seen=0,
             now=lambda: self.time,
@@ -409,3 +410,89 @@ def test_beside_what_an_earlier_life_sent_nothing_more_comes_and_it_is_due_at_th
     assert not loop.boundary.is_last(0, 0)
     loop.step(4)
     assert loop.boundary.is_last(0, 0)
+
+
+# --- the period -------------------------------------------------------------------------------------------------------
+
+
+def sent_at(loop: Loop, steps: int) -> list[int]:
+    return [m.step for m in captured(loop.step(steps), 0)]
+
+
+def version(number: int, period: float) -> Ready:
+    return Ready(0, number, np.zeros(10, np.float32), period)
+
+
+def test_a_commit_says_when_the_next_update_is_due() -> None:
+    loop = Loop(sync_every=4)
+    assert sent_at(loop, 2) == [1]
+    loop.tell(version(1, 9.2))
+    assert sent_at(loop, 12) == [11], "ten steps after the last one, in whole steps"
+    loop.tell(version(2, 5.0))
+    assert sent_at(loop, 6) == [16]
+    assert loop.boundary.longest_period == 5
+
+
+@pytest.mark.parametrize(("said", "is_"), [(0.0, 4), (1.0, 4), (7.0, 7), (32.0, 32), (1e6, 32)])
+def test_the_rules_bound_what_a_commit_says(said: float, is_: int) -> None:
+    loop = Loop(sync_every=4)
+    loop.step(1)
+    loop.tell(version(1, said))
+    loop.step(1)
+    assert loop.boundary.slots[0].period == is_
+    assert loop.boundary.slots[1].period == 4, "each fragment has its own"
+
+
+def test_a_newcomer_has_the_period_of_the_newest_commit() -> None:
+    loop = Loop(sync_every=4, base=3, period=20.0)
+    assert [m.step for m in captured(loop.step(60))] == [21, 26, 31, 36, 41, 46, 51, 56]
+
+
+def test_a_syncer_that_is_back_is_sent_what_has_grown_by_the_period_in_force() -> None:
+    loop = Loop(sync_every=4, period=10.0)
+    sent = [m.step for m in loop.step(200) if isinstance(m, Captured) and m.fragment == 0]
+    assert sent[1] - sent[0] == 10
+    loop.tell(SyncerBack())
+    due = sent[-1] + 10
+    assert sent_at(loop, max(1, due - 200)) == [max(201, due)]
+
+
+def test_whoever_has_sent_is_asked_afresh_and_answers_once() -> None:
+    loop = Loop(sync_every=100)
+    first = captured(loop.step(1), 0)
+    loop.step(5)
+    loop.tell(Asked(0, 1))
+    assert not captured(loop.step(1), 0), "what was sent is enough"
+    loop.tell(Asked(0, 1, afresh=True))
+    (again,) = captured(loop.step(1), 0)
+    assert (again.base, again.step, again.tokens) == (0, 8, 800)
+    assert again.tokens > first[0].tokens
+    loop.tell(Asked(0, 1, afresh=True))
+    assert not captured(loop.step(3), 0), "a call is repeated"
+
+
+def test_an_answer_to_a_call_is_not_asked_for_again() -> None:
+    loop = Loop(sync_every=100)
+    loop.tell(Asked(3, 1, afresh=True))
+    assert len(captured(loop.step(1), 3)) == 1
+    loop.tell(Asked(3, 1, afresh=True))
+    assert not captured(loop.step(2), 3)
+
+
+def test_whoever_waits_at_the_boundary_at_which_it_sent_has_nothing_newer() -> None:
+    loop = Loop(sync_every=100, lead=0.0)
+    loop.step(1)
+    loop.boundary.outbox.clear()
+    loop.tell(Asked(0, 1, afresh=True))
+    loop.boundary.wait_on()
+    assert list(loop.boundary.outbox) == [NothingToGive(0, 1)]
+
+
+def test_what_is_merged_already_is_not_sent_afresh() -> None:
+    loop = Loop(sync_every=100)
+    loop.step(3)
+    loop.tell(BaseMerged(0, 0))
+    loop.tell(Asked(0, 1, afresh=True))
+    said = loop.step(1)
+    assert NothingToGive(0, 1) in said
+    assert not captured(said, 0)

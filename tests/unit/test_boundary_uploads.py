@@ -50,10 +50,10 @@ class Training:
         self.boundary = Boundary(
             self.layout,
             self,
-            sync_every=sync_every,
+            periods=(sync_every, 8 * sync_every),
             pace=Pace(staleness=staleness),
             adopt=adopt,
-            versions=[(base, np.full(10, start, np.float32)) for _ in self.layout.fragments],
+            versions=[(base, np.full(10, start, np.float32), 0.0) for _ in self.layout.fragments],
             step=0,
             tokens_seen=0,
             now=lambda: self.now,

@@ -1,6 +1,7 @@
 """Rounds where a syncer is asked for more than it can do: which are open, for how long, and in which order."""
 
 import math
+import random
 
 import msgspec
 import pytest
@@ -62,7 +63,7 @@ def test_without_anything_to_read_nothing_is_kept_open() -> None:
 def test_a_fetch_under_way_is_waited_for_as_long_as_two_usual_ones() -> None:
     story = Story("a", "b", gate=Gate(16, 2))
     for seconds in (3.0, 1.0, 500.0):
-        story.gate.fetched(seconds)
+        read(story.gate, seconds)
     story.begin(story.announce("b", due=True))
     began = story.now
     story.now += 0.5
@@ -80,13 +81,19 @@ def test_whoever_wants_no_grace_does_not_wait_for_what_is_to_be_read() -> None:
     assert story.arrive([own]) == [Merge(1, ClosedBy.GRACE)]
 
 
+def read(gate: Gate, *seconds: float) -> None:
+    """Let updates be read one after the other, which takes so long."""
+    for each in seconds:
+        gate.fetch_ends(gate.fetch_begins(), each)
+
+
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_round_that_is_due_waits_for_the_gate_and_opens_when_it_is_its_turn() -> None:
     gate = Gate(1, 1)
     first, second = (Story("a", "b", gate=gate, fragment=p) for p in range(2))
-    gate.fetched(5.0)
+    read(gate, 5.0)
     theirs = first.announce("a", due=True)
     assert CallRound(1) in theirs
     assert second.announce("a", due=True) == [], "two updates are owed, one can be read at once: 5 s for the other"
@@ -106,7 +113,7 @@ def test_what_waits_for_the_gate_is_not_overdue_for_another_whose_learner_has_to
         story.arrive(story.announce(opener, base=version, due=True))
         story.commit(opener)
         story.now += 1.0  # H steps are 1.2 s
-    gate.fetched(5.0)
+    read(gate, 5.0)
     gate.owes(9, 5)
     assert story.announce("b", base=2, due=True) == []
     assert gate.waiting == 1
@@ -124,7 +131,7 @@ def test_where_nobodys_turn_is_near_the_fragment_leaves_the_line() -> None:
     story = Story("a", "b", gate=gate, bounds=Bounds(opening=1.0))
     story.arrive(story.announce("a", due=True))
     story.commit("a")
-    gate.fetched(5.0)
+    read(gate, 5.0)
     gate.owes(9, 5)
     assert story.announce("a", base=1, due=True) == []
     assert gate.waiting == 0
@@ -138,7 +145,7 @@ def test_where_nobodys_turn_is_near_the_fragment_leaves_the_line() -> None:
 def test_due_once_is_due_when_the_gate_has_room() -> None:
     gate = Gate(1, 1)
     story = Story("a", "b", gate=gate)
-    gate.fetched(5.0)
+    read(gate, 5.0)
     gate.owes(9, 5)
     assert story.announce("a") == []
     assert story.announce("a", due=True) == [], "said again, and due"
@@ -152,7 +159,7 @@ def test_due_once_is_due_when_the_gate_has_room() -> None:
 def test_whoever_needs_the_gate_no_more_leaves_the_line(how: str) -> None:
     gate = Gate(1, 1)
     first, second, third = (Story("a", "b", gate=gate, fragment=p) for p in range(3))
-    gate.fetched(5.0)
+    read(gate, 5.0)
     first.announce("a", due=True)
     second.announce("a", due=True)
     third.announce("a", due=True)
@@ -170,7 +177,7 @@ def test_whoever_needs_the_gate_no_more_leaves_the_line(how: str) -> None:
 def test_the_fragment_whose_last_round_is_longest_ago_is_let_in_first() -> None:
     gate = Gate(1, 1)
     stories = [Story("a", "b", gate=gate, fragment=p) for p in range(3)]
-    gate.fetched(5.0)
+    read(gate, 5.0)
     for p, story in enumerate(stories):
         story.now += 1.0 - 0.3 * p
         story.commit("a")
@@ -194,7 +201,7 @@ class Line:
 
 def test_as_many_updates_as_can_be_read_at_once_are_let_in_and_as_many_more_as_are_read_within_the_lead() -> None:
     line = Line(fetches=4)
-    line.gate.fetched(2.0)
+    read(line.gate, 2.0)
     line.gate.owes(0, 4)
     assert line.asks(1)
     line.gate.owes(1, 3)
@@ -211,7 +218,7 @@ def test_before_anything_was_read_as_much_is_let_in_as_can_be_read_at_once() -> 
     assert line.asks(1)
     line.gate.owes(1, 1)
     assert not line.asks(2)
-    line.gate.fetched(0.001)
+    read(line.gate, 0.001)
     line.gate.owes(1, 1)
     assert line.told == [2]
 
@@ -244,7 +251,7 @@ def test_a_merge_that_failed_says_nothing_of_how_long_one_takes() -> None:
 
 def test_whoever_is_told_is_told_once_until_it_asks_again() -> None:
     line = Line(fetches=1)
-    line.gate.fetched(5.0)
+    read(line.gate, 5.0)
     line.gate.owes(0, 9)
     assert not line.asks(1, since=2.0)
     assert not line.asks(2, since=1.0)
@@ -263,7 +270,7 @@ def test_whoever_is_told_is_told_once_until_it_asks_again() -> None:
 
 def test_nobody_passes_another_that_waits_longer() -> None:
     line = Line(fetches=1)
-    line.gate.fetched(5.0)
+    read(line.gate, 5.0)
     line.gate.owes(0, 9)
     assert not line.asks(1, since=1.0)
     line.gate.owes(0, None)
@@ -276,9 +283,81 @@ def test_nobody_passes_another_that_waits_longer() -> None:
 def test_what_a_fetch_takes_is_the_median_of_the_last_ones() -> None:
     gate = Gate()
     for seconds in (1.0, 900.0, 2.0):
-        gate.fetched(seconds)
+        read(gate, seconds)
     assert gate.fetch_s == 2.0
     assert gate.patience_s == PATIENCE * 2.0
     for _ in range(FETCHES_TIMED):
-        gate.fetched(7.0)
+        read(gate, 7.0)
     assert gate.fetch_s == 7.0
+
+
+# --- how many at once -------------------------------------------------------------------------------------------------
+
+
+def at_once(gate: Gate, count: int, alone_s: float, shared_s: float) -> None:
+    """Let so many updates be read at once: each takes longer by what it shares a link with."""
+    for among in [gate.fetch_begins() for _ in range(count)]:
+        gate.fetch_ends(among, alone_s + shared_s * among)
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "shared_s", "useful"),
+    [
+        (2.0, 0.0, 16.0),  # a store that is far away: the more at once, the better
+        (0.0, 0.4, 1.0),  # a link that carries one at its full speed
+        (1.2, 0.4, 4.0),
+        (60.0, 0.4, 16.0),
+    ],
+)
+def test_a_link_that_they_share_is_told_from_a_store_that_is_far_away(
+    alone_s: float, shared_s: float, useful: float
+) -> None:
+    line = Line(16, 2)
+    for count in (4, 1, 2, 3, 6, 2, 1, 3):
+        at_once(line.gate, count, alone_s, shared_s)
+    # As many as are useful are owed: one more would wait. With a lead of nothing, nobody may.
+    line.gate.owes(0, int(useful))
+    assert line.asks(1, lead_s=0.0)
+    line.gate.owes(0, int(useful) + 1)
+    assert not line.asks(2, lead_s=0.0)
+    # And it waits for what one more takes.
+    each_s = max(shared_s, (alone_s + shared_s) / 16)
+    assert not line.asks(2, lead_s=0.9 * each_s)
+    assert line.asks(2, lead_s=1.1 * each_s)
+
+
+def test_fetches_that_differ_by_chance_share_no_link() -> None:
+    line, draw = Line(16, 2), random.Random(1)
+    for _ in range(40):
+        at_once(line.gate, draw.randint(1, 16), 2.0 * draw.uniform(0.5, 1.5), 0.0)
+    line.gate.owes(0, 16)
+    assert line.asks(1, lead_s=0.0)
+
+
+def test_one_body_that_took_for_ever_says_nothing_of_the_link() -> None:
+    line = Line(16, 2)
+    for count in (16, 14, 15, 16):
+        at_once(line.gate, count, 2.0, 0.0)
+    last = [line.gate.fetch_begins() for _ in range(16)]
+    for among in last:
+        line.gate.fetch_ends(among, 500.0 if among == 16 else 2.0)
+    line.gate.owes(0, 16)
+    assert line.asks(1, lead_s=0.0)
+
+
+def test_where_all_are_read_in_the_same_company_what_was_known_holds() -> None:
+    line = Line(16, 2)
+    for count in (4, 1, 2, 3, 6, 2):
+        at_once(line.gate, count, 0.0, 0.4)
+    for _ in range(FETCHES_TIMED):
+        at_once(line.gate, 1, 0.0, 0.4)
+    line.gate.owes(0, 2)
+    assert not line.asks(1, lead_s=0.0)
+
+
+def test_a_fetch_that_failed_is_over_and_says_nothing() -> None:
+    gate = Gate(16, 2)
+    assert [gate.fetch_begins() for _ in range(3)] == [1, 2, 3]
+    gate.fetch_ends(3)
+    assert gate.fetch_begins() == 3
+    assert gate.fetch_s == 0.0

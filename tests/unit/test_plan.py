@@ -167,10 +167,20 @@ def test_failures_cost_goodput_and_distance_costs_merged_work() -> None:
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("latency_s", [0.02, 0.5])
 def test_the_work_merged_is_about_what_real_learners_merge(latency_s: float) -> None:
-    """In virtual time, where everything else is as planned."""
+    """In virtual time, where everything else is as planned, the period too."""
     found = planned(1e5, Island(name="a", count=4, latency_s=latency_s), fixed=Fixed(sync_every=12, fragments=12))
     shape = Shape(width=32, layers=2, heads=2)
-    row = train(base(240, learners=4, shape=shape, noise=0.1, wires=Wires(latency_s=latency_s, spread=0.5)), 0)
+    row = train(
+        base(
+            240,
+            learners=4,
+            shape=shape,
+            noise=0.1,
+            wires=Wires(latency_s=latency_s, spread=0.5),
+            rules_sync_every_max=12,
+        ),
+        0,
+    )
     assert found.forecasts[0].kept == pytest.approx(row.kept, abs=0.1)
 
 

@@ -163,10 +163,10 @@ def learner(model: Model, sync_every: int) -> Boundary:
     return Boundary(
         partition([Spec("w", (12, 9), "float32", TensorClass.DENSE)], 1),
         model,
-        sync_every=sync_every,
+        periods=(sync_every, 8 * sync_every),
         pace=Pace(),
         adopt=Adoption.OVERWRITE,
-        versions=[(0, np.zeros(FRAGMENT.size, np.float32))],
+        versions=[(0, np.zeros(FRAGMENT.size, np.float32), 0.0)],
         step=0,
         tokens_seen=0,
         now=lambda: 0.0,
@@ -218,4 +218,4 @@ def test_rounds_grow_with_a_learners_steps() -> None:
     assert {gap for step, gap in gaps.items() if step < 150} == {6}
     assert {gap for step, gap in gaps.items() if 170 < step < 300} == {12}
     assert {gap for step, gap in gaps.items() if step > 330} == {24}
-    assert "_sync_every" not in vars(Boundary)
+    assert {vars(Boundary)[name].__name__ for name in ("_within", "_capture")} == {"_within", "_capture"}

@@ -44,7 +44,7 @@ def variant(name: str) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _in_place_of(owner: Any, name: str, other: Callable[..., Any] | property) -> Iterator[None]:
+def _in_place_of(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
     missing = object()
     own = vars(owner).get(name, missing)
     setattr(owner, name, other)
@@ -253,14 +253,22 @@ def residuals_in_bfloat16() -> AbstractContextManager[None]:
     return _in_place_of(steward, "keep_dropped", keep)
 
 
-def rounds_of(*parts: tuple[int, int]) -> AbstractContextManager[None]:
+@contextmanager
+def rounds_of(*parts: tuple[int, int]) -> Iterator[None]:
     """Let H follow a learner's own steps: each part is (up to this step, H); the last holds on."""
 
     def current(boundary: Boundary) -> int:
         return next((h for until, h in parts if boundary.step < until), parts[-1][1])
 
-    # What the constructor sets is not kept: a property stands in its place.
-    return _in_place_of(Boundary, "_sync_every", property(current, lambda _, value: None))
+    own = vars(Boundary)["_capture"]
+
+    def capture(boundary: Boundary, fragment: int, *rest: Any) -> None:
+        boundary.slots[fragment].period = current(boundary)
+        own(boundary, fragment, *rest)
+
+    within = _in_place_of(Boundary, "_within", lambda boundary, _: current(boundary))
+    with within, _in_place_of(Boundary, "_capture", capture):
+        yield
 
 
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {

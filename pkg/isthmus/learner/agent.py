@@ -246,10 +246,10 @@ class LearnerAgent:
         self.boundary = Boundary(
             self._run.layout,
             replica,
-            sync_every=self._run.rules.sync_every,
+            periods=self._run.rules.periods,
             pace=self.pace,
             adopt=self._adopt,
-            versions=[(k.version, k.values) for k in self.downlink.known],
+            versions=[(k.version, k.values, k.period) for k in self.downlink.known],
             step=self.history.step,
             tokens_seen=self.history.tokens_seen,
             now=self._runtime.now,
@@ -298,7 +298,7 @@ class LearnerAgent:
         updates ends once no round was called or closed for one period.
         """
         assert self.boundary is not None, "run before attach"
-        period_s = max(2 * self.pace.heartbeat_s, self._run.rules.sync_every * self.boundary.step_s)
+        period_s = max(2 * self.pace.heartbeat_s, self.boundary.longest_period * self.boundary.step_s)
         began = self._runtime.now()
         while (now := self._runtime.now()) < began + self._wait_s:
             gone = now - self._voice.syncer_heard_at > self.pace.silence_s
@@ -380,10 +380,10 @@ class LearnerAgent:
                     self._unknown.set()
                 for p, version in enumerate(heads):
                     self.downlink.want(p, version)
-            case Call(fragment=p, version=version) if p < len(self._run.layout.fragments):
+            case Call(fragment=p, version=version, afresh=afresh) if p < len(self._run.layout.fragments):
                 self._round_at = now
                 self.downlink.want(p, version - 1)
                 self.uplink.called(p, version)
-                self._tell(Asked(p, version))
+                self._tell(Asked(p, version, afresh))
             case _:
                 pass

@@ -99,10 +99,11 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A round is open that creates this version."""
+    """A round is open that creates this version; `afresh`: what was sent for it has waited, send what there is now."""
 
     fragment: int
     version: int
+    afresh: bool = False
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -112,6 +113,8 @@ class Ready:
     fragment: int
     version: int
     values: Held
+    period: float = 0.0
+    """Steps between two uploads of the fragment, as its commit says; 0: as many as the rules say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,10 @@ class Slot:
     """Own step of the last upload on any base."""
     uploading: bool = False
     called: int | None = None
+    answered: int = 0
+    """The newest call that was heard when something was sent last."""
+    period: int = 0
+    """Steps between two uploads."""
     heard_call: tuple[int, float] = (0, 0.0)
     """The newest call heard, and when."""
     merged: bool = False
@@ -239,10 +246,10 @@ class Boundary:
         layout: Layout,
         replica: Replica,
         *,
-        sync_every: int,
+        periods: tuple[int, int],
         pace: Pace,
         adopt: Adoption,
-        versions: Sequence[tuple[int, Held]],
+        versions: Sequence[tuple[int, Held, float]],
         step: int,
         tokens_seen: int,
         now: Callable[[], float],
@@ -254,6 +261,7 @@ class Boundary:
     ) -> None:
         """Write the newest versions into the model; a fragment with a point goes on from its local work.
 
+        `periods`: the shortest and the longest, in steps. `versions`: number, value and period (see `Ready`).
         `window` says whether the uplink has room for one more; without one `UPLOADS_MAX` alone does.
         """
         self.step = step
@@ -266,7 +274,7 @@ class Boundary:
         self.inbox = Inbox(len(layout.fragments))
         self._arrays = arrays or OwnArrays(layout)
         self._replica = replica
-        self._sync_every = sync_every
+        self._shortest, self._longest = periods
         self._staleness = pace.staleness
         self._overdue = math.inf if pace.lead is None else pace.overlap + pace.lead
         self._adopt_rule = adopt
@@ -282,13 +290,15 @@ class Boundary:
         self._round_s = 0.0  # from one call of a fragment to the next, a moving average
         self._durations: deque[float] = deque(maxlen=STEPS_TIMED)
         count = len(layout.fragments)
-        self.moves = max(2, -(-2 * count // sync_every))
+        self.moves = max(2, -(-2 * count // self._shortest))
         """Fragments copied out, and in, at one boundary at most."""
         self.slots = [
-            Slot(base, values, self._first_due(p, count, base), step, tokens_seen, now())
-            for p, (base, values) in enumerate(versions)
+            Slot(base, values, step, step, tokens_seen, now(), period=self._within(period))
+            for p, (base, values, period) in enumerate(versions)
         ]
         for p, slot in enumerate(self.slots):
+            # Staggered once. Into a run in flight, a newcomer waits a whole period: others call it before that.
+            slot.due_at += 1 + p * slot.period // count + (slot.period if slot.base > 0 else 0)
             point = points[p] if points else None
             if point is None:
                 replica.write(p, slot.values)
@@ -298,6 +308,11 @@ class Boundary:
             slot.sent_step, slot.sent_tokens, slot.merged = point.sent_step, point.sent_tokens, point.merged
             slot.sent_values = point.sent_values
         self.mark()
+
+    @property
+    def longest_period(self) -> int:
+        """The longest period of a fragment just now, in steps."""
+        return max(slot.period for slot in self.slots)
 
     def local_tokens(self, fragment: int) -> int:
         """Tokens of local work on a fragment that no upload holds."""
@@ -429,10 +444,9 @@ class Boundary:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _first_due(self, fragment: int, count: int, base: int) -> int:
-        # Staggered once. Into a run in flight, a newcomer waits a whole period: others call it before that.
-        offset = 1 + fragment * self._sync_every // count
-        return self.step + offset + (self._sync_every if base > 0 else 0)
+    def _within(self, period: float) -> int:
+        """Return a period that a commit says, as whole steps that the rules allow."""
+        return min(max(math.ceil(period), self._shortest), self._longest)
 
     def _drain(self) -> None:
         for word in self.inbox.take():
@@ -452,27 +466,28 @@ class Boundary:
                 case BaseMerged(fragment, base):
                     slot = self.slots[fragment]
                     slot.merged = slot.merged or base >= slot.base
-                case Asked(fragment, version):
-                    self._called(fragment, version)
+                case Asked(fragment, version, afresh):
+                    self._called(fragment, version, afresh)
                 case SyncerBack():
                     for slot in self.slots:
                         if slot.sent_step is not None:
-                            slot.due_at = min(slot.due_at, slot.sent_step + self._sync_every)
+                            slot.due_at = min(slot.due_at, slot.sent_step + slot.period)
                 case Freeze():
                     self._freeze_asked = True
 
-    def _called(self, fragment: int, version: int) -> None:
+    def _called(self, fragment: int, version: int, afresh: bool) -> None:
         slot = self.slots[fragment]
         now = self._now()
         if version == slot.heard_call[0] + 1:
             self._round_s = smooth(self._round_s, now - slot.heard_call[1])
         if version > slot.heard_call[0]:
             slot.heard_call = version, now
-        if version <= slot.base or slot.sent_step is not None:
+        if version <= slot.base or (slot.sent_step is not None and not (afresh and slot.answered < version)):
             return  # answered, or history; what was sent is said again by the agent
         behind = version - 1 - slot.base
-        # A learner that waits at a boundary may be asked for a fragment it has just adopted there.
-        if behind > self._staleness or slot.merged or self.step == slot.origin_step:
+        # A learner that waits at a boundary may be asked for a fragment it has just adopted, or sent, there.
+        nothing = self.step == (slot.origin_step if slot.sent_step is None else slot.sent_step)
+        if behind > self._staleness or slot.merged or nothing:
             self._tell(NothingToGive(fragment, version))
         else:
             slot.called = version
@@ -544,8 +559,8 @@ class Boundary:
         slot.sent_step, slot.sent_tokens, slot.captured_step = self.step, self.tokens_seen, self.step
         slot.prior_values = slot.sent_values
         slot.sent_values = None if self._adopt_rule == Adoption.OVERWRITE else values
-        slot.called = None
-        slot.due_at = self.step + max(self._sync_every, (self.step - slot.origin_step) // GROWTH)
+        slot.called, slot.answered = None, max(slot.answered, slot.heard_call[0])
+        slot.due_at = self.step + max(slot.period, (self.step - slot.origin_step) // GROWTH)
         slot.uploading = True
         self._uploads += 1
         self._tell(
@@ -582,8 +597,10 @@ class Boundary:
             if slot.sent_step is not None:
                 # Everything uploaded is gone from local progress, merged or not; what came after it is kept.
                 slot.origin_step, slot.origin_tokens = slot.sent_step, slot.sent_tokens
+        period = self._within(ready.period)
+        slot.due_at, slot.period = slot.due_at + period - slot.period, period
         if slot.sent_step is None:
-            slot.due_at = max(slot.due_at, self.step + self._sync_every)  # as if it had joined just now
+            slot.due_at = max(slot.due_at, self.step + slot.period)  # as if it had joined just now
         slot.base, slot.values, slot.adopted_at = version, values, self._now()
         with suppress(ValueError):  # a newer one has come meanwhile, and waits
             slot.offered.remove(ready)

@@ -34,6 +34,8 @@ class Known:
     digest: bytes
     wanted: int
     heard_at: float
+    period: float = 0.0
+    """Steps between two uploads, as the newest commit says; 0: as many as the rules say."""
     fetching: bool = False
     brought_at: float = 0.0
     """When it was last fetched, in vain or not."""
@@ -88,7 +90,8 @@ class Downlink:
             self.merged_lately |= {given.learner for commit in at.last for given in commit.header.inputs}
             for commit in at.last:
                 self.histories[fragment].know(commit.version, commit.digest)
-            return Known(at.version, at.carried, at.digest, at.version, self._runtime.now())
+            period = at.last[-1].header.period if at.last else 0.0
+            return Known(at.version, at.carried, at.digest, at.version, self._runtime.now(), period)
 
     def want(self, fragment: int, version: int) -> None:
         """Note that a version is said to exist; false words cost one look."""
@@ -173,7 +176,7 @@ class Downlink:
         if behind == 1:
             self.sync_s = smooth(self.sync_s, self._runtime.now() - started)
         version, values = known.version, await self._staged(p, known.values)
-        self._tell(Ready(p, version, values))
+        self._tell(Ready(p, version, values, known.period))
 
     async def _leap(self, p: int, until: int | None) -> None:
         """Go on from the newest snapshot; the commits on the way are read all the same, for what they settle.
@@ -189,9 +192,11 @@ class Downlink:
             self._settle(commit)
         if at.version > known.version:
             known.version, known.values, known.digest = at.version, at.carried, at.digest
+            known.period = at.last[-1].header.period if at.last else 0.0
 
     def _hold(self, p: int, at: fold.At[Held]) -> None:
         known = self.known[p]
         known.version, known.values, known.digest = at.version, at.carried, at.digest
         self.histories[p].know(at.version, at.digest)
+        known.period = at.last[-1].header.period
         self._settle(at.last[-1])

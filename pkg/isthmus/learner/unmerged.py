@@ -6,7 +6,7 @@ from isthmus.concern import Trouble
 from isthmus.reasons import Reason
 
 DRY_PERIODS = 4
-"""Periods of `sync_every` steps without a merge that are worth a word: the first round and a late answer take two."""
+"""Periods without a merge that are worth a word: the first round and a late answer take two."""
 
 _ITS_BYTES = "the syncer cannot use what it finds in the store: see its log, and the store's policies"
 _STRANGE = "this program is not what the run was made for: see the syncer's log"
@@ -50,10 +50,10 @@ class Unmerged:
     turned_away: str = ""
     """The newest reason."""
 
-    def trouble(self, now: float, step: int, sync_every: int) -> Trouble | None:
+    def trouble(self, now: float, step: int, period: int) -> Trouble | None:
         """Return what to say of a learner that stands behind this step; None where nothing is due yet."""
         steps = step - self.step
-        if steps < DRY_PERIODS * sync_every:
+        if steps < DRY_PERIODS * period:
             return None
         if self.turned_away:
             return (

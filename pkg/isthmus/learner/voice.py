@@ -216,8 +216,9 @@ class Voice:
         if not self._reach.bus_is_down:
             start = f"start one: isthmus syncer {self._edge.url} --bus {self._bus.url}"
             found.append((now - self.syncer_heard_at, "no syncer is heard", start))
-        step = self.boundary.step if self.boundary else self.first_step
-        dry = self.uplink.unmerged.trouble(now, step, self._run.rules.sync_every)
+        at = self.boundary
+        step, period = (self.first_step, self._run.rules.sync_every) if at is None else (at.step, at.longest_period)
+        dry = self.uplink.unmerged.trouble(now, step, period)
         return [*found, dry] if dry else found
 
     def summary(self) -> Summary:

@@ -361,7 +361,7 @@ def _decided(
     pace = msgspec.structs.replace(log.run.pace, **changed)
     members = _Recorded(pace)
     # Whom no round waited for, for never coming, is not among those the commits say were expected.
-    rounds = Rounds(pace, log.run.rules.sync_every, members, Bounds(absent=ABSENT_MAX))
+    rounds = Rounds(pace, log.run.rules.periods, members, Bounds(absent=ABSENT_MAX))
     rounds.restored(commits[0].version - 1 if commits else 0, [c.header for c in before])
     decided: list[tuple[tuple[Input, ...], float]] = []
     given: dict[bytes, Input] = {}

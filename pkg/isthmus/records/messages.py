@@ -155,6 +155,8 @@ class Call(Message, frozen=True, kw_only=True, tag="call"):
     syncer: Name
     fragment: Index
     version: Version
+    afresh: bool = False
+    """Whether whoever has sent something already is to send what it has now: that has waited long for this round."""
 
 
 class Committed(Message, frozen=True, kw_only=True, tag="committed"):

@@ -179,6 +179,8 @@ class CallRound:
     """Say to all: a round is open that creates this version."""
 
     version: int
+    afresh: bool = False
+    """Whether learners are to send anew what they have now, since what they sent has waited long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,16 @@ class Grace:
     overlap_steps: float
 
 
-def adaptive_grace(pace: Pace, sync_every: int, terms: Terms, quorum_s: float) -> Grace:
+def adaptive_grace(pace: Pace, period: float, terms: Terms, quorum_s: float) -> Grace:
     """Return how long to wait for more learners after the quorum (arXiv 2604.21428, adaptive grace window).
 
     slack = τ·t_step − (t_quorum + t_sync); grace = clamp(γ·slack, 0, cap). Where a slow link or short steps leave no
-    slack, τ is raised to what lets the cap fit, at most H: the local work that waiting costs there is worth less than
-    that nobody's update is a version late (docs/design/departures.md).
+    slack, τ is raised to what lets the cap fit, at most t_sync and the period [steps]: the local work that waiting costs
+    there is worth less than that nobody's update is a version late (docs/design/departures.md).
     """
     if pace.grace == 0.0 or terms.fastest_step_s <= 0.0:
         return Grace(0.0, pace.overlap)
     needed = (quorum_s + terms.sync_s + terms.cap_s / pace.grace) / terms.fastest_step_s
-    overlap = max(pace.overlap, min(needed, float(sync_every)))
+    overlap = max(pace.overlap, min(needed, period + terms.sync_s / terms.fastest_step_s))
     slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)
     return Grace(min(max(pace.grace * slack, 0.0), terms.cap_s), overlap)

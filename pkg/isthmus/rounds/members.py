@@ -128,6 +128,10 @@ class Members:
         unknown."""
         return self.usual_step_s() + _usual([m.upload_s for m in list(self._members.values())])
 
+    def usual_sync_s(self) -> float:
+        """Return what usually passes from a commit to its value being ready at a learner [s]; 0 while unknown."""
+        return _usual([m.sync_s for m in list(self._members.values())])
+
     def believed_step_s(self, learner: str) -> float:
         """Return how long a learner's step takes as far as that is believed, in seconds; 0 while unknown."""
         member = self._members.get(learner)

@@ -44,6 +44,7 @@ from isthmus.rounds.events import (
 from isthmus.rounds.gate import Gate
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.members import Members
+from isthmus.rounds.period import next_period
 from isthmus.rules import BOUNDS, Bounds, Pace
 
 POINTERS_MAX = 4096
@@ -60,6 +61,9 @@ ABSENT_STEPS = 0.5
 
 ABSENT_KNOWN = 4
 """Times as many rounds may somebody miss who brought something before: over a thin link every fourth update comes."""
+
+AFRESH_LEADS = 2.0
+"""An update that waited for room longer than so many leads is asked for afresh: much was trained since."""
 
 STEP_UNKNOWN_S = 1.0
 """Taken for a step's duration until a learner has said its own."""
@@ -79,6 +83,8 @@ class Round:
     """What is known of the round under way; times are on the syncer's clock, in seconds."""
 
     opened_at: float
+    due_at: float
+    """Since when an update was due: before it was opened, where the gate had no room."""
     boundary_at: float
     called_at: float
     called_by: str
@@ -96,6 +102,8 @@ class Round:
     """Whether it went on, when it would have closed, for updates that this syncer had heard of and not read yet."""
     own_until: float = -math.inf
     """Until when it did; known once it closes."""
+    outdated: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """What waited for room, by learner and base: its learners are asked for what they have now instead."""
     overlap_steps: float = 0.0
     terms: Terms = field(default_factory=Terms)
     closed_by: ClosedBy | None = None
@@ -133,15 +141,15 @@ class Rounds:
     def __init__(
         self,
         pace: Pace,
-        sync_every: int,
+        periods: tuple[int, int],
         members: Members,
         bounds: Bounds = BOUNDS,
         gate: Gate | None = None,
         fragment: int = 0,
         turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """`gate`: shared by the fragments of a syncer; `turn` is called when it has room for a round that waits here,
-        and brings a `Turn`."""
+        """`periods`: the shortest and the longest, in steps. `gate`: shared by the fragments of a syncer; `turn` is
+        called when it has room for a round that waits here, and brings a `Turn`."""
         self.phase = Phase.CLOSED
         self.round: Round | None = None
         self.head = 0
@@ -150,7 +158,9 @@ class Rounds:
         self.rejected_total: dict[str, int] = {}
         """By reason, over the fragment's log, what is not yet in a commit included."""
         self._pace = pace
-        self._sync_every = sync_every
+        self._shortest, self._longest = periods
+        self.period = float(self._shortest)
+        """Steps between two uploads of the fragment, as the newest commit says."""
         self._members = members
         self._merged: dict[str, int] = {}  # newest base merged, by learner
         self._refused: dict[bytes, tuple[int, Reason]] = {}  # base and reason of what the log says is rejected for good
@@ -163,7 +173,9 @@ class Rounds:
         self._fragment = fragment
         self._turn = turn
         self._in_line = False
-        """Whether an update that is due waits for the gate."""
+        """Whether an update that is due waits for the gate, …"""
+        self._due_at = math.inf
+        """… and since when it is due."""
         self._ended_at = -math.inf  # the last round here
         self._rejections: dict[tuple[str, int, str], tuple[int, float, bytes]] = {}
         # How often, when last, and the digest of that one.
@@ -273,6 +285,8 @@ class Rounds:
             elif pointer.base < self.head:
                 self._note_answer(pointer, now)  # too late for the round it answers
             self._waiting[place] = pointer
+            if self.round is not None:
+                self.round.outdated.pop(place, None)
         # Its base is newer than what we hold: another syncer committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
         # Due once is due: a later life repeats an update without knowing that it was.
@@ -281,7 +295,7 @@ class Rounds:
         if waits is not None and due and not waits.due and place not in self._fetching:
             self._waiting[place] = replace(waits, due=True)
         if self._may_open and due and pointer.base == self.head and self._try_to_open(now):
-            actions.append(CallRound(self.head + 1))
+            actions.append(self._call())
         return actions + self.fetches()
 
     def _called(self, version: int, by: str, now: float) -> list[Action]:
@@ -289,16 +303,25 @@ class Rounds:
         if version > self.head + 1:
             return [CatchUp()]
         if version == self.head + 1 and self._may_open:
-            self._open(now, now, by)
+            self._open(now, now, now, by)
             return self.fetches()
         return []
 
     def _passed(self, learner: str, version: int, now: float) -> list[Action]:
-        """Take a learner's word that it has nothing for this round."""
+        """Take a learner's word that it has nothing for this round, or nothing newer than what waits here."""
         if self.round is not None and version == self.head + 1 and learner not in self.round.passed:
+            if self._settle_for_outdated(learner):
+                return self.fetches()
             self.round.passed[learner] = now
             self.round.note("pass", learner, now)
         return self._tick(now)
+
+    def _settle_for_outdated(self, learner: str) -> bool:
+        """Let a learner's update that waited for room be read as it is; return whether there is one."""
+        assert self.round is not None, "an answer without a round"
+        before = len(self.round.outdated)
+        self.round.outdated = {place: of for place, of in self.round.outdated.items() if place[0] != learner}
+        return len(self.round.outdated) < before
 
     def elapsed_s(self, base: int, now: float) -> float:
         """Return how long a version has been known here, in seconds; infinity where that is not known."""
@@ -354,6 +377,8 @@ class Rounds:
                 break
             if place[0] in busy:
                 continue
+            if self.round and place in self.round.outdated:
+                continue  # its learner answers with a newer one
             if pointer.base > self.head or self._judge(pointer) or (self.round and place in self.round.arrived):
                 continue  # not yet ours to judge, or settled by the commit of this round
             busy.add(place[0])
@@ -380,14 +405,15 @@ class Rounds:
             held_back = self._held_back and self._opens_next() <= now
             return self._caught_up(now) if held_back or self._in_line else []
         expected = self._expected(now)
-        self._note_expected(r, expected, now)
+        if self._note_expected(r, expected, now):
+            return self.fetches()
         r.quorum = min(self._pace.quorum, max(1, len(expected)))
         if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:
             self.phase = Phase.GRACE
             r.quorum_at = now
             r.quorum_s = max(0.0, now - r.boundary_at)
             r.terms = self._terms(r, expected)
-            granted = adaptive_grace(self._pace, self._sync_every, r.terms, r.quorum_s)
+            granted = adaptive_grace(self._pace, self.period, r.terms, r.quorum_s)
             r.grace_s, r.overlap_steps = granted.seconds, granted.overlap_steps
         if len(r.arrived) >= INPUTS_MAX:
             return self._close(ClosedBy.FULL, now)  # the others wait for the next
@@ -400,6 +426,11 @@ class Rounds:
             last = r.opened_at + (r.seen[-1].at if r.seen else 0.0)
             over = self.phase is Phase.GRACE and last > self._grace_ends(r)
             return self._close(ClosedBy.GRACE if over else ClosedBy.EVERYONE, now)
+        ending = now >= self._gives_up(r) or (self.phase is Phase.GRACE and now >= self._grace_ends(r))
+        if ending and r.outdated:
+            r.outdated.clear()  # who has not answered by now is taken as it was
+            r.kept_open = True
+            return self.fetches()
         kept_open = now < self._own_until(r)
         if self.phase is Phase.GRACE and now >= self._grace_ends(r):
             if not kept_open:
@@ -415,7 +446,7 @@ class Rounds:
         if now >= r.called_at + self._pace.heartbeat_s:  # as `deadline` adds it up: else a rounding is due for ever
             # Calls get lost like everything on the bus, and fetches fail: ask again.
             r.called_at = now
-            return [CallRound(self.head + 1), *self.fetches()]
+            return [self._call(), *self.fetches()]
         return []
 
     def deadline(self, now: float) -> float | None:
@@ -459,7 +490,11 @@ class Rounds:
 
     def _caught_up(self, now: float) -> list[Action]:
         """Open the next round where a due update on the newest version waits for it."""
-        return [CallRound(self.head + 1), *self.fetches()] if self._try_to_open(now) else []
+        return [self._call(), *self.fetches()] if self._try_to_open(now) else []
+
+    def _call(self) -> CallRound:
+        assert self.round is not None, "a call without a round"
+        return CallRound(self.head + 1, afresh=bool(self.round.outdated))
 
     def _try_to_open(self, now: float) -> bool:
         """Open a round where an update is due, its learner may open another one, and the gate has room."""
@@ -469,13 +504,22 @@ class Rounds:
         if not ready:
             self._leave_line()
             return False
-        self._in_line = not self._gate.admits(self._fragment, self._ended_at, self._members.lead_s(), self._turn)
-        if not self._in_line:
-            self._open(ready[0].boundary_at, now, ready[0].learner)
-        return not self._in_line
+        opener, lead_s = ready[0], self._members.lead_s()
+        due_at = opener.heard_at if opener.old else opener.boundary_at
+        self._due_at = min(self._due_at, max(due_at, self._opens_at(opener.learner)))
+        if not self._gate.admits(self._fragment, self._ended_at, lead_s, self._turn):
+            self._in_line = True
+            return False
+        due_at, waited = self._due_at, self._in_line and now - self._due_at > AFRESH_LEADS * lead_s
+        self._in_line, self._due_at = False, math.inf
+        self._open(due_at, now if waited else opener.boundary_at, now, opener.learner)
+        if waited:
+            assert self.round is not None, "opened"
+            self.round.outdated = {place: p.digest for place, p in self._waiting.items() if p.base == self.head}
+        return True
 
     def _leave_line(self) -> None:
-        self._in_line = False
+        self._in_line, self._due_at = False, math.inf
         self._gate.leaves(self._fragment)
 
     def _spoiled(self, by: Collection[bytes], now: float) -> None:
@@ -512,6 +556,18 @@ class Rounds:
         self.phase, self.round, self._held_back, self._ended_at = Phase.CLOSED, None, False, now
 
     # --- what a commit records ----------------------------------------------------------------------------------------
+
+    def next_period(self) -> float:
+        """Return the period that follows the round that is being merged, in steps of the fastest member.
+
+        Where learners wait for versions (`lead`), nothing is overwritten, and the period stays as it is.
+        """
+        r = self.round
+        step_s = 0.0 if r is None else self._members.terms(r.expected, ()).fastest_step_s
+        if r is None or step_s <= 0.0 or self._pace.lead is not None:
+            return self.period
+        lag_s = r.closed_at - r.due_at + self._close_to_commit_s + self._members.usual_sync_s()
+        return next_period(self.period, lag_s / step_s, self._shortest, self._longest)
 
     def late(self, wall: Callable[[float], float]) -> tuple[Late, ...]:
         """Return the updates that wait but are not in this round (bounded). `wall` turns our times into dates."""
@@ -562,6 +618,7 @@ class Rounds:
         self._rejections[place] = before + 1, now, pointer.digest
 
     def _note_commit(self, commit: CommitHeader) -> None:
+        self.period = commit.period or float(self._shortest)
         for given in commit.inputs:
             self._merged[given.learner] = max(given.base, self._merged.get(given.learner, -1))
         # Older bases are stale anyway; forgetting them keeps memory bounded by who is here.
@@ -607,7 +664,7 @@ class Rounds:
         last = self._opened_by.get(learner)
         if last is None:
             return -math.inf
-        return last + self._bounds.opening * self._sync_every * self._members.usual_step_s(learner)
+        return last + self._bounds.opening * self.period * self._members.usual_step_s(learner)
 
     def _opens_next(self) -> float:
         """Return when an update that waits may open a round; infinity where none does."""
@@ -624,29 +681,34 @@ class Rounds:
         if not pointer.old and pointer.boundary_at > opened_at:
             self._members.answered(pointer.learner, now - opened_at)
 
-    def _open(self, boundary_at: float, now: float, by: str) -> None:
+    def _open(self, due_at: float, boundary_at: float, now: float, by: str) -> None:
         self.phase = Phase.OPEN
         self._opened = {v: at for v, at in self._opened.items() if v >= self.head} | {self.head + 1: now}
-        horizon = now - self._sync_every * self._members.usual_step_s() * self._bounds.slow
+        horizon = now - self._longest * self._members.usual_step_s() * self._bounds.slow
         self._held_back = False
         self._opened_by = {who: at for who, at in self._opened_by.items() if at >= horizon} | {by: now}
         expected = self._expected(now)
         slowest = self._members.terms(expected, ()).slowest_step_s or STEP_UNKNOWN_S
         self.round = Round(
             opened_at=now,
+            due_at=min(due_at, now),
             boundary_at=min(boundary_at, now),
             called_at=now,
             called_by=by,
-            gives_up_at=now + self._sync_every * slowest,
+            gives_up_at=now + self.period * slowest,
             expected=frozenset(expected),
         )
 
-    def _note_expected(self, r: Round, expected: set[str], now: float) -> None:
+    def _note_expected(self, r: Round, expected: set[str], now: float) -> bool:
+        """Note who came and went; return whether somebody is gone who would have answered for what waits here."""
         for learner in sorted(expected - r.expected):
             r.note("here", learner, now)
-        for learner in sorted(r.expected - expected):
+        gone = sorted(r.expected - expected)
+        for learner in gone:
             r.note("gone", learner, now)
         r.expected = frozenset(expected)
+        settled = [self._settle_for_outdated(learner) for learner in gone]
+        return any(settled)
 
     def _terms(self, r: Round, expected: set[str]) -> Terms:
         terms = self._members.terms(expected, expected - r.fresh - r.passed.keys())

@@ -100,7 +100,7 @@ class Keeper:
         self.fragment = log.run.layout.fragments[fragment]
         bounds = log.run.header.bounds
         self._inbox: FairQueue[Event] = FairQueue(INBOX_EACH, INBOX_MAX, self._dropped)
-        self.rounds = Rounds(pace, log.run.rules.sync_every, members, bounds, limits.gate, fragment, self._turn)
+        self.rounds = Rounds(pace, log.run.rules.periods, members, bounds, limits.gate, fragment, self._turn)
         self._usually = Influence(bounds)
         self._fastest = bounds.slow
         self._heard_of = members
@@ -343,7 +343,7 @@ class Keeper:
         todo = list(actions)
         while todo:
             match todo.pop(0):
-                case CallRound(version):
+                case CallRound(version, afresh):
                     self._say(
                         Call(
                             run=self._log.run.digest,
@@ -351,6 +351,7 @@ class Keeper:
                             syncer=self._name,
                             fragment=self.fragment.index,
                             version=version,
+                            afresh=afresh,
                         )
                     )
                 case Fetch(pointer):
@@ -386,16 +387,19 @@ class Keeper:
             return
         async with self._limits.fetches.slot(pointer.learner, begun):
             pointer = self.rounds.newest(pointer)
-            started = self._runtime.now()
-            update, reason = await self._fetcher.fetch(pointer)
-            fetched = Fetched(pointer, update, reason, self._runtime.now(), asyncio.Event())
-            if self._merging:
-                self._set_aside(fetched)
-            else:
-                self._inbox.put_own(fetched)
-                await fetched.done.wait()
-            if update is not None:
-                self._limits.gate.fetched(self._runtime.now() - started)
+            started, among, took = self._runtime.now(), self._limits.gate.fetch_begins(), None
+            try:
+                update, reason = await self._fetcher.fetch(pointer)
+                fetched = Fetched(pointer, update, reason, self._runtime.now(), asyncio.Event())
+                if self._merging:
+                    self._set_aside(fetched)
+                else:
+                    self._inbox.put_own(fetched)
+                    await fetched.done.wait()
+                if update is not None:
+                    took = self._runtime.now() - started
+            finally:
+                self._limits.gate.fetch_ends(among, took)
 
     def _set_aside(self, fetched: Fetched) -> None:
         """Let go of what was read while a round is merged: an update is kept for the next round, a failure is heard of
@@ -479,6 +483,7 @@ class Keeper:
             attempt=self._runtime.new_id(),
             written_at=self._runtime.wall(),
             members=self._under,
+            period=self.rounds.next_period(),
         )
         # From here on these bytes are the attempt: they do not change until its outcome is known.
         try:

@@ -54,10 +54,10 @@ def _hold(repeats: int, say: Say) -> Iterator[Row]:
         boundary = Boundary(
             layout,
             TorchReplica(model, layout),
-            sync_every=1,
+            periods=(1, 1),
             pace=Pace(),
             adopt=Adoption.OVERWRITE,
-            versions=[(0, values)],
+            versions=[(0, values, 0.0)],
             step=0,
             tokens_seen=0,
             now=time.perf_counter,

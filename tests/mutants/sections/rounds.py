@@ -53,8 +53,8 @@ MUTANTS = [
         ),
         row(
             "a-call-at-every-look",
-            "            r.called_at = now\n            return [CallRound",
-            "            return [CallRound",
+            "            r.called_at = now\n            return [self._call",
+            "            return [self._call",
         ),
         row(
             "what-is-overdue-is-not-due",
@@ -199,7 +199,7 @@ MUTANTS = [
     *of(
         "rounds/gate.py",
         "tests/unit/test_gate.py",
-        row("fetches-are-not-counted", "queued = sum(self._owed.values()) - self._fetches", "queued = 0"),
+        row("fetches-are-not-counted", "queued = sum(self._owed.values()) - self._useful", "queued = 0"),
         row(
             "nothing-is-let-in-beyond-what-is-read-at-once",
             "return waits_s <= lead_s",
@@ -215,10 +215,10 @@ MUTANTS = [
             "            self._let_in()\n\n    def _first",
             "            pass\n\n    def _first",
         ),
-        row("the-mean-of-fetches", "statistics.median(self._durations)", "statistics.mean(self._durations)"),
+        row("the-mean-of-fetches", "statistics.median(taken for", "statistics.fmean(taken for"),
         row(
             "what-is-not-known-counts-as-quick",
-            "        if queued > 0 and not self._durations:\n            return False  # nothing is known yet\n",
+            "        if queued > 0 and not self._timed:\n            return False  # nothing is known yet\n",
             "",
         ),
     ),

@@ -1,0 +1,224 @@
+"""A fragment's period follows how long rounds take: how far it goes, and that it never swings."""
+
+import math
+from typing import Any
+
+import pytest
+
+from isthmus.errors import InputError
+from isthmus.rounds.events import Action, Appended, CallRound, ClosedBy, Fetch, Merge, Passed, Tick, Turn
+from isthmus.rounds.gate import Gate
+from isthmus.rounds.period import LAGS, next_period
+from isthmus.rules import Bounds, Pace, Rules
+from support.round_story import STEP_S, Story, merged
+
+
+def after(period: float, lag: float, least: float = 12.0, most: float = 1000.0) -> float:
+    return next_period(period, lag, least, most)
+
+
+def test_where_rounds_are_quick_the_period_is_what_the_rules_say() -> None:
+    assert after(12.0, 0.0) == 12.0
+    assert after(12.0, 4.0) == 12.0
+    assert after(12.0, 4.4) > 12.0
+
+
+def test_the_period_has_its_bounds_and_at_most_doubles() -> None:
+    assert after(12.0, 1e6) == 24.0, "one round that hung says little of the next"
+    assert after(24.0, 1e6) == 48.0
+    assert after(60.0, 1e6, most=96.0) == 96.0
+    assert after(14.0, 0.0) == 12.0
+
+
+@pytest.mark.parametrize("every", [36.0, 48.0, 60.0])
+def test_where_a_syncer_serves_one_round_in_so_many_steps_the_period_is_right_at_once(every: float) -> None:
+    """A longer period waits less for the syncer: the lag is what is left of the time between two rounds."""
+    period = after(24.0, every - 24.0)
+    assert period == pytest.approx(min(48.0, every * LAGS / (1.0 + LAGS)))
+    for _ in range(3):
+        period = after(period, every - period)
+    assert period == pytest.approx(every * LAGS / (1.0 + LAGS))
+
+
+@pytest.mark.parametrize("far", [0.0, 3.0, 8.0, 20.0])
+@pytest.mark.parametrize("every", [0.0, 20.0, 36.0, 90.0])
+@pytest.mark.parametrize("start", [12.0, 30.0, 300.0])
+def test_the_period_comes_to_rest_and_never_swings(far: float, every: float, start: float) -> None:
+    """`far`: steps that a round takes whatever the period is; `every`: steps between two rounds that can be served."""
+    period, seen = start, []
+    for _ in range(60):
+        period = after(period, max(far, every - period))
+        seen.append(period)
+    rest = seen[-1]
+    assert rest == pytest.approx(after(rest, max(far, every - rest)), rel=1e-3)
+    assert rest == pytest.approx(max(12.0, LAGS * far, every * LAGS / (1.0 + LAGS)), rel=1e-3)
+    sides = {math.copysign(1.0, p - rest) for p in [start, *seen] if abs(p - rest) > 1e-6 * rest}
+    assert len(sides) <= 1, f"it is never on both sides of where it rests: {seen}"
+
+
+def test_the_rules_say_how_long_a_period_may_be() -> None:
+    assert Rules().periods == (12, 96)
+    assert Rules(sync_every=24, fragments=24, sync_every_max=24).check().periods == (24, 24)
+    with pytest.raises(InputError, match="sync_every_max 8 is less than sync_every 12"):
+        Rules(sync_every_max=8).check()
+
+
+# --- what a syncer measures -------------------------------------------------------------------------------------------
+
+
+def closed(story: Story, *, waits_s: float) -> None:
+    """Let a round of a and b be opened, and closed by the second update so much later."""
+    story.now += 10.0
+    for who in ("a", "b"):
+        story.beat(who)
+    actions = story.announce("a", base=story.rounds.head, due=True)
+    story.arrive(actions)
+    story.now += waits_s
+    assert any(isinstance(a, Merge) for a in story.arrive(story.announce("b", base=story.rounds.head))), (
+        "everyone is in"
+    )
+
+
+def test_the_lag_is_from_due_to_adoptable_in_the_fastest_members_steps() -> None:
+    story = Story("a", "b")
+    story.beat("b", step_s=4 * STEP_S)
+    closed(story, waits_s=1.0)
+    # Due 0.02 s before it was announced, ready 0.01 s after its commit, which takes no time here.
+    lag = (0.02 + 1.0 + 0.01) / STEP_S
+    assert story.rounds.next_period() == pytest.approx(next_period(12.0, lag, 12, 96))
+    assert story.rounds.next_period() > 12.0
+
+
+def test_what_storing_a_commit_takes_is_part_of_the_lag() -> None:
+    story = Story("a", "b")
+    closed(story, waits_s=0.5)
+    quick = story.rounds.next_period()
+    story.now += 2.0
+    story.rounds.on(Appended(merged(1, "a", "b")), story.now)
+    closed(story, waits_s=0.5)
+    assert story.rounds.next_period() == pytest.approx(next_period(12.0, (0.02 + 0.5 + 2.0 + 0.01) / STEP_S, 12, 96))
+    assert story.rounds.next_period() > quick
+
+
+def test_where_learners_wait_for_versions_the_period_stays() -> None:
+    story = Story("a", "b", pace=Pace(lead=0.0, heartbeat_s=1.0, silence_s=100.0))
+    closed(story, waits_s=3.0)
+    assert story.rounds.next_period() == 12.0
+
+
+def test_the_period_in_force_is_that_of_the_newest_commit() -> None:
+    story = Story("a", "b", bounds=Bounds(opening=0.8))
+    assert story.rounds.period == 12.0
+    story.commit("a", "b", period=40.0)
+    assert story.rounds.period == 40.0
+    # A round gives up a period of the slowest after its opening, …
+    story.arrive(story.announce("a", base=1, due=True))
+    assert story.rounds.round is not None
+    assert story.rounds.round.gives_up_at == pytest.approx(story.now + 40.0 * STEP_S)
+    story.commit("a", "b", period=40.0)
+    # … and its learner opens the next one no sooner than most of a period later.
+    story.announce("a", base=2, due=True)
+    assert story.rounds.round is None
+    assert story.rounds.deadline(story.now) == pytest.approx(story.now + 0.8 * 40.0 * STEP_S)
+
+
+def test_a_log_without_periods_has_that_of_the_rules() -> None:
+    story = Story("a", "b")
+    story.commit("a", "b", period=40.0)
+    story.commit("a", "b")
+    assert story.rounds.period == 12.0
+
+
+# --- what has waited for room is asked for afresh ---------------------------------------------------------------------
+
+
+class Queued:
+    """A fragment whose updates of a and b waited at the gate until most of their steps were taken after them."""
+
+    def __init__(self, *learners: str, waits_s: float = 1.0, **options: Any) -> None:
+        self.gate = Gate(1, 1)
+        self.gate.fetch_ends(self.gate.fetch_begins(), 5.0)
+        self.gate.owes(9, 5)
+        self.story = Story("a", "b", gate=self.gate, **options)
+        for learner in learners or ("a", "b"):
+            assert self.story.announce(learner, due=True) == []
+        self.story.now += waits_s
+        self.gate.owes(9, None)
+        self.actions = self.story.rounds.on(Turn(), self.story.now)
+
+    def fetches(self, actions: list[Action]) -> set[tuple[str, int]]:
+        """Whose updates are read, and of how many tokens."""
+        return {(a.pointer.learner, a.pointer.tokens) for a in actions if isinstance(a, Fetch)}
+
+
+def test_what_waited_long_is_asked_for_afresh_and_not_read() -> None:
+    q = Queued()
+    assert q.actions == [CallRound(1, afresh=True)]
+    assert q.fetches(q.story.announce("a", tokens=2000)) == {("a", 2000)}
+    assert q.fetches(q.story.announce("b", tokens=2000)) == {("b", 2000)}
+    assert q.story.rounds.round is not None
+    assert q.story.rounds.round.boundary_at == q.story.now, "grace is not spent by what waited"
+
+
+def test_the_lag_begins_when_the_update_was_due() -> None:
+    q = Queued()
+    q.story.arrive([*q.story.announce("a", tokens=2000), *q.story.announce("b", tokens=2000)])
+    lag = (0.02 + 1.0 + 0.01) / STEP_S
+    assert q.story.rounds.next_period() == pytest.approx(next_period(12.0, lag, 12, 96))
+
+
+def test_what_waited_for_a_moment_is_read_as_it_is() -> None:
+    # A lead is a step of 0.1 s and an upload of 0.02 s.
+    q = Queued(waits_s=2 * 0.12 - 0.03)
+    assert CallRound(1) in q.actions
+    assert q.fetches(q.actions) == {("a", 1000), ("b", 1000)}
+
+
+def test_whoever_has_nothing_newer_is_read_as_it_is() -> None:
+    q = Queued()
+    assert q.fetches(q.story.rounds.on(Passed("a", 1), q.story.now)) == {("a", 1000)}
+    assert q.story.rounds.round is not None
+    assert q.story.rounds.round.missing == {"a", "b"}, "it is in the round once it is read"
+
+
+def test_whoever_repeats_what_waited_has_not_answered() -> None:
+    q = Queued()
+    assert q.fetches(q.story.announce("a", due=True)) == set()
+
+
+def test_whoever_is_gone_is_read_as_it_was() -> None:
+    q = Queued(pace=Pace(heartbeat_s=1.0, silence_s=3.0), waits_s=1.0)
+    q.story.members.left("a", 1)
+    assert q.fetches(q.story.rounds.on(Tick(), q.story.now)) == {("a", 1000)}
+
+
+def test_whoever_has_not_answered_when_the_round_ends_is_read_as_it_was() -> None:
+    q = Queued()
+    q.story.arrive(q.story.announce("a", tokens=2000))
+    read: set[tuple[str, int]] = set()
+    while not read:
+        at = q.story.rounds.deadline(q.story.now)
+        assert at is not None
+        q.story.now = at
+        actions = q.story.rounds.on(Tick(), at)
+        assert not any(isinstance(a, Merge) for a in actions), "it is not closed without it"
+        read = q.fetches(actions)
+    assert read == {("b", 1000)}
+    assert any(isinstance(a, Merge) for a in q.story.arrive(actions))
+
+
+def test_a_call_is_repeated_as_it_was() -> None:
+    q = Queued(pace=Pace(heartbeat_s=1.0, silence_s=100.0))
+    q.story.now += 1.1
+    assert q.story.rounds.on(Tick(), q.story.now) == [CallRound(1, afresh=True)]
+    q.story.announce("a", tokens=2000)
+    q.story.rounds.on(Passed("b", 1), q.story.now)
+    q.story.now += 1.1
+    assert q.story.rounds.on(Tick(), q.story.now) == [CallRound(1)], "nobody is asked for anything afresh any more"
+
+
+def test_a_round_that_all_have_answered_afresh_was_not_kept_open() -> None:
+    q = Queued()
+    q.story.arrive([*q.story.announce("a", tokens=2000), *q.story.announce("b", tokens=2000)])
+    assert q.story.rounds.round is not None
+    assert (q.story.rounds.round.closed_by, q.story.rounds.round.kept_open) == (ClosedBy.EVERYONE, False)
