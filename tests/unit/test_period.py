@@ -113,12 +113,10 @@ def test_the_period_in_force_is_that_of_the_newest_commit() -> None:
     assert story.rounds.period == 40.0
     # A round gives up a period of the slowest after its opening, …
     story.arrive(story.announce("a", base=1, due=True))
-    assert story.rounds.round is not None
-    assert story.rounds.round.gives_up_at == pytest.approx(story.now + 40.0 * STEP_S)
+    assert getattr(story.rounds.round, "gives_up_at", 0.0) == pytest.approx(story.now + 40.0 * STEP_S)
     story.commit("a", "b", period=40.0)
     # … and its learner opens the next one no sooner than most of a period later.
-    story.announce("a", base=2, due=True)
-    assert story.rounds.round is None
+    assert story.announce("a", base=2, due=True) == []
     assert story.rounds.deadline(story.now) == pytest.approx(story.now + 0.8 * 40.0 * STEP_S)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from isthmus.lab.experiment import AVG, HASTY, LONG_ROUNDS, PARALLEL, SYNCHRONOUS, WAITING, Experiment, base, named
+from isthmus.lab.experiment import AVG, HASTY, ISO, LONG_ROUNDS, PARALLEL, SYNCHRONOUS, WAITING, Experiment, base, named
 from isthmus.lab.setting import Failures, Guests, Setting, Shape, Wires
 from isthmus.rules import Adoption, outer_for
 
@@ -90,6 +90,30 @@ def _adoption(steps: int) -> list[Setting]:
     ]
 
 
+def _loaded(load: float) -> Wires:
+    # A period of 12 steps of a second moves 4.125 bits of each of 100 million parameters, up and down.
+    gbit = 1e8 * 4.125 / 12 / 1e9 / load
+    return Wires(latency_s=0.06, spread=0.3, gbit_s=gbit, parameters=1e8)
+
+
+def _periods(steps: int) -> list[Setting]:
+    four = base(steps, noise=0.1, **ISO)
+    found = {
+        "calm": four,
+        "half a second away": named(four, "", wires=Wires(latency_s=0.5, spread=0.5)),
+        "links three times too thin": named(four, "", wires=_loaded(3.0)),
+        "one link at 40 %": named(four, "", thin=_loaded(2.5)),
+        "one learner four times slower": named(four, "", step_s=(1.0, 1.0, 1.0, 4.0)),
+        "failing often": named(four, "", failures=Failures(every_s=100.0, repair_s=5.0, checkpoint_s=10.0)),
+    }
+    tried: dict[str, dict[str, object]] = {f"H = {h}": {"rules_sync_every": h} for h in (12, 24, 48)}
+    tried["adapting"] = {"rules_sync_every_max": 0}
+    tried["adapting, carry"] = {"rules_sync_every_max": 0, "adopt": "carry"}
+    return [
+        named(setting, f"{what}: {how}", **changes) for what, setting in found.items() for how, changes in tried.items()
+    ]
+
+
 def _scale(steps: int) -> list[Setting]:
     found = [named(base(steps, learners=m), f"data parallel: M = {m}", **PARALLEL) for m in (1, 2, 4, 8)]
     for h in (6, 12, 24, 48):
@@ -130,11 +154,9 @@ LOADS = (0.35, 0.5, 0.69, 0.85)
 
 
 def _links(steps: int) -> list[Setting]:
-    # A period of 12 steps of a second moves 4.125 bits of each of 100 million parameters, up and down.
     found = []
     for load in (0.0, *LOADS):
-        gbit = 1e8 * 4.125 / 12 / 1e9 / load if load else None
-        wires = Wires(latency_s=0.06, spread=0.3, gbit_s=gbit, parameters=1e8)
+        wires = _loaded(load) if load else Wires(latency_s=0.06, spread=0.3, parameters=1e8)
         for h in (12, 24):
             at = base(steps, learners=8, noise=0.05, wires=wires, rules_sync_every=h, rules_fragments=h)
             what = f"{load:.0%} at H = 12" if load else "ample"
@@ -288,6 +310,19 @@ EXPERIMENTS = (
         _adoption,
         beside={"kept": "share of tokens merged"},
         quick=("adopt: overwrite", "adopt: blend", "adopt: carry"),
+    ),
+    Experiment(
+        "periods",
+        "Periods that are fixed, and one that adapts, where rounds take long for one reason or another",
+        "none",
+        _periods,
+        beside={"kept": "share of tokens merged", "period": "steps between two rounds"},
+        quick=(
+            "calm: H = 12",
+            "calm: adapting",
+            "links three times too thin: H = 12",
+            "links three times too thin: adapting",
+        ),
     ),
     Experiment(
         "scale",

@@ -26,7 +26,12 @@ class Experiment:
 
 
 def named(setting: Setting, name: str, **changes: object) -> Setting:
-    """Return a setting with another name and some fields changed; `rules_…` and `pace_…` reach into those."""
+    """Return a setting with another name and some fields changed; `rules_…` and `pace_…` reach into those.
+
+    The period is fixed where nothing is said of `rules_sync_every_max`, also where H is changed.
+    """
+    if "rules_sync_every" in changes:
+        changes = {"rules_sync_every_max": changes["rules_sync_every"]} | changes
     rules = {k.removeprefix("rules_"): v for k, v in changes.items() if k.startswith("rules_")}
     pace = {k.removeprefix("pace_"): v for k, v in changes.items() if k.startswith("pace_")}
     own = {k: v for k, v in changes.items() if not k.startswith(("rules_", "pace_"))}
@@ -42,7 +47,7 @@ def named(setting: Setting, name: str, **changes: object) -> Setting:
 
 def base(steps: int, **changes: object) -> Setting:
     """Return the setting that all experiments start from: the library's defaults at lab size."""
-    return named(Setting(name="", steps=steps), "", **changes)
+    return named(Setting(name="", steps=steps), "", **{"rules_sync_every": Rules().sync_every} | changes)
 
 
 WAITING: dict[str, object] = {"pace_lead": 0.0, "pace_grace": 0.0}

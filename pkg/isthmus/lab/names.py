@@ -7,6 +7,7 @@ NAMES = (
     "merge",
     "codecs",
     "adoption",
+    "periods",
     "scale",
     "regions",
     "links",

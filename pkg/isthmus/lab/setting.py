@@ -89,6 +89,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     failures: Failures | None = None
     guests: Guests | None = None
     wires: Wires = Wires()
+    thin: Wires | None = None
+    """What lies between the last learner and the store, where that is something else."""
     variant: str = ""
     """Arithmetic tried in place of the library's: a name of `isthmus.lab.variants`."""
 

@@ -239,8 +239,9 @@ class _Lab:
             raise RuntimeError(f"the simulation broke: {self.world.clock.failures[0]}")
         return row
 
-    def _weather(self) -> Weather:
-        w = self.setting.wires
+    def _weather(self, order: int = 0) -> Weather:
+        last = order == self.setting.learners - 1
+        w = self.setting.thin if last and self.setting.thin is not None else self.setting.wires
         scale = w.parameters / self._run.layout.size if w.parameters else 1.0
         speed = math.inf if w.gbit_s is None else w.gbit_s * 1e9 / 8.0
         return Weather(w.latency_s, w.spread, up_bytes_s=speed, down_bytes_s=speed, payload_scale=scale, timeout_s=60.0)
@@ -287,7 +288,7 @@ class _Lab:
         own = f is None or f.moments == "own"
         name = seat.name if own or seat.lives == 0 else f"{seat.name}.{seat.lives}"
         process = self.world.process(seat.name, seat.lives)
-        ports = self.world.ports(process, self._weather(), self._weather())
+        ports = self.world.ports(process, self._weather(seat.order), self._weather(seat.order))
         donors = await self._donors(ports, name) if f and f.moments in ("peer", "mean") and seat.lives else []
         times = Times()
         body = trainee.Trained(
@@ -356,13 +357,14 @@ class _Lab:
 
     async def _row(self, seats: list[_Seat], wall: float, loss: float) -> Row:
         s = self.setting
-        merged, participation = await self._read_log()
+        merged, participation, rounds = await self._read_log()
         processed = max(1, self.tokens)
         here = sum(seat.here_s for seat in seats)
         trained = sum(t.trained_s for seat in seats for t in seat.times)
         per_token = trained / processed
         lost = sum(seat.lost for seat in seats)
         extra = {"idle_experts": sum(self._idle) / len(self._idle)} if self._idle else {}
+        extra["period"] = wall / min(_durations(s)) / max(1.0, rounds)
         return Row(
             setting=s.name,
             learners=s.learners,
@@ -381,8 +383,9 @@ class _Lab:
             extra=extra,
         )
 
-    async def _read_log(self) -> tuple[float, float]:
-        """Return the tokens that commits hold, weighted by fragments, and the share of the expected in them."""
+    async def _read_log(self) -> tuple[float, float, float]:
+        """Return the tokens that commits hold, weighted by fragments, the share of the expected in them, and how many
+        commits a fragment has."""
         ports = self.world.ports(self.world.process("reader"))
         log = Log(self._run, ports.store, ports.process.runtime)
         merged, shares = 0.0, []
@@ -392,7 +395,7 @@ class _Lab:
                 merged += share * sum(given.tokens for given in h.inputs)
                 there = {given.learner for given in h.inputs}
                 shares.append(len(there) / max(1, len(there | set(h.waited.expected))))
-        return merged, sum(shares) / max(1, len(shares))
+        return merged, sum(shares) / max(1, len(shares)), len(shares) / len(self._run.shares)
 
     def _bits(self, kind: str) -> float:
         """Return what the payloads of stored updates or values have, in bits per parameter of their fragments."""
