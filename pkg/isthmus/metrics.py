@@ -138,6 +138,7 @@ class SyncerMetrics(Metrics):
         self.rounds_waiting = self._gauge(
             "rounds_waiting", "Rounds that are due and wait until it has room to read and merge their updates."
         )
+        self.period = self._gauge("period_steps", "Steps between two uploads of a fragment, the longest of those held.")
         self.messages_dropped = self._counter(
             "messages_dropped_total", "Bus messages dropped because too many waited; they are said again."
         )

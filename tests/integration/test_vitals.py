@@ -204,6 +204,7 @@ def test_every_metric_is_declared_once_with_its_unit() -> None:
     plain |= {
         "isthmus_process_info",
         "isthmus_learners_expected",
+        "isthmus_period_steps",
         "isthmus_rounds_waiting",
         "isthmus_learner_steps",
         "isthmus_training_loss",

@@ -29,6 +29,10 @@ FOLDERS = ("unit", "fuzz", "conformance", "integration", "simulation")
 recorded."""
 
 
+RECORDED_LEAST = 0.9
+"""Of the tests that ran; the others run no line of the product in their own process."""
+
+
 def test_files() -> dict[str, str]:
     """Return the digest of each test file whose coverage is recorded."""
     found = sorted(path for folder in FOLDERS for path in (ROOT / "tests" / folder).glob("test_*.py"))
@@ -196,4 +200,12 @@ async def bring_up_to_date(workers: int) -> None:
     )  # fmt: skip
     if await process.wait() not in (0, 1):  # a test that fails under coverage is a test that cannot notice anything
         raise SystemExit(f"pytest ended with {process.returncode}: no coverage was recorded")
+    seconds = json.loads((folder / "seconds.json").read_text())
+    recorded_data = CoverageData(str(folder / "data"))
+    recorded_data.read()
+    ran = {context.rsplit("|", 1)[0] for context in recorded_data.measured_contexts()} & seconds.keys()
+    if len(ran) < RECORDED_LEAST * len(seconds):
+        raise SystemExit(
+            f"coverage is recorded of {len(ran)} of {len(seconds)} tests: one of them has taken the trace function away"
+        )
     (folder / "files.json").write_text(json.dumps(files))

@@ -858,3 +858,26 @@ def what_was_replaced_is_read_all_the_same() -> Iterator[None]:
     """Where updates wait long to be read, longer ones come meanwhile."""
     with patch.object(Rounds, "newest", lambda self, pointer: pointer):
         yield
+
+
+@planted(12, "overload")
+def nobody_heeds_the_period() -> Iterator[None]:
+    """O4: everybody sends every H steps, and most of what is trained meanwhile is overwritten."""
+    with patch.object(Boundary, "_within", lambda self, period: self._shortest):
+        yield
+
+
+@planted(24, "overload")
+def a_period_knows_no_bounds() -> Iterator[None]:
+    """The rules say how long it may be."""
+    with patch.object(
+        rounds, "next_period", lambda period, lag, least, most: max(period + (3.0 * lag - period) / 4, least)
+    ):
+        yield
+
+
+@planted(12, "overload")
+def what_waited_for_room_is_read_as_it_is() -> Iterator[None]:
+    """What was trained while it waited is overwritten."""
+    with patch.object(rounds, "AFRESH_LEADS", math.inf):
+        yield

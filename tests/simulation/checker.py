@@ -51,6 +51,9 @@ BEHIND_MAX = 3
 """Versions a well learner may be behind: rounds go on while it fetches."""
 
 
+PERIOD_SHRINKS, PERIOD_GROWS = 0.75, 2.0
+"""From one commit to the next."""
+
 QUIET_S = 4.0
 """After a disturbance on the bus, for so long nobody is blamed for what it did not hear."""
 
@@ -208,7 +211,9 @@ class Checker:
             wrong = [*self.healing(header), *self.values.healed(header)]
         else:
             self.closing(key, header)
-            wrong = [*self.waiting.judge(header), *self.values.committed(header)]
+            period = (log[-1][0].period if log else 0.0) or float(self.run.rules.sync_every)
+            self.paced(key, header, period)
+            wrong = [*self.waiting.judge(header, period), *self.values.committed(header)]
         for what in wrong:
             self.violate(f"{key}: {what}")
         log.append((header, frame.digest(data)))
@@ -243,6 +248,17 @@ class Checker:
             prompt = now - self.disturbed.get((header.writer, "store"), 0.0) > PROMPT_S > waited_s
             if speaks and prompt and now - quiet > QUIET_S:
                 self.violate(f"{key}: {learner} is there, in the last commits, and was not waited for")
+
+    def paced(self, key: str, header: CommitHeader, before: float) -> None:
+        """What a commit says of the period is within the rules, and no leap from what the one before it said."""
+        least, most = self.run.rules.periods
+        if not least <= header.period <= most:
+            self.violate(f"{key}: a period of {header.period:g} steps, and the rules say {least} to {most}")
+        if (
+            not min(PERIOD_SHRINKS * before, before) <= header.period <= PERIOD_GROWS * before
+            and header.period != least
+        ):
+            self.violate(f"{key}: a period of {header.period:g} steps after one of {before:g}")
 
     def healing(self, header: CommitHeader) -> list[str]:
         """A fragment was started again: only where that was needed, and from the newest published value."""

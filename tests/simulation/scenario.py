@@ -382,6 +382,9 @@ def _overload(s: Scenario) -> Scenario:
     d = random.Random(f"overload/{s.seed}")
     learners, fragments = d.choice((4, 8, 12)), d.choice((3, 4, 6))
     quick = _quick(s, d)
+    sync_every, overload = d.choice((4, 6)), d.choice((1.5, 3.0, 5.0))
+    longest = d.choice((0, 0, 0, 2)) * sync_every
+    rules = msgspec.structs.replace(s.rules, fragments=fragments, sync_every=sync_every, sync_every_max=longest)
     return replace(
         quick,
         kind=Kind.OVERLOAD,
@@ -389,16 +392,16 @@ def _overload(s: Scenario) -> Scenario:
         learners=learners,
         step_s=tuple(d.uniform(0.25, 0.35) for _ in range(learners)),
         bytes_s=(math.inf,) * (min(quick.syncers, 2) + learners),
-        rules=msgspec.structs.replace(s.rules, fragments=fragments, sync_every=d.choice((4, 6))),
+        rules=rules,
         pace=msgspec.structs.replace(s.pace, lead=None, staleness=1, grace=0.8),
         specs=tuple(Spec(f"t{i}", (1024,), "float32", TensorClass.DENSE) for i in range(fragments)),
         checkpoint_s=1e9,
         store={},
         bus={},
         planned=(),
-        overload=d.choice((1.5, 3.0, 5.0)),
+        overload=overload,
         storm_s=12.0,
-        vigil_s=80.0,
+        vigil_s=120.0,
     )
 
 

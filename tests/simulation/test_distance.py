@@ -20,7 +20,7 @@ def test_rounds_keep_their_pace_half_a_step_away() -> None:
     world = World("distance")
 
     async def body() -> list[int]:
-        rules = Rules(fragments=H, sync_every=H)
+        rules = Rules(fragments=H, sync_every=H, sync_every_max=H)
         specs = [Spec(f"t{i}", (8,), "float32", TensorClass.DENSE) for i in range(H)]
         zeros = [np.zeros(8, np.float32) for _ in specs]
         run = await world.create(Seed(specs, zeros, {}, rules, Pace(heartbeat_s=5.0, silence_s=15.0)))

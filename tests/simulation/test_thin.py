@@ -19,17 +19,17 @@ from isthmus.simulate.world import Times, World, learn, serve
 from isthmus.syncer import Syncer
 from simulation.toy import Toy
 
-FRAGMENTS, SIZE, STEP_S = 6, 65536, 0.2
+SIZE, STEP_S = 65536, 0.2
 SETTLING_S, MEASURED_S = 30.0, 600.0
 
 
-def shares(uplink: float) -> tuple[float, list[float]]:
+def shares(uplink: float, fragments: int = 6, longest: int = 0) -> tuple[float, list[float]]:
     """Return the share of a thin learner's tokens that are merged, and of each fragment's commits that it is in."""
     world = World(f"thin/{uplink}")
 
     async def body() -> tuple[float, list[float]]:
-        rules = Rules(fragments=FRAGMENTS, sync_every=FRAGMENTS)
-        specs = [Spec(f"t{i}", (SIZE,), "float32", TensorClass.DENSE) for i in range(FRAGMENTS)]
+        rules = Rules(fragments=fragments, sync_every=fragments, sync_every_max=longest)
+        specs = [Spec(f"t{i}", (SIZE,), "float32", TensorClass.DENSE) for i in range(fragments)]
         run = await world.create(Seed(specs, [np.ones(SIZE, np.float32) for _ in specs], {}, rules, Pace()))
         # One body a step is what a learner needs.
         need = packed_size(codec(rules.codec_up), run.layout.fragments[0]) / STEP_S
@@ -76,18 +76,27 @@ def shares(uplink: float) -> tuple[float, list[float]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("uplink", "at_least"),
+    ("uplink", "fragments", "longest", "at_least"),
     [
-        pytest.param(4.0, 0.60, marks=pytest.mark.tier("all")),
-        pytest.param(0.85, 0.55, marks=pytest.mark.tier("all")),
-        pytest.param(0.6, 0.40, marks=pytest.mark.tier("all")),
-        pytest.param(0.4, 0.25, marks=pytest.mark.tier("all")),
+        pytest.param(*of, marks=pytest.mark.tier("all"))
+        for of in (
+            (4.0, 6, 0, 0.65),
+            (0.85, 6, 0, 0.65),
+            (0.6, 6, 0, 0.65),
+            (0.4, 6, 0, 0.70),
+            (0.4, 12, 0, 0.85),
+            # Where the period may not grow.
+            (4.0, 6, 6, 0.60),
+            (0.85, 6, 6, 0.55),
+            (0.6, 6, 6, 0.40),
+            (0.4, 6, 6, 0.25),
+        )
     ],
 )
 def test_a_thin_uplink_gives_its_share_and_no_fragment_falls_behind_for_its_number(
-    uplink: float, at_least: float
+    uplink: float, fragments: int, longest: int, at_least: float
 ) -> None:
-    merged, by_fragment = shares(uplink)
+    merged, by_fragment = shares(uplink, fragments, longest)
     assert merged >= at_least, (merged, by_fragment)
     assert min(by_fragment) >= 0.75 * max(by_fragment), by_fragment
 
@@ -99,5 +108,5 @@ def test_four_bodies_at_once_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Window, "room", lambda self, in_hand, now, step_s: in_hand < LIMIT_MAX)
     monkeypatch.setattr(Window, "full", property(lambda self: False))
     monkeypatch.setattr(Boundary, "_too_late", lambda self, slot, now: False)
-    merged, _ = shares(0.6)
+    merged, _ = shares(0.6, longest=6)
     assert merged < 0.40

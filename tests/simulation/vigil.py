@@ -38,6 +38,10 @@ many more."""
 USED = 0.9
 """Of the updates that an overloaded syncer reads at least so many are merged."""
 
+KEPT = 0.45
+"""Of the tokens that learners of an overloaded syncer train so many are merged, if the period may be as long as it
+takes."""
+
 SLOW_S = 10.0
 """So long after an overload its last fetches may take."""
 
@@ -258,9 +262,10 @@ class Vigil:
         said = f"syncers that are asked for {cluster.scenario.overload:g} times what their links carry"
         cluster.faults["vigil: overload"] += 1
         cluster.say("world", said)
-        await asyncio.sleep(cluster.scenario.vigil_s / 4)
+        await asyncio.sleep(cluster.scenario.vigil_s / 3)
         start, read_before = cluster.checker.heads(), sum(wire.reads["updates"] for wire in wires)
-        for _ in range(int(cluster.scenario.vigil_s * 3 / 4)):
+        trained_before = self._trained()
+        for _ in range(int(cluster.scenario.vigil_s * 2 / 3)):
             await asyncio.sleep(1.0)
             cluster.checker.look(cluster.seats)
         rounds = [header for p, commits in enumerate(cluster.checker.commits) for header, _ in commits[start[p] :]]
@@ -268,16 +273,27 @@ class Vigil:
         given = Counter(learner for header in rounds for learner in {i.learner for i in header.inputs})
         read = sum(wire.reads["updates"] for wire in wires) - read_before
         merged = sum(len(header.inputs) for header in rounds)
+        tokens = sum(given.tokens for header in rounds for given in header.inputs)
+        kept = tokens / max(1, (self._trained() - trained_before) * len(start))
         learners = [seat.name for seat in cluster.seats if not seat.is_syncer]
         self._alike(f"{said} made commits", {p: made[p] for p in start})
         self._alike(f"{said} merged updates", {name: given[name] for name in learners})
         if merged + FETCHES_MAX < USED * read:
             cluster.checker.violate(f"{said} read {read} updates, and merged {merged}")
-        cluster.say("world", f"{said}: {len(rounds)} commits, {read} updates read, {merged} merged")
+        if kept < KEPT and not cluster.scenario.rules.sync_every_max:
+            cluster.checker.violate(f"{said} merged {kept:.0%} of the tokens")
+        cluster.say(
+            "world", f"{said}: {len(rounds)} commits, {read} updates read, {merged} merged, {kept:.0%} of tokens"
+        )
         for seat in seats:
             seat.store.down_bytes_s = float("inf")
             # What is on the wire stays on it, and so long they go on taking a fetch for slow.
             cluster.checker.disturb(seat.name, "store", SLOW_S)
+
+    def _trained(self) -> int:
+        """Return the tokens that the learners that are there have trained."""
+        agents = [agent for seat in self._cluster.seats for agent in seat.agents if isinstance(agent, LearnerAgent)]
+        return sum(agent.boundary.tokens_seen for agent in agents if agent.boundary is not None)
 
     def _alike(self, what: str, counts: dict[Any, int]) -> None:
         if max(counts.values()) > ALIKE * min(counts.values()) + ALIKE_MORE:

@@ -27,8 +27,8 @@ class Waiting:
     def __init__(self, checker: "Checker") -> None:
         self._checker = checker
 
-    def judge(self, header: CommitHeader) -> Iterator[str]:
-        """Yield what is wrong with the wait of a commit's round."""
+    def judge(self, header: CommitHeader, period: float) -> Iterator[str]:
+        """Yield what is wrong with the wait of a commit's round. `period`: the one in force, in steps."""
         w = header.waited
         exact = EXACT_S + self._checker.stall_s
         # By durations, in seconds after opening: a stall between two looks makes dates of the same moment differ.
@@ -43,16 +43,16 @@ class Waiting:
         if abs(w.closed_at - w.opened_at - w.waited_s) > exact:
             yield f"waited {w.waited_s:.3f} s, and from opening to closing it is {w.closed_at - w.opened_at:.3f} s"
         granted = w.closed_by == "grace" or not w.quorum_missed
-        gives_up = self._checker.run.rules.sync_every * max(self._checker.step_s, STEP_UNKNOWN_S)
+        gives_up = period * max(self._checker.step_s, STEP_UNKNOWN_S)
         gives_up = min(gives_up, w.gives_up_s or gives_up)
         # With nothing there it waits for L; what comes then closes it at once.
         first = next((seen.at for seen in w.seen if seen.what == "in"), 0.0)
         gives_up = max(gives_up, min(first, self._checker.run.pace.silence_s))
         last = max(w.hold_s, min(ends, gives_up) if granted else gives_up)
-        # It may be kept open for what is still to be read: twice as long as that takes, and it may fail.
+        # It may be kept open for what is still to be read, or read only then: twice as long as that takes. It may fail.
         came = max((seen.at for seen in w.seen if seen.what == "in"), default=0.0)
         took = max((given.fetched_at - given.heard_at for given in header.inputs), default=0.0)
-        last = max(last, min(w.own_s, came + PATIENCE * took))
+        last = max(last, min(w.own_s, max(came, last) + PATIENCE * took))
         late = w.waited_s - last
         if late <= LATE_S:
             return

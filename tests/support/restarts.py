@@ -432,10 +432,11 @@ class Trace:
         self.at, self.lines = at, 0
 
     def __enter__(self) -> None:
+        self._before = sys.gettrace()  # that of coverage.py, where it records
         sys.settrace(self._call)
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._before)
 
     def _call(self, frame: Any, event: str, argument: Any) -> Any:
         name = frame.f_code.co_filename

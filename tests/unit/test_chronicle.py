@@ -19,6 +19,7 @@ from isthmus.readers.chronicle import FORMAT, Chronicle, Life, write
 from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
 from isthmus.readers.warnings import warnings
 from isthmus.records.objects import CommitHeader, Healed, Input, Passing, Seen
+from isthmus.rules import Rules
 from support import commits
 from support.commits import CREATED_AT, ROUND_S, RUN, RecordedLog, committed, given, late, opened_at, rejected
 
@@ -29,7 +30,7 @@ def run_of(digest: bytes = RUN) -> Run:
     """What of a run is looked at: two fragments, of which the first is three times as large."""
     fragments = [SimpleNamespace(index=p, size=size) for p, size in enumerate(SIZES)]
     return cast(Run, SimpleNamespace(
-        digest=digest, url="memory://run", header=SimpleNamespace(created_at=CREATED_AT),
+        digest=digest, url="memory://run", header=SimpleNamespace(created_at=CREATED_AT), rules=Rules(),
         layout=SimpleNamespace(fragments=fragments), pace=SimpleNamespace(silence_s=5.0),
     ))  # fmt: skip
 

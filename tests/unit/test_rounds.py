@@ -375,13 +375,14 @@ def test_rejections_are_listed_in_the_commit_and_totals_survive_it() -> None:
 
 def test_grace_is_a_share_of_the_slack() -> None:
     granted = adaptive_grace(Pace(grace=0.5, overlap=4.0), 12, Terms(1.0, 1.0, 0.5, 10.0), quorum_s=0.5)
-    # τ is raised until the cap would fit, at most to H = 12 beside t_sync: slack 12.5 − 1, half of it.
-    assert granted.overlap_steps == 12.5
-    assert granted.seconds == pytest.approx(5.75)
+    # τ is raised until the cap would fit, at most to a period of 12: slack 12 − 1, half of it.
+    assert granted.overlap_steps == 12.0
+    assert granted.seconds == pytest.approx(5.5)
 
 
-def test_where_versions_take_long_to_come_back_the_others_are_waited_for_all_the_same() -> None:
-    assert adaptive_grace(Pace(grace=0.8), 12, Terms(1.0, 1.0, 30.0, 2.0), quorum_s=0.5).seconds == pytest.approx(2.0)
+def test_a_longer_period_waits_for_more_learners() -> None:
+    assert adaptive_grace(Pace(grace=0.8), 12, Terms(1.0, 1.0, 11.0, 2.0), quorum_s=1.0).seconds == 0.0
+    assert adaptive_grace(Pace(grace=0.8), 36, Terms(1.0, 1.0, 11.0, 2.0), quorum_s=1.0).seconds == pytest.approx(2.0)
 
 
 def test_grace_is_never_more_than_the_cap() -> None:

@@ -25,7 +25,7 @@ from isthmus.readers.rows import HEALED, QUORUM_MISSED, Rows
 from isthmus.reasons import HARMLESS
 from isthmus.records.objects import CommitHeader, Input
 
-FORMAT = 4
+FORMAT = 5
 """Of the file. One of another format is read anew from the log."""
 
 LIVES_MAX = 20_000
@@ -218,6 +218,7 @@ class Chronicle:
             max(0, rejected - end.rejected), max(0, repeated - end.repeated),
             sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment]), sum(i.bytes for i in h.inputs),
             w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,
+            h.period or float(self.run.rules.sync_every),
         ))  # fmt: skip
         end.rejected, end.repeated = rejected, repeated
 

@@ -1,5 +1,6 @@
 """The story of one update, of one commit or of one fragment, told from what the log recorded."""
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -142,6 +143,11 @@ async def _commit(log: Log, p: int, version: int) -> Told:
         + f"), published in {_s(w.publish_s)} as {h.value_key}"
     )
     told.say(f"in the log {_s(h.written_at - w.closed_at)} after closing")
+    period, rules = h.period or float(log.run.rules.sync_every), log.run.rules
+    told.say(
+        f"period from here on: {math.ceil(period)} steps"
+        + ("" if period <= rules.sync_every else f" (the rules ask for {rules.sync_every}; rounds take long)")
+    )
     if commit.packed:
         told.say("old: its bytes are in a segment, what it merged may be collected")
     told.facts = {
@@ -151,6 +157,7 @@ async def _commit(log: Log, p: int, version: int) -> Told:
         "missing": list(w.missing),
         "passed": [f.learner for f in w.passed],
         "closed_by": w.closed_by,
+        "period": period,
         "seconds": {
             "boundary_to_open": w.opened_at - w.boundary_at,
             "quorum": w.quorum_s,

@@ -32,6 +32,7 @@ COLUMNS: dict[str, str] = {
     "merge_s": "<f4",
     "publish_s": "<f4",
     "commit_s": "<f4",  # from closing to being written
+    "period": "<f4",  # steps between two uploads of the fragment, from there on
 }
 
 FIRST_ROOM = 1024

@@ -115,6 +115,7 @@ class Status:
                     "healed": c is not None and c.header.healed is not None,
                     "quorum_s": c.header.waited.quorum_s if c else 0.0,
                     "grace_s": c.header.waited.grace_s if c else 0.0,
+                    "period": c.header.period if c else 0.0,
                     "written_at": c.header.written_at if c else 0.0,
                     "writer": c.header.writer if c else "",
                     "open": self.hearing.rounds[p].version if p in self.hearing.rounds else None,

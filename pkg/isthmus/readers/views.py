@@ -183,7 +183,7 @@ def series(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> 
         "late": _plain(sums("late")),
         "rejected": _plain(sums("rejected")),
         "quorum_missed": _plain(sums(f"flags&{QUORUM_MISSED}")),
-        **{name: _ratio(sums(name), n) for name in ("waited_s", "merge_s", "publish_s", "commit_s")},
+        **{name: _ratio(sums(name), n) for name in ("waited_s", "merge_s", "publish_s", "commit_s", "period")},
         "closed_by": {name: _plain(sums(f"closed_by={k}")) for k, name in enumerate(c.closings.known) if name},
     }
 
@@ -366,7 +366,7 @@ def _commit(c: Chronicle, place: int) -> Answer:
     whole = ("fragment", "version", "inputs", "fresh", "expected", "missing", "late", "rejected")
     return {
         **{name: int(rows[name][place]) for name in whole},
-        **{name: float(rows[name][place]) for name in ("written_at", "tokens", "waited_s", "grace_s")},
+        **{name: float(rows[name][place]) for name in ("written_at", "tokens", "waited_s", "grace_s", "period")},
         "writer": c.writers.known[int(rows["writer"][place])],
         "closed_by": c.closings.known[int(rows["closed_by"][place])],
         "quorum_missed": bool(flags & QUORUM_MISSED),

@@ -29,13 +29,12 @@ def adaptive_grace(pace: Pace, period: float, terms: Terms, quorum_s: float) -> 
     """Return how long to wait for more learners after the quorum (arXiv 2604.21428, adaptive grace window).
 
     slack = τ·t_step − (t_quorum + t_sync); grace = clamp(γ·slack, 0, cap). Where a slow link or short steps leave no
-    slack, τ is raised to what lets the cap fit, at most t_sync and the period: the local work that waiting costs
+    slack, τ is raised to what lets the cap fit, at most the period: the local work that waiting costs
     there is worth less than that nobody's update is a version late (docs/design/departures.md).
     """
     if pace.grace == 0.0 or terms.fastest_step_s <= 0.0:
         return Grace(0.0, pace.overlap)
     needed = (quorum_s + terms.sync_s + terms.cap_s / pace.grace) / terms.fastest_step_s
-    most = period + terms.sync_s / terms.fastest_step_s
-    overlap = max(pace.overlap, min(needed, most))
+    overlap = max(pace.overlap, min(needed, period))
     slack = overlap * terms.fastest_step_s - (quorum_s + terms.sync_s)
     return Grace(min(max(pace.grace * slack, 0.0), terms.cap_s), overlap)

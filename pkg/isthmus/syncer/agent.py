@@ -246,6 +246,7 @@ class Syncer:
         m.fragments_held.set_function(lambda: len(self.held))
         m.fragments_broken.set_function(lambda: sum(bool(keeper.broken) for keeper in self.keepers))
         m.rounds_waiting.set_function(lambda: self._gate.waiting)
+        m.period.set_function(lambda: max((self.keepers[p].rounds.period for p in self.held), default=0.0))
         m.fragments_holed.set_function(lambda: sum(bool(keeper.hole) for keeper in self.keepers))
         m.learners.set_function(lambda: len(self._members.expected((), self._runtime.now())))
 

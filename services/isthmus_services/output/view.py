@@ -1,5 +1,6 @@
 """How a run looks on a terminal: the tables of `status`, of `status --watch` and of the demo."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
@@ -98,6 +99,7 @@ _FRAGMENTS = (
     Column("quorum ms", 6),
     Column("grace ms", 7),
     Column("waited ms", 4),
+    Column("period", 5),
     Column("closed by", 3, justify="left"),
     Column("missing", 8, justify="left"),
     Column("writer", 9, justify="left"),
@@ -128,6 +130,7 @@ def _fragment(status: Status, p: int) -> list[str]:
         f"{w.quorum_s * 1e3:.0f}",
         f"{w.grace_s * 1e3:.0f}",
         f"{w.waited_s * 1e3:.0f}",
+        f"{math.ceil(commit.header.period)}" if commit.header.period else "",
         w.closed_by if commit.header.healed is None else "healed",
         " ".join(w.missing),
         commit.header.writer,

@@ -138,6 +138,10 @@ class ArithmeticOfRun:
 
     fragments: Annotated[int, Setting("fragments of the model", metavar="P", within=Rules)] = _RULES.fragments
     sync_every: Annotated[int, Setting("steps between uploads of one", metavar="H", within=Rules)] = _RULES.sync_every
+    sync_every_max: Annotated[
+        int,
+        Setting("the most of them, where rounds take long; 0: eight times as many", metavar="STEPS", within=Rules),
+    ] = _RULES.sync_every_max
     merge: Annotated[
         str | None,
         Setting(
@@ -252,6 +256,7 @@ def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = No
         **{name: given for name, given in chosen.items() if given is not None},
         fragments=a.fragments,
         sync_every=a.sync_every,
+        sync_every_max=a.sync_every_max,
         iso_block=a.iso_block,
         trim=a.trim,
     ).check()

@@ -107,6 +107,7 @@
       ${l.heard.at.length ? html`<${Chart} ...${common} title="Tokens trained" term="rate" unit="tokens a second, as learners say" at=${l.heard.at} lines=${styled([{ name: "trained", values: l.heard.tokens_per_s, join: true }])} show=${I.short}/>` : null}
       <${Chart} ...${common} title="Participation and goodput" term="participation" at=${l.log.at} max=${1.05} lines=${styled([{ name: "participation", values: l.log.participation }, { name: "goodput", values: l.log.goodput, join: true }])} show=${(v) => I.share(v)}/>
       <${Chart} ...${common} title="Rounds closed, by what" term="round" unit=${`each ${I.seconds(l.log.seconds)}`} at=${l.log.at} lines=${styled([...Object.entries(l.log.closed_by).map(([name, values]) => ({ name, values })), { name: "quorum missed", values: l.log.quorum_missed }])} show=${I.count}/>
+      <${Chart} ...${common} title="Period" term="period" unit="steps, mean over the commits" at=${l.log.at} lines=${styled([{ name: "period", values: l.log.period }])} show=${(v) => I.number(v, 3)}/>
       <${Chart} ...${common} title="Late and rejected updates" term="late" unit=${`each ${I.seconds(l.log.seconds)}`} at=${l.log.at} lines=${styled([{ name: "late", values: l.log.late }, { name: "rejected", values: l.log.rejected }])} show=${I.count}/>
       <${Chart} ...${common} title="Bytes of merged updates" unit="bytes a second" at=${l.log.at} lines=${styled([{ name: "up", values: l.log.bytes_up_per_s }])} show=${I.bytes}/>
       ${l.heard.at.length ? html`<${Chart} ...${common} title="The ledger" term="ledger" unit="share of tokens processed" max=${1.05} at=${l.heard.at} lines=${styled(PARTS.map((name) => ({ name, values: l.heard.parts[name], join: true })))} show=${(v) => I.share(v, 1)}/>` : null}
@@ -292,6 +293,7 @@
     { key: "expected", name: "expected" }, { key: "missing", name: "missing", term: "missing" }, { key: "late", name: "late", term: "late" }, { key: "rejected", name: "rejected", term: "rejected" },
     { key: "closed_by", name: "closed by", term: "closed", left: true, show: (r) => (r.healed ? "healed" : `${r.closed_by}${r.quorum_missed ? ", quorum missed" : ""}`) },
     { key: "waited_s", name: "waited", show: (r) => I.seconds(r.waited_s) }, { key: "grace_s", name: "grace", term: "grace", show: (r) => I.seconds(r.grace_s) },
+    { key: "period", name: "period", term: "period", show: (r) => I.number(r.period, 3) },
     { key: "tokens", name: "tokens, by share", term: "share", show: (r) => I.short(r.tokens) }, { key: "writer", name: "written by", left: true },
   ]}/>`;
 

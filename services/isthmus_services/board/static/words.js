@@ -51,6 +51,7 @@ window.Isthmus = {};
     update: "What a learner has changed in a fragment since the version that it began from, packed into few bits.",
     commit: "The record that makes a round count: who was merged, with which weights, and what came out. It never changes.",
     quorum: "How many fresh updates a round waits for before its grace begins.",
+    period: "How many steps a learner takes between two uploads of one fragment. Where rounds take long, it is longer than the rules say.",
     grace: "How much longer a round waits for more learners once its quorum is there. It is taken from the slack that all of them have.",
     fresh: "An update that began from the newest version, not from an older one.",
     late: "An update that was not in its round: it was heard of when that had closed, or its bytes came too late. It may still join the next one.",
