@@ -421,12 +421,13 @@ class Rounds:
         everyone = bool(r.arrived) and expected <= answered
         # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
         settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= answered)
+        ending = now >= self._gives_up(r) or (self.phase is Phase.GRACE and now >= self._grace_ends(r))
         if everyone and settled:
+            r.kept_open = r.kept_open or ending  # the last of them was being read
             # Where the last of them came only after grace, grace is what ended the round.
             last = r.opened_at + (r.seen[-1].at if r.seen else 0.0)
             over = self.phase is Phase.GRACE and last > self._grace_ends(r)
             return self._close(ClosedBy.GRACE if over else ClosedBy.EVERYONE, now)
-        ending = now >= self._gives_up(r) or (self.phase is Phase.GRACE and now >= self._grace_ends(r))
         if ending and r.outdated:
             r.outdated.clear()  # who has not answered by now is taken as it was
             r.kept_open = True
