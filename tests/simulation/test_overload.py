@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus_services.bench.overload import OLDEST, SERVED, USED, measured
+from isthmus_services.bench.overload import KEPT, OLDEST, SERVED, USED, measured
 
 
 @pytest.mark.tier("all")
@@ -24,3 +24,5 @@ def test_what_is_read_is_merged_and_no_fragment_is_left_behind(limited: str, loa
     assert seen.served >= SERVED, seen
     assert seen.oldest <= OLDEST, seen
     assert seen.present >= 0.95, seen
+    # Of M = 40 and more a round takes most of a step to read; a store that is far away has longer periods instead.
+    assert seen.kept >= (KEPT - 0.02 if limited == "link" else 0.6), seen

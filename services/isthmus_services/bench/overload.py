@@ -32,7 +32,7 @@ LOADS = (0.5, 1.0, 2.0, 3.0, 5.0)
 """Demand, in what can be served."""
 
 LEARNERS, MANY, MANY_LOAD = 12, (40, 100), 3.0
-FRAGMENTS, SYNC_EVERY, SIZE, STEP_S = 8, 8, 2048, 0.5
+FRAGMENTS, SYNC_EVERY, SIZE, STEP_S = 12, 12, 2048, 0.5
 HEADER_BYTES = 400
 """About what an update's header takes on the wire."""
 
@@ -41,7 +41,8 @@ SETTLING, MEASURED = 4.0, 10.0
 """How long each load lasts, in what a round of every fragment takes."""
 
 NEAR_S = 0.01
-USED, SERVED, OLDEST, SPREAD = 0.95, 0.9, 3.0, 0.3
+USED, SERVED, OLDEST, KEPT, SPREAD = 0.95, 0.9, 3.0, 0.85, 0.3
+"""The aims. Where each answer of the store takes steps, no rule keeps as many of the tokens: the way is as long."""
 
 Limited = str
 """What limits a syncer: "link", the bytes of its way down, or "store", how long each answer takes."""
@@ -61,6 +62,8 @@ class Seen:
     """Learners in a round, of those expected."""
     period: float
     """Mean time between two commits of a fragment, in H steps."""
+    kept: float
+    """Tokens merged, of those trained."""
 
 
 def rows(repeats: int, say: Say) -> Iterator[Row]:
@@ -78,6 +81,7 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
         yield row("overload", f"{case}: oldest", size, [s.oldest for s in seen], "mean ages", aim=OLDEST, at_most=True)
         yield row("overload", f"{case}: present", size, [s.present for s in seen], "of expected")
         yield row("overload", f"{case}: period", size, [s.period for s in seen], "H steps")
+        yield row("overload", f"{case}: kept", size, [s.kept for s in seen], "of tokens", aim=KEPT if limited == "link" else None)
 
 
 def measured(limited: Limited, load: float, learners: int, number: int = 0) -> Seen:
@@ -104,38 +108,49 @@ async def _measured(world: World, limited: Limited, load: float, learners: int) 
     else:
         way = Weather(FETCHES_MAX / capacity / 2.0, SPREAD)
     syncers: list[Syncer] = []
+    agents: list[LearnerAgent] = []
     ports = world.ports(world.process("s"), way, Weather(NEAR_S))
     reads = ports.wire.reads
     stopping = asyncio.Event()
     running = [ports.process.start(serve(ports, "s", stopping, None, syncers.append))]
     for i in range(learners):
         theirs = world.ports(world.process(f"l{i}"), Weather(NEAR_S, SPREAD), Weather(NEAR_S))
-        running.append(theirs.process.start(learn(theirs, f"l{i}", _Trainee(i), Times(), stopping=stopping.is_set)))
+        life = learn(theirs, f"l{i}", _Trainee(i), Times(), started=agents.append, stopping=stopping.is_set)
+        running.append(theirs.process.start(life))
     round_s = PERIOD_S * max(1.0, load)
     await asyncio.sleep(SETTLING * round_s)
     (syncer,) = syncers
-    first, before = [keeper.head for keeper in syncer.keepers], reads["updates"]
+    first, before, trained = [keeper.head for keeper in syncer.keepers], reads["updates"], _trained(agents)
     await asyncio.sleep(MEASURED * round_s)
-    read = reads["updates"] - before
+    read, trained = reads["updates"] - before, _trained(agents) - trained
     judge = world.ports(world.process("judge"))
     log = Log(run, judge.store, judge.process.runtime)
     commits = [[c.header async for c in log.commits(p, 0)][head:] for p, head in enumerate(first)]
     stopping.set()
     await asyncio.gather(*running)
-    return _seen(commits, read, min(demand, capacity) * MEASURED * round_s)
+    return _seen(commits, read, trained, demand, capacity, MEASURED * round_s)
 
 
-def _seen(commits: Sequence[Sequence[CommitHeader]], read: int, can: float) -> Seen:
+def _trained(agents: Sequence[LearnerAgent]) -> int:
+    return sum(agent.boundary.tokens_seen for agent in agents if agent.boundary is not None)
+
+
+def _seen(
+    commits: Sequence[Sequence[CommitHeader]], read: int, trained: int, demand: float, capacity: float, seconds: float
+) -> Seen:
+    """`demand`: updates a second that learners send at H steps; `capacity`: those that can be read."""
     every = [header for headers in commits for header in headers]
+    sent = demand * SYNC_EVERY / (sum(header.period for header in every) / max(1, len(every)))
     merged = sum(len(header.inputs) for header in every)
     ages = [b.written_at - a.written_at for headers in commits for a, b in pairwise(headers)]
     mean = sum(ages) / max(1, len(ages))
     return Seen(
         used=merged / max(1, read),
-        served=merged / can,
+        served=merged / (min(sent, capacity) * seconds),
         oldest=max(ages, default=0.0) / mean if mean else 0.0,
         present=merged / max(1, sum(len(header.waited.expected) for header in every)),
         period=mean / PERIOD_S,
+        kept=sum(given.tokens for header in every for given in header.inputs) / max(1, trained * FRAGMENTS),
     )
 
 
