@@ -162,18 +162,19 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     difference: its directions are as loud as one another, and few bits drown none of them."""
 
     @classmethod
-    def suited(cls, specs: Sequence[Spec] = (), **fields: Any) -> "Rules":
+    def suited(cls, specs: Sequence[Spec] = (), *, flop_s: float = isotropic.SOUND_FLOP_S, **fields: Any) -> "Rules":
         """Return rules of which what is not given suits the model and the rest: how updates are merged and sent.
 
         Given the model's tensors, matrices are merged isotropically where that is cheap (`isthmus.isotropic.suits`);
-        without them, or where it is dear, by RDA. Learners that are to send matrices isotropically do so in three bits,
-        of which the rest is given up. Rate and momentum are what the lab supports (docs/experiments.md): an effective
-        rate outer_lr / (1 − momentum) of 2 for RDA, 3.5 for Avg and 4 for Iso, which a rate for another momentum keeps.
-        Momentum averages over rounds what few learners leave of noise; the longer rounds are, the sooner what it
-        remembers is out of date.
+        without them, or where it is dear, by RDA. `flop_s`: operations a second that a core makes where they are merged
+        (`isthmus.speed.products`), where that was measured. Learners that are to send matrices isotropically do so in
+        three bits, of which the rest is given up. Rate and momentum are what the lab supports (docs/experiments.md): an
+        effective rate outer_lr / (1 − momentum) of 2 for RDA, 3.5 for Avg and 4 for Iso, which a rate for another
+        momentum keeps. Momentum averages over rounds what few learners leave of noise; the longer rounds are, the
+        sooner what it remembers is out of date.
         """
         if "merge" not in fields:
-            cheap = isotropic.suits(specs, max(0, fields.get("iso_block", 0)))
+            cheap = isotropic.suits(specs, max(0, fields.get("iso_block", 0)), flop_s)
             fields["merge"] = (MergeRule.ISO if cheap else MergeRule.RDA).value
         if fields.get("isotropic_up", False):
             fields = SENT_ISOTROPIC | fields

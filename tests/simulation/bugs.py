@@ -867,7 +867,7 @@ def nobody_heeds_the_period() -> Iterator[None]:
         yield
 
 
-@planted(24, "overload")
+@planted(24, "overload", caught_by=1)
 def a_period_knows_no_bounds() -> Iterator[None]:
     """The rules say how long it may be."""
     with patch.object(
@@ -876,7 +876,7 @@ def a_period_knows_no_bounds() -> Iterator[None]:
         yield
 
 
-@planted(12, "overload")
+@planted(12, "overload", caught_by=1)
 def what_waited_for_room_is_read_as_it_is() -> Iterator[None]:
     """What was trained while it waited is overwritten."""
     with patch.object(rounds, "AFRESH_LEADS", math.inf):

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ FRAGMENT = partition(
 BOTH = sorted(ROBUST)
 
 
-def rules(merge_: str, **more: object) -> Rules:
+def rules(merge_: str, **more: Any) -> Rules:
     return Rules.suited((), fragments=1, merge=merge_, **more)
 
 

@@ -74,6 +74,18 @@ def test_matrices_are_merged_isotropically_where_they_are_narrow() -> None:
     )
 
 
+def test_a_machine_too_slow_for_isotropic_merges_does_without() -> None:
+    narrow, width = transformer(64), transformer(256)
+    for flop_s, merges in (
+        (5e10, ("iso", "iso")),
+        (6e9, ("iso", "iso")),
+        (1.5e9, ("iso", "rda")),
+        (7e8, ("rda", "rda")),
+    ):
+        assert tuple(Rules.suited(specs, flop_s=flop_s).merge for specs in (narrow, width)) == merges, flop_s
+    assert Rules.suited(width, flop_s=1e6, merge="iso").merge == "iso", "who asks for it has it"
+
+
 def test_what_is_cheap_is_a_matter_of_operations_a_parameter() -> None:
     side = int(isotropic.FLOP_MAX / 20)
     assert isotropic.is_cheap([(side, side)])

@@ -4,16 +4,19 @@ import asyncio
 import gc
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from isthmus import speed
 from isthmus.doctor import OK, WARNING, Finding, Role, RoleKind
 from isthmus.doctor import log as doctor_log
 from isthmus.isotropic import flop
 from isthmus.layout import Layout, Spec, TensorClass, partition
 from isthmus.rules import Rules
 from isthmus.speed import PART_MAX, Speeds, glance, too_slow
+from isthmus_services.cli import main
 from isthmus_services.commands import syncer as command
 from support.world import in_virtual_time, seed_of, serving, train, world
 
@@ -79,6 +82,27 @@ def test_the_doctor_says_so_to_whoever_runs_syncers(
         assert found.outcome == outcome
         assert ("Give syncers more cores" in found.advice) == (outcome == WARNING)
     assert not findings(RoleKind.LEARNER)
+
+
+@pytest.mark.parametrize(("flop_s", "merged"), [(5e10, "iso"), (2e8, "rda")])
+def test_a_run_created_on_a_slow_machine_merges_by_rda(
+    flop_s: float,
+    merged: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(speed, "products", lambda now, **_: flop_s)
+    assert main(["init", str(tmp_path / "run")]) == 0
+    assert f", {merged}, int4 up" in capsys.readouterr().out
+    assert ("this machine makes 0.2 GFLOP/s" in caplog.text) == (merged == "rda")
+    assert main(["init", str(tmp_path / "run")]) == 0, "the run that is there keeps its rule"
+    assert f", {merged}, int4 up" in capsys.readouterr().out
+    monkeypatch.setattr(speed, "products", None)
+    assert main(["init", str(tmp_path / "asked"), "--merge", "iso"]) == 0, (
+        "nothing is measured where it decides nothing"
+    )
 
 
 @in_virtual_time

@@ -71,8 +71,7 @@ _CLASSES: dict[type[Exception], str] = {
     redis.BusyLoadingError: "LOADING",
     redis.ClusterDownError: "CLUSTERDOWN",
     redis.TryAgainError: "TRYAGAIN",
-    redis.MovedError: "MOVED",
-    redis.AskError: "ASK",
+    redis.AskError: "ASK",  # MOVED too
     redis.ClusterCrossSlotError: "CROSSSLOT",
     redis.AuthenticationWrongNumberOfArgsError: "NOAUTH",
     redis.AuthenticationError: "NOAUTH",

@@ -25,9 +25,9 @@ class Matrices:
         """Return the floating-point operations of one isotropic merge of all of them."""
         return self.times * sum(flop(m, n, block) for m, n in self.shapes)
 
-    def cheap(self, block: int = 0) -> bool:
-        """Return whether isotropic merges are the default for such a model."""
-        return is_cheap(self.shapes, block)
+    def cheap(self, block: int, flop_s: float) -> bool:
+        """Return whether isotropic merges are the default for such a model, at so many operations a second."""
+        return is_cheap(self.shapes, block, flop_s)
 
 
 def of(specs: Sequence[Spec]) -> Matrices:

@@ -28,6 +28,7 @@ from isthmus.forecast.outcome import (
     packing_s,
 )
 from isthmus.forecast.prices import Prices
+from isthmus.isotropic import SOUND_FLOP_S
 from isthmus.layout import Spec, partition
 from isthmus.rules import FRAGMENTS_MAX, ROBUST, MergeRule, Pace, Rules, overdrive
 from isthmus.speed import Speeds
@@ -199,7 +200,7 @@ def _candidates(
 ) -> list[Rules]:
     """Return the rules to try: P and H where they are not fixed."""
     block = fixed.iso_block or 0
-    merge = fixed.merge or (MergeRule.ISO if there.cheap(block) else MergeRule.RDA).value
+    merge = fixed.merge or (MergeRule.ISO if there.cheap(block, speeds(Rules()).flop_s) else MergeRule.RDA).value
     given = {"codec_up": fixed.codec, "codec_down": fixed.codec_down}
     codecs: dict[str, Any] = {name: codec for name, codec in given.items() if codec is not None}
     sent = Rules.suited(merge=merge, iso_block=block, isotropic_up=True, **codecs)
@@ -281,6 +282,9 @@ def _merge(fixed: Fixed, rules: Rules, took: Speeds, there: Matrices, step_s: fl
         return Choice(name="merge", value=rules.merge, reason="there are no matrices to merge isotropically")
     if rules.merge == MergeRule.ISO:
         why, takes = "cheap for matrices as narrow as these", "it takes"
+    elif there.cheap(fixed.iso_block or 0, SOUND_FLOP_S):
+        why = f"{took.flop_s / 1e9:.2g} GFLOP/s are too few to merge isotropically, narrow as these matrices are"
+        takes = "that would take"
     else:
         why, takes = "matrices as wide as these are dear to merge isotropically", "that would take"
     costs = "; ".join(cost(block) for block in blocks)

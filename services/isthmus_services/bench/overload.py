@@ -81,7 +81,8 @@ def rows(repeats: int, say: Say) -> Iterator[Row]:
         yield row("overload", f"{case}: oldest", size, [s.oldest for s in seen], "mean ages", aim=OLDEST, at_most=True)
         yield row("overload", f"{case}: present", size, [s.present for s in seen], "of expected")
         yield row("overload", f"{case}: period", size, [s.period for s in seen], "H steps")
-        yield row("overload", f"{case}: kept", size, [s.kept for s in seen], "of tokens", aim=KEPT if limited == "link" else None)
+        aim = KEPT if limited == "link" else None
+        yield row("overload", f"{case}: kept", size, [s.kept for s in seen], "of tokens", aim=aim)
 
 
 def measured(limited: Limited, load: float, learners: int, number: int = 0) -> Seen:

@@ -1,20 +1,26 @@
 """`isthmus init`: make the model from its seed, write version 0, then the run object. Doing it twice is harmless."""
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from isthmus import isotropic
 from isthmus.errors import InputError, RunMissing
+from isthmus.layout import Spec
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.log.trust import Trust
 from isthmus.ports import TRUSTING, open_place
 from isthmus.readers import export as exports
-from isthmus.rules import FrozenCheck, Pace, overdrive
+from isthmus.rules import FrozenCheck, Pace, Rules, overdrive
 from isthmus.signing import fingerprint
 from isthmus.store import require_create_only
 from isthmus_services.settings import declared, shared
+
+logger = logging.getLogger("isthmus.services.init")
 
 
 def run(settings: declared.Init) -> int:
@@ -85,7 +91,7 @@ def create(
                 there = (await read_run(store.at_start)).rules
             except RunMissing:
                 there = None
-            rules = shared.rules_of(settings, specs, there)
+            rules = shared.rules_of(settings, specs, there, _flop_s(settings, specs, there))
             return await create_run(
                 store,
                 store.runtime,
@@ -93,6 +99,22 @@ def create(
             )
 
     return asyncio.run(go())
+
+
+def _flop_s(settings: declared.Init | declared.Demo, specs: Sequence[Spec], there: Rules | None) -> float:
+    """Return the operations a second that this machine makes, where they decide how updates are merged."""
+    if settings.merge or there or not isotropic.suits(specs, settings.iso_block):
+        return isotropic.SOUND_FLOP_S
+    from isthmus.speed import SIDE, products  # with it come the kernels
+
+    measured = products(time.perf_counter, side=SIDE)
+    if not isotropic.suits(specs, settings.iso_block, measured):
+        logger.warning(
+            "this machine makes %.2g GFLOP/s, too few for merges that isotropic steps make worth it: the run merges by "
+            "rda. Where its syncers run on faster machines, ask for --merge iso",
+            measured / 1e9,
+        )
+    return measured
 
 
 def _read(path: Path) -> exports.ModelFile:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from isthmus.errors import InputError
+from isthmus.isotropic import SOUND_FLOP_S
 from isthmus.layout import Spec
 from isthmus.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
 from isthmus.urls import as_user, trusting
@@ -234,10 +235,13 @@ def owner_in(settings: InRun) -> "Trust":
     return trust_of(None, settings.owner, environment={})
 
 
-def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = None) -> Rules:
+def rules_of(
+    a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = None, flop_s: float = SOUND_FLOP_S
+) -> Rules:
     """Return the rules these settings ask for. Raises `InputError`.
 
-    Where they say nothing: what suits a model, or what was chosen when the run that is there was created.
+    Where they say nothing: what suits a model and a machine that makes so many operations a second, or what was chosen
+    when the run that is there was created.
     """
     chosen = {
         "merge": a.merge,
@@ -253,6 +257,7 @@ def rules_of(a: ArithmeticOfRun, specs: Sequence[Spec], there: Rules | None = No
         chosen = {name: getattr(there, name) if given is None else given for name, given in chosen.items()}
     return Rules.suited(
         specs,
+        flop_s=flop_s,
         **{name: given for name, given in chosen.items() if given is not None},
         fragments=a.fragments,
         sync_every=a.sync_every,
