@@ -12,6 +12,7 @@ from isthmus.records import frame
 from isthmus.records.frame import Body
 from isthmus.records.keys import commit_key, update_key
 from isthmus.records.objects import CommitHeader, Input, Late, Outer, Rejection, UpdateHeader, Waited
+from isthmus.rules import Rules
 from isthmus.rules import MergeRule
 from isthmus.store import Entry
 
@@ -128,7 +129,7 @@ class RecordedLog:
     updates: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.run = SimpleNamespace(url="memory://run", layout=SimpleNamespace(fragments=[None]))
+        self.run = SimpleNamespace(url="memory://run", layout=SimpleNamespace(fragments=[None]), rules=Rules())
         self.store = self
 
     async def commit(self, fragment: int, version: int) -> Commit | None:

@@ -147,3 +147,21 @@ async def test_what_was_cut_says_by_how_much_and_why() -> None:
     assert "made under version 3 of the membership" in said
     assert said.count("cut to") == 1
     assert "cut to 0.25 of what it asked for, at 0.5 of its length (weight, norm)" in said
+
+
+# --- a commit ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("period", "said"),
+    [
+        (0.0, "period from here on: {least} steps"),
+        (30.2, "period from here on: 31 steps (the rules ask for {least}; rounds take long)"),
+    ],
+)
+async def test_a_commit_tells_the_period_from_there_on(period: float, said: str) -> None:
+    log = RecordedLog([committed(5, given("a", 4, 5), period=period)])
+    told = await story(log, "0/5")
+    least = log.run.rules.sync_every
+    assert said.format(least=least) in told.lines
+    assert told.facts["period"] == (period or least)
