@@ -12,8 +12,7 @@ from isthmus.records import frame
 from isthmus.records.frame import Body
 from isthmus.records.keys import commit_key, update_key
 from isthmus.records.objects import CommitHeader, Input, Late, Outer, Rejection, UpdateHeader, Waited
-from isthmus.rules import Rules
-from isthmus.rules import MergeRule
+from isthmus.rules import MergeRule, Rules
 from isthmus.store import Entry
 
 RUN = bytes(range(32))
