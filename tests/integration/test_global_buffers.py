@@ -162,6 +162,7 @@ def test_files_and_functions_that_follow_get_them_too(trained: tuple[Path, float
     def judge(cut: Cut) -> None:
         model = Net()
         tensors = {**cut.tensors(), **cut.buffers()}
+        assert {values.dtype for values in cut.buffers().values()} == {np.dtype(np.float32), np.dtype(np.int64)}
         model.load_state_dict({name: torch.tensor(values) for name, values in tensors.items()}, strict=False)
         judged.append(held_out(model))
 

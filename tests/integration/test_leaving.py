@@ -187,6 +187,18 @@ def test_the_last_checkpoint_is_waited_for(
     again.close(wait=0)
 
 
+def test_who_leaves_without_a_checkpoint_stores_none(tmp_path: Path) -> None:
+    """As a rank does of which another failed: what its model holds is not of one step."""
+    link, model, optimizer = join(tmp_path)
+    for _ in range(3):
+        step(link, model, optimizer)
+    link._leave(done=False, keep=False)
+    assert not [p for p in tmp_path.glob("run/checkpoints/**/*") if p.is_file()]
+    link, *_ = join(tmp_path)
+    assert link.steps_done == 0
+    link.close(wait=0)
+
+
 def test_what_could_not_be_stored_in_time_is_said(
     tmp_path: Path, slow: dict[str, float], caplog: Any, monkeypatch: Any
 ) -> None:

@@ -17,7 +17,7 @@ from isthmus.log.state import STANDS
 from isthmus.readers import scenes, views
 from isthmus.readers.chronicle import FORMAT, Chronicle, Life, write
 from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
-from isthmus.readers.warnings import warnings
+from isthmus.readers.warnings import _stuck, warnings
 from isthmus.records.objects import CommitHeader, Healed, Input, Passing, Seen
 from isthmus.rules import Rules
 from support import commits
@@ -483,6 +483,14 @@ def test_what_somebody_should_see_to_is_said_with_what_to_do() -> None:
     assert told(read(history()), math.inf) == []
     c.ends[1].broken = "commits/1: is missing"
     assert any("fragment 1 cannot be read" in said for said in told(c, math.inf))
+
+
+def test_a_fragment_that_was_not_merged_for_long_is_said_with_what_to_do() -> None:
+    rounds = [committed(v, given("a", v - 1, v, p=p), p=p) for v in range(1, 101) for p in range(2) if p or v < 4]
+    (stuck,) = _stuck(read(rounds), after(100), "memory://run")
+    assert stuck.said.startswith("fragment 0 was not merged for over ")
+    assert stuck.do.startswith("see who is waited for")
+    assert stuck.link == "fragments/0"
 
 
 def test_lives_are_what_inputs_say_in_any_order() -> None:

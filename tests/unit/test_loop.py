@@ -193,6 +193,23 @@ def test_a_step_with_a_closure_begins_with_its_gradients() -> None:
     assert optimizer.given is loss, "what is no closure is handed on as it is"
 
 
+def test_a_step_that_fails_after_its_gradients_has_begun() -> None:
+    """What it has changed by then is not known."""
+
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            closure()
+            raise ValueError("no room")
+
+    model = Net()
+    optimizer = Fails([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    loop = Loop(model, optimizer)
+    loop.mark(Clock())
+    with pytest.raises(ValueError, match="no room"):
+        optimizer.step(lambda: 1.0)
+    assert loop.moved(orderly=False) == "an optimizer step has begun"
+
+
 def test_large_buffers_are_not_noted_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "NOTED_BYTES", 1000)
     model, _, loop = made()
@@ -392,3 +409,12 @@ def test_random_numbers_go_on() -> None:
     assert draw() != first
     state.load_state_dict(saved)
     assert draw() == first
+
+
+def test_random_numbers_of_devices_go_on_as_far_as_the_devices_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = isthmus.RandomState().state_dict() | {"cuda": ["first", "second"]}
+    given: list[tuple[str, int]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: given.append((state, device)))
+    isthmus.RandomState().load_state_dict(saved)
+    assert given == [("first", 0)]

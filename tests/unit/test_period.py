@@ -1,12 +1,13 @@
 """A fragment's period follows how long rounds take: how far it goes, and that it never swings."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.rounds.events import Action, Appended, CallRound, ClosedBy, Fetch, Merge, Passed, Tick, Turn
+from isthmus.rounds.events import Action, Announced, Appended, CallRound, ClosedBy, Fetch, Merge, Passed, Tick, Turn
 from isthmus.rounds.gate import Gate
 from isthmus.rounds.period import LAGS, next_period
 from isthmus.rules import Bounds, Pace, Rules
@@ -220,3 +221,11 @@ def test_a_round_that_all_have_answered_afresh_was_not_kept_open() -> None:
     q.story.arrive([*q.story.announce("a", tokens=2000), *q.story.announce("b", tokens=2000)])
     assert q.story.rounds.round is not None
     assert (q.story.rounds.round.closed_by, q.story.rounds.round.kept_open) == (ClosedBy.EVERYONE, False)
+
+
+def test_an_old_update_that_need_not_wait_for_room_is_read_as_it_is() -> None:
+    story = Story("a", "b")
+    story.now += 60.0
+    story.beat("a")
+    old = replace(story.pointer("a", due=True), boundary_at=story.now - 50.0)
+    assert story.rounds.on(Announced(old), story.now) == [CallRound(1), Fetch(old)]

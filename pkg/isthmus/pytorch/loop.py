@@ -313,8 +313,6 @@ def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return copies of the settings of the optimizer's groups."""
 
     def copied(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.clone()
         return value if value is None or isinstance(value, bool | int | float | str) else tree.copied(value)
 
     return [{k: copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
