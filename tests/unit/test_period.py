@@ -101,6 +101,23 @@ def test_what_storing_a_commit_takes_is_part_of_the_lag() -> None:
     assert story.rounds.next_period() > quick
 
 
+def test_what_a_round_waited_in_vain_does_not_lengthen_the_period() -> None:
+    """It gives up after a period: with that in the lag, one who never comes would make the period longest for all."""
+    story = Story("a", "b", pace=Pace(quorum=2, silence_s=1000.0, heartbeat_s=1.0))
+    for _ in range(3):
+        story.now += 1.0
+        story.arrive(story.announce("a", base=story.rounds.head, due=True))
+        actions: list[Action] = []
+        while not any(isinstance(a, Merge) for a in actions):
+            at = story.rounds.deadline(story.now)
+            assert at is not None
+            story.now = max(at, story.now + 0.001)
+            actions = story.rounds.on(Tick(), story.now)
+        assert Merge(story.rounds.head + 1, ClosedBy.DEADLINE) in actions
+        assert story.rounds.next_period() == 12.0
+        story.commit("a", period=story.rounds.next_period())
+
+
 def test_where_learners_wait_for_versions_the_period_stays() -> None:
     story = Story("a", "b", pace=Pace(lead=0.0, heartbeat_s=1.0, silence_s=100.0))
     closed(story, waits_s=3.0)

@@ -561,13 +561,17 @@ class Rounds:
     def next_period(self) -> float:
         """Return the period that follows the round that is being merged, in steps of the fastest member.
 
+        Where it waited in vain until it gave up, that is no part of the lag: it gives up after a period.
         Where learners wait for versions (`lead`), nothing is overwritten, and the period stays as it is.
         """
         r = self.round
         step_s = 0.0 if r is None else self._members.terms(r.expected, ()).fastest_step_s
         if r is None or step_s <= 0.0 or self._pace.lead is not None:
             return self.period
-        lag_s = r.closed_at - r.due_at + self._close_to_commit_s + self._members.usual_sync_s()
+        ended = r.closed_at
+        if r.closed_by is ClosedBy.DEADLINE:
+            ended = max((r.opened_at + seen.at for seen in r.seen if seen.what == "in"), default=ended)
+        lag_s = ended - r.due_at + self._close_to_commit_s + self._members.usual_sync_s()
         return next_period(self.period, lag_s / step_s, self._shortest, self._longest)
 
     def late(self, wall: Callable[[float], float]) -> tuple[Late, ...]:
