@@ -14,7 +14,8 @@ from isthmus import isotropic
 from isthmus.errors import InputError, plainly
 from isthmus.layout import Spec, TensorClass
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+STEPS_MOST = 1 << 20
+Count = Annotated[int, msgspec.Meta(ge=1, le=STEPS_MOST)]
 FRAGMENTS_MAX = 4096
 """Heartbeats list the version of every fragment."""
 
@@ -134,7 +135,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """P: fragments the model is cut into (at most one per tensor)."""
     sync_every: Count = 12
     """H: steps between two uploads of one fragment; more where rounds take long (docs/design/rounds.md)."""
-    sync_every_max: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    sync_every_max: Annotated[int, msgspec.Meta(ge=0, le=STEPS_MOST)] = 0
     """How many steps that may be at most; 0: eight times `sync_every`. As many as `sync_every`: never more."""
     merge: str = MergeRule.RDA.value
     """How the updates of a round are merged: a `MergeRule`, or its name."""
@@ -191,7 +192,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     @property
     def periods(self) -> tuple[int, int]:
         """The shortest and the longest period of a fragment, in steps."""
-        return self.sync_every, self.sync_every_max or LONGEST * self.sync_every
+        return self.sync_every, self.sync_every_max or min(LONGEST * self.sync_every, STEPS_MOST)
 
     def merge_for(self, role: TensorClass) -> MergeRule:
         """Return the merge rule for a class of tensors."""

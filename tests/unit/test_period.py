@@ -10,7 +10,7 @@ from isthmus.errors import InputError
 from isthmus.rounds.events import Action, Announced, Appended, CallRound, ClosedBy, Fetch, Merge, Passed, Tick, Turn
 from isthmus.rounds.gate import Gate
 from isthmus.rounds.period import LAGS, next_period
-from isthmus.rules import Bounds, Pace, Rules
+from isthmus.rules import STEPS_MOST, Bounds, Pace, Rules
 from support.round_story import STEP_S, Story, merged
 
 
@@ -59,6 +59,7 @@ def test_the_period_comes_to_rest_and_never_swings(far: float, every: float, sta
 
 def test_the_rules_say_how_long_a_period_may_be() -> None:
     assert Rules().periods == (12, 96)
+    assert Rules(sync_every=STEPS_MOST).check().periods == (STEPS_MOST, STEPS_MOST), "no commit can say more"
     assert Rules(sync_every=24, fragments=24, sync_every_max=24).check().periods == (24, 24)
     with pytest.raises(InputError, match="sync_every_max 8 is less than sync_every 12"):
         Rules(sync_every_max=8).check()

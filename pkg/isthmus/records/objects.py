@@ -26,7 +26,7 @@ from isthmus.records.fields import (
     Weight,
 )
 from isthmus.records.tree import LeafSpec
-from isthmus.rules import BLOCK_MAX, BOUNDS, FRAGMENTS_MAX, Bounds, MemberRole, MergeRule, Pace, Rules
+from isthmus.rules import BLOCK_MAX, BOUNDS, FRAGMENTS_MAX, STEPS_MOST, Bounds, MemberRole, MergeRule, Pace, Rules
 
 Schema = Literal[1]
 SCHEMA: Schema = 1
@@ -484,7 +484,7 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     written_at: Instant
     members: Counter = 0
     """Version of the membership it was made under; 0: that of the run object, its owner alone."""
-    period: Annotated[float, msgspec.Meta(ge=0.0, le=1 << 20)] = 0.0
+    period: Annotated[float, msgspec.Meta(ge=0.0, le=STEPS_MOST)] = 0.0
     """Steps between two uploads of this fragment from here on; 0: as many as the rules say."""
     healed: Healed | None = None
     """Set where this commit merges nothing and starts the fragment again."""
