@@ -131,9 +131,11 @@ class Shell:
             if not done.set_running_or_notify_cancel():
                 return  # nobody waits for it any more
             try:
-                done.set_result(work())
+                result = work()
             except BaseException as error:
                 done.set_exception(error)
+            else:
+                done.set_result(result)  # Ctrl-C in here is Ctrl-C: the result may be set already
 
         self._asked.put(doing)
         return done
