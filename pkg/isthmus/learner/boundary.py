@@ -99,7 +99,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A round is open that creates this version; `afresh`: what was sent for it has waited, send what there is now."""
+    """A round is open that creates this version; `afresh`: an update sent before is too old, send what there is now."""
 
     fragment: int
     version: int

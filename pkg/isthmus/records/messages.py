@@ -156,7 +156,7 @@ class Call(Message, frozen=True, kw_only=True, tag="call"):
     fragment: Index
     version: Version
     afresh: bool = False
-    """Whether whoever has sent something already is to send what it has now: that has waited long for this round."""
+    """Whether learners that have sent an update already are to send what they have now: the updates waited for long."""
 
 
 class Committed(Message, frozen=True, kw_only=True, tag="committed"):
