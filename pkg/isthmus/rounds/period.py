@@ -14,8 +14,8 @@ def next_period(period: float, lag: float, least: float, most: float) -> float:
 
     T′ = T + (3·lag − T) / 4, at most doubled, between `least` and `most`. Where rounds come every R steps whatever
     their learners want, the lag is R − T, and the next period is 3·R/4 at once. Where the lag does not depend on the
-    period, a quarter of the way is left out each time. Between the two it is a part of the way, so the period never
-    overshoots and does not swing (docs/design/rounds.md).
+    period, the period goes a quarter of the way to three lags each time. Between the two it goes more of the way, and
+    never beyond it, so the period does not swing (docs/design/rounds.md).
     """
     wanted = period + (LAGS * lag - period) / (1.0 + LAGS)
     return min(max(min(wanted, 2.0 * period), least), most)

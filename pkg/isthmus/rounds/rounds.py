@@ -102,8 +102,8 @@ class Round:
     """Whether it went on, when it would have closed, for updates that this syncer had heard of and not read yet."""
     own_until: float = -math.inf
     """Until when it did; known once it closes."""
-    outdated: dict[tuple[str, int], bytes] = field(default_factory=dict)
-    """What waited for room, by learner and base: its learners are asked for what they have now instead."""
+    outdated: set[tuple[str, int]] = field(default_factory=set)
+    """Learner and base of updates that waited for room: the learners are asked for what they have now instead."""
     overlap_steps: float = 0.0
     terms: Terms = field(default_factory=Terms)
     closed_by: ClosedBy | None = None
@@ -286,7 +286,7 @@ class Rounds:
                 self._note_answer(pointer, now)  # too late for the round it answers
             self._waiting[place] = pointer
             if self.round is not None:
-                self.round.outdated.pop(place, None)
+                self.round.outdated.discard(place)
         # Its base is newer than what we hold: another syncer committed, and the log has more to read.
         actions: list[Action] = [CatchUp()] if pointer.base > self.head else []
         # Due once is due: a later life repeats an update without knowing that it was.
@@ -320,7 +320,7 @@ class Rounds:
         """Let a learner's update that waited for room be read as it is; return whether there is one."""
         assert self.round is not None, "an answer without a round"
         before = len(self.round.outdated)
-        self.round.outdated = {place: of for place, of in self.round.outdated.items() if place[0] != learner}
+        self.round.outdated = {place for place in self.round.outdated if place[0] != learner}
         return len(self.round.outdated) < before
 
     def elapsed_s(self, base: int, now: float) -> float:
@@ -429,7 +429,7 @@ class Rounds:
             over = self.phase is Phase.GRACE and last > self._grace_ends(r)
             return self._close(ClosedBy.GRACE if over else ClosedBy.EVERYONE, now)
         if ending and r.outdated:
-            r.outdated.clear()  # who has not answered by now is taken as it was
+            r.outdated.clear()  # a learner that has not answered by now keeps the update it had
             r.kept_open = True
             return self.fetches()
         kept_open = now < self._own_until(r)
@@ -516,7 +516,7 @@ class Rounds:
         self._open(due_at, now if waited else opener.boundary_at, now, opener.learner)
         if waited:
             assert self.round is not None, "opened"
-            self.round.outdated = {place: p.digest for place, p in self._waiting.items() if p.base == self.head}
+            self.round.outdated = {place for place in self._waiting if place[1] == self.head}
         return True
 
     def _leave_line(self) -> None:
@@ -705,7 +705,7 @@ class Rounds:
         )
 
     def _note_expected(self, r: Round, expected: set[str], now: float) -> bool:
-        """Note who came and went; return whether somebody is gone who would have answered for what waits here."""
+        """Note who came and went; return whether a learner of an outdated update is gone."""
         for learner in sorted(expected - r.expected):
             r.note("here", learner, now)
         gone = sorted(r.expected - expected)

@@ -240,8 +240,8 @@ def rules_of(
 ) -> Rules:
     """Return the rules these settings ask for. Raises `InputError`.
 
-    Where they say nothing: what suits a model and a machine that makes so many operations a second, or what was chosen
-    when the run that is there was created.
+    What the settings leave open is what suits the model and a machine that makes so many operations a second. Where the
+    run is there already, it is what was chosen when the run was created.
     """
     chosen = {
         "merge": a.merge,
