@@ -153,11 +153,17 @@ def seaweedfs_identities(secrets: Mapping[Identity, str], root: tuple[str, str],
 
 _COMMANDS = "+hello +auth +ping +info +time +xread +xrevrange"
 _LOOKING = "+zrevrangebyscore"
-_WRITING = "+xadd +expire"
+_WRITING = "+xadd"
 """Named one by one: a category such as @stream would let a learner delete and trim."""
 
-_NAMING = f"(+zadd +zremrangebyscore +expire %W~isthmus:*:{NAMES})"
+_RUN = "isthmus:" + 16 * "[0-9a-f]"
+"""Keys of any run: `*` would also stand for a run and a stream of somebody's making."""
+
+_NAMING = f"(+zadd %W~{_RUN}:{NAMES})"
 """Who writes a stream says so in the list of streams, and does nothing else there."""
+
+_TIDYING = f"(+zremrangebyscore +expire %W~{_RUN}:{NAMES}) (+expire %W~{_RUN}:syncer %W~{_RUN}:learner/*)"
+"""Syncers have the server drop what nobody writes to any more. Nobody else shortens a life, not even its own."""
 
 
 def has_bus(participant: Participant) -> bool:
@@ -170,11 +176,12 @@ def acl_rules(who: Identity) -> str:
     read, written = streams(who.participant, who.name)
     # Who listens to all looks for new streams.
     commands = [_COMMANDS, *([_LOOKING] if ALL_STREAMS in read else []), *([_WRITING] if written else [])]
-    keys = ["%R~isthmus:*" if stream == ALL_STREAMS else f"%R~isthmus:*:{stream}" for stream in read]
-    keys += [f"%W~isthmus:*:{stream}" for stream in written]
-    # As a selector, or it could make a stream of the list.
-    naming = [_NAMING] if written else []
-    return " ".join(["resetkeys", "resetchannels", "-@all", *commands, *keys, *naming])
+    keys = [f"%R~{_RUN}:{stream}" for stream in read]
+    keys += [f"%W~{_RUN}:{stream}" for stream in written]
+    # As selectors, or it could make a stream of the list.
+    more = [_NAMING] if written else []
+    more += [_TIDYING] if who.participant == Participant.SYNCER else []
+    return " ".join(["resetkeys", "resetchannels", "-@all", *commands, *keys, *more])
 
 
 def acl_line(who: Identity, password: str) -> str:

@@ -499,4 +499,6 @@ async def test_names_of_the_past_leave_the_list(redis: Server, monkeypatch: pyte
         monkeypatch.setattr(redis_bus, "EXPIRE_S", 1)
         monkeypatch.setattr(redis_bus, "EXPIRE_EVERY", 1)
         await bus.append("learner/here", b"x")
-        assert await bus.names() == {"learner/here"}
+        assert await bus.names() == {"learner/here", "learner/gone"}
+        await bus.append("syncer", b"x")
+        assert await bus.names() == {"learner/here", "syncer"}

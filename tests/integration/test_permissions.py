@@ -350,28 +350,72 @@ async def test_the_doctor_finds_the_wrong_user_of_the_bus(
     assert set(failures(found)) == expected
 
 
+RUN = 16 * "0"
+
+
+def test_a_learner_makes_no_stream_beside_its_own(bus: Callable[[str], str]) -> None:
+    """`*` in a pattern would stand for more than a run: `isthmus:RUN:x:learner/us-1` is no stream of us-1's."""
+    own, beside = (
+        f"isthmus:{RUN}:learner/us-1",
+        (
+            f"isthmus:{RUN}:learner/1:learner/us-1",
+            f"isthmus:{RUN}:{RUN}:learner/us-1",
+            "isthmus:0:learner/us-1",
+            f"isthmus:{RUN}:learner/us-12",
+            f"isthmus:{RUN}:learner/eu-1",
+        ),
+    )
+    with contextlib.closing(redis_client.Redis.from_url(bus("learner-us-1"))) as client:
+        client.xadd(own, {"m": b"x"})
+        for key in beside:
+            with pytest.raises(redis_client.exceptions.NoPermissionError):
+                client.xadd(key, {"m": b"x"})
+        for command in (("EXPIRE", own, "1"), ("PEXPIRE", own, "1"), ("XTRIM", own, "MAXLEN", "0"), ("DEL", own)):
+            with pytest.raises(redis_client.exceptions.NoPermissionError):
+                cast(Any, client).execute_command(*command)
+    with contextlib.closing(redis_client.Redis.from_url(bus(SYNCER))) as client:
+        assert client.expire(own, 1000)
+        assert client.expire(f"isthmus:{RUN}:syncer", 1000) in (True, False)
+
+
 def test_nobody_comes_in_without_a_password_or_does_what_is_not_granted(bus: Callable[[str], str]) -> None:
     refused = (
         *(("FLUSHALL",), ("CONFIG", "GET", "*"), ("CONFIG", "SET", "maxmemory", "0"), ("KEYS", "*"), ("ACL", "LIST")),
         *(("SHUTDOWN",), ("MONITOR",), ("SAVE",), ("CLIENT", "KILL", "TYPE", "normal")),
-        *(("XTRIM", "isthmus:0:syncer", "MAXLEN", "0"), ("XDEL", "isthmus:0:syncer", "0-1"), ("GET", "other")),
-        *(("DEL", "isthmus:0:syncer"), ("UNLINK", "isthmus:0:syncer"), ("RENAME", "isthmus:0:syncer", "x")),
+        *(
+            ("XTRIM", f"isthmus:{RUN}:syncer", "MAXLEN", "0"),
+            ("XDEL", f"isthmus:{RUN}:syncer", "0-1"),
+            ("GET", "other"),
+        ),
+        *(
+            ("DEL", f"isthmus:{RUN}:syncer"),
+            ("UNLINK", f"isthmus:{RUN}:syncer"),
+            ("RENAME", f"isthmus:{RUN}:syncer", "x"),
+        ),
         *(
             ("XREAD", "STREAMS", "other:stream", "0"),
             ("XADD", "other:stream", "*", "m", "x"),
             ("EVAL", "return 1", "0"),
         ),
         *(
-            ("XADD", "isthmus:0:names", "*", "m", "x"),
-            ("DEL", "isthmus:0:names"),
-            ("ZRANGE", "isthmus:0:names", "0", "-1"),
+            ("XADD", f"isthmus:{RUN}:names", "*", "m", "x"),
+            ("DEL", f"isthmus:{RUN}:names"),
+            ("ZRANGE", f"isthmus:{RUN}:names", "0", "-1"),
+            ("ZREMRANGEBYSCORE", f"isthmus:{RUN}:names", "-inf", "+inf"),
         ),
-        *(("SCAN", "0"), ("KEYS", "isthmus:*"), ("ZADD", "isthmus:0:syncer", "1", "x"), ("ZADD", "other", "1", "x")),
-        *(("SUBSCRIBE", "x"), ("PUBLISH", "x", "y"), ("SET", "isthmus:0:syncer", "x"), ("SELECT", "1")),
+        *(
+            ("SCAN", "0"),
+            ("KEYS", "isthmus:*"),
+            ("ZADD", f"isthmus:{RUN}:syncer", "1", "x"),
+            ("ZADD", "other", "1", "x"),
+        ),
+        *(("SUBSCRIBE", "x"), ("PUBLISH", "x", "y"), ("SET", f"isthmus:{RUN}:syncer", "x"), ("SELECT", "1")),
     )
     for user in HEARS:
         with contextlib.closing(redis_client.Redis.from_url(bus(user))) as client:
             for command in refused:
+                if command[0] == "ZREMRANGEBYSCORE" and user == SYNCER:
+                    continue  # it tidies
                 with pytest.raises(redis_client.exceptions.NoPermissionError):
                     cast(Any, client).execute_command(*command)
     for stranger in ("default", "owner", "collector", f"follower-{SERIES}"):

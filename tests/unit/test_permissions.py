@@ -112,9 +112,15 @@ def test_rules_of_redis_name_commands_and_keys_one_by_one() -> None:
         assert not any(word.startswith(("+@", "~")) for word in words)
         assert ("+zrevrangebyscore" in words) == (set(HEARS[user]) == {"syncer", "learner/eu-1", "learner/us-1"})
         assert ("+xadd" in words) == bool(SPEAKS[user])
-        naming = " (+zadd +zremrangebyscore +expire %W~isthmus:*:names)"
+        run = "isthmus:" + 16 * "[0-9a-f]"
+        naming = f" (+zadd %W~{run}:names)"
+        tidying = f" (+zremrangebyscore +expire %W~{run}:names) (+expire %W~{run}:syncer %W~{run}:learner/*)"
+        assert rules.endswith(tidying) == (user == "syncer")
+        rules = rules.removesuffix(tidying)
         assert rules.endswith(naming) == bool(SPEAKS[user])
         assert "names" not in rules.removesuffix(naming), "nobody makes a stream of the list"
+        assert "+expire" not in rules, "nobody else shortens a life"
+        assert all(key.count(run) == 1 for key in rules.split() if "~" in key), "a run, and not two"
 
 
 def test_the_page_says_what_the_table_says() -> None:

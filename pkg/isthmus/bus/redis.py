@@ -18,6 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Said
 from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
+from isthmus.records.messages import SYNCER_STREAM, is_stream
 from isthmus.urls import redacted
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class RedisBus:
         self._prefix = f"isthmus:{run}:"
         self._names = self._prefix + NAMES
         self._appended: dict[str, int] = {}
+        self._tidies = True
         self._ahead: float | None = None
         """The server's clock less our own [s]; None before it was asked."""
 
@@ -82,14 +84,29 @@ class RedisBus:
         for body in bodies:
             requests.xadd(key, {_FIELD: body}, maxlen=RETAINED_MESSAGES, approximate=True)
         requests.zadd(self._names, {stream: now})
-        # Streams of learners that never come back must not stay for ever; said now and then is often enough.
-        if -before % EXPIRE_EVERY < len(bodies):
-            requests.expire(key, EXPIRE_S)
-            requests.expire(self._names, EXPIRE_S)
-            requests.zremrangebyscore(self._names, "-inf", now - EXPIRE_S)
         replies: list[Any] = await self._guard(requests.execute())
         self._ahead = _order(replies[0].decode())[0] / 1e3 - asyncio.get_running_loop().time()
         self._appended[key] = before + len(bodies)
+        if self._tidies and -before % EXPIRE_EVERY < len(bodies):
+            await self._tidy(stream, now)
+
+    async def _tidy(self, stream: str, now: float) -> None:
+        """Have the server drop the streams of whoever never comes back; said now and then is often enough.
+
+        A syncer sees to all streams: where users have rights of their own, learners may not.
+        """
+        requests = self._writer.pipeline(transaction=False)
+        try:
+            streams = [stream]
+            if stream == SYNCER_STREAM:
+                streams = [name for name in await self.names(EXPIRE_S) if is_stream(name)]
+                requests.zremrangebyscore(self._names, "-inf", now - EXPIRE_S)
+                requests.expire(self._names, EXPIRE_S)
+            for name in streams:
+                requests.expire(self._prefix + name, EXPIRE_S)
+            await self._guard(requests.execute())
+        except Denied:
+            self._tidies = False
 
     async def read(self, positions: Mapping[str, str], timeout_s: float) -> Mapping[str, Sequence[Said]]:
         """See `Bus.read`."""

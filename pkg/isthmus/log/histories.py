@@ -6,7 +6,6 @@ Whoever says which commits it has read, in words that it signs, makes that show.
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from isthmus.records.keys import commit_key
 
@@ -14,6 +13,11 @@ logger = logging.getLogger(__name__)
 
 KEPT = 64
 """Newest versions of a fragment whose digests are kept: words are of what was read last."""
+
+KEPT_EACH = 8
+"""Words of one author about versions that are not known here yet: nobody's push out another's."""
+
+AUTHORS_MAX = 4096
 
 UNSAID = bytes(32)
 
@@ -26,16 +30,17 @@ class Histories:
         self._fragment = fragment
         self._found = found
         self._here: dict[int, bytes] = {}
-        self._said: dict[int, tuple[bytes, str]] = {}
+        self._said: dict[str, dict[int, bytes]] = {}
+        """By author."""
         self._told: set[int] = set()
 
     def know(self, version: int, digest: bytes) -> None:
         """Note a commit that was read, or written, here."""
         self._here[version] = digest
-        self._forget(self._here)
-        said = self._said.pop(version, None)
-        if said is not None and said[0] != digest:
-            self._tell(version, *said)
+        _forget(self._here, KEPT)
+        for by, words in self._said.items():
+            if (said := words.pop(version, digest)) != digest:
+                self._tell(version, said, by)
 
     def said(self, version: int, digest: bytes, by: str) -> bool:
         """Note which commit somebody says it has read; return whether it is another than the one here."""
@@ -44,16 +49,15 @@ class Histories:
         known = self._here.get(version)
         if known is None:
             if version > max(self._here, default=0):
-                self._said.setdefault(version, (digest, by))
-                self._forget(self._said)
+                if by not in self._said and len(self._said) == AUTHORS_MAX:
+                    return False
+                words = self._said.setdefault(by, {})
+                words.setdefault(version, digest)
+                _forget(words, KEPT_EACH)
             return False
         if known != digest:
             self._tell(version, digest, by)
         return known != digest
-
-    def _forget(self, of: dict[int, Any]) -> None:
-        while len(of) > KEPT:
-            del of[min(of)]
 
     def _tell(self, version: int, digest: bytes, by: str) -> None:
         if version in self._told:
@@ -70,3 +74,8 @@ class Histories:
             by,
             extra={"fragment": self._fragment, "version": version},
         )
+
+
+def _forget(of: dict[int, bytes], kept: int) -> None:
+    while len(of) > kept:
+        del of[min(of)]

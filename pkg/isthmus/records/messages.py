@@ -18,6 +18,7 @@ from isthmus.records.fields import (
     Text,
     Tokens,
     Version,
+    is_name,
 )
 from isthmus.records.frame import HEADER_MAX, Blob, Kind, draft, parse, seal
 from isthmus.signing import Signer
@@ -33,8 +34,14 @@ def learner_stream(learner: str) -> str:
 
 
 def learner_of(stream: str) -> str | None:
-    """Return the learner whose stream this is, or None."""
-    return stream.removeprefix(_LEARNER_STREAM) if stream.startswith(_LEARNER_STREAM) else None
+    """Return the learner whose stream this is, or None: a stream may bear any name that somebody likes to write."""
+    name = stream.removeprefix(_LEARNER_STREAM)
+    return name if name != stream and is_name(name) else None
+
+
+def is_stream(stream: str) -> bool:
+    """Return whether somebody of a run may speak on it."""
+    return stream == SYNCER_STREAM or learner_of(stream) is not None
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
