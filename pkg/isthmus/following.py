@@ -172,6 +172,7 @@ def follow(
     mixed: bool = False,
     key: str | Path | Signer | None = None,
     owner: str | None = None,
+    run_digest: str | None = None,
 ) -> Following:
     """Follow a run's global model.
 
@@ -189,10 +190,11 @@ def follow(
         mixed: each fragment at its newest version, instead of one version of all.
         key: an OpenSSH private key of a member, which signs measurements; by default what `ISTHMUS_KEY` names.
         owner: who must own the run, as in `isthmus.join`.
+        run_digest: which run it must be, as in `isthmus.join`.
 
     Raises `InputError`; what goes wrong later, `update`, `wait` and `close` raise.
     """
     if every < 1 or not at_most_every_s >= 0:
         raise InputError(f"every={every} must be at least 1, at_most_every_s={at_most_every_s:g} at least 0")
-    trust = trust_of(key, owner)
+    trust = trust_of(key, owner, run_digest=run_digest)
     return Following(run, target, every, at_most_every_s, fragments, mixed, trust)

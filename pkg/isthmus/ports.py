@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from isthmus.bus import Bus, open_bus
 from isthmus.errors import IsthmusError, RunMissing, Unavailable
 from isthmus.log import Log
-from isthmus.log.run import Run, read_run, run_below
+from isthmus.log.run import Require, Run, anything, read_run, run_below
 from isthmus.log.trust import Trust
 from isthmus.records.keys import snapshots_prefix
 from isthmus.records.messages import SYNCER_STREAM
@@ -46,13 +46,13 @@ class Ports:
     runtime: Runtime
 
 
-async def known_run(store: EdgeStore) -> Run:
+async def known_run(store: EdgeStore, require: Require = anything) -> Run:
     """Return the run at this store, or say within seconds that it cannot be read.
 
     Raises what `read_run` does; `RunMissing` says where there is one nearby.
     """
     try:
-        return await read_run(store.at_start)
+        return await read_run(store.at_start, require)
     except RunMissing:
         raise RunMissing(store.url, await run_below(store.at_start)) from None
 
@@ -69,22 +69,23 @@ async def open_place(
 
 @asynccontextmanager
 async def open_log(url: str, trust: Trust = TRUSTING, *, threads: int = THREADS) -> AsyncIterator[Log]:
-    """Open a run's log alone, without a bus. Raises what `known_run` and `Trust.judge` do."""
+    """Open a run's log alone, without a bus. Raises what `known_run` and `Trust.require` do."""
     async with open_place(url, threads=threads) as store:
-        yield await _log(await known_run(store), store, trust)
+        yield await _log(await known_run(store, trust.require), store, trust)
 
 
 @asynccontextmanager
 async def open_ports(
-    url: str, bus_url: str, find: Find = known_run, trust: Trust = TRUSTING, *, crew: int | None = None
+    url: str, bus_url: str, find: Find | None = None, trust: Trust = TRUSTING, *, crew: int | None = None
 ) -> AsyncIterator[Ports]:
-    """Open store and bus of the run that `find` finds; the bus is not asked for anything.
+    """Open store and bus of the run that `find` finds, `known_run` by default; the bus is not asked for anything.
 
-    `crew`: threads that share one computation; as many as there are cores where nothing is said. Raises what `find` and
-    `Trust.judge` do.
+    `crew`: threads that share one computation; as many as there are cores where nothing is said. Raises what `find`,
+    `Trust.require` and `Trust.judge` do.
     """
     async with open_place(url, threads=max(THREADS, crew or 0), crew=crew) as store:
-        log = await _log(await find(store), store, trust)
+        run = await (find(store) if find else known_run(store, trust.require))
+        log = await _log(run, store, trust)
         async with open_bus(bus_url, log.run.digest) as bus:
             yield Ports(log, store, bus, store.runtime)
 

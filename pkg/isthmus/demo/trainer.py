@@ -53,6 +53,7 @@ class Task:
     """Told of the link once there is one."""
     key: str | None = None
     owner: str | None = None
+    run_digest: str | None = None
     insecure: bool = False
     """See `isthmus.join`."""
 
@@ -71,6 +72,7 @@ class Task:
             sink=self.sink,
             key=self.key,
             owner=self.owner,
+            run_digest=self.run_digest,
             insecure=self.insecure,
         )
         self.joined(link)

@@ -21,8 +21,8 @@ from isthmus.link.link import Link
 from isthmus.link.ranks import Joined, follow, spread
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
-from isthmus.log.trust import trust_of
-from isthmus.ports import known_run
+from isthmus.log.trust import Trust, trust_of
+from isthmus.ports import TRUSTING, known_run
 from isthmus.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
 from isthmus.shell import Shell
 from isthmus.signing import Signer
@@ -70,6 +70,7 @@ def join(
     sink: Sink | None = None,
     key: str | Path | Signer | None = None,
     owner: str | None = None,
+    run_digest: str | None = None,
     insecure: bool = False,
 ) -> Link:
     """Join a run and bring the model to its newest global version.
@@ -123,6 +124,8 @@ def join(
         key: an OpenSSH Ed25519 private key that signs all that this learner writes and says; by default what
             `ISTHMUS_KEY` names. A run that this creates is then signed, and belongs to that key.
         owner: the fingerprint (`SHA256:…`) or public key of who must own the run; by default what `ISTHMUS_OWNER` says.
+        run_digest: which run it must be: its digest in hexadecimal, or at least half of it; by default what
+            `ISTHMUS_RUN_DIGEST` says.
         insecure: take part although nothing in the run is signed and its store or bus is on another machine.
 
     Raises:
@@ -153,7 +156,7 @@ def join(
     if bus is None:
         raise InputError(f"{run} is in a bucket: say which bus it uses, bus='redis://host:port'")
     bus = as_environment_says(bus, os.environ)
-    trust = trust_of(key, owner, insecure)
+    trust = trust_of(key, owner, insecure, run_digest)
     ranks = ranks_of(model)
     model = torch_model.unwrapped(model)
     torch_model.check_optimizer(model, optimizer)
@@ -182,7 +185,7 @@ def join(
         return Seed(specs, values, fixed, chosen.check(), pace or Pace(), signer=trust.signer)
 
     async def enter(store: EdgeStore) -> Run:
-        found = await reach_or_create(store, create, lambda rules: shell.on_training_thread(lambda: seed(rules)))
+        found = await reach_or_create(store, create, lambda rules: shell.on_training_thread(lambda: seed(rules)), trust)
         found.require(specs, fixed)
         return found
 
@@ -239,7 +242,9 @@ def _replica(loop: "Loop", layout: Layout, lane: "Lane | None") -> tuple[Replica
     return there, there
 
 
-async def reach_or_create(store: EdgeStore, create: Create | None, seed: Callable[[Create], Awaitable[Seed]]) -> Run:
+async def reach_or_create(
+    store: EdgeStore, create: Create | None, seed: Callable[[Create], Awaitable[Seed]], trust: Trust = TRUSTING
+) -> Run:
     """Return the run at this store; with rules, or what chooses them, a missing one is created from the seed they make.
 
     Raises `Unavailable` where reading the run, or the check before creating one, takes longer than `START_S`; and what
@@ -248,7 +253,7 @@ async def reach_or_create(store: EdgeStore, create: Create | None, seed: Callabl
     try:
         async with asyncio.timeout(START_S):
             try:
-                found = await known_run(store)
+                found = await known_run(store, trust.require)
             except RunMissing as missing:
                 if create is None or missing.near:  # never create one around another
                     raise

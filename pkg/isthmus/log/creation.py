@@ -18,7 +18,7 @@ from isthmus.records.keys import RUN_KEY, snapshot_key
 from isthmus.records.objects import SCHEMA, RunHeader
 from isthmus.rules import BOUNDS, Bounds, MergeRule, Pace, Rules
 from isthmus.runtime import Runtime
-from isthmus.signing import Signer
+from isthmus.signing import Signer, fingerprint
 from isthmus.store import Store
 
 Take = Callable[[Tensor], Awaitable[F32]]
@@ -88,8 +88,16 @@ def _same(run: Run, seed: Seed) -> Run:
     if difference is not None:
         raise RunExists(run.url, difference)
     run.require_rules(seed.rules)
-    if seed.signer is not None and run.header.owner is None:
+    owner = run.header.owner
+    if seed.signer is not None and owner is None:
         raise RunExists(run.url, "nothing in it is signed, and a key is given")
+    if seed.signer is not None and owner not in (None, seed.signer.author):
+        assert owner is not None, "it is another's"
+        raise RunExists(
+            run.url, f"it belongs to {fingerprint(owner)}, and the key given is {fingerprint(seed.signer.author)}"
+        )
+    if run.header.bounds != seed.bounds:
+        raise RunExists(run.url, f"its bounds are {run.header.bounds}")
     return run
 
 

@@ -1,7 +1,7 @@
 """The run object: what the run is. Everyone who joins checks against it."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -101,12 +101,22 @@ def heard_run(words: bytes) -> Run:
     return Run(told.url, told.digest, told.header, _placed(told.layout), dict(told.layout.frozen))
 
 
-async def read_run(store: Store) -> Run:
-    """Return the run at this store. Raises `RunMissing`, or `LogCorrupt` for a run object that cannot be read."""
+Require = Callable[[str, frame.Blob], None]
+"""Judges a run object, found at a URL, before anything in it is looked at. Raises `InputError`."""
+
+
+def anything(url: str, blob: frame.Blob) -> None:
+    """Require nothing of a run object."""
+
+
+async def read_run(store: Store, require: Require = anything) -> Run:
+    """Return the run at this store. Raises `RunMissing`, what `require` does, or `LogCorrupt` for a run object that
+    cannot be read."""
     try:
         blob = await store.get(RUN_KEY)
     except ObjectMissing:
         raise RunMissing(store.url) from None
+    require(store.url, blob)
     try:
         header, cut = parsed(blob)
         _require_owner(blob, header)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -10,6 +11,8 @@ from pathlib import Path
 from isthmus.errors import InputError
 from isthmus.log.membership import Members, require_may
 from isthmus.log.run import Run
+from isthmus.records import frame
+from isthmus.records.frame import Blob
 from isthmus.rules import MemberRole
 from isthmus.signing import Signer, fingerprint, read_signer
 from isthmus.signing.keys import read_public
@@ -18,7 +21,7 @@ from isthmus.urls import redacted, split
 
 logger = logging.getLogger(__name__)
 
-KEY, OWNER, INSECURE = "ISTHMUS_KEY", "ISTHMUS_OWNER", "ISTHMUS_INSECURE"
+KEY, OWNER, INSECURE, RUN_DIGEST = "ISTHMUS_KEY", "ISTHMUS_OWNER", "ISTHMUS_INSECURE", "ISTHMUS_RUN_DIGEST"
 """Variables that say what the arguments of the same names do."""
 
 
@@ -30,13 +33,30 @@ class Trust:
     owner: str = ""
     """The fingerprint of the key that must own the run; empty: whoever's it is."""
     insecure: bool = False
+    run_digest: str = ""
+    """What the run's digest, in hexadecimal, must begin with; empty: whichever it is."""
+
+    def require(self, url: str, blob: Blob) -> None:
+        """Return if a run object is the one that it must be, by its digest and by whose signature it bears, before
+        anything that it says is looked at. Raises `InputError`."""
+        found = frame.digest(blob).hex()
+        if not found.startswith(self.run_digest):
+            raise InputError(
+                f"{url}: the digest of this run is {found}, and must begin with {self.run_digest}: this is another run"
+            )
+        author = frame.author_of(blob)
+        self._require_owner(url, None if author == frame.UNSIGNED_AUTHOR else author)
 
     def judge(self, run: Run) -> None:
-        """Return if the run is whose it must be. Raises `InputError`."""
-        owner = run.header.owner
+        """Return if the run is the one that it must be. Raises `InputError`."""
+        if not run.digest.hex().startswith(self.run_digest):
+            raise InputError(f"{run.url}: this is another run than {self.run_digest}")
+        self._require_owner(run.url, run.header.owner)
+
+    def _require_owner(self, url: str, owner: bytes | None) -> None:
         found = "nobody: nothing in it is signed" if owner is None else fingerprint(owner)
         if self.owner and self.owner != found:
-            raise InputError(f"{run.url}: this run's owner is {found}, and must be {self.owner}: this is another run")
+            raise InputError(f"{url}: this run's owner is {found}, and must be {self.owner}: this is another run")
 
     def take_part(self, run: Run, members: Members, bus: str, role: MemberRole, name: str) -> None:
         """Return if a process may take part under a name. Raises `InputError` that says what to do.
@@ -71,12 +91,13 @@ def trust_of(
     key: str | Path | Signer | None = None,
     owner: str | None = None,
     insecure: bool = False,
+    run_digest: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Trust:
     """Return what arguments say, and where they say nothing the environment. Raises `InputError`.
 
     `key`: an OpenSSH private key file, or what was read from one. `owner`: a fingerprint SHA256:…, a public key's line
-    or its .pub file.
+    or its .pub file. `run_digest`: the digest of the run, in hexadecimal, or at least half of it.
     """
     key = key or environment.get(KEY) or None
     owner = owner or environment.get(OWNER) or ""
@@ -84,7 +105,10 @@ def trust_of(
     signer = key if isinstance(key, Signer) or key is None else read_signer(key, environment)
     if owner and not owner.startswith("SHA256:"):
         owner = fingerprint(read_public(owner))
-    return Trust(signer, owner, insecure)
+    run_digest = (run_digest or environment.get(RUN_DIGEST) or "").lower()
+    if run_digest and not re.fullmatch(r"[0-9a-f]{32,64}", run_digest):
+        raise InputError(f"run digest {run_digest[:80]!a}: 32 to 64 hexadecimal digits, as `isthmus init` prints them")
+    return Trust(signer, owner, insecure, run_digest)
 
 
 def is_near(url: str) -> bool:

@@ -46,6 +46,7 @@ def run(settings: declared.Init) -> int:
     )
     if (owner := made.header.owner) is not None:
         print(f"signed; its owner is {fingerprint(owner)}: `isthmus members add` says who else may take part")
+        print(f"who takes part is sure that it is this run with --run-digest {made.digest.hex()}")
     if warning := overdrive(made.rules):
         print(f"warning: {warning}")
     return 0
@@ -88,7 +89,14 @@ def create(
                 raise InputError(f"{url}: there is a run in it already, {below}: choose another place")
             await require_create_only(store.at_start, store.runtime)
             try:
-                there = (await read_run(store.at_start)).rules
+                found = await read_run(store.at_start, trust.require)
+                there = found.rules
+                made_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.header.created_at))
+                logger.warning(
+                    "%s was there already, created %s: it keeps its initial values, and nothing is written",
+                    url,
+                    made_at,
+                )
             except RunMissing:
                 there = None
             rules = shared.rules_of(settings, specs, there, _flop_s(settings, specs, there))

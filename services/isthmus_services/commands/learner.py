@@ -5,6 +5,7 @@ import functools
 import hashlib
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ def _train(settings: declared.Learner, name: str, board: Board) -> int:
     shard, order = _shard(settings.shard, name)
     bus = shared.bus_of(settings, settings.run)
     sink = TensorBoard(str(Path(settings.tensorboard) / name)) if settings.tensorboard else None
-    made = asyncio.run(_read(settings.run))
+    made = asyncio.run(_read(settings))
     logger.info("%s starts: %s, %d steps in all, part %d of %d of the data", name, made.url, settings.steps, *shard)
     stop: list[int] = []
     links: list[Link] = []
@@ -81,7 +82,7 @@ def _train(settings: declared.Learner, name: str, board: Board) -> int:
                 run=settings.run,
                 bus=bus,
                 learner=name,
-                model=functools.partial(_model, made),
+                model=functools.partial(_model, settings, made),
                 steps=settings.steps,
                 seed=made.header.seed if settings.seed is None else settings.seed,
                 data=settings.data,
@@ -94,6 +95,7 @@ def _train(settings: declared.Learner, name: str, board: Board) -> int:
                 joined=joined,
                 key=settings.key,
                 owner=settings.owner,
+                run_digest=settings.run_digest,
                 insecure=settings.insecure,
             )
         )
@@ -112,20 +114,42 @@ def _train(settings: declared.Learner, name: str, board: Board) -> int:
     return NEVER_MERGED if links and links[-1].summary.never_merged else 0
 
 
-def _model(made: Run) -> "torch.nn.Module":
+def _makes(settings: declared.Learner, made: Run) -> Callable[[], object]:
+    """Return what makes the run's model. Raises `InputError` that says what to do.
+
+    Whoever can write to the store may have chosen the name, and code that a store names is not run unasked.
+    """
+    named = made.header.model
+    if settings.model:
+        return shared.callable_of(settings.model, "--model")
+    if not named:
+        raise InputError(f"{made.url} was created from a module in a script: train it from there with isthmus.join")
+    if (ours := shared.built_in(named)) is not None:
+        return ours
+    if settings.model_of_run:
+        return shared.callable_of(named, "model of the run")
+    if not shared.CALLABLE.fullmatch(named):
+        raise InputError(f"{made.url} says {named[:80]!a} makes its model, which names no function: give --model")
+    raise InputError(
+        f"{made.url} says its model is made by {named}, and code that a run names is not run unasked: add "
+        f"--model {named}, or --model-of-run where you trust whoever created it"
+    )
+
+
+def _model(settings: declared.Learner, made: Run) -> "torch.nn.Module":
     """Return the run's model with its initial values; joining brings it to the newest ones."""
     import torch
 
-    if not made.header.model:
-        raise InputError(f"{made.url} was created from a module in a script: train it from there with isthmus.join")
+    makes = _makes(settings, made)
     torch.manual_seed(made.header.seed)
-    model = shared.callable_of(made.header.model, "model of the run")()
-    assert isinstance(model, torch.nn.Module), "init checked this"
+    model = makes()
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"what makes the model returned {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
-async def _read(url: str) -> Run:
-    async with open_log(url) as log:
+async def _read(settings: declared.Learner) -> Run:
+    async with open_log(settings.run, shared.trust_in(settings)) as log:
         return log.run
 
 

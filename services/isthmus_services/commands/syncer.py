@@ -16,6 +16,7 @@ from isthmus.log import gc as garbage
 from isthmus.log.membership import require_may
 from isthmus.log.run import read_run
 from isthmus.log.state import collects, uncollected
+from isthmus.log.trust import Trust
 from isthmus.ports import bus_answers, known_run, open_place, open_ports, patiently
 from isthmus.records.fields import require_name
 from isthmus.rules import MemberRole, Rules
@@ -58,9 +59,9 @@ def run(settings: declared.Syncer) -> int:
 async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
     stopping = asyncio.Event()
     bus = shared.bus_of(settings, settings.run)
-    if settings.wait and not await _there(settings.run, bus, name, board):
-        return
     trust = shared.trust_in(settings)
+    if settings.wait and not await _there(settings.run, bus, name, board, trust):
+        return
     async with open_ports(settings.run, bus, trust=trust, crew=settings.threads) as ports:
         trust.take_part(ports.log.run, ports.log.members, bus, MemberRole.SYNCER, name)
         if settings.collect is not None:
@@ -198,7 +199,7 @@ async def _collect(log: Log, every_s: float | None) -> None:
         logger.info("collecting: %s", await line_of(once()))
 
 
-async def _there(url: str, bus_url: str, name: str, board: Board) -> bool:
+async def _there(url: str, bus_url: str, name: str, board: Board, trust: Trust) -> bool:
     """Wait for the run and for its bus; return whether both are there now, False after SIGTERM."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -220,9 +221,9 @@ async def _there(url: str, bus_url: str, name: str, board: Board) -> bool:
 
     try:
         async with open_place(url, threads=1) as store:
-            if not await waited("run", lambda: read_run(store.at_start), store.runtime):
+            if not await waited("run", lambda: read_run(store.at_start, trust.require), store.runtime):
                 return False
-            async with open_bus(bus_url, (await known_run(store)).digest) as bus:
+            async with open_bus(bus_url, (await known_run(store, trust.require)).digest) as bus:
                 if not await waited("bus", lambda: bus_answers(bus), store.runtime):
                     return False
     finally:

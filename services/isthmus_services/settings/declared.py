@@ -99,6 +99,16 @@ class Learner(InRun, OnBus, TakingPart, Serving):
     train: Annotated[str, Setting("called with an isthmus.demo.trainer.Task", metavar="PACKAGE.MODULE:FUNCTION")] = (
         BUILT_IN_TRAINER
     )
+    model: Annotated[
+        str | None,
+        Setting(
+            "makes the run's model (default: the built-in one, if the run says so)", metavar="PACKAGE.MODULE:FUNCTION"
+        ),
+    ] = None
+    model_of_run: Annotated[
+        bool,
+        Setting("run whatever code the run names as what makes its model: trust whoever created it", flag_only=True),
+    ] = False
     steps: Annotated[int, Setting("optimizer steps, over all restarts", ge=1)] = 1500
     data: Annotated[str | None, Setting("text file or folder (default: Python's standard library)", metavar="PATH")] = (
         None

@@ -36,6 +36,9 @@ NOT_SET = "not set"
 
 _AWS_SHOWN = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 _AWS_HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_ELSEWHERE = frozenset({"ISTHMUS_KERNELS", "ISTHMUS_KEY_PASSPHRASE", "ISTHMUS_KEY_PASSPHRASE_FILE"})
+"""Variables that are no command's setting: `isthmus.kernels.levels` and `isthmus.signing.keys` read them."""
+
 _OF_TESTS = PREFIX + "REQUIRE_"
 
 
@@ -229,7 +232,7 @@ def resolve(
     stray = tuple(
         f"{name} is not a setting of any command{did_you_mean(name, known)}"
         for name in sorted(environment)
-        if name.startswith(PREFIX) and name not in known and not name.startswith(_OF_TESTS)
+        if name.startswith(PREFIX) and name not in {*known, *_ELSEWHERE} and not name.startswith(_OF_TESTS)
     )
     return Resolved(cls(**values), sources, stray)
 

@@ -39,6 +39,10 @@ class InRun:
         str | None,
         Setting("who must own the run: a fingerprint or a .pub file (default: anybody)", metavar="KEY"),
     ] = None
+    run_digest: Annotated[
+        str | None,
+        Setting("which run it must be: its digest, or at least 32 digits of it (default: any)", metavar="HEX"),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,14 +229,14 @@ def trust_in(settings: InRun) -> "Trust":
     from isthmus.log.trust import trust_of  # with it comes more than `isthmus --help` needs
 
     key, insecure = getattr(settings, "key", None), getattr(settings, "insecure", False)
-    return trust_of(key, settings.owner, insecure)
+    return trust_of(key, settings.owner, insecure, settings.run_digest)
 
 
 def owner_in(settings: InRun) -> "Trust":
     """Return what one who only reads demands of a run. Raises `InputError`."""
     from isthmus.log.trust import trust_of
 
-    return trust_of(None, settings.owner, environment={})
+    return trust_of(None, settings.owner, run_digest=settings.run_digest, environment={})
 
 
 def rules_of(
