@@ -11,8 +11,7 @@ import pytest
 
 from isthmus.errors import LogCorrupt, ObjectMissing
 from isthmus.learner.steward import here
-from isthmus.log import fold, gc, merge, state
-from isthmus.log.commits import Commit
+from isthmus.log import Commit, fold, gc, merge, state
 from isthmus.log.gc import Garbage
 from isthmus.log.membership import Members, write
 from isthmus.log.merge import State

@@ -116,7 +116,7 @@ async def test_what_goes_wrong_with_one_donor_is_its_own_affair(folder: Path, ca
 async def test_one_that_its_header_gives_away_is_not_fetched(names: int, folder: Path) -> None:
     async with merged(folder, "a", saver=lambda: Moments(names)) as w:
         [entry] = checkpoints_in(await w.store.list("learners/"))
-        header = await read_head(w.log, entry.key)
+        header = (await read_head(w.log, entry.key)).said
         assert header.learner == "a"
         newcomer = w.learner("newcomer")
         await newcomer.join()

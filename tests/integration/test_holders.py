@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import LogCorrupt
-from isthmus.log.commits import Commit
+from isthmus.log import Commit
 from isthmus.records.frame import Body
 from isthmus.records.keys import commit_key, commits_prefix
 from isthmus.rules import Pace, Rules

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +15,10 @@ from isthmus.learner import LearnerAgent, residuals
 from isthmus.learner.checkpoint import LoopState
 from isthmus.learner.steward import left
 from isthmus.log.select import checkpoints_in
+from isthmus.records import frame
+from isthmus.records.frame import Kind
 from isthmus.records.keys import claim_key
+from isthmus.records.objects import ClaimHeader
 from isthmus.rules import Pace
 from support.world import (
     SPECS,
@@ -269,10 +273,13 @@ async def test_a_twin_is_found_without_the_bus(folder: Path, monkeypatch: pytest
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.1, silence_s=0.5))) as w:
         old = await Life(w, "l0").start()
         blob = await w.store.get(claim_key("l0", 1))
-        await w.store.create(claim_key("l0", 2), blob)
+        await w.store.create(claim_key("l0", 2), blob)  # that is nobody's: it lies under another key than its own
+        mine, _ = frame.parse(blob, Kind.CLAIM, ClaimHeader)
+        third = msgspec.structs.replace(mine, incarnation=3)
+        await w.store.create(claim_key("l0", 3), frame.draft(Kind.CLAIM, third).blob)
         with pytest.raises(BaseExceptionGroup) as caught:
             await old.steps(500)
-        assert caught.group_contains(Fenced)
+        assert caught.group_contains(Fenced, match="its life 3")
 
 
 @in_virtual_time

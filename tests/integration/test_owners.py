@@ -212,7 +212,7 @@ def test_what_goes_wrong_there_is_said_here_as_it_is(tmp_path: Path) -> None:
             await two.owners.step(values, commit)
         two.there.error = None
         await two.w.store.put(commit.header.value_key, b"other bytes")
-        with pytest.raises(LogCorrupt, match=r"rank 1: .*has digest") as caught:
+        with pytest.raises(LogCorrupt, match=r"rank 1: .*was named") as caught:
             await two.owners.step(values, commit)
         assert caught.value.key == commit.header.value_key
         assert caught.value.after(1, 0).readable == (1, 0), "whole, as it would be here"

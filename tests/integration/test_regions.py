@@ -13,6 +13,7 @@ from isthmus.errors import InputError, LogCorrupt, Unavailable
 from isthmus.log import Log, fold, gc
 from isthmus.log.membership import Members, write
 from isthmus.readers.replay import replay
+from isthmus.records import frame
 from isthmus.records.keys import version_in
 from isthmus.records.objects import MemberSpec
 from isthmus.rules import MemberRole, Rules
@@ -179,7 +180,7 @@ async def test_a_damaged_copy_costs_one_look_at_the_runs_own(places: Places, dam
     log.store.regions.near = "us"
     for key in places.keys(damaged):
         body = bytearray((places.near / key).read_bytes())
-        body[len(body) // 2 if damaged == "values" else 140] ^= 1
+        body[len(body) // 2 if damaged == "values" else frame.payload_start(body) + 8] ^= 1
         (places.near / key).write_bytes(body)
     assert [(await fold.fold(log, p, fold.Publishing(log))).carried.tobytes() for p in range(2)] == whole
     # Where the run's own is damaged, it is damaged.

@@ -16,6 +16,7 @@ from isthmus.learner.steward import here
 from isthmus.log import Commit, Log, merge
 from isthmus.log.run import Run
 from isthmus.log.updates import open_update
+from isthmus.log.verified import Gate
 from isthmus.readers import whatif
 from isthmus.readers.replay import replay
 from isthmus.records import frame
@@ -189,7 +190,7 @@ class Checker:
                 continue
             fragment = self.run.layout.fragments[p]
             try:
-                update = open_update(blob, given.digest, self.run, fragment, given.learner, given.base)
+                update = open_update(Gate(self.run), blob, given.key, given.digest, fragment, given.learner, given.base)
             except RecordInvalid as error:
                 self.violate(f"{key}: merges {given.key}: {error}")
                 continue

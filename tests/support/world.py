@@ -15,8 +15,7 @@ from isthmus.bus import Bus, default_bus, open_bus
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, TensorClass
 from isthmus.learner import LearnerAgent
-from isthmus.log import Log, fold, merge
-from isthmus.log.commits import Commit
+from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
 from isthmus.records.frame import Blob

@@ -14,7 +14,6 @@ from isthmus.codecs import codec, pack
 from isthmus.kernels import F32
 from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, State
-from isthmus.log.updates import open_update
 from isthmus.records import frame
 from isthmus.records.frame import Blob, Body, Data, Kind
 from isthmus.records.keys import commit_key, snapshot_key, update_key, value_key
@@ -25,6 +24,7 @@ from isthmus.simulate.weather import Weather
 from isthmus.simulate.world import World
 from isthmus.store import Entry, Store
 from support.commits import committed, given
+from support.opened import opened_update
 from support.world import QUICK, seed_of
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class Written:
         blob = self.blob(key)
         _, _, learner, name = key.split("/")
         base, digest = int(name.split("-")[0]), frame.digest(blob)
-        found = open_update(blob, digest, self.run, self.run.layout.fragments[p], learner, base)
+        found = opened_update(self.run, blob, self.run.layout.fragments[p], learner, base, digest=digest)
         h = found.header
         about = given(
             learner,

@@ -1,12 +1,29 @@
 """How much one learner can do, rule by rule: what is beyond what others do is cut, and what is honest is not."""
 
 import math
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
+import msgspec
+import numpy as np
 import pytest
 
 from isthmus.reasons import FINAL, Clip, Reason
-from isthmus.records.objects import Waited
-from isthmus.rounds.bounds import REMEMBERED, Claim, Influence
+from isthmus.records.objects import Input, Waited
+from isthmus.rounds.bounds import (
+    FALLS,
+    FIRST_RMS,
+    MAJORITY,
+    REMEMBERED,
+    RISES,
+    UNTIMED,
+    Believed,
+    Claim,
+    Influence,
+    claim_of,
+    first_norm,
+)
 from isthmus.rounds.events import Action, CallRound, Merge
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import ABSENT_KNOWN, Phase
@@ -18,28 +35,31 @@ BOUNDS = Bounds()
 HONEST = [Claim(f"h{i}", 12, 12_000, 0.1 * (1 + i / 10)) for i in range(3)]
 
 
-def seen(*claims: Claim, version: int = 5, bounds: Bounds = BOUNDS) -> Influence:
-    """Return what is usual where the log has merged these."""
-    import msgspec
-
-    influence = Influence(bounds)
-    influence.note(
-        version,
-        [
+def inputs_of(claims: Iterable[Claim], version: int, by: Sequence[Believed] = ()) -> list[Input]:
+    """Return what a commit says of these, that were merged for what they say or for what they were believed to be."""
+    found = []
+    for number, c in enumerate(claims):
+        asked = Believed(c.tokens * (c.tokens / c.steps))
+        counts = by[number] if by else asked
+        found.append(
             msgspec.structs.replace(
                 given(c.learner, version - 1, version), steps=c.steps, tokens=c.tokens, norm=c.norm,
-                weight=c.tokens * (c.tokens / c.steps),
+                weight=counts.weight, scale=counts.scale, clipped=tuple(counts.clipped), believed=counts.steps,
             )
-            for c in claims
-        ],
-    )  # fmt: skip
+        )  # fmt: skip
+    return found
+
+
+def seen(*claims: Claim, version: int = 5, bounds: Bounds = BOUNDS) -> Influence:
+    """Return what is usual where the log has merged these."""
+    influence = Influence(bounds)
+    inputs = inputs_of(claims, version)
+    influence.note(version, inputs, influence.after(inputs))
     return influence
 
 
 def missing(*learners: str) -> Waited:
     """Return how a round waited in which these were missing."""
-    import msgspec
-
     return msgspec.structs.replace(committed(1).waited, expected=("a", "b", "idle"), missing=learners, waited_s=4.0)
 
 
@@ -57,7 +77,7 @@ def test_honest_updates_count_for_what_they_say() -> None:
         (Claim("evil", 1, 1 << 53, 0.1), {Clip.TOKENS, Clip.WEIGHT}),
         (Claim("evil", 12, 12_000 * 7, 0.1), {Clip.WEIGHT}),
         (Claim("evil", 12, 12_000, 1e-6), {Clip.SHORT}),
-        (Claim("evil", 1000, 1_000_000, 0.1, elapsed_s=1.2, step_s=0.1), {Clip.STEPS, Clip.SHORT}),
+        (Claim("evil", 1000, 1_000_000, 0.1, elapsed_s=1.2, step_s=0.1), {Clip.STEPS}),
         (Claim("evil", 12, 12_000, 1.0), {Clip.NORM}),
         (Claim("evil", 1 << 40, 1 << 53, 1e17, elapsed_s=1.0, step_s=0.1), {Clip.STEPS, Clip.TOKENS, Clip.WEIGHT, Clip.NORM}),
     ],
@@ -68,9 +88,9 @@ def test_one_of_four_counts_for_a_few_at_most(claim: Claim, clips: set[Clip]) ->
     assert set(found.clipped) == clips
     usually = sorted(c.tokens * (c.tokens / c.steps) for c in HONEST)[1]
     assert 0 < found.weight <= BOUNDS.weight * usually * 1.0001
-    # A clipped update is as long as the longest that passes, however many steps it claims: they are no more work.
+    # A clipped update is as long as the longest that passes, of the steps that are believed: others are no work.
     longest = BOUNDS.norm * max(c.norm / math.sqrt(c.steps) for c in HONEST)
-    assert found.scale * claim.norm / math.sqrt(claim.steps) <= longest * 1.0001
+    assert found.scale * claim.norm / math.sqrt(found.steps or claim.steps) <= longest * 1.0001
 
 
 def test_what_is_far_too_long_is_none_and_a_zero_is_not_long() -> None:
@@ -85,14 +105,8 @@ def test_where_most_change_what_is_usual_changes_with_them_and_nobody_is_kept_ou
     usual = seen(*HONEST)
     longer = [c._replace(norm=c.norm * 1e4) for c in HONEST]
     assert usual.judge(longer[0]).refused
-    assert [usual.judge(c).refused for c in longer[1:]] == [False, False]
-    assert [usual.judge(c).clipped for c in longer] == [(), (), ()]
-
-
-def test_of_two_neither_is_far_from_what_is_usual() -> None:
-    usual = seen(Claim("a", 12, 12_000, 0.1), Claim("b", 12, 12_000, 1e-9))
-    found = usual.judge(Claim("a", 12, 12_000, 0.1))
-    assert (found.clipped, found.refused) == ((), False)
+    assert [usual.judge(c, longer[:n]).refused for n, c in enumerate(longer)] == [True, False, False]
+    assert [usual.judge(c, longer).clipped for c in longer] == [(), (), ()]
 
 
 def test_a_learner_cannot_grow_by_leaps_either() -> None:
@@ -115,14 +129,11 @@ def test_several_updates_in_a_round_weigh_no_more_than_one_may() -> None:
 
 
 def test_what_is_left_for_the_last_of_several_says_nothing_of_a_learner() -> None:
-    import msgspec
-
     usual = seen(*HONEST)
     # Twice as fast as is usual, on two bases: little of the second is left to count.
     weights = (12 * 2000.0**2, 1.0)
-    usual.note(
-        6, [msgspec.structs.replace(given("h1", 5, 6), steps=12, tokens=24_000, norm=0.1, weight=w) for w in weights]
-    )
+    twice = Claim("h1", 12, 24_000, 0.1)
+    usual.note(6, inputs_of([twice, twice], 6, [Believed(w) for w in weights]), usual.length)
     assert Clip.TOKENS not in usual.judge(Claim("h1", 12, 24_000, 0.1)).clipped
 
 
@@ -146,7 +157,7 @@ def test_nobody_counts_for_more_than_was_asked(claim: Claim) -> None:
 
 def test_what_was_long_ago_is_forgotten() -> None:
     usual = seen(*HONEST, version=1)
-    usual.note(1 + REMEMBERED, [])
+    usual.note(1 + REMEMBERED, [], usual.length)
     assert not usual.known
 
 
@@ -284,3 +295,146 @@ def test_a_sum_that_is_not_finite_turns_away_only_who_made_it_so() -> None:
     assert [who for who, _ in story.rounds.round.arrived] == ["a"]
     story.announce("evil")
     assert story.rounds.rejected_total == {"overflow": 2}, "and it is not taken again"
+
+
+# --- one and two ------------------------------------------------------------------------------------------------------
+
+
+class Merged:
+    """Rounds of one fragment after another, each merged for what it is believed to be."""
+
+    def __init__(self) -> None:
+        self.usual = Influence(BOUNDS)
+        self.version = 0
+
+    def round(self, *claims: Claim, first: float = math.inf) -> list[Believed]:
+        """Merge a round; return what each counts for, norms included."""
+        self.version += 1
+        known, among, by = self.usual.known, list(claims), []
+        for number, claim in enumerate(claims):
+            by.append(self.usual.judge(claim, among[:number] if known else among, first=first))
+        merged = [(c, b) for c, b in zip(claims, by, strict=True) if not b.refused]
+        inputs = inputs_of([c for c, _ in merged], self.version, [b for _, b in merged])
+        self.usual.note(self.version, inputs, self.usual.after(inputs))
+        return by
+
+
+def test_one_of_two_that_explodes_is_as_long_as_four_of_the_other_for_ever() -> None:
+    story, honest = Merged(), Claim("a", 12, 1200, 1.0)
+    story.round(honest, honest._replace(learner="b"))
+    for times in range(1, 120):
+        evil = Claim("b", 12, min(1 << 53, 1200 * 4**times), min(1e17, 4.0**times))
+        fair, cut = story.round(honest, evil)
+        assert (fair.clipped, fair.scale) == ((), 1.0)
+        assert cut.scale * evil.norm <= BOUNDS.norm * honest.norm * 1.0001
+        assert not cut.refused, "the one or the other: nobody knows"
+
+
+def test_one_of_two_that_is_hardly_there_holds_the_other_back_only_slowly() -> None:
+    story, honest = Merged(), Claim("a", 12, 1200, 1.0)
+    story.round(honest, honest._replace(learner="b"))
+    counted = [story.round(honest, Claim("b", 12, 1200, 1e-9))[0].scale for _ in range(60)]
+    assert counted[:27] == [1.0] * 27
+    assert all(FALLS - 1e-9 <= b / a <= 1.0 for a, b in pairwise(counted))
+    # And is forgotten as quickly as the other grows once it is gone.
+    for _ in range(REMEMBERED):
+        story.round(honest)
+    assert [story.round(honest)[0].scale for _ in range(5)][-1] == 1.0
+
+
+def test_one_alone_grows_no_faster_than_twice_a_version() -> None:
+    story = Merged()
+    story.round(Claim("a", 12, 1200, 1.0))
+    lengths = []
+    for _ in range(6):
+        [found] = story.round(Claim("a", 12, 1200, 1e6))
+        lengths.append(found.scale * 1e6)
+        assert not found.refused, "a learner alone is not kept out for ever"
+    assert lengths == pytest.approx([BOUNDS.norm * RISES**n for n in range(1, 7)])
+
+
+@pytest.mark.parametrize("many", [1, 2, 3])
+def test_a_first_update_of_few_is_no_longer_than_the_fragment(many: int) -> None:
+    first = first_norm(2.0, 100)
+    claims = [Claim(f"l{n}", 12, 1200, 1e6) for n in range(many)]
+    found = Merged().round(*claims, first=first)
+    longest = 2.0 if many < MAJORITY else 1e6
+    assert [b.scale * 1e6 for b in found] == pytest.approx([longest] * many)
+    assert first_norm(0.0, 100) == pytest.approx(10 * FIRST_RMS)
+
+
+# --- whatever is claimed ----------------------------------------------------------------------------------------------
+
+
+def test_length_times_weight_is_bounded_whatever_is_claimed() -> None:
+    """Over steps, tokens, norms, ages and numbers of learners: what one counts for is a few times what is usual."""
+    draw = np.random.default_rng(0)
+    worst = dict.fromkeys((3, 4, 7, 16), 0.0)
+    for _ in range(4000):
+        count = int(draw.choice(list(worst)))
+        honest = [
+            Claim(f"h{n}", 12, 12_000, float(draw.uniform(0.5, 2.0)), float(draw.uniform(1.0, 3.0)), 0.02)
+            for n in range(count - 1)
+        ]
+        usual = seen(*honest)
+        evil = Claim(
+            "evil",
+            min(1 << 40, int(10 ** draw.uniform(0, 13))),
+            min(1 << 53, int(10 ** draw.uniform(0, 16))),
+            float(10 ** draw.uniform(-12, 17)),
+            float(10 ** draw.uniform(-3, 6)) if draw.random() < 0.7 else math.inf,
+            0.02 if draw.random() < 0.7 else 0.0,
+        )
+        by = usual.judge(evil, honest)
+        if by.refused:
+            continue
+        steps = by.steps or evil.steps
+        time = evil.elapsed_s / 0.02 + 1 if math.isfinite(evil.elapsed_s) and evil.step_s else UNTIMED * 12
+        assert steps <= max(1.0, time)
+        weight = statistics.median(c.tokens * (c.tokens / c.steps) for c in honest)
+        length = statistics.median(c.norm / math.sqrt(c.steps) for c in honest)
+        assert by.weight <= BOUNDS.weight * weight * 1.0001
+        # Of as many steps as there was time for: of those an honest one would be as long, too.
+        assert by.scale * evil.norm / math.sqrt(steps) <= 2.0 * BOUNDS.norm * length
+        assert by.weight <= evil.tokens * (evil.tokens / evil.steps)
+        worst[count] = max(worst[count], by.weight * by.scale * evil.norm / math.sqrt(steps) / (weight * length))
+    assert all(BOUNDS.weight < times <= 2.0 * BOUNDS.weight * BOUNDS.norm for times in worst.values()), worst
+
+
+def test_what_is_judged_again_from_the_log_is_the_same() -> None:
+    """Replay knows what commits say, and no clock."""
+    draw = np.random.default_rng(1)
+    live, again = Influence(BOUNDS), Influence(BOUNDS)
+    log: list[tuple[int, list[Input], float]] = []
+    for version in range(1, 80):
+        claims = [
+            Claim(
+                f"l{n}",
+                int(draw.integers(1, 40)),
+                int(draw.integers(1, 50_000)),
+                float(10 ** draw.uniform(-2, 2)),
+                0.3,
+                0.02,
+            )
+            for n in range(int(draw.integers(1, 6)))
+        ]
+        claims = [live.timed(c, claims) for c in claims]
+        known = live.known
+        by = [live.judge(c, claims[:n] if known else claims, first=3.0) for n, c in enumerate(claims)]
+        merged = [(c, b) for c, b in zip(claims, by, strict=True) if not b.refused]
+        if len(merged) < len(claims):
+            continue  # what was turned away is not in the log
+        inputs = inputs_of(claims, version, by)
+        said = [claim_of(i) for i in inputs]
+        assert again.known == known
+        assert [again.judge(c, said[:n] if known else said, first=3.0) for n, c in enumerate(said)] == by
+        length = live.after(inputs)
+        assert again.after(inputs) == length
+        log.append((version, inputs, length))
+        live.note(*log[-1])
+        again.note(*log[-1])
+        if version % 17 == 0:  # whoever takes over has read the newest commits alone
+            again = Influence(BOUNDS)
+            for commit in log:
+                if version - commit[0] < REMEMBERED:
+                    again.note(*commit)

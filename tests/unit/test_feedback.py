@@ -9,11 +9,12 @@ from isthmus.errors import LogCorrupt, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Spec, TensorClass, partition
 from isthmus.log import fold, merge
-from isthmus.log.updates import open_update
 from isthmus.reasons import Reason
 from isthmus.records import frame
+from isthmus.records.keys import value_key
 from isthmus.records.objects import SnapshotHeader
 from isthmus.rules import Rules
+from support.opened import opened_update
 from support.written_log import Written
 
 SPECS = [Spec("m", (90, 70), "float32", TensorClass.DENSE), Spec("v", (90,), "float32", TensorClass.VECTOR)]
@@ -100,7 +101,7 @@ def test_the_log_folds_to_what_was_merged(feedback: bool) -> None:
         blob = w.blob(key)
         blob[-5] ^= 0xFF
         w.put(key, blob)
-        with pytest.raises(LogCorrupt, match="has digest"):
+        with pytest.raises(LogCorrupt, match="was named"):
             await fold.fold(w.log, 0, fold.Publishing(w.log))
 
     rules = Rules(fragments=1, sync_every=4, codec_up="q2", codec_down="q1.5", feedback_down=feedback)
@@ -114,8 +115,9 @@ def test_a_value_whose_table_is_damaged_is_a_damaged_log() -> None:
         commit = await w.commit()
         blob = w.blob(commit.header.value_key)
         blob[frame.payload_offset(frame.header_size(blob)) + 4] = 0xFF  # more levels than there can be
-        w.put(commit.header.value_key, blob)
-        w.replace_commit(1, value_digest=frame.digest(blob))
+        key = value_key(0, 1, frame.digest(blob))
+        w.put(key, blob)
+        w.replace_commit(1, value_key=key, value_digest=frame.digest(blob))
         with pytest.raises(LogCorrupt, match=r"is no packed fragment: q1\.5: no header"):
             await fold.fold(w.log, 0, fold.Publishing(w.log))
 
@@ -127,7 +129,7 @@ def test_an_update_whose_table_is_damaged_is_malformed() -> None:
         blob = w.update("a", 0)
         blob[frame.payload_offset(frame.header_size(blob)) + 4] = 0xFF
         with pytest.raises(RecordInvalid, match=r"q1\.5: no header") as caught:
-            open_update(blob, frame.digest(blob), w.run, w.run.layout.fragments[0], "a", 0)
+            opened_update(w.run, blob, w.run.layout.fragments[0], "a", 0)
         assert caught.value.reason == Reason.MALFORMED
 
     Written(Rules(fragments=1, sync_every=4, codec_up="q1.5"), options={"specs": SPECS}).drive(body)

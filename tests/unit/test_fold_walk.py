@@ -94,7 +94,7 @@ def test_a_version_0_of_somebody_elses_is_not_where_anything_starts() -> None:
         assert np.array_equal((await value_at(w)).carried, w.states[0].published)
         assert np.array_equal((await state_at(w)).carried.published, w.states[0].published)
         w.world.objects.delete(own)
-        with pytest.raises(LogCorrupt, match="not the version 0 that the run object names"):
+        with pytest.raises(LogCorrupt, match="the run object names for version 0"):
             await value_at(w)
 
     Written().drive(body)

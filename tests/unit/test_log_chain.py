@@ -57,9 +57,9 @@ def test_a_commit_that_follows_another_one_is_another_history() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"fragment": 1}, "is commit 1/2"),
-        ({"version": 3}, "is commit 0/3"),
-        ({"run": bytes(32)}, "of run 00000000"),
+        ({"fragment": 1}, "and is commits/00001/000000000002"),
+        ({"version": 3}, "and is commits/00000/000000000003"),
+        ({"run": bytes(32)}, "belongs to another run"),
         ({"arithmetic": 2}, "written with arithmetic 2"),
         ({"inputs": ()}, "merges nothing and does not heal"),
         ({"healed": Healed(source=1, broken_at=2, key="k", why="")}, "merges and heals at once"),

@@ -10,7 +10,7 @@ import pytest
 from isthmus.doctor import examine_trust
 from isthmus.errors import InputError, LogCorrupt, RecordInvalid
 from isthmus.log.creation import create_run
-from isthmus.log.histories import UNSAID, Histories
+from isthmus.log.histories import AUTHORS_MAX, KEPT_EACH, UNSAID, Histories
 from isthmus.log.membership import GRACE_VERSIONS, SUCCESSION, Members, changed, opened, require_may, succession, write
 from isthmus.log.run import Run, read_run
 from isthmus.log.trust import Trust, is_near, trust_of
@@ -307,5 +307,22 @@ def test_two_histories_are_told_once_and_only_where_they_differ(caplog: pytest.L
         h.said(version + 1, a, "eu")
     assert not h.said(1, b, "eu"), "long gone: nothing is known of it"
     assert len(h._here) <= 64
-    assert len(h._said) <= 64
+    assert sum(map(len, h._said.values())) <= 64
     assert len(found) == 2
+
+
+def test_nobodys_words_push_out_anothers() -> None:
+    found: list[int] = []
+    h = Histories(0, lambda: found.append(1))
+    a, b = b"a" * 32, b"b" * 32
+    h.know(1, a)
+    for version in range(2, 2 + KEPT_EACH):
+        assert not h.said(version, b, "honest")
+    for version in range(1000, 1000 + 10 * KEPT_EACH):
+        h.said(version, b, "evil")
+    for n in range(AUTHORS_MAX + 5):
+        h.said(2000, b, f"evil-{n}")
+    assert len(h._said) == AUTHORS_MAX
+    for version in range(2, 2 + KEPT_EACH):
+        h.know(version, a)
+    assert len(found) == KEPT_EACH

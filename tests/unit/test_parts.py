@@ -101,7 +101,7 @@ def test_what_is_damaged_or_gone_is_not_believed() -> None:
         with pytest.raises(RecordInvalid, match="not what was written"):
             await parts.read(w.log, lies[0], 2, (0, 0), (7, 5))
         await w.log.store.put(part.key, good[:200] + b"!" + good[201:])
-        with pytest.raises(RecordInvalid, match="does not begin as the checkpoint says"):
+        with pytest.raises(RecordInvalid, match="does not begin as was said"):
             await parts.located(w.log, header)
         await w.log.store.delete(part.key)
         with pytest.raises(ObjectMissing):

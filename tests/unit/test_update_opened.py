@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from isthmus.errors import RecordInvalid
-from isthmus.log.updates import GRADIENT_NORM_MAX, Update, open_update
+from isthmus.log.updates import GRADIENT_NORM_MAX, Update
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Body
 from isthmus.rules import Rules
+from support.opened import opened_update
 from support.written_log import Written
 
 PLAIN = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
@@ -19,7 +20,7 @@ PLAIN = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
 def opened(
     w: Written, blob: Body, *, digest: bytes | None = None, p: int = 0, learner: str = "a", base: int = 3
 ) -> Update:
-    return open_update(blob, digest or frame.digest(blob), w.run, w.run.layout.fragments[p], learner, base)
+    return opened_update(w.run, blob, w.run.layout.fragments[p], learner, base, digest=digest)
 
 
 def test_what_fits_is_opened_and_its_values_are_what_was_sent() -> None:

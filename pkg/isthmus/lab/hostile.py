@@ -72,7 +72,9 @@ def unbounded() -> Iterator[None]:
     """Believe what updates say, whatever it is."""
     own = Influence.judge
 
-    def judge(self: Influence, claim: Claim, among: Sequence[Claim] = (), *, already: float = 0.0) -> Believed:
+    def judge(
+        self: Influence, claim: Claim, among: Sequence[Claim] = (), *, already: float = 0.0, first: float = 0.0
+    ) -> Believed:
         return Believed(claim.tokens * (claim.tokens / claim.steps))
 
     Influence.judge = judge  # type: ignore[method-assign]

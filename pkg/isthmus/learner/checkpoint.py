@@ -17,6 +17,7 @@ from isthmus.learner.parts import Away, Lies
 from isthmus.learner.steward import Held, Remote, Steward, Stored, here, left
 from isthmus.log import Log
 from isthmus.log.run import Run
+from isthmus.log.verified import Verified
 from isthmus.reasons import Reason
 from isthmus.records import frame, tree
 from isthmus.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Part, PartHeader, Sent
@@ -342,17 +343,13 @@ def draft(
 
 
 def open_checkpoint(
-    blob: frame.Blob, key: str, run: Run, elsewhere: Mapping[int, tuple[Lies, ...]] | None = None
+    found: Verified[CheckpointHeader], run: Run, elsewhere: Mapping[int, tuple[Lies, ...]] | None = None
 ) -> Checkpoint:
-    """Return the checkpoint in these bytes, checked against the run. Slow: off the loop. Raises `RecordInvalid`.
+    """Return a checkpoint, checked against the run. Slow: off the loop. Raises `RecordInvalid`.
 
     `elsewhere`: where those of its arrays lie that are in parts; they are not read.
     """
-    if not key.endswith(frame.digest(blob)[:8].hex()):
-        raise RecordInvalid(Reason.DIGEST_MISMATCH, "the bytes are not those its key was named after")
-    header, payload = frame.parse(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
-    if header.run != run.digest:
-        raise RecordInvalid(Reason.WRONG_RUN, "a checkpoint of another run")
+    key, header, payload = found.key, found.header, found.payload
     if len(header.fragments) != len(run.layout.fragments):
         raise RecordInvalid(Reason.WRONG_LAYOUT, f"a checkpoint of {len(header.fragments)} fragments")
     elsewhere = elsewhere or {}

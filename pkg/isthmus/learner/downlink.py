@@ -36,6 +36,8 @@ class Known:
     heard_at: float
     period: float = 0.0
     """Steps between two uploads, as the newest commit says; 0: as many as the rules say."""
+    under: int = 0
+    """The membership that the newest commit was made under."""
     fetching: bool = False
     brought_at: float = 0.0
     """When it was last fetched, in vain or not."""
@@ -91,7 +93,7 @@ class Downlink:
             for commit in at.last:
                 self.histories[fragment].know(commit.version, commit.digest)
             period = at.last[-1].header.period if at.last else 0.0
-            return Known(at.version, at.carried, at.digest, at.version, self._runtime.now(), period)
+            return Known(at.version, at.carried, at.digest, at.version, self._runtime.now(), period, at.under)
 
     def want(self, fragment: int, version: int) -> None:
         """Note that a version is said to exist; false words cost one look."""
@@ -161,7 +163,7 @@ class Downlink:
         if behind * difference > from_snapshot:
             with contextlib.suppress(LogCorrupt):  # said, but not in the log
                 await self._leap(p, wanted)
-        here: fold.At[Held] = fold.At(known.version, known.values, known.digest, ())
+        here: fold.At[Held] = fold.At(known.version, known.values, known.digest, (), known.under)
         try:
             async for at in fold.onward(self._log, p, self._carry, here, until=wanted):
                 self._hold(p, at)
@@ -185,18 +187,18 @@ class Downlink:
         """
         known = self.known[p]
         at = await fold.fold(self._log, p, self._carry, until=until)
-        async for commit in self._log.commits(p, known.version, known.digest):
+        async for commit in self._log.commits(p, known.version, known.digest, known.under):
             if commit.version > at.version:
                 break
             self.histories[p].know(commit.version, commit.digest)
             self._settle(commit)
         if at.version > known.version:
-            known.version, known.values, known.digest = at.version, at.carried, at.digest
+            known.version, known.values, known.digest, known.under = at.version, at.carried, at.digest, at.under
             known.period = at.last[-1].header.period if at.last else 0.0
 
     def _hold(self, p: int, at: fold.At[Held]) -> None:
         known = self.known[p]
-        known.version, known.values, known.digest = at.version, at.carried, at.digest
+        known.version, known.values, known.digest, known.under = at.version, at.carried, at.digest, at.under
         self.histories[p].know(at.version, at.digest)
         known.period = at.last[-1].header.period
         self._settle(at.last[-1])

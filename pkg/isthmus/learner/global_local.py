@@ -17,13 +17,13 @@ import numpy as np
 from isthmus import kernels
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.learner import parts
-from isthmus.learner.history import largest, read_checkpoint, read_head
+from isthmus.learner.history import largest, read_checkpoint
 from isthmus.log import Log
 from isthmus.log.select import checkpoints_in
 from isthmus.reasons import Reason
-from isthmus.records.keys import LEARNERS
+from isthmus.records.keys import LEARNERS, learner_in
 from isthmus.records.objects import CheckpointHeader
-from isthmus.records.tree import NOWHERE, Leaf, rebuild
+from isthmus.records.tree import Leaf, rebuild
 from isthmus.rules import CHECKPOINT_S
 from isthmus.store import Entry
 
@@ -87,7 +87,7 @@ async def global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]
 async def _global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]:
     newest: dict[str, Entry] = {}
     for entry in checkpoints_in(await log.store.list(LEARNERS)):
-        newest.setdefault(entry.key.split("/")[1], entry)
+        newest.setdefault(learner_in(entry.key), entry)
     merged: set[str] = set()
     for fragment in log.run.layout.fragments:
         if (commit := await log.newest(fragment.index)) is not None:
@@ -107,15 +107,10 @@ async def _global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]
 
 
 async def _of(log: Log, entry: Entry) -> tuple[CheckpointHeader, dict[str, LocalTensor]]:
-    if log.members.signed:
-        checkpoint = await read_checkpoint(log, entry.key, entry.size, stranger=True)
-        if checkpoint is None:
-            raise ObjectMissing(entry.key)
-        header, leaves = checkpoint.header, checkpoint.leaves
-    else:
-        header = await read_head(log, entry.key)
-        located = await parts.located(log, header) if header.local is not None else {}
-        leaves = tuple(Leaf(spec, NOWHERE, located.get(i, ())) for i, spec in enumerate(header.arrays))
+    checkpoint = await read_checkpoint(log, entry.key, entry.size, stranger=True)
+    if checkpoint is None:
+        raise ObjectMissing(entry.key)
+    header, leaves = checkpoint.header, checkpoint.leaves
     named: Any = rebuild(header.local, leaves, lambda leaf: leaf) or {}
     wanted = {str(name): leaf for name, leaf in named.items() if isinstance(leaf, Leaf) and leaf.pieces}
     if (size := sum(leaf.spec.size for leaf in wanted.values())) > largest(log):

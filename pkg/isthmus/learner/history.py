@@ -5,8 +5,7 @@ Read once, when a learner starts; this is the only place where its keys are list
 
 import asyncio
 import logging
-import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from isthmus.bus import START, Bus
@@ -16,6 +15,7 @@ from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
 from isthmus.log import Log
 from isthmus.log.select import checkpoints_in
 from isthmus.log.speech import heard
+from isthmus.log.verified import Unverified, glance
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.keys import (
@@ -23,19 +23,18 @@ from isthmus.records.keys import (
     claim_key,
     claims_prefix,
     is_versioned,
-    update_key,
+    learner_in,
+    life_in,
     updates_prefix,
     version_in,
 )
 from isthmus.records.messages import Announce, Heartbeat, Progress, learner_stream
 from isthmus.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
-from isthmus.rules import MemberRole
 from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)
 
 _READS_AT_ONCE = 8
-_CLAIM = re.compile(r"learners/[^/]+/[0-9]+/claim")
 DONOR_BYTES, DONOR_EXTRA = 64, 64 << 20
 """Bytes per parameter, and in all, that another's checkpoint may have to be looked at."""
 
@@ -97,15 +96,17 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
     A damaged checkpoint is named in the log and the one before it is used; a damaged update counts as not there.
     """
     entries = await log.store.list(claims_prefix(learner))
-    lives = sorted(int(e.key.split("/")[2]) for e in entries if _CLAIM.fullmatch(e.key))
+    lives = sorted(life for e in entries if (life := life_in(e.key)))
     history = History()
     if not lives:
         return history
-    history.life = lives[-1]
-    claim, first = [await _read_claim(log, learner, life) for life in (lives[-1], lives[0])]
+    # What nobody may have written who is a member now counts as not there, under whatever number it lies.
+    claim = await _first_claim(log, learner, reversed(lives))
+    first = await _first_claim(log, learner, lives)
+    history.life = claim.incarnation if claim else 0
     history.checkpoint = await _newest(log, checkpoints_in(entries), bring)
     try:
-        heard = await _last_word(log, bus, learner, lives[-1])
+        heard = await _last_word(log, bus, learner, history.life)
     except Unavailable as error:
         logger.warning("what %s said last is not known, and is counted as far as it is stored: %s", learner, error)
         heard = 0
@@ -113,10 +114,10 @@ async def read_history(log: Log, bus: Bus, learner: str, since: Sequence[int], b
         history.stored.append(stored)
         history.newest_bases.append(top)
         for header in (*(sent.header for sent in stored), *([newest] if newest else [])):
-            heard = max(heard, header.tokens_seen if header.incarnation == lives[-1] else 0)
+            heard = max(heard, header.tokens_seen if header.incarnation == history.life else 0)
     begun, lost = (claim.tokens_seen, claim.tokens_lost) if claim else (0, 0)
     c = history.checkpoint
-    if c is not None and (c.header.incarnation == lives[-1] or claim is None or claim.resumed != c.key):
+    if c is not None and (c.header.incarnation == history.life or claim is None or claim.resumed != c.key):
         begun, lost = c.header.tokens_seen, max(lost, c.header.tokens_lost)
     history.tokens_lost = lost + max(0, heard - begun)
     if c is not None:
@@ -132,11 +133,11 @@ async def donor(
     learner: str,
     among: Collection[str],
     fits: Callable[[Checkpoint], str | None],
-    glance: Callable[[CheckpointHeader], str | None] = lambda _: None,
+    likely: Callable[[CheckpointHeader], str | None] = lambda _: None,
 ) -> Checkpoint | None:
     """Return a healthy learner's checkpoint that fits, for a newcomer to a run in flight; None where there is none.
 
-    `glance` and `fits` return why not; the first is shown the header before the rest of the object is fetched. Both
+    `likely` and `fits` return why not; the first is shown the header before the rest of the object is fetched. Both
     run off the loop. Asked are only those `among` whom the log has merged something lately; and no process: the
     checkpoints are in the store. Whatever goes wrong with one of them, it is not used.
     """
@@ -144,7 +145,7 @@ async def donor(
         async with asyncio.timeout(DONOR_S):
             for entry in await donors(log, learner, among):
                 try:
-                    found = await _look_at(log, entry, fits, glance)
+                    found = await _look_at(log, entry, fits, likely)
                 except Exception as error:  # a stranger's object: whatever it is, it ends no join
                     logger.warning("checkpoint %s is not used: %s", entry.key, told(error))
                     continue
@@ -160,11 +161,11 @@ async def _look_at(
     log: Log,
     entry: Entry,
     fits: Callable[[Checkpoint], str | None],
-    glance: Callable[[CheckpointHeader], str | None],
+    likely: Callable[[CheckpointHeader], str | None],
 ) -> Checkpoint | None:
-    header = await read_head(log, entry.key)
+    header = (await read_head(log, entry.key)).said
     size = entry.size + sum(part.size for part in header.parts)
-    why = await log.runtime.offload(glance, header)
+    why = await log.runtime.offload(likely, header)
     if why is None and size > largest(log):
         why = f"with its parts it has {size} bytes"
     if why is None:
@@ -183,7 +184,7 @@ async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Ent
     """Return the newest checkpoints of those other learners, the most recent first, a few of them. Lists."""
     newest: dict[str, Entry] = {}
     for entry in checkpoints_in(await log.store.list(LEARNERS)):
-        newest.setdefault(entry.key.split("/")[1], entry)
+        newest.setdefault(learner_in(entry.key), entry)
     fit = [e for name, e in newest.items() if name != learner and name in among and e.size <= largest(log)]
     return sorted(fit, key=lambda e: e.modified, reverse=True)[:DONORS_MAX]
 
@@ -193,31 +194,29 @@ def largest(log: Log) -> int:
     return DONOR_BYTES * log.run.layout.size + DONOR_EXTRA
 
 
-async def read_head(log: Log, key: str) -> CheckpointHeader:
+async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
     """Return what a checkpoint says of itself, without its arrays. Raises `RecordInvalid`, `ObjectMissing`."""
     blob = await log.store.get_range(key, 0, HEAD_BYTES)
     end = frame.head_end(blob, frame.Kind.CHECKPOINT)
     if end > HEAD_BYTES:
         blob = await log.store.get_range(key, 0, end)
-    header = frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
-    if header.run != log.run.digest:
+    found = glance(blob, CheckpointHeader)
+    if found.said.run != log.run.digest:
         raise RecordInvalid(Reason.WRONG_RUN, "a checkpoint of another run")
-    return header
+    return found
 
 
 async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False) -> Checkpoint | None:
     """Return a checkpoint of so many bytes (of a stranger's no more are read), or None (named in the log) where it is
-    damaged or gone."""
+    damaged or gone, or where nobody may have written it who is a member now.
+
+    One that was written with an earlier key of its name counts if the owner has vouched for it at the rotation.
+    """
     try:
         blob = await checked.read(log.store, log.runtime, key, size, cut=stranger)
-        elsewhere = await parts.located(log, frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader))
-        # One's own may have been written with an earlier key.
-        name = key.removeprefix(LEARNERS).partition("/")[0]
-        await log.require_author(blob, frame.Kind.CHECKPOINT, name)
-        if stranger and log.members.signed:
-            by = log.members.current.version
-            log.members.require_member(frame.author_of(blob), (MemberRole.LEARNER,), name, by)
-        return await log.runtime.offload(open_checkpoint, blob, key, log.run, elsewhere)
+        in_force = not log.members.vouched(key, frame.signature_of(blob))
+        found = await log.open(blob, key, CheckpointHeader, in_force=in_force)
+        return await log.runtime.offload(open_checkpoint, found, log.run, await parts.located(log, found.header))
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)
         return None
@@ -235,64 +234,66 @@ async def _newest(log: Log, entries: Sequence[Entry], bring: Bring) -> Checkpoin
     return None
 
 
-async def _read_claim(log: Log, learner: str, life: int) -> ClaimHeader | None:
-    try:
-        blob = await log.store.get(claim_key(learner, life))
-        claim, _ = frame.parse(blob, frame.Kind.CLAIM, ClaimHeader)
-        await log.require_author(blob, frame.Kind.CLAIM, learner)
-        return claim
-    except (ObjectMissing, RecordInvalid) as error:
-        logger.warning("claim %d of %s cannot be read: %s", life, learner, error)
-        return None
+async def read_claim(log: Log, learner: str, life: int) -> ClaimHeader:
+    """Return the claim of a life by whoever may speak under the name now. Raises `RecordInvalid`, `ObjectMissing`,
+    `LogCorrupt`, `Unavailable`."""
+    key = claim_key(learner, life)
+    return (await log.open(await log.store.get(key), key, ClaimHeader, in_force=True)).header
+
+
+async def _first_claim(log: Log, learner: str, lives: Iterable[int]) -> ClaimHeader | None:
+    """Return the first of these claims that somebody has made who may."""
+    for life in lives:
+        try:
+            return await read_claim(log, learner, life)
+        except (ObjectMissing, RecordInvalid) as error:
+            logger.warning("claim %d of %s counts as not there: %s", life, learner, error)
+    return None
 
 
 async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[list[Sent], UpdateHeader | None, int]]:
     """Return, per fragment, the learner's longest update on each base from `since` on, the header of its newest, and
-    the newest base it ever sent one on, readable or not."""
+    the newest base it ever sent one on."""
     gate = asyncio.Semaphore(_READS_AT_ONCE)
 
     async def one(fragment: int) -> tuple[list[Sent], UpdateHeader | None, int]:
         async with gate:
-            entries = [e for e in await log.store.list(updates_prefix(fragment, learner)) if is_versioned(e.key)]
-            top = max((version_in(e.key) for e in entries), default=-1)
+            listed = [e for e in await log.store.list(updates_prefix(fragment, learner)) if is_versioned(e.key)]
+            # What lies below is of a time that the log has gone beyond, whoever put it there.
+            top = max((base for e in listed if (base := version_in(e.key)) < since[fragment]), default=-1)
             best: dict[int, Sent] = {}
-            newest: UpdateHeader | None = None
-            for entry in entries:
+            for entry in sorted(listed, key=lambda e: version_in(e.key)):
                 base = version_in(entry.key)
                 if base < min(since[fragment], top):
                     continue
-                header = await _update_header(log, learner, entry.key)
-                if header is None:
-                    continue
-                if base == top and (newest is None or header.tokens > newest.tokens):
-                    newest = header
                 known = best.get(base)
-                if base >= since[fragment] and (known is None or header.tokens > known.header.tokens):
-                    # Saying it again takes the digest of the whole.
-                    try:
-                        blob = await checked.read(log.store, log.runtime, entry.key, entry.size)
-                    except ObjectMissing:
-                        continue  # collected in this moment: settled
-                    except RecordInvalid:
-                        blob = bytearray()
-                    digest = frame.digest(blob)
-                    if entry.key != update_key(fragment, learner, base, digest):
-                        logger.warning("update %s is damaged and counts as not there", entry.key)
-                        continue
-                    best[base] = Sent(header=header, key=entry.key, digest=digest, size=len(blob))
-            return [best[base] for base in sorted(best)], newest, top
+                sent = await _own_update(log, learner, entry, known.header.tokens if known else 0)
+                if sent is not None:
+                    best[base] = sent
+            top = max([top, *best])
+            newest = best[top].header if top in best else None
+            return [best[base] for base in sorted(best) if base >= since[fragment]], newest, top
 
     return list(await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments)))
 
 
-async def _update_header(log: Log, learner: str, key: str) -> UpdateHeader | None:
+async def _own_update(log: Log, learner: str, entry: Entry, more_than: int) -> Sent | None:
+    """Return an update of this name as it can be said again, if it is of more tokens than that; None where it is not,
+    is damaged, or is by nobody who may speak under the name now."""
     try:
-        blob = await log.store.get_range(key, 0, frame.largest(frame.Kind.UPDATE, 0))
-        header = frame.parse_head(blob, frame.Kind.UPDATE, UpdateHeader)
-    except (ObjectMissing, RecordInvalid):
+        begin = await log.store.get_range(entry.key, 0, frame.largest(frame.Kind.UPDATE, 0))
+        if glance(begin, UpdateHeader).said.tokens <= more_than:
+            return None
+        blob = await checked.read(log.store, log.runtime, entry.key, entry.size)
+        found = await log.open(blob, entry.key, UpdateHeader, in_force=True)
+    except ObjectMissing:
+        return None  # collected in this moment: settled
+    except RecordInvalid as error:
+        logger.warning("update %s counts as not there: %s", entry.key, error)
         return None
-    ours = (header.run, header.base, header.learner) == (log.run.digest, version_in(key), learner)
-    return header if ours else None
+    if found.header.learner != learner:
+        return None
+    return Sent(header=found.header, key=entry.key, digest=found.digest, size=len(blob))
 
 
 async def _last_word(log: Log, bus: Bus, learner: str, life: int) -> int:

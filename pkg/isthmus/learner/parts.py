@@ -16,6 +16,7 @@ from isthmus import digests, memory
 from isthmus.errors import RecordInvalid
 from isthmus.kernels import U8
 from isthmus.log import Log
+from isthmus.log.verified import head_of
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.keys import part_key
@@ -102,9 +103,7 @@ async def located(log: Log, header: CheckpointHeader) -> Mapping[int, tuple[Lies
             raise RecordInvalid(Reason.OVERSIZED, f"{part.key} is said to begin with {part.head} bytes of header")
     heads = await asyncio.gather(*(log.store.get_range(part.key, 0, part.head) for part in header.parts))
     for part, head in zip(header.parts, heads, strict=True):
-        if digests.digest(head) != part.digest:
-            raise RecordInvalid(Reason.DIGEST_MISMATCH, f"{part.key} does not begin as the checkpoint says")
-        said = frame.parse_head(head, frame.Kind.PART, PartHeader)
+        said = head_of(head, part.key, PartHeader, part.digest)
         if (said.run, said.learner, said.step) != (header.run, header.learner, header.step):
             raise RecordInvalid(Reason.WRONG_RUN, f"{part.key} is of another checkpoint")
         for piece in said.pieces:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from isthmus.errors import Denied, Fenced, ObjectMissing, RankLost, RecordInvalid, Unavailable, told
+from isthmus.errors import Denied, Fenced, LogCorrupt, ObjectMissing, RankLost, RecordInvalid, Unavailable, told
 from isthmus.learner.boundary import Freeze, ToTraining
 from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, moved, why_useless
-from isthmus.learner.history import History
+from isthmus.learner.history import History, read_claim
 from isthmus.learner.steward import Steward
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
@@ -77,6 +77,8 @@ class Tenure:
         self._not_before = -math.inf
         """When the next checkpoint may be asked for."""
         self._successor = asyncio.Event()
+        self._passed = 0
+        """The newest life that somebody has claimed who may not."""
 
     def age_s(self) -> float:
         """Return how old the newest checkpoint of this life is; without one, the life itself."""
@@ -118,17 +120,24 @@ class Tenure:
             except TimeoutError:
                 pass
             self._successor.clear()
-            following = self._uplink.incarnation + 1
+            if (following := await self._claimed()) is not None:
+                raise Fenced(self._name, following)
+
+    async def _claimed(self) -> int | None:
+        """Return the life of a later claim of our name; None where there is none. Whoever may speak under it now has
+        made it, whatever others have put beside it."""
+        life = max(self._uplink.incarnation, self._passed)
+        while True:
+            life += 1
             try:
-                claim = await self._store.get(claim_key(self._name, following))
-                await self._log.require_author(claim, frame.Kind.CLAIM, self._name)
-            except (ObjectMissing, Unavailable):
-                continue
+                await read_claim(self._log, self._name, life)
+            except (ObjectMissing, Unavailable, LogCorrupt):
+                return None
             except RecordInvalid as error:
-                logger.error("life %d of %s is claimed by nobody who may: %s", following, self._name, error)
-                await asyncio.sleep(CLAIM_BEATS * self._heartbeat_s)
-                continue
-            raise Fenced(self._name, following)
+                logger.error("life %d of %s is claimed by nobody who may: %s", life, self._name, error)
+                self._passed = life
+            else:
+                return life
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -6,17 +6,17 @@ Nothing is listed but snapshots, and those only where a fold starts; versions ar
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from functools import partial
 
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
-from isthmus.kernels import ARITHMETIC
 from isthmus.log.membership import Members
 from isthmus.log.run import Run
+from isthmus.log.verified import Commit, Gate, H, Verified
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Blob, Body, Gathered, Kind
 from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
-from isthmus.records.objects import CommitHeader, PackedHeader, SegmentHeader
+from isthmus.records.objects import PackedHeader, SegmentHeader
 from isthmus.runtime import Runtime
 from isthmus.signing import Signer
 from isthmus.store import EdgeStore, Store
@@ -27,21 +27,6 @@ AHEAD_MAX = 16
 
 INLINE_MAX = 1 << 16
 """Bytes of an object whose signature is checked on the loop: larger ones are hashed elsewhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """A commit as it was read: its header and the digest of its bytes."""
-
-    header: CommitHeader
-    digest: bytes
-    packed: bool = False
-    """Whether its bytes were found in a segment."""
-
-    @property
-    def version(self) -> int:
-        """The version it created."""
-        return self.header.version
 
 
 class Log:
@@ -56,6 +41,8 @@ class Log:
         self.runtime = runtime
         self.signer = signer
         self.members = members or Members(run)
+        self.gate = Gate(run, self.members)
+        """Judges what is read here."""
         self._regions = store.regions if isinstance(store, EdgeStore) else None
         if self.members.signed and self._regions is not None:
             self._regions.directed_by(self.members)
@@ -83,24 +70,28 @@ class Log:
 
         return await self.runtime.offload(work)
 
-    async def require_author(self, blob: Blob, kind: Kind, name: str | None = None) -> None:
-        """Return if an object was signed by one who may, or might once, write it (see `Members.require_author`).
+    async def open(
+        self, blob: Blob, key: str, record: type[H], *, digest: bytes | None = None, in_force: bool = False
+    ) -> Verified[H]:
+        """Return the object in these bytes (see `Gate.open`).
 
-        Where nobody is known who may, the membership is read to its end first. Raises `RecordInvalid`, `LogCorrupt`,
-        and what the store raises.
+        `in_force`: its author has to be a member now; without that, to have been one at any time. Where nobody is known
+        who may have written it, the membership is read to its end first. Raises `RecordInvalid`, `LogCorrupt`, and what
+        the store raises.
         """
-        try:
-            return await self._authored(blob, kind, name)
-        except RecordInvalid as error:
-            if error.reason != Reason.NOT_A_MEMBER:
-                raise
-        await self.members.refresh(self.store)
-        return await self._authored(blob, kind, name)
 
-    async def _authored(self, blob: Blob, kind: Kind, name: str | None) -> None:
-        if len(blob) > INLINE_MAX:
-            return await self.runtime.offload(self.members.require_author, blob, kind, name)
-        return self.members.require_author(blob, kind, name)
+        async def judged() -> Verified[H]:
+            under = self.members.current.version if in_force else None
+            judge = partial(self.gate.open, blob, key, record, digest=digest, under=under)
+            return await self.runtime.offload(judge) if len(blob) > INLINE_MAX else judge()
+
+        known = self.members.current.version
+        try:
+            return await judged()
+        except RecordInvalid as error:
+            if error.reason != Reason.NOT_A_MEMBER or (await self.members.refresh(self.store)).version == known:
+                raise
+        return await judged()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -113,18 +104,20 @@ class Log:
             return None
         packed = frame.kind_of(blob) == Kind.PACKED
         if packed:
-            blob = await self._unpacked(key, blob)
-        return await self._parsed(fragment, version, blob, packed)
+            blob, _ = await self._unpacked(key, blob)
+        return await self._opened(fragment, version, blob, packed)
 
-    async def commits(self, fragment: int, after: int, digest: bytes | None = None) -> AsyncIterator[Commit]:
+    async def commits(
+        self, fragment: int, after: int, digest: bytes | None = None, members: int = 0
+    ) -> AsyncIterator[Commit]:
         """Yield the commits after a version, in order, until the log ends; each must name the one before.
 
-        `digest` is what the first must name (None: not checked). Raises `LogCorrupt` where the chain breaks. Where one
-        is there, more are likely: they are asked for ahead, ever more at once; packed ones come a segment at a time.
+        `digest` is what the first must name (None: not checked), `members` the membership that the one before it was
+        made under: none is made under an earlier one. Raises `LogCorrupt` where the chain breaks. Where one is there,
+        more are likely: they are asked for ahead, ever more at once; packed ones come a segment at a time.
         """
         ahead: deque[asyncio.Task[list[Commit]]] = deque()
         width, asked = 1, after
-        members = 0
         try:
             while True:
                 while len(ahead) < width:
@@ -167,26 +160,26 @@ class Log:
         except ObjectMissing:
             return []
         if frame.kind_of(blob) != Kind.PACKED:
-            return [await self._parsed(fragment, version, blob, False)]
-        first = await self._parsed(fragment, version, await self._unpacked(key, blob), True)
-        at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)
+            return [await self._opened(fragment, version, blob, False)]
+        inner, at = await self._unpacked(key, blob)
+        first = await self._opened(fragment, version, inner, True)
         return [first, *await self._rest_of(fragment, at, first)]
 
     async def _rest_of(self, fragment: int, at: PackedHeader, first: Commit) -> list[Commit]:
         """Return what follows a packed commit in its segment, as far as the chain vouches for it."""
         found = [first]
         try:
-            segment = await self.store.get(at.segment)
-            header, payload = frame.parse(segment, Kind.SEGMENT, SegmentHeader)
-            await self.require_author(segment, Kind.SEGMENT)
+            segment = await self.open(await self.store.get(at.segment), at.segment, SegmentHeader)
         except (ObjectMissing, RecordInvalid):
             return []  # each by itself, then, with its own pointer and digest
+        if segment.header.fragment != fragment:
+            return []
         start = 0
-        for number, size in enumerate(header.sizes):
-            version = header.first + number
+        for number, size in enumerate(segment.header.sizes):
+            version = segment.header.first + number
             if version > first.version:
                 try:
-                    commit = await self._parsed(fragment, version, payload[start : start + size], True)
+                    commit = await self._opened(fragment, version, segment.payload[start : start + size], True)
                 except LogCorrupt:
                     break
                 if commit.header.previous != found[-1].digest:
@@ -199,10 +192,10 @@ class Log:
         return found[1:]
 
     async def _pointed_at(self, fragment: int, version: int) -> bytes | None:
-        """Return the digest that the pointer to a packed commit names; None where it is no pointer that can be read."""
+        """Return the digest that the pointer to a packed commit names; None where it is no pointer to believe."""
+        key = commit_key(fragment, version)
         try:
-            blob = await self.store.get(commit_key(fragment, version))
-            return frame.parse(blob, Kind.PACKED, PackedHeader)[0].digest
+            return (await self.open(await self.store.get(key), key, PackedHeader)).header.digest
         except (ObjectMissing, RecordInvalid):
             return None
 
@@ -256,47 +249,21 @@ class Log:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    async def _parsed(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
+    async def _opened(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
         """Return the commit in these bytes. Raises `LogCorrupt`, and what the store raises."""
-        key = commit_key(fragment, version)
+        known = self.members.current.version
         try:
-            header, _ = frame.parse(blob, Kind.COMMIT, CommitHeader)
-        except RecordInvalid as error:
-            raise LogCorrupt(key, f"not a commit: {error}") from None
-        found, wanted = (header.run, header.fragment, header.version), (self.run.digest, fragment, version)
-        if found != wanted:
-            raise LogCorrupt(
-                key,
-                f"is commit {header.fragment}/{header.version} of run {header.run[:8].hex()}, "
-                f"expected {fragment}/{version} of run {self.run.digest[:8].hex()}",
-            )
-        if header.arithmetic != ARITHMETIC:
-            raise LogCorrupt(key, f"written with arithmetic {header.arithmetic}; this release has {ARITHMETIC}")
-        if bool(header.inputs) == (header.healed is not None):
-            raise LogCorrupt(
-                key, "merges nothing and does not heal" if not header.inputs else "merges and heals at once"
-            )
-        await self._judged(key, blob, header)
-        return Commit(header, frame.digest(blob), packed)
+            return self.gate.commit(blob, fragment, version, packed)
+        except LogCorrupt:
+            # It may have been made under a membership that is not known here yet.
+            if (await self.members.refresh(self.store)).version == known:
+                raise
+        return self.gate.commit(blob, fragment, version, packed)
 
-    async def _judged(self, key: str, blob: Blob, header: CommitHeader) -> None:
-        """Return if a commit's author may have written it then. Raises `LogCorrupt`, and what the store raises."""
-        await self.members.reach(header.members, self.store)
-        earliest = self.members.in_force(header.fragment, header.version)
-        if header.members < earliest:
-            raise LogCorrupt(key, f"made under membership {header.members}, when {earliest} was in force")
+    async def _unpacked(self, key: str, blob: Blob) -> tuple[Body, PackedHeader]:
+        """Return the bytes of a packed commit from its segment, and where they lie."""
         try:
-            # Who heals writes under no syncer's name.
-            name = None if header.healed else header.writer
-            self.members.require_author(blob, Kind.COMMIT, name, header.members)
-        except RecordInvalid as error:
-            raise LogCorrupt(key, f"not a syncer's commit: {error}") from None
-
-    async def _unpacked(self, key: str, blob: Blob) -> Body:
-        """Return the bytes of a packed commit from its segment."""
-        try:
-            at, _ = frame.parse(blob, Kind.PACKED, PackedHeader)
-            await self.require_author(blob, Kind.PACKED)
+            at = (await self.open(blob, key, PackedHeader)).header
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a commit: {error}") from None
         try:
@@ -310,7 +277,7 @@ class Log:
                 f"bytes {at.offset} to {at.offset + at.size} have digest {found.hex()[:16]}, "
                 f"{key} says {at.digest.hex()[:16]}",
             )
-        return inner
+        return inner, at
 
 
 async def _drop(tasks: "deque[asyncio.Task[list[Commit]]]") -> None:

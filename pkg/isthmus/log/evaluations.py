@@ -60,12 +60,10 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
     async def one(key: str) -> Point | None:
         async with gate:
             try:
-                blob = await log.store.get(key)
-                header, _ = frame.parse(blob, frame.Kind.EVALUATION, EvaluationHeader)
-                await log.require_author(blob, frame.Kind.EVALUATION)
+                found = (await log.open(await log.store.get(key), key, EvaluationHeader)).header
             except (ObjectMissing, RecordInvalid):
                 return None
-        return Point(header.cut, header.value, header.written_at) if header.run == log.run.digest else None
+        return Point(found.cut, found.value, found.written_at)
 
     found = await asyncio.gather(*(one(key) for key in keys if version_in(key) in wanted))
     points = sorted((p for p in found if p is not None), key=lambda p: (p.cut, p.at))

@@ -23,13 +23,13 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.log import Commit, Log, merge
-from isthmus.log.membership import Members
 from isthmus.log.merge import Accumulator, Advance, State, by_class
 from isthmus.log.updates import Update, open_update
+from isthmus.log.verified import Gate
 from isthmus.records import frame
 from isthmus.records.frame import Blob
 from isthmus.records.keys import commit_key, snapshot_key, snapshots_prefix
-from isthmus.records.objects import CommitHeader, Input, Outer, SnapshotHeader, ValueHeader
+from isthmus.records.objects import CommitHeader, Input, Outer
 from isthmus.rules import CodecName
 from isthmus.store import checked
 
@@ -49,6 +49,13 @@ class At(Generic[T]):
     """Of the commit that made this version; of the run object at version 0: what the next commit must name."""
     last: tuple[Commit, ...]
     """The newest commits up to here, oldest first; as many as were asked for."""
+    under: int = 0
+    """The membership that the commit was made under: no later one is made under an earlier."""
+
+    @classmethod
+    def made_by(cls, commit: Commit, carried: T, last: tuple[Commit, ...]) -> "At[T]":
+        """Return where a commit leads to."""
+        return cls(commit.version, carried, commit.digest, last, commit.header.members)
 
 
 class Carry(Protocol[T]):
@@ -70,8 +77,11 @@ class Carry(Protocol[T]):
 # --- walking ----------------------------------------------------------------------------------------------------------
 
 
-async def begin(log: Log, fragment: int, carry: Carry[T], *, at_most: int | None = None, keep: int = 1) -> At[T]:
-    """Return the newest snapshot (of version `at_most` or older) that can be believed.
+async def begin(
+    log: Log, fragment: int, carry: Carry[T], *, at_most: int | None = None, keep: int = 1, need: int | None = None
+) -> At[T]:
+    """Return the newest snapshot (of version `at_most` or older) that can be believed, with `keep` commits up to it, or
+    as many as there are; `need` of them have to be there, all by default.
 
     Raises `LogCorrupt`, naming every snapshot that was tried, where there is none.
     """
@@ -80,14 +90,14 @@ async def begin(log: Log, fragment: int, carry: Carry[T], *, at_most: int | None
         if at_most is not None and version > at_most:
             continue
         try:
-            last = await _anchor(log, fragment, version, keep)
+            last = await _anchor(log, fragment, version, keep, need)
             carried = await carry.start(fragment, version, key, last[-1] if last else None)
         except ObjectMissing as error:
             problems.append(f"{error.key}: is missing")
         except LogCorrupt as error:
             problems.append(f"{error.key}: {error.detail}")
         else:
-            return At(version, carried, last[-1].digest if last else log.run.digest, last)
+            return At.made_by(last[-1], carried, last) if last else At(version, carried, log.run.digest, last)
     limit = "" if at_most is None else f" of version {at_most} or older"
     raise LogCorrupt(snapshots_prefix(fragment), f"no snapshot{limit} can be believed: {'; '.join(problems) or 'none'}")
 
@@ -99,9 +109,9 @@ async def onward(
     if until is not None and at.version >= until:
         return
     try:
-        async for commit in log.commits(fragment, at.version, at.digest):
+        async for commit in log.commits(fragment, at.version, at.digest, at.under):
             carried = await carry.step(at.carried, commit)
-            at = At(commit.version, carried, commit.digest, (*at.last, commit)[-keep:])
+            at = At.made_by(commit, carried, (*at.last, commit)[-keep:])
             yield at
             if at.version == until:
                 return
@@ -109,20 +119,22 @@ async def onward(
         raise error.after(fragment, at.version) from None
 
 
-async def fold(log: Log, fragment: int, carry: Carry[T], *, until: int | None = None, keep: int = 1) -> At[T]:
+async def fold(
+    log: Log, fragment: int, carry: Carry[T], *, until: int | None = None, keep: int = 1, need: int | None = None
+) -> At[T]:
     """Return the fragment at a version, or at the end of its log.
 
     Where the way from the newest snapshot is blocked, one that came meanwhile is tried: the collector may have passed.
     Else a commit beyond the place that heals it, where there is one.
     """
-    start = at = await begin(log, fragment, carry, at_most=until, keep=keep)
+    start = at = await begin(log, fragment, carry, at_most=until, keep=keep, need=need)
     while True:
         try:
             async for further in onward(log, fragment, carry, at, until=until, keep=keep):
                 at = further
             break
         except LogCorrupt:
-            again: At[T] | None = await begin(log, fragment, carry, at_most=until, keep=keep)
+            again: At[T] | None = await begin(log, fragment, carry, at_most=until, keep=keep, need=need)
             if again is None or again.version <= start.version:
                 again = await beyond(log, fragment, carry, at, until=until, keep=keep)
             if again is None:
@@ -144,7 +156,7 @@ async def beyond(
     """
     last: tuple[Commit, ...] = at.last
     found = None
-    async for commit in log.commits(fragment, at.version, at.digest):
+    async for commit in log.commits(fragment, at.version, at.digest, at.under):
         if until is not None and commit.version > until:
             break
         last = (*last, commit)[-keep:]
@@ -153,17 +165,23 @@ async def beyond(
     if found is None:
         return None
     commit, last = found
-    return At(commit.version, await carry.restart(commit), commit.digest, last)
+    return At.made_by(commit, await carry.restart(commit), last)
 
 
-async def _anchor(log: Log, fragment: int, version: int, keep: int) -> tuple[Commit, ...]:
-    """Return the last commits up to a version, its own among them."""
-    last = []
-    for v in range(max(1, version - keep + 1), version + 1):
-        commit = await log.commit(fragment, v)
-        if commit is None:
+async def _anchor(log: Log, fragment: int, version: int, keep: int, need: int | None) -> tuple[Commit, ...]:
+    """Return the last commits up to a version, its own among them: `keep`, or as many as there are, `need` at least."""
+    versions = range(max(1, version - keep + 1), version + 1)
+    found = await asyncio.gather(*(log.commit(fragment, v) for v in versions), return_exceptions=True)
+    last: list[Commit] = []
+    for v, commit in zip(reversed(versions), reversed(found), strict=True):
+        if isinstance(commit, Commit):
+            last.insert(0, commit)
+        elif need is not None and len(last) >= need and (commit is None or isinstance(commit, LogCorrupt)):
+            break
+        elif commit is None:
             raise LogCorrupt(commit_key(fragment, v), f"is missing, and there is a snapshot of version {version}")
-        last.append(commit)
+        else:
+            raise commit
     return tuple(last)
 
 
@@ -186,22 +204,11 @@ class Merging:
             largest = frame.largest(frame.Kind.SNAPSHOT, 3 * size)
             blob = await checked.read(self.log.store, self.log.runtime, key, largest)
             self._moved(0)
-            header, payload = frame.parse(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
-            await self.log.require_author(blob, frame.Kind.SNAPSHOT)
+            if self.log.members.signed:
+                await self.log.members.refresh(self.log.store)
+            return await self.log.runtime.offload(self.log.gate.snapshot, blob, key, fragment, commit)
         except RecordInvalid as error:
-            raise LogCorrupt(key, f"not a snapshot: {error}") from None
-        _check_snapshot(self.log, key, header, fragment, version)
-        try:
-            state = merge.restore(header, payload, self.log.run.layout.fragments[fragment].size)
-        except ValueError as error:
-            raise LogCorrupt(key, f"holds {error}") from None
-        # Version 0 has no commit: the run object names the digest of the whole snapshot.
-        wanted = commit.header.state_digest if commit else self.log.run.header.snapshots[fragment]
-        found = await self.log.runtime.offload(lambda: state.digest if commit else frame.digest(blob))
-        if found != wanted:
-            by = f"commit {version}" if commit else "the run object"
-            raise LogCorrupt(key, f"has digest {found.hex()[:16]}, {by} says {wanted.hex()[:16]}")
-        return state
+            raise LogCorrupt(key, f"no snapshot to begin with: {error.detail}") from None
 
     async def step(self, carried: State, commit: Commit) -> State:
         """See `Carry.step`."""
@@ -317,8 +324,8 @@ async def read_input(log: Log, fragment: Fragment, given: Input, under: int | No
     try:
         blob = await checked.read(log.store, log.runtime, given.key, given.bytes)
         return await log.runtime.offload(
-            open_update, blob, given.digest, log.run, fragment, given.learner, given.base, log.runtime.crew,
-            log.members, under,
+            open_update, log.gate, blob, given.key, given.digest, fragment, given.learner, given.base, log.runtime.crew,
+            under,
         )  # fmt: skip
     except ObjectMissing:
         raise LogCorrupt(given.key, f"is missing; {given.bytes} bytes of it were merged") from None
@@ -358,25 +365,10 @@ class Publishing:
         # The published value comes first, behind a header of a known limit: one read by range gets both.
         largest = frame.largest(frame.Kind.SNAPSHOT, 3 * size)
         try:
-            blob = await checked.read(self.log.store, self.log.runtime, key, largest, first=largest - 2 * size)
-            header = frame.parse_head(blob, frame.Kind.SNAPSHOT, SnapshotHeader)
+            begin = await checked.read(self.log.store, self.log.runtime, key, largest, first=largest - 2 * size)
+            return await self.log.runtime.offload(self.log.gate.published, begin, key, fragment, commit)
         except RecordInvalid as error:
-            raise LogCorrupt(key, f"not a snapshot: {error}") from None
-        _check_snapshot(self.log, key, header, fragment, version)
-        start = frame.payload_start(blob)
-        if len(blob) < start + size:
-            raise LogCorrupt(key, f"holds {len(blob) - start} bytes of published value, its fragment has {size}")
-        values = np.frombuffer(memoryview(blob)[start : start + size], np.dtype("<f4")).copy()
-        if commit is None and key != snapshot_key(fragment, 0, self.log.run.header.snapshots[fragment]):
-            raise LogCorrupt(key, "is not the version 0 that the run object names")
-        # Of version 0 the run object names the digest of the whole object; its header vouches for this part.
-        wanted = commit.header.published_digest if commit else header.published_digest
-        found = merge.array_digest(values)
-        if found != wanted:
-            raise LogCorrupt(
-                key, f"has published digest {found.hex()[:16]}, version {version} published {wanted.hex()[:16]}"
-            )
-        return values
+            raise LogCorrupt(key, f"no snapshot to begin with: {error.detail}") from None
 
     async def step(self, carried: F32, commit: Commit) -> F32:
         """See `Carry.step`."""
@@ -399,11 +391,26 @@ class Publishing:
         except RecordInvalid as error:
             raise LogCorrupt(h.value_key, f"is not what version {h.version} published: {error}") from None
         await self.log.members.reach(h.members, self.log.store)
-        return await self.log.runtime.offload(_apply, self.log.members, blob, carried, fragment, h)
+        if h.healed is not None:
+            await _require_source(self.log, h, h.healed.source)
+        return await self.log.runtime.offload(_apply, self.log.gate, blob, carried, fragment, h)
 
     async def restart(self, commit: Commit) -> F32:
         """See `Carry.restart`."""
         return (await restarted(self.log, commit)).state.published
+
+
+async def _require_source(log: Log, h: CommitHeader, source: int) -> None:
+    """Return if a commit that heals publishes what the version that it starts from published. Raises `LogCorrupt`."""
+    if source:
+        commit = await log.commit(h.fragment, source)
+        wanted = commit.header.published_digest if commit else None
+    else:
+        wanted = merge.array_digest(await initial(log, h.fragment))
+    if wanted != h.published_digest:
+        raise LogCorrupt(
+            commit_key(h.fragment, h.version), f"says that it starts again from version {source}, and does not"
+        )
 
 
 async def initial(log: Log, fragment: int) -> F32:
@@ -412,23 +419,16 @@ async def initial(log: Log, fragment: int) -> F32:
     return await Publishing(log).start(fragment, 0, key, None)
 
 
-def _apply(members: Members, blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:
+def _apply(gate: Gate, blob: Blob, values: F32, fragment: Fragment, header: CommitHeader) -> F32:
     """Return the published value that a commit's value object gives: a difference, or all of it where it heals."""
-    key, found = header.value_key, frame.digest(blob)
-    if found != header.value_digest:
-        raise LogCorrupt(
-            key,
-            f"has digest {found.hex()[:16]} ({len(blob)} bytes), version {header.version} published "
-            f"{header.value_digest.hex()[:16]}",
-        )
+    key = header.value_key
     try:
-        value, payload = frame.parse(blob, frame.Kind.VALUE, ValueHeader)
-        members.require_author(blob, frame.Kind.VALUE, under=header.members)
+        payload = gate.value(blob, header).payload
     except RecordInvalid as error:
-        raise LogCorrupt(key, f"not a value: {error}") from None
-    code = codec(value.codec)
-    if value.version != header.version:
-        raise LogCorrupt(key, f"is of version {value.version}")
+        raise LogCorrupt(
+            key, f"{len(blob)} bytes are not what version {header.version} published: {error.detail}"
+        ) from None
+    code = codec(header.codec_down)
     try:
         if header.healed is None:
             out = merge.next_published(values, fragment, code, as_bytes(payload))
@@ -440,10 +440,3 @@ def _apply(members: Members, blob: Blob, values: F32, fragment: Fragment, header
     if merge.array_digest(out) != header.published_digest:
         raise LogCorrupt(key, f"applied to version {header.version - 1} does not give the published version")
     return out
-
-
-def _check_snapshot(log: Log, key: str, header: SnapshotHeader, fragment: int, version: int) -> None:
-    run = bytes(32) if version == 0 else log.run.digest
-    found, wanted = (header.run, header.fragment, header.version), (run, fragment, version)
-    if found != wanted:
-        raise LogCorrupt(key, f"is of fragment {header.fragment}, version {header.version}, or of another run")

@@ -26,7 +26,7 @@ from isthmus.records.keys import (
     values_prefix,
     version_in,
 )
-from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, CommitHeader, PackedHeader, SegmentHeader
+from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, PackedHeader, SegmentHeader
 from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX
 from isthmus.store import Entry
 
@@ -234,7 +234,7 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
         # What was damaged on its way here must not become the only copy.
         if following is None or frame.digest(blob) != following.header.previous:
             raise LogCorrupt(key, f"is not the commit that {commit_key(p, version + 1)} names as the one before it")
-        following = Commit(frame.parse(blob, Kind.COMMIT, CommitHeader)[0], following.header.previous)
+        following = log.gate.commit(blob, p, version)
         blobs.append(blob)
     blobs.reverse()
     header = SegmentHeader(

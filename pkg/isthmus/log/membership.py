@@ -14,7 +14,7 @@ from isthmus.log.run import Run
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Blob, Kind
-from isthmus.records.keys import members_key
+from isthmus.records.keys import learner_in, members_key
 from isthmus.records.objects import SCHEMA, MembersHeader, MemberSpec
 from isthmus.rules import MemberRole as Role
 from isthmus.signing import Forged, Signer, fingerprint, verify
@@ -117,6 +117,12 @@ class Members:
         """Return the URLs of all buckets in force, beside the run's own."""
         return list(dict.fromkeys(m.bucket for m in self.current.members if m.bucket))
 
+    def vouched(self, key: str, signature: bytes) -> bool:
+        """Return whether the owner has said, when it rotated a learner's key, that the checkpoint of this signature
+        [64 bytes] under this key may be gone on from all the same."""
+        member = self.current.member(learner_in(key))
+        return member is not None and signature in member.vouched
+
     async def refresh(self, store: Store) -> Membership:
         """Read what is there beyond what is known; return the newest.
 
@@ -147,14 +153,10 @@ class Members:
             raise LogCorrupt(members_key(self.current.version + 1), f"is no membership: {error}") from None
 
     def require_author(
-        self,
-        blob: Blob,
-        kind: Kind,
-        name: str | None = None,
-        under: int | None = None,
-        roles: Collection[Role] | None = None,
-    ) -> None:
-        """Return if whose signature an object bears may write it, under a name. Raises `RecordInvalid`.
+        self, blob: Blob, kind: Kind, under: int | None = None, roles: Collection[Role] | None = None
+    ) -> bytes:
+        """Return whose signature an object bears [32 bytes; zeros where nothing is signed], which fits, and whose key
+        may write its kind, under whatever name. Raises `RecordInvalid`.
 
         `under`: by which version of the membership that is judged; None: one of those known has to allow it, as of what
         is vouched for by something else. `roles`: as which it was written, where that is not clear from its kind. Slow
@@ -163,14 +165,19 @@ class Members:
         if not self.signed:
             if frame.author_of(blob) != frame.UNSIGNED_AUTHOR:
                 raise RecordInvalid(Reason.MALFORMED, "it is signed, and nothing in this run is")
-            return
+            return frame.UNSIGNED_AUTHOR
         author = frame.require_signature(blob, kind)
-        self.require_member(author, roles or WRITERS[kind], name, under)
+        self.require_member(author, roles or WRITERS[kind], None, under)
+        return author
 
     def require_member(
         self, author: bytes, roles: Collection[Role], name: str | None = None, under: int | None = None
     ) -> None:
-        """Return if a key [32 bytes] may write as one of these roles. Raises `RecordInvalid`."""
+        """Return if a key [32 bytes] may write as one of these roles, under a name. Raises `RecordInvalid`."""
+        if not self.signed:
+            return
+        if under is not None and under >= len(self.versions):
+            raise RecordInvalid(Reason.NOT_A_MEMBER, f"membership {under} is not known here")
         judges = reversed(self.versions) if under is None else [self.versions[under]]
         if not any(membership.permits(author, roles, name) for membership in judges):
             who = f"{name} signed by {fingerprint(author)}" if name else fingerprint(author)

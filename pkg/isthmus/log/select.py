@@ -5,14 +5,16 @@ from collections.abc import Callable, Sequence
 
 from isthmus.errors import InputError, LogCorrupt
 from isthmus.log.commits import Log
+from isthmus.records.fields import NAME
 from isthmus.records.keys import version_in
 from isthmus.store import Entry
 
 ShareDone = Callable[[float], None]
 """Told now and then which share is done, from 0 to 1."""
 
-_PART = re.compile(r"learners/[^/]+/[0-9]+/checkpoints/parts/[0-9]{12}-[0-9]{5}-[0-9a-f]{16}")
-_CHECKPOINT = re.compile(r"learners/[^/]+/[0-9]+/checkpoints/[0-9]{12}-[0-9a-f]{16}")
+_BELOW = rf"learners/{NAME}/[0-9]{{6,16}}/checkpoints/"
+_PART = re.compile(_BELOW + r"parts/[0-9]{12}-[0-9]{5}-[0-9a-f]{16}")
+_CHECKPOINT = re.compile(_BELOW + r"[0-9]{12}-[0-9a-f]{16}")
 
 
 def all_or(log: Log, fragments: Sequence[int] | None) -> list[int]:

@@ -9,7 +9,7 @@ from isthmus.log.commits import Log
 from isthmus.log.membership import Members
 from isthmus.reasons import Reason
 from isthmus.records.frame import Blob, Kind
-from isthmus.records.messages import SYNCER_STREAM, AnyMessage, FromSyncer, decode, learner_of
+from isthmus.records.messages import SYNCER_STREAM, AnyMessage, FromSyncer, decode, is_stream, learner_of
 from isthmus.rules import MemberRole
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,21 @@ def heard(stream: str, body: Blob, run: bytes, members: Members | None = None) -
         if len(names) > 1:
             raise RecordInvalid(Reason.WRONG_AUTHOR, "one author speaks under several names")
         role = MemberRole.SYNCER if owner is None else MemberRole.LEARNER
-        members.require_author(body, Kind.MESSAGE, names.pop(), members.current.version, (role,))
+        now = members.current.version
+        author = members.require_author(body, Kind.MESSAGE, now, (role,))
+        members.require_member(author, (role,), names.pop(), now)
     return messages
+
+
+def may_speak(stream: str, members: Members) -> bool:
+    """Return whether a stream is one of the run's: its syncers' or a learner's, whom the membership knows or knew.
+
+    Whoever may write to the bus can make streams of any name, as many as it likes: nobody listens to them.
+    """
+    learner = learner_of(stream)
+    if learner is None or not members.signed:
+        return is_stream(stream)
+    return any(version.member(learner) is not None for version in members.versions)
 
 
 async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:

@@ -11,7 +11,6 @@ from isthmus.log import Commit, Log
 from isthmus.log.select import all_or
 from isthmus.readers.persistence import differences
 from isthmus.reasons import FINAL, Reason
-from isthmus.records import frame
 from isthmus.records.keys import commit_key, is_versioned, update_key, updates_prefix, version_in
 from isthmus.records.objects import CommitHeader, Healed, Input, Late, Rejection, UpdateHeader
 from isthmus.rules import STALENESS_MAX
@@ -344,8 +343,7 @@ async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> dic
     found = {}
     for key in keys:
         try:
-            blob = await log.store.get_range(key, 0, frame.largest(frame.Kind.UPDATE, 0))
-            found[key] = frame.parse_head(blob, frame.Kind.UPDATE, UpdateHeader)
+            found[key] = (await log.open(await log.store.get(key), key, UpdateHeader)).header
         except ObjectMissing:
             continue
         except RecordInvalid as error:

@@ -1,22 +1,28 @@
 """Replay: the fold of a log once more, compared with everything the commits recorded. It reads and never writes."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from isthmus import kernels
 from isthmus.errors import InputError, LogCorrupt, ObjectMissing
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
-from isthmus.log import Commit, Log, fold, merge
+from isthmus.log import Commit, Log, fold
 from isthmus.log.complete import require_whole
 from isthmus.log.merge import Advance, State
 from isthmus.log.select import ShareDone, all_or, earliest
 from isthmus.log.updates import Update
+from isthmus.reasons import Reason
 from isthmus.records import frame
+from isthmus.records.fields import VERSION_MAX
 from isthmus.records.keys import commit_key
-from isthmus.records.objects import Input
+from isthmus.records.objects import CommitHeader, Input
+from isthmus.rounds.bounds import REMEMBERED, Influence, claim_of, first_norm
+from isthmus.rules import Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ class Replayed:
     difference: Difference | None = None
     gaps: list[Gap] = field(default_factory=list)
     """Where a commit that heals says that what was before it is gone: no difference, and no proof."""
+    unproven: int = 0
+    """Commits before which updates were turned away as too long: what the others counted for rests on those, too."""
 
 
 @dataclass(slots=True)
@@ -94,16 +102,69 @@ class _Watch:
     def __call__(self, given: Input, update: Update) -> None:
         h = update.header
         facts: dict[str, tuple[float, float]] = {
+            "incarnation": (given.incarnation, h.incarnation),
             "steps": (given.steps, h.steps),
             "tokens": (given.tokens, h.tokens),
             "step": (given.step, h.step),
+            "tokens_seen": (given.tokens_seen, h.tokens_seen),
+            "norm": (given.norm, update.gradient.norm),
         }
-        # What was clipped counts as the commit says; it is never more than what it asked for.
-        asked = merge.weight(h.tokens, h.steps)
-        facts["weight"] = given.weight, min(given.weight, asked) if given.clipped else asked
         for what, (recorded, found) in facts.items():
             if recorded != found:
                 self.odd.append(f"{given.key}: its {what} is {found}, the commit merged it with {recorded}")
+
+
+class _Judge:
+    """Finds again what each input of a fragment counted for: it follows from the log before it (`rounds.bounds`)."""
+
+    def __init__(self, bounds: Bounds, size: int, last: Sequence[Commit]) -> None:
+        """`last`: the newest commits before the first that is judged."""
+        self._influence = Influence(bounds)
+        self._size = size
+        self._bases: dict[str, int] = {}
+        for commit in last:
+            self.note(commit)
+
+    def note(self, commit: Commit) -> None:
+        """Take a commit."""
+        h = commit.header
+        self._influence.note(h.version, h.inputs, h.usual_length)
+        for given in h.inputs:
+            self._bases[given.learner] = max(given.base, self._bases.get(given.learner, -1))
+
+    def odd(self, h: CommitHeader, before: F32) -> list[str]:
+        """Return which inputs count for something else than they do by the run's bounds, or count again.
+
+        `before`: the published value [n] of the version before.
+        """
+        influence, found = self._influence, list[str]()
+        first = math.inf if influence.length else first_norm(kernels.norm(before), self._size)
+        claims = [claim_of(given) for given in h.inputs]
+        weights, bases = dict[str, float](), dict(self._bases)
+        for number, (given, claim) in enumerate(zip(h.inputs, claims, strict=True)):
+            among = claims[:number] if influence.known else claims
+            by = influence.judge(claim, among, already=weights.get(given.learner, 0.0), first=first)
+            weights[given.learner] = weights.get(given.learner, 0.0) + given.weight
+            counts = by.weight, by.scale, tuple(map(str, by.clipped))
+            if counts != (given.weight, given.scale, given.clipped):
+                said = _counts(given.weight, given.scale, given.clipped)
+                found.append(f"{given.key} counts for {said}; by the run's bounds it is {_counts(*counts)}")
+            if given.base <= bases.get(given.learner, -1):
+                found.append(f"{given.key}: work of {given.learner} on base {bases[given.learner]} was merged before")
+            bases[given.learner] = given.base
+        usual = influence.after(h.inputs) if h.healed is None else influence.length
+        if usual != h.usual_length:
+            found.append(f"the usual length is {usual:g}, the commit says {h.usual_length:g}")
+        return found
+
+
+def _counts(weight: float, scale: float, clipped: Sequence[str]) -> str:
+    return f"{weight:g} at {scale:g} of its length ({', '.join(clipped) or 'in full'})"
+
+
+def _unproven(h: CommitHeader) -> bool:
+    """Return whether what was turned away as too long had a say in what is usual: the log does not hold it."""
+    return any(rejection.reason == Reason.TOO_LONG for rejection in h.rejected)
 
 
 async def replay(
@@ -120,8 +181,7 @@ async def replay(
     Raises `InputError` for a fragment or range that does not exist.
     """
     chosen = all_or(log, fragments)
-    heads = [await log.newest(p) for p in chosen]
-    tops = [min(commit.version if commit else 0, 1 << 62 if last is None else last) for commit in heads]
+    tops = [min(await _end(log, p), VERSION_MAX if last is None else last) for p in chosen]
     if first < 1 or (last is not None and (last < first or max(tops) < last)):
         raise InputError(f"versions {first} to {last}: the newest version is {max(tops)}, the first is 1")
     total, done = max(1, sum(max(0, top - first + 1) for top in tops)), 0
@@ -145,21 +205,35 @@ async def replay(
     return list(await asyncio.gather(*(one(p, top) for p, top in zip(chosen, tops, strict=True))))
 
 
+async def _end(log: Log, p: int) -> int:
+    """Return the newest version of a fragment; where there is a commit that is none, the walk to it will say so."""
+    try:
+        newest = await log.newest(p)
+    except LogCorrupt:
+        return VERSION_MAX
+    return newest.version if newest else 0
+
+
 async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], None]) -> Replayed:
     carry = fold.Merging(log)
     begin = await earliest(log, p)
-    at = await fold.begin(log, p, carry, at_most=max(begin, first - 1))
+    at = await fold.begin(log, p, carry, at_most=max(begin, first - 1), keep=REMEMBERED, need=1)
+    bounds, size = log.run.header.bounds, log.run.layout.fragments[p].size
+    judge = _Judge(bounds, size, at.last)
     result = Replayed(p, max(at.version, first - 1), begin)
     snapshots = dict(await log.snapshots(p))
     while True:
         try:
-            async for commit in log.commits(p, at.version, at.digest):
+            async for commit in log.commits(p, at.version, at.digest, at.under):
                 if commit.version > top:
                     break
-                result.difference, state = await _version(log, carry, at.carried, commit, snapshots.get(commit.version))
+                snapshot = snapshots.get(commit.version)
+                result.difference, state = await _version(log, carry, judge, at.carried, commit, snapshot)
                 if result.difference is not None:
                     return result
-                at = fold.At(commit.version, state, commit.digest, (commit,))
+                judge.note(commit)
+                result.unproven += _unproven(commit.header)
+                at = fold.At.made_by(commit, state, (*at.last, commit)[-REMEMBERED:])
                 if commit.version >= first:
                     result.compared += 1
                     tick()
@@ -172,19 +246,25 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
                 return result
             result.gaps.append(Gap(at.version + 1, healed.version - 1, error.key, error.detail))
             result.compared += healed.version >= first
-            at = healed
+            at, judge = healed, _Judge(bounds, size, healed.last)
             continue
-        if at.version < top:
+        if at.version < top < VERSION_MAX:
             key = commit_key(p, at.version + 1)
             result.difference = Difference(p, at.version + 1, key, f"is missing, and version {top} is there")
         return result
 
 
 async def _version(
-    log: Log, carry: fold.Merging, before: State, commit: Commit, snapshot: str | None
+    log: Log, carry: fold.Merging, judge: _Judge, before: State, commit: Commit, snapshot: str | None
 ) -> tuple[Difference | None, State]:
     """Fold one version and compare it. Raises `LogCorrupt` where it cannot be folded."""
-    watch = _Watch()
+    h = commit.header
+    watch = _Watch([] if _unproven(h) else await log.runtime.offload(judge.odd, h, before.published))
+    if h.healed is not None:
+        watch.odd.append(
+            f"it heals what is whole: version {before.version} can be folded, and it says that {h.healed.key} "
+            f"{h.healed.why}; whoever wrote it has set the fragment back to version {h.healed.source}"
+        )
     advance = await carry.merged(before, commit, watch)
     difference = await _compare(log, before, commit, advance, watch.odd)
     if difference is None and snapshot is not None:
@@ -195,7 +275,7 @@ async def _version(
 
 async def _healed(log: Log, p: int, carry: fold.Merging, at: fold.At[State], top: int) -> fold.At[State] | None:
     try:
-        return await fold.beyond(log, p, carry, at, until=top)
+        return await fold.beyond(log, p, carry, at, until=top, keep=REMEMBERED)
     except LogCorrupt:
         return None
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypedDict
 
 from isthmus.bus import Bus
@@ -13,12 +14,13 @@ from isthmus.bus.base import Said
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.log import Commit, Log
+from isthmus.log.speech import may_speak
 from isthmus.log.state import STANDS, is_most, look
 from isthmus.readers.heard import Hearing, LearnerView
-from isthmus.records import frame
+from isthmus.records.keys import learner_in
 from isthmus.records.objects import CheckpointHeader, FragmentPoint
 from isthmus.runtime import Runtime
-from isthmus.store import EdgeStore, Entry
+from isthmus.store import EdgeStore, Entry, checked
 
 __all__ = ["Ledger", "Live", "Status", "read_ledgers", "read_status"]
 
@@ -194,7 +196,7 @@ class Live:
         self._log = log
         self._runtime = runtime
         self._store = store
-        self._listener = Listener(bus, runtime, lambda _: True)
+        self._listener = Listener(bus, runtime, partial(may_speak, members=log.members))
 
     async def begin(self, known: Sequence[int] = ()) -> None:
         """Read what is kept on the bus and the end of the log. Raises `Unavailable` of the store.
@@ -312,7 +314,7 @@ class Live:
 async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
     """Read the run's state; listens for `listen_s` seconds to tell who is alive. Survives a bus that is away."""
     hearing, bus_error = Hearing(log.run.digest, log.members), ""
-    listener = Listener(bus, runtime, lambda _: True)
+    listener = Listener(bus, runtime, partial(may_speak, members=log.members))
     try:
         async for stream, said in listener.backlog():
             hearing.take(stream, said, None)
@@ -355,12 +357,12 @@ class Ledger(TypedDict):
 async def read_ledgers(log: Log, checkpoints: Sequence[Entry]) -> dict[str, Ledger]:
     """Return each learner's ledger by fragment, in tokens, as of its newest readable checkpoint.
 
-    `checkpoints` is a listing as `checkpoints_in` sorts it; only headers are read.
+    `checkpoints` is a listing as `checkpoints_in` sorts it. Of a signed run only what members in force signed counts.
     """
     found: dict[str, Ledger] = {}
     for entry in checkpoints:
-        learner = entry.key.split("/")[1]
-        if learner not in found and (header := await _checkpoint_header(log, entry.key)) is not None:
+        learner = learner_in(entry.key)
+        if learner not in found and (header := await _checkpoint_header(log, entry)) is not None:
             found[learner] = {
                 "step": header.step,
                 "incarnation": header.incarnation,
@@ -387,12 +389,9 @@ def _ledger_row(p: int, f: FragmentPoint, tokens_seen: int) -> dict[str, int]:
     }
 
 
-async def _checkpoint_header(log: Log, key: str) -> CheckpointHeader | None:
+async def _checkpoint_header(log: Log, entry: Entry) -> CheckpointHeader | None:
     try:
-        prefix = await log.store.get_range(key, 0, frame.PREFIX.size)
-        size = frame.header_size(prefix) if frame.kind_of(prefix) == frame.Kind.CHECKPOINT else 0
-        blob = await log.store.get_range(key, 0, frame.PREFIX.size + min(size, frame.HEADER_MAX[frame.Kind.CHECKPOINT]))
-        header = frame.parse_head(blob, frame.Kind.CHECKPOINT, CheckpointHeader)
+        blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
+        return (await log.open(blob, entry.key, CheckpointHeader, in_force=True)).header
     except (ObjectMissing, RecordInvalid):
         return None
-    return header if header.run == log.run.digest else None

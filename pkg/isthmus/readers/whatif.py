@@ -229,7 +229,7 @@ async def _fragment(
     keep = max(2, log.run.pace.staleness + 1)
     at = await fold.begin(log, p, fold.Merging(log), at_most=await earliest(log, p), keep=keep)
     commits = []
-    async for commit in log.commits(p, at.version, at.digest):
+    async for commit in log.commits(p, at.version, at.digest, at.under):
         if commit.version > top:
             break
         commits.append(commit)

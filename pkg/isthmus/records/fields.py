@@ -14,11 +14,15 @@ PublicKey = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """Of Ed25519."""
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 
-NAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z"
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+NAME_PATTERN = rf"\A{NAME}\Z"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """Name of a learner or a syncer; also a segment of keys."""
 
-Key = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"\A[A-Za-z0-9._/-]+\Z")]
+_SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=rf"\A{_SEGMENT}(/{_SEGMENT})*\Z")]
+"""Of an object. No segment is empty or begins with a dot, so none leads out of the run, or to what is no object."""
+
 Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
 """For people to read, on terminals too: without control characters."""
 
@@ -44,9 +48,14 @@ Scale = Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
 Finite = Annotated[float, msgspec.Meta(ge=-1.7e308, le=1.7e308)]
 
 
+def is_name(name: str) -> bool:
+    """Return whether this can be the name of a learner or syncer."""
+    return re.match(NAME_PATTERN, name) is not None
+
+
 def require_name(what: str, name: str) -> None:
     """Raise `InputError` unless this can be the name of a learner or syncer."""
-    if not re.match(NAME_PATTERN, name):
+    if not is_name(name):
         raise InputError(
             f"{what} {name!r}: up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit"
         )

@@ -2,6 +2,8 @@
 
 import re
 
+from isthmus.records.fields import is_name
+
 RUN_KEY = "run"
 UPDATES, LEARNERS, SCRATCH, EVALUATIONS, MEMBERS = "updates/", "learners/", "scratch/", "evaluations/", "members/"
 
@@ -103,3 +105,20 @@ def commit_in(key: str) -> int:
 def version_in(key: str) -> int:
     """Return the version (or base) in the last segment of an update, value or snapshot key."""
     return int(key.rsplit("/", 1)[1].split("-", 1)[0])
+
+
+def learner_in(key: str) -> str:
+    """Return the learner below whose prefix a key of an update, a claim or a checkpoint lies; empty where that is no
+    name: listings show whatever strangers put there."""
+    parts = key.split("/")
+    name = parts[2:3] if key.startswith(UPDATES) else parts[1:2] if key.startswith(LEARNERS) else []
+    return name[0] if name and is_name(name[0]) else ""
+
+
+def life_in(key: str) -> int:
+    """Return the incarnation whose claim lies under this key, 0 where it is no claim's."""
+    parts = key.split("/")
+    if len(parts) != 4 or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) <= 16):
+        return 0
+    life = int(parts[2])
+    return life if key == claim_key(parts[1], life) else 0

@@ -102,6 +102,9 @@ PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,61}[*]?\Z"
 
 BUCKET_PATTERN = r"\A[!-~]*\Z"
 
+VOUCHED_MAX = 256
+"""Names that may stand below one pattern and go on from checkpoints of an earlier key."""
+
 
 class MemberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """One entry of the membership: a name, or the beginning of names that a key may speak under, and as what."""
@@ -112,6 +115,8 @@ class MemberSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     key: PublicKey
     bucket: Annotated[str, msgspec.Meta(max_length=1024, pattern=BUCKET_PATTERN)] = ""
     """URL where its updates are stored, and what is published is copied to; empty: with the run."""
+    vouched: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=VOUCHED_MAX)] = ()
+    """Signatures of checkpoints by its earlier key that may still be gone on from: the newest at its rotation."""
 
 
 class MembersHeader(Record, frozen=True, kw_only=True):
@@ -331,6 +336,8 @@ class Input(Record, frozen=True, kw_only=True):
     """Its Euclidean length before that; 0 where it was not recorded."""
     clipped: Annotated[tuple[Text, ...], msgspec.Meta(max_length=8)] = ()
     """Why its weight is not tokens² / steps, or its scale not 1: names of `isthmus.reasons.Clip`."""
+    believed: Steps = 0
+    """Steps that there was time for, where it claimed more; else 0."""
 
 
 class Late(Record, frozen=True, kw_only=True):
@@ -446,8 +453,8 @@ class Healed(Record, frozen=True, kw_only=True):
     """The version whose published value it starts from."""
     broken_at: Version
     """The first version that could not be folded any more."""
-    key: Key
-    """What is gone or damaged."""
+    key: Text
+    """What is gone or damaged: an object, or a place."""
     why: Text
 
 
@@ -486,6 +493,8 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     """Version of the membership it was made under; 0: that of the run object, its owner alone."""
     period: Annotated[float, msgspec.Meta(ge=0.0, le=STEPS_MOST)] = 0.0
     """Steps between two uploads of this fragment from here on; 0: as many as the rules say."""
+    usual_length: Annotated[float, msgspec.Meta(ge=0.0, le=1.7e308)] = 0.0
+    """What an update's length is compared with from here on, norm per root of a step; 0 while nothing is known."""
     healed: Healed | None = None
     """Set where this commit merges nothing and starts the fragment again."""
 

@@ -19,7 +19,7 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Una
 from isthmus.health import Vitals
 from isthmus.log import Log
 from isthmus.log.merge import state_bytes
-from isthmus.log.speech import heard, keep_members
+from isthmus.log.speech import heard, keep_members, may_speak
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
@@ -37,6 +37,7 @@ from isthmus.records.messages import (
     Leave,
     Pass,
     Progress,
+    is_stream,
     learner_of,
 )
 from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
@@ -135,7 +136,7 @@ class Syncer:
         self._listener = Listener(
             bus,
             runtime,
-            lambda name: name == SYNCER_STREAM or learner_of(name) is not None,
+            self._listens_to,
             self.pace.heartbeat_s,
             back_s=self.pace.silence_s + self.pace.heartbeat_s,
         )
@@ -265,6 +266,13 @@ class Syncer:
                     break
                 self._hear(*self._said.get_nowait())
             await asyncio.sleep(0)
+
+    def _listens_to(self, stream: str) -> bool:
+        if may_speak(stream, self._log.members):
+            return True
+        if is_stream(stream):
+            self._unknown.set()  # it may have become a member since we looked
+        return False
 
     def _dropped(self, stream: str) -> None:
         self.tallies.drop(learner_of(stream) or stream)

@@ -45,14 +45,14 @@ class Fetcher:
                 return None, Reason.OVERSIZED if len(blob) > pointer.size else Reason.TRUNCATED
             update = await self._runtime.offload(
                 open_update,
+                self._log.gate,
                 blob,
+                pointer.key,
                 pointer.digest,
-                self._log.run,
                 self._fragment,
                 pointer.learner,
                 pointer.base,
                 self._runtime.crew,
-                self._log.members,
                 self._log.members.current.version,
             )
             if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):

@@ -8,6 +8,7 @@ from isthmus.layout import Fragment
 from isthmus.log import Log, fold
 from isthmus.log.complete import require_whole
 from isthmus.log.merge import State, state_bytes
+from isthmus.rounds.bounds import REMEMBERED
 from isthmus.rules import Pace
 from isthmus.runtime import Runtime
 
@@ -39,10 +40,13 @@ class Follower:
         self.version = 0
         self.digest = log.run.digest
         """Of the commit that made `version`: what the next commit must name."""
+        self.under = 0
+        """The membership which that was made under."""
         self.begun = False
         """Whether any place in the log has been read."""
-        self.keep = max(2, pace.staleness + 1)
-        """The newest commits that are asked for."""
+        self.need = max(2, pace.staleness + 1)
+        self.keep = max(REMEMBERED, self.need)
+        """The newest commits that are asked for, and those that have to be there."""
         self.fold_s = 0.0
         """How long folding the state took when the fragment was last taken over, in seconds."""
         self.folded: int | None = None
@@ -115,13 +119,14 @@ class Follower:
             return now - self._moved_at > FOLD_S + self._state_bytes / FOLD_BYTES_S
         return self.version < max(self._known, self._said) and now - self._behind_since > silent_s
 
-    def go_to(self, version: int, digest: bytes, state: State | None) -> None:
-        """Stand at a version, made by the commit of this digest, with its state where that is here."""
-        self.version, self.digest, self.state = version, digest, state
+    def go_to(self, version: int, digest: bytes, under: int, state: State | None) -> None:
+        """Stand at a version, made by the commit of this digest under that membership, with its state where that is
+        here."""
+        self.version, self.digest, self.under, self.state = version, digest, under, state
 
     async def begin(self) -> fold.At[None]:
         """Read the commits to their end. Raises `LogCorrupt`, `Unavailable`, `Denied`."""
-        at = await fold.fold(self._log, self._fragment.index, self._following, keep=self.keep)
+        at = await fold.fold(self._log, self._fragment.index, self._following, keep=self.keep, need=self.need)
         await require_whole(self._log, self._fragment.index, at.version)
         return at
 
@@ -131,12 +136,12 @@ class Follower:
         p, folds = self._fragment.index, self.folds
         try:
             if folds and self.state is not None:
-                here = fold.At(self.version, self.state, self.digest, ())
+                here = fold.At(self.version, self.state, self.digest, (), self.under)
                 async for folded in fold.onward(self._log, p, self._merging, here, keep=self.keep):
                     yield folded
                 return
             if self.begun:
-                known = fold.At(self.version, None, self.digest, ())
+                known = fold.At(self.version, None, self.digest, (), self.under)
                 async for followed in fold.onward(self._log, p, self._following, known, keep=self.keep):
                     yield followed
                 if not folds:
@@ -154,7 +159,7 @@ class Follower:
         self._folding = True
         self._moved()
         try:
-            at = await fold.fold(self._log, self._fragment.index, self._merging, keep=self.keep)
+            at = await fold.fold(self._log, self._fragment.index, self._merging, keep=self.keep, need=self.need)
             await require_whole(self._log, self._fragment.index, at.version)
         except Unavailable:
             self._failed += 1

@@ -6,16 +6,17 @@ Of a fragment that another syncer keeps only the commits are read. Its state is 
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from isthmus.codecs import codec
 from isthmus.codecs.packed import Packed
-from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
-from isthmus.kernels import ARITHMETIC
+from isthmus.errors import LogCorrupt, Unavailable
+from isthmus.kernels import ARITHMETIC, norm
 from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, merge
 from isthmus.log.histories import Histories
@@ -27,7 +28,7 @@ from isthmus.records import frame
 from isthmus.records.keys import value_key
 from isthmus.records.messages import Call, Committed, FromSyncer
 from isthmus.records.objects import SCHEMA, CommitHeader, Input
-from isthmus.rounds.bounds import Believed, Claim, Influence
+from isthmus.rounds.bounds import Believed, Claim, Influence, first_norm
 from isthmus.rounds.events import (
     Abandon,
     Action,
@@ -128,6 +129,8 @@ class Keeper:
         self._inputs: list[Input] = []
         self._unweighed: list[tuple[Packed, Input, Claim]] = []
         """What came while nothing was known of what is usual: packed, until the round closes."""
+        self._spoken: list[Claim] = []
+        """What updates have said in this round, merged or turned away."""
         self._has_slot = False
         self._slot_lock = asyncio.Lock()
         self._merging = False
@@ -201,11 +204,11 @@ class Keeper:
 
     def _begin(self, at: At) -> None:
         self._follower.begun = True
-        self._follower.go_to(at.version, at.digest, at.carried)
+        self._follower.go_to(at.version, at.digest, at.under, at.carried)
         self._counting.begun(at.version, at.last[-1].header if at.last else None)
         for commit in at.last:
             self.histories.know(commit.version, commit.digest)
-            self._usually.note(commit.version, commit.header.inputs)
+            self._usually.note(commit.version, commit.header.inputs, commit.header.usual_length)
         self.rounds.restored(at.version, [commit.header for commit in at.last])
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -292,7 +295,9 @@ class Keeper:
         claim = self._claim(update, self.rounds.elapsed_s(pointer.base, fetched_at))
         given = self._recorder.given(pointer, update.header, fetched_at, claim.norm)
         if self._usually.known:
-            believed = self._usually.judge(claim, already=self._weight_of(claim.learner))
+            claim = self._usually.timed(claim, self._spoken)
+            believed = self._judged(claim, self._spoken)
+            self._spoken.append(claim)
             if believed.refused:
                 self._warn("%s of %s is %g long, far beyond what is usual", pointer.key, pointer.learner, claim.norm)
                 return self.rounds.on(Refused(pointer, Reason.TOO_LONG), self._runtime.now())
@@ -307,6 +312,13 @@ class Keeper:
         step_s = self._heard_of.usual_step_s() / self._fastest
         return Claim(h.learner, h.steps, h.tokens, update.gradient.norm, elapsed_s, step_s)
 
+    def _judged(self, claim: Claim, among: Sequence[Claim]) -> Believed:
+        already, first = self._weight_of(claim.learner), math.inf
+        if not self._usually.length:
+            assert self.state is not None, "judging before recovery"
+            first = first_norm(norm(self.state.published), self.fragment.size)
+        return self._usually.judge(claim, among, already=already, first=first)
+
     def _weight_of(self, learner: str) -> float:
         """Return what a learner's updates in the round weigh together."""
         return sum(given.weight for given in self._inputs if given.learner == learner)
@@ -320,6 +332,7 @@ class Keeper:
                 weight=believed.weight,
                 scale=believed.scale,
                 clipped=tuple(reason.value for reason in believed.clipped),
+                believed=believed.steps,
             )
         )
 
@@ -333,9 +346,9 @@ class Keeper:
         """Add up what came while nothing was known of what is usual, each judged by all of it."""
         waiting, self._unweighed = self._unweighed, []
         among = [claim for _, _, claim in waiting]
-        for gradient, given, claim in waiting:
-            already = self._weight_of(claim.learner)
-            await self._take(gradient, given, self._usually.judge(claim, among, already=already))
+        among = [self._usually.timed(claim, among) for claim in among]
+        for (gradient, given, _), claim in zip(waiting, among, strict=True):
+            await self._take(gradient, given, self._judged(claim, among))
 
     # --- actions ------------------------------------------------------------------------------------------------------
 
@@ -484,13 +497,15 @@ class Keeper:
             written_at=self._runtime.wall(),
             members=self._under,
             period=self.rounds.next_period(),
+            usual_length=self._usually.after(self._inputs),
         )
         # From here on these bytes are the attempt: they do not change until its outcome is known.
         try:
             body = frame.draft(frame.Kind.COMMIT, header).blob
             self._log.seal(body)
-            frame.parse(body, frame.Kind.COMMIT, CommitHeader)  # what nobody could read must never take the key
-        except (RecordInvalid, ValueError) as error:
+            # What nobody would believe must never take the key.
+            commit = await self._runtime.offload(self._log.gate.commit, body, self.fragment.index, version)
+        except (LogCorrupt, ValueError) as error:
             self._warn("no commit can say this: %s", error, level=logging.ERROR, version=version)
             spoiled = Spoiled(frozenset(given.digest for given in self._inputs))
             self._release()
@@ -518,7 +533,7 @@ class Keeper:
                     "missing": list(header.waited.missing),
                 },
             )
-            self._settle(Commit(header, frame.digest(body)), result.state)
+            self._settle(commit, result.state)
             return self.rounds.on(CaughtUp(), self._runtime.now())
         self._tallies.commits_lost += 1
         self._metrics.commits_lost.inc()
@@ -622,11 +637,11 @@ class Keeper:
         """A commit is in the log: it becomes the state, and only now is it said. What we had is let go where the commit
         is another's and the fragment, too."""
         self._release()
-        self._follower.go_to(commit.version, commit.digest, state)
+        self._follower.go_to(commit.version, commit.digest, commit.header.members, state)
         if state is None and self.rounds.holding:
             self.rounds.on(Hold(holding=False), self._runtime.now())
         self.histories.know(commit.version, commit.digest)
-        self._usually.note(commit.version, commit.header.inputs)
+        self._usually.note(commit.version, commit.header.inputs, commit.header.usual_length)
         ours = commit.header.writer == self._name
         self._counting.settled(commit.header)
         if ours:
@@ -664,7 +679,7 @@ class Keeper:
                 self._has_slot = True
 
     def _release(self) -> None:
-        self._accumulator, self._inputs, self._unweighed = None, [], []
+        self._accumulator, self._inputs, self._unweighed, self._spoken = None, [], [], []
         self._under = self._members.current.version
         if self._has_slot:
             self._has_slot = False

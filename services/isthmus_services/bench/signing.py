@@ -10,8 +10,10 @@ from isthmus.log import updates
 from isthmus.log.membership import Members, Membership
 from isthmus.log.run import Run
 from isthmus.log.speech import heard
+from isthmus.log.verified import Gate
 from isthmus.records import frame
 from isthmus.records.frame import Kind
+from isthmus.records.keys import update_key
 from isthmus.records.messages import Announce, encode, learner_stream
 from isthmus.records.objects import SCHEMA, MemberSpec, RunHeader, UpdateHeader
 from isthmus.rules import MemberRole, Pace, Rules
@@ -82,8 +84,9 @@ def _updates(size: int) -> Iterator[Case]:
     sealed = frame.written(Kind.UPDATE, header, pack(code, fragment, x))
 
     def opened(blob: frame.Body, judge: Members) -> Callable[[], object]:
-        digest = frame.digest(blob)
-        return lambda: updates.open_update(blob, digest, run, fragment, "eu", 0, members=judge, under=0)
+        digest, gate = frame.digest(blob), Gate(run, judge)
+        key = update_key(0, "eu", 0, digest)
+        return lambda: updates.open_update(gate, blob, key, digest, fragment, "eu", 0, under=0)
 
     yield Case("open", opened(plain, unsigned))
     yield Case("open, signed", opened(signed, members))

@@ -65,6 +65,11 @@ async def _compare(log: Log, a: declared.Replay) -> int:
     for replayed in found:
         for gap in replayed.gaps:
             print(gap.line(replayed.fragment))
+    if unproven := sum(r.unproven for r in found):
+        print(
+            f"{unproven} commits come after updates that were turned away as too long and had a say in what is usual: "
+            "how much their inputs count for is not verified"
+        )
     unverifiable = sum(gap.last - gap.first + 1 for replayed in found for gap in replayed.gaps)
     healed = f", {unverifiable} cannot be verified (healed)" if unverifiable else ""
     print(f"{compared + len(different)} commits, {len(different)} differ{healed}")
@@ -73,6 +78,7 @@ async def _compare(log: Log, a: declared.Replay) -> int:
             "commits": compared + len(different),
             "differ": len(different),
             "unverifiable": unverifiable,
+            "unproven": unproven,
             "fragments": [
                 {
                     "fragment": r.fragment,

@@ -61,9 +61,7 @@ MUTANTS = [
     *of(
         "log/commits.py",
         "tests/integration/test_signed.py",
-        row("anybody-commits", "self.members.require_author(blob, Kind.COMMIT, name, header.members)", "pass"),
         row("membership-may-go-back", "if commit.header.members < members:", "if False:"),
-        row("anybody-points", "            await self.require_author(blob, Kind.PACKED)\n", ""),
     ),
     *of(
         "log/speech.py",
@@ -78,7 +76,9 @@ MUTANTS = [
     *of(
         "log/histories.py",
         "tests/unit/test_membership.py",
-        row("what-was-said-before-is-forgotten", "if said is not None and said[0] != digest:", "if False:"),
+        row("what-was-said-before-is-forgotten", "if (said := words.pop(version, digest)) != digest:", "if False:"),
+        row("one-author-takes-all-places", "KEPT_EACH = 8", "KEPT_EACH = 1"),
+        row("authors-without-end", "if by not in self._said and len(self._said) == AUTHORS_MAX:", "if False:"),
     ),
     *of(
         "syncer/keeper.py",
@@ -90,19 +90,34 @@ MUTANTS = [
         ),
         row(
             "who-comes-first-decides",
-            "        if self._usually.known:\n            believed",
-            "        if True:\n            believed",
+            "        if self._usually.known:\n            claim",
+            "        if True:\n            claim",
         ),
     ),
     *of(
         "rounds/bounds.py",
         "tests/unit/test_bounds.py",
-        row("steps-take-no-time", "if claim.step_s > 0.0 and steps >", "if False and steps >"),
+        row("steps-take-no-time", "if claim.step_s > 0.0 and math.isfinite(claim.elapsed_s):", "if False:"),
+        row("untimed-is-boundless", "elif others := self._with(", "elif False and self._with("),
+        row(
+            "claimed-steps-make-long",
+            "length = claim.norm / math.sqrt(steps)",
+            "length = claim.norm / math.sqrt(claim.steps)",
+        ),
+        row("two-are-a-majority", "MAJORITY = 3", "MAJORITY = 2"),
+        row("two-may-rise-at-once", "RISES * self._length)", "math.inf)"),
+        row("two-may-fall-at-once", "max(min(lengths), FALLS * self._length)", "min(lengths)"),
+        row(
+            "the-first-is-boundless",
+            "if self._length <= 0.0 and len(usual) < MAJORITY and claim.norm * scale > first:",
+            "if False:",
+        ),
+        row("few-are-kept-out", "refused = len(usual) >= MAJORITY and length", "refused = length"),
         row("any-weight", "if weight > (room :=", "if False and weight > (room :="),
         row("each-update-weighs-by-itself", "b.weight * usual_weight - already)", "b.weight * usual_weight)"),
         row("any-length", "if length > b.norm * usually:", "if False:"),
         row("the-short-are-loud", "elif length < usually / b.norm:", "elif False:"),
-        row("nobody-is-too-long", "refused = length > b.refused * usually", "refused = False"),
+        row("nobody-is-too-long", "and length > b.refused * usually", "and False"),
         row("what-is-usual-is-for-ever", "if version - seen.version < REMEMBERED", "if True"),
     ),
     *of(

@@ -74,6 +74,7 @@ MUTANTS = [
     *of(
         "records/fields.py",
         "tests/unit/test_frame_limits.py tests/unit/test_records.py",
-        row("a-name-may-end-a-line", '._-]{0,62}\\Z"', '._-]{0,62}$"'),
+        row("a-name-may-end-a-line", '{NAME}\\Z"', '{NAME}$"'),
+        row("a-key-may-lead-out-of-the-run", '_SEGMENT = r"[A-Za-z0-9_-]', '_SEGMENT = r"[A-Za-z0-9._-]'),
     ),
 ]

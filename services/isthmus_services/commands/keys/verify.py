@@ -3,13 +3,14 @@
 import asyncio
 from pathlib import Path
 
-from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.log import Log
-from isthmus.log.membership import Membership
+from isthmus.log.membership import WRITERS, Membership
+from isthmus.log.verified import KINDS
 from isthmus.ports import open_log
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.keys import LEARNERS, UPDATES
+from isthmus.records.keys import RUN_KEY, commit_in, learner_in
 from isthmus.signing import armored, fingerprint, namespace_of, public_line
 from isthmus_services.settings import declared, shared
 
@@ -45,24 +46,34 @@ async def _verify(settings: declared.KeysVerify) -> int:
 
 
 def _why_not(log: Log, blob: frame.Body, kind: Kind, key: str) -> str | None:
-    """Return why an object is not to be trusted."""
+    """Return why an object is not to be trusted. All of the membership has been read."""
     try:
-        if kind in (Kind.RUN, Kind.MEMBERS):
-            author = frame.require_signature(blob, kind)
-            known = any(author == membership.owner for membership in log.members.versions)
-            return None if known else "its author never owned the run"
-        log.members.require_author(blob, kind, _name_in(key))
-    except RecordInvalid as error:
+        if kind == Kind.RUN:
+            return None if key == RUN_KEY and frame.digest(blob) == log.run.digest else "it is another run's"
+        if kind == Kind.MEMBERS:
+            known = any(frame.digest(blob) == membership.digest for membership in log.members.versions)
+            return None if known else "it is in no membership of this run"
+        record = next((record for record, of in KINDS.items() if of == kind), None)
+        if record is None or kind == Kind.PART:
+            log.members.require_author(blob, kind)
+            return f"a {kind.name.lower()} says nothing alone: what names it does"
+        if kind == Kind.COMMIT:
+            log.gate.commit(blob, *_fragment_and_version(key))
+            return None
+        opened = log.gate.open(blob, key, record)
+        try:
+            by = log.members.current.version
+            log.members.require_member(opened.author, WRITERS[kind], learner_in(key) or None, by)
+        except RecordInvalid as error:
+            return f"it counts only where a commit or the owner vouches for it: {error.detail}"
+    except (RecordInvalid, LogCorrupt) as error:
         return str(error)
     return None
 
 
-def _name_in(key: str) -> str | None:
-    """Return the learner whose prefix a key lies below."""
+def _fragment_and_version(key: str) -> tuple[int, int]:
     parts = key.split("/")
-    if key.startswith(UPDATES) and len(parts) > 2:
-        return parts[2]
-    return parts[1] if key.startswith(LEARNERS) and len(parts) > 1 else None
+    return (int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0), commit_in(key) if "/" in key else 0
 
 
 def _names(versions: list[Membership], author: bytes) -> list[str]:

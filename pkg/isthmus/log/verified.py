@@ -1,0 +1,318 @@
+"""The gate between what is stored and what is used: bytes go in, values of verified types come out.
+
+No other module parses an object (`tests/unit/test_verified.py` holds the library to that). Of every object, in this order:
+
+    digest    where something that is verified already names it, or its key does
+    frame     kind, sizes, nothing larger than its kind may be
+    author    a signature that fits, by a key that the membership names for this kind, before the header is decoded
+    header    every field there, of its type and in its range
+    run       this one
+    name      the author may write under the name that the object bears
+    key       it lies under the key that follows from all that
+
+and then what only its kind has. What is read without all of that is `Unverified`: it may be shown, as such, and help to
+choose what is read next; nothing is computed with it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from isthmus import digests
+from isthmus.errors import LogCorrupt, RecordInvalid
+from isthmus.kernels import ARITHMETIC, F32
+from isthmus.layout import TensorClass
+from isthmus.log import merge
+from isthmus.log.membership import WRITERS, Members
+from isthmus.log.run import Run
+from isthmus.reasons import Clip, Reason
+from isthmus.records import frame, keys
+from isthmus.records.frame import Blob, Kind
+from isthmus.records.keys import learner_in
+from isthmus.records.objects import (
+    CheckpointHeader,
+    ClaimHeader,
+    CommitHeader,
+    EvaluationHeader,
+    Input,
+    PackedHeader,
+    PartHeader,
+    Record,
+    SegmentHeader,
+    SnapshotHeader,
+    UpdateHeader,
+    ValueHeader,
+)
+from isthmus.rules import CodecName
+
+H = TypeVar("H", bound=Record)
+
+KINDS: Mapping[type[Record], Kind] = {
+    UpdateHeader: Kind.UPDATE,
+    ValueHeader: Kind.VALUE,
+    SnapshotHeader: Kind.SNAPSHOT,
+    CommitHeader: Kind.COMMIT,
+    ClaimHeader: Kind.CLAIM,
+    SegmentHeader: Kind.SEGMENT,
+    PackedHeader: Kind.PACKED,
+    CheckpointHeader: Kind.CHECKPOINT,
+    PartHeader: Kind.PART,
+    EvaluationHeader: Kind.EVALUATION,
+}
+"""What each kind says of itself. (The run object and versions of the membership vouch for all others: `run`,
+`membership`.)"""
+
+_OF_AUTHORS = frozenset({Reason.UNSIGNED, Reason.BAD_SIGNATURE, Reason.NOT_A_MEMBER})
+
+WITHOUT_PAYLOAD = frozenset({Kind.COMMIT, Kind.CLAIM, Kind.PACKED, Kind.EVALUATION})
+
+_KEYS: Mapping[type[Record], Callable[[Any, bytes], str]] = {
+    UpdateHeader: lambda h, digest: keys.update_key(h.fragment, h.learner, h.base, digest),
+    ValueHeader: lambda h, digest: keys.value_key(h.fragment, h.version, digest),
+    SnapshotHeader: lambda h, digest: keys.snapshot_key(h.fragment, h.version, digest),
+    CommitHeader: lambda h, _: keys.commit_key(h.fragment, h.version),
+    ClaimHeader: lambda h, _: keys.claim_key(h.learner, h.incarnation),
+    SegmentHeader: lambda h, digest: keys.segment_key(h.fragment, h.first, digest),
+    PackedHeader: lambda h, _: keys.commit_key(h.fragment, h.version),
+    CheckpointHeader: lambda h, digest: keys.checkpoint_key(h.learner, h.incarnation, h.step, digest),
+    EvaluationHeader: lambda h, digest: keys.evaluation_key(h.series, h.cut, digest),
+}
+"""The key that an object of a kind lies under, from what it says and its digest."""
+
+
+class Unverified(Generic[H]):
+    """What an object says of itself, of which only the beginning was read: no signature and no digest was checked."""
+
+    __slots__ = ("said",)
+
+    def __init__(self, said: H) -> None:
+        self.said = said
+
+
+class _Through:
+    """Held by the gate alone."""
+
+
+_THROUGH = _Through()
+
+
+class Verified(Generic[H]):
+    """An object that is what its key and its author say: only `Gate` makes one."""
+
+    __slots__ = ("author", "digest", "header", "key", "payload")
+
+    def __init__(
+        self, key: str, header: H, payload: memoryview, digest: bytes, author: bytes, *, through: _Through
+    ) -> None:
+        if through is not _THROUGH:
+            raise TypeError("only the gate verifies")
+        self.key = key
+        self.header = header
+        self.payload = payload
+        self.digest = digest
+        """Of all bytes of the object [32 bytes]."""
+        self.author = author
+        """Whose key signed it [32 bytes]; zeros where nothing is signed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit that was verified: its header and the digest of its bytes."""
+
+    header: CommitHeader
+    digest: bytes
+    packed: bool = False
+    """Whether its bytes were found in a segment."""
+
+    @property
+    def version(self) -> int:
+        """The version it created."""
+        return self.header.version
+
+
+class Gate:
+    """Judges the objects of one run. Pure, and slow for large objects: those off the loop."""
+
+    def __init__(self, run: Run, members: Members | None = None) -> None:
+        """`members` says who may write what; without it the run has to be one that is not signed."""
+        self.run = run
+        self.members = members or Members(run)
+        outer = merge.outers(run.rules)
+        self._dense, self._embedding = outer[TensorClass.DENSE], outer[TensorClass.EMBEDDING]
+
+    def open(
+        self, blob: Blob, key: str, record: type[H], *, digest: bytes | None = None, under: int | None = None
+    ) -> Verified[H]:
+        """Return the object in these bytes, found under a key. Raises `RecordInvalid` with a named reason.
+
+        `digest`: the one that something verified names. `under`: the version of the membership by which its author is
+        judged; None: one of those known has to allow it, as of what something verified vouches for.
+        """
+        kind = KINDS[record]
+        found = frame.digest(blob)
+        if digest is not None and found != digest:
+            raise RecordInvalid(Reason.DIGEST_MISMATCH, f"digest {found.hex()[:16]}, {digest.hex()[:16]} was named")
+        frame.head_end(blob, kind)
+        author = self.members.require_author(blob, kind, under)
+        header, payload = frame.parse(blob, kind, record)
+        if kind in WITHOUT_PAYLOAD and len(payload):
+            raise RecordInvalid(Reason.MALFORMED, f"a {kind.name.lower()} with a payload")
+        run: bytes = getattr(header, "run")  # noqa: B009 - every kind has one, though `Record` does not say so
+        # Version 0 is there before the run is: the run object names its digest.
+        first = isinstance(header, SnapshotHeader) and header.version == 0
+        if run != (bytes(32) if first else self.run.digest):
+            raise RecordInvalid(Reason.WRONG_RUN, f"this {kind.name.lower()} belongs to another run")
+        by = header.members if isinstance(header, CommitHeader) else under
+        self.members.require_member(author, WRITERS[kind], _name_in(header), by)
+        if key != (belongs := _KEYS[record](header, found)):
+            raise RecordInvalid(_displaced(key, belongs), f"it lies under {key}, and is {belongs}")
+        return Verified(key, header, payload, found, author, through=_THROUGH)
+
+    # --- commits ------------------------------------------------------------------------------------------------------
+
+    def commit(self, blob: Blob, fragment: int, version: int, packed: bool = False) -> Commit:
+        """Return the commit in these bytes. Raises `LogCorrupt`.
+
+        The membership that it names has to be known (`Members.reach`); so it is to whoever wrote it.
+        """
+        key = keys.commit_key(fragment, version)
+        try:
+            found = self.open(blob, key, CommitHeader)
+        except RecordInvalid as error:
+            what = "a syncer's commit" if error.reason in _OF_AUTHORS else "a commit"
+            raise LogCorrupt(key, f"not {what}: {error.detail}") from None
+        if why := self.why_not(found.header):
+            raise LogCorrupt(key, why)
+        return Commit(found.header, found.digest, packed)
+
+    def why_not(self, h: CommitHeader) -> str:
+        """Return why a commit cannot be one of this run, whoever wrote it; empty where it can."""
+        if h.arithmetic != ARITHMETIC:
+            return f"written with arithmetic {h.arithmetic}; this release has {ARITHMETIC}"
+        if bool(h.inputs) == (h.healed is not None):
+            return "merges nothing and does not heal" if not h.inputs else "merges and heals at once"
+        earliest = self.members.in_force(h.fragment, h.version)
+        if h.members < earliest:
+            return f"made under membership {h.members}, when {earliest} was in force"
+        if (h.dense, h.embedding) != (self._dense, self._embedding):
+            return "merged by other rules than the run's"
+        codec = CodecName.F32 if h.healed else self.run.rules.codec_down
+        if h.codec_down != codec:
+            return f"published in {h.codec_down}, and not in {codec}"
+        if h.value_key != keys.value_key(h.fragment, h.version, h.value_digest):
+            return f"names {h.value_key} as what it published, which cannot be"
+        shortest, longest = self.run.rules.periods
+        if h.period and not shortest <= h.period <= longest:
+            return f"says a period of {h.period:g} steps; the run's are from {shortest} to {longest}"
+        if h.healed is not None and not (h.healed.source < h.version and h.healed.broken_at <= h.version):
+            return "heals from a version that was not there yet"
+        bases = {(given.learner, given.base) for given in h.inputs}
+        if len(bases) < len(h.inputs):
+            return "merges two updates of one learner on one base"
+        return next((f"input {given.key} {why}" for given in h.inputs if (why := _input(h, given))), "")
+
+    # --- what commits name --------------------------------------------------------------------------------------------
+
+    def value(self, blob: Blob, h: CommitHeader) -> Verified[ValueHeader]:
+        """Return what a commit published. Raises `RecordInvalid`."""
+        found = self.open(blob, h.value_key, ValueHeader, digest=h.value_digest, under=h.members)
+        if found.header.codec != h.codec_down:
+            raise RecordInvalid(Reason.WRONG_LAYOUT, f"packed in {found.header.codec}, and not in {h.codec_down}")
+        return found
+
+    def snapshot(self, blob: Blob, key: str, fragment: int, commit: Commit | None) -> merge.State:
+        """Return the state in a snapshot; `commit` made its version, None: version 0. Raises `RecordInvalid`."""
+        first = self.run.header.snapshots[fragment] if commit is None else None
+        found = self.open(blob, key, SnapshotHeader, digest=first)
+        version = commit.version if commit else 0
+        if (found.header.fragment, found.header.version) != (fragment, version):
+            raise RecordInvalid(
+                Reason.WRONG_LAYOUT, f"it is of fragment {found.header.fragment}, version {found.header.version}"
+            )
+        try:
+            state = merge.restore(found.header, found.payload, self.run.layout.fragments[fragment].size)
+        except ValueError as error:
+            raise RecordInvalid(Reason.WRONG_LAYOUT, f"it holds {error}") from None
+        if commit is not None and state.digest != commit.header.state_digest:
+            raise RecordInvalid(
+                Reason.DIGEST_MISMATCH,
+                f"it holds state {state.digest.hex()[:16]}, commit {version} says "
+                f"{commit.header.state_digest.hex()[:16]}",
+            )
+        return state
+
+    def published(self, begin: Blob, key: str, fragment: int, commit: Commit | None) -> F32:
+        """Return the published value [n] that a snapshot begins with, of which no more needs to be at hand.
+
+        `commit` made its version; of version 0, for which the run object vouches as a whole, the rest is known: zeros.
+        Raises `RecordInvalid`.
+        """
+        size = 4 * self.run.layout.fragments[fragment].size
+        frame.head_end(begin, Kind.SNAPSHOT)
+        start = frame.payload_start(begin)
+        if len(begin) < start + size:
+            raise RecordInvalid(
+                Reason.TRUNCATED, f"it holds {len(begin) - start} bytes of published value, its fragment has {size}"
+            )
+        values = np.frombuffer(memoryview(begin)[start : start + size], np.dtype("<f4")).copy()
+        if commit is None:
+            wanted = self.run.header.snapshots[fragment]
+            found = digests.digest_of((memoryview(begin)[: start + size], bytes(size)))
+        else:
+            wanted, found = commit.header.published_digest, merge.array_digest(values)
+        if found != wanted:
+            by = f"version {commit.version} published" if commit else "the run object names for version 0"
+            raise RecordInvalid(Reason.DIGEST_MISMATCH, f"it has digest {found.hex()[:16]}, {wanted.hex()[:16]} {by}")
+        return values
+
+
+def glance(begin: Blob, record: type[H]) -> Unverified[H]:
+    """Return what an object says of itself, of which the beginning is at hand. Raises `RecordInvalid`."""
+    return Unverified(frame.parse_head(begin, KINDS[record], record))
+
+
+def head_of(begin: Blob, key: str, record: type[H], digest: bytes) -> H:
+    """Return what an object says of itself, whose beginning has the digest that something verified names.
+
+    Raises `RecordInvalid`.
+    """
+    if digests.digest(begin) != digest:
+        raise RecordInvalid(Reason.DIGEST_MISMATCH, f"{key} does not begin as was said")
+    return frame.parse_head(begin, KINDS[record], record)
+
+
+def _displaced(key: str, belongs: str) -> Reason:
+    """Return under what name an object is turned away that lies under another key than its own."""
+    if learner_in(key) != learner_in(belongs):
+        return Reason.WRONG_AUTHOR
+    return Reason.WRONG_LAYOUT if key.split("/")[1:2] != belongs.split("/")[1:2] else Reason.MALFORMED
+
+
+def _name_in(header: Record) -> str | None:
+    """Return under whose name an object was written; None where its kind bears none, or an operator wrote it."""
+    match header:
+        case UpdateHeader() | ClaimHeader() | CheckpointHeader() | PartHeader():
+            return header.learner
+        case CommitHeader():
+            return None if header.healed else header.writer  # who heals writes under no syncer's name
+    return None
+
+
+def _input(h: CommitHeader, given: Input) -> str:
+    """Return why a commit cannot have merged this, or empty."""
+    if given.key != keys.update_key(h.fragment, given.learner, given.base, given.digest):
+        return "is not where that update is"
+    if given.base >= h.version:
+        return f"is based on version {given.base}, which was not there yet"
+    if given.steps < 1 or given.tokens < 1:
+        return "is no work"
+    if bool(given.believed) != (Clip.STEPS in given.clipped) or given.believed > given.steps:
+        return f"is of {given.steps} steps, of which {given.believed} cannot be what was believed"
+    asked = merge.weight(given.tokens, given.steps)
+    if given.clipped:
+        return "" if given.weight <= asked else f"weighs {given.weight:g}, more than the {asked:g} that it asked for"
+    if (given.weight, given.scale) != (asked, 1.0):
+        return f"weighs {given.weight:g} at {given.scale:g} of its length, and nothing is said of why"
+    return ""

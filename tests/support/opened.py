@@ -1,0 +1,44 @@
+"""Objects of tests that go through the gate under the key that they say is theirs."""
+
+from isthmus.errors import RecordInvalid
+from isthmus.layout import Fragment
+from isthmus.log.membership import Members
+from isthmus.log.run import Run
+from isthmus.log.updates import Update, open_update
+from isthmus.log.verified import Gate, Verified
+from isthmus.records import frame
+from isthmus.records.frame import Blob, Kind
+from isthmus.records.keys import checkpoint_key, update_key
+from isthmus.records.objects import CheckpointHeader, UpdateHeader
+
+
+def key_of_update(blob: Blob) -> str:
+    """Return where an update belongs, from what it says; any place where it says nothing."""
+    try:
+        h, _ = frame.parse(blob, Kind.UPDATE, UpdateHeader)
+    except RecordInvalid:
+        return update_key(0, "nobody", 0, frame.digest(blob))
+    return update_key(h.fragment, h.learner, h.base, frame.digest(blob))
+
+
+def opened_update(
+    run: Run,
+    blob: Blob,
+    fragment: Fragment,
+    learner: str,
+    base: int,
+    *,
+    digest: bytes | None = None,
+    members: Members | None = None,
+    under: int | None = None,
+) -> Update:
+    """Return an update as a syncer opens it. Raises `RecordInvalid`."""
+    digest = digest or frame.digest(blob)
+    return open_update(Gate(run, members), blob, key_of_update(blob), digest, fragment, learner, base, under=under)
+
+
+def verified_checkpoint(run: Run, blob: Blob, members: Members | None = None) -> Verified[CheckpointHeader]:
+    """Return a checkpoint as it comes out of the gate. Raises `RecordInvalid`."""
+    h, _ = frame.parse(blob, Kind.CHECKPOINT, CheckpointHeader)
+    key = checkpoint_key(h.learner, h.incarnation, h.step, frame.digest(blob))
+    return Gate(run, members).open(blob, key, CheckpointHeader)
