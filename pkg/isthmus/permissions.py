@@ -94,6 +94,7 @@ GRANTS: Mapping[Participant, tuple[Grant, ...]] = {
         _STARTS,
         *_TRIED,
         _grant(LIST, "values/<p>/ updates/<p>/ learners/", "what there is to collect"),
+        _grant(READ, "learners/*/checkpoints/*", "which of a signed run's checkpoints are their learners' own"),
         _grant(REPLACE, "segments/* commits/*", "packs commits, and leaves a pointer under each one's key"),
         _grant(DELETE, "values/* snapshots/* updates/* learners/*/checkpoints/*", "what no kept commit needs"),
     ),

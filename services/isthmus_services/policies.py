@@ -156,8 +156,8 @@ _LOOKING = "+zrevrangebyscore"
 _WRITING = "+xadd"
 """Named one by one: a category such as @stream would let a learner delete and trim."""
 
-_RUN = "isthmus:" + 16 * "[0-9a-f]"
-"""Keys of any run: `*` would also stand for a run and a stream of somebody's making."""
+_RUN = "isthmus:" + 16 * "?"
+"""Keys of any run, whose name has 16 digits. `*` would also stand for a run and a stream of somebody's making."""
 
 _NAMING = f"(+zadd %W~{_RUN}:{NAMES})"
 """Who writes a stream says so in the list of streams, and does nothing else there."""

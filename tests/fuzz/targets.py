@@ -6,6 +6,7 @@ none of those that its members signed.
 
 import asyncio
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -15,10 +16,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from forgery.matrix import READERS, Forgery, Stage, own_key, read
+from forgery.matrix import targets as targets_of
 from isthmus import digests
 from isthmus.codecs import BadCode, as_bytes, codec, packed_bounds, unpack
 from isthmus.codecs.packed import packed
-from isthmus.errors import InputError, RankLost, RecordInvalid
+from isthmus.errors import InputError, LogCorrupt, RankLost, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Layout, Spec, TensorClass, partition
 from isthmus.learner import checkpoint, parts
@@ -26,9 +29,11 @@ from isthmus.log import merge, run
 from isthmus.log.membership import Members, opened
 from isthmus.log.run import Run
 from isthmus.log.speech import heard
+from isthmus.log.verified import KINDS, Gate
 from isthmus.owners import wire
 from isthmus.records import frame, objects, tree
 from isthmus.records.frame import Kind
+from isthmus.records.keys import commit_in
 from isthmus.records.messages import decode, learner_stream
 from isthmus.signing.keys import public_key
 from isthmus.urls import redacted, split
@@ -274,6 +279,54 @@ def _metadata(data: bytes) -> None:
         pass  # what `dcp.read` makes an InputError of
 
 
+def _gate(data: bytes) -> None:
+    """Nothing comes through that a member has not signed; and in a run where nothing is signed, all that does is of this
+    run, lies where it says, and is within its ranges."""
+    try:
+        kind = Kind(frame.kind_of(data))
+        record = next(record for record, of in KINDS.items() if of == kind)
+    except (ValueError, StopIteration):
+        return
+    bare = bytes(frame.unsealed(data)) if len(data) >= frame.PREFIX.size else data
+    for blob, members in ((data, the_members()), (bare, nobody())):
+        gate, key = Gate(the_run(), members), own_key(blob, kind) or "commits/00000/000000000001"
+        try:
+            if kind == Kind.COMMIT:
+                gate.commit(blob, 0, max(1, commit_in(key)))
+            else:
+                found = gate.open(blob, key, record)
+                assert getattr(found.header, "run") in (the_run().digest, bytes(32)), "of this run"  # noqa: B009
+        except (RecordInvalid, LogCorrupt):
+            continue
+        assert not members.signed or digests.digest(blob) in originals(), f"a {kind.name.lower()} that no member signed"
+
+
+@cache
+def a_stage() -> Stage:
+    """A run in which nothing is signed, so that whatever has a digest and a key of its own reaches those who read."""
+    return Stage(signed=False)
+
+
+def _readers(data: bytes) -> None:
+    """Whatever lies in the store, whoever reads it ends as it should: with what it can have, or an error of ours."""
+    try:
+        kind = Kind(frame.kind_of(data))
+    except ValueError:
+        return
+    stage = a_stage()
+    key = own_key(data, kind) or targets_of(stage).get(kind)
+    if key is None:
+        return
+    reader = list(READERS)[zlib.crc32(data) % len(READERS)]
+    found = read(stage, reader, Forgery(kind, "replaced", "the fuzzer", {key: data}))
+    assert not (isinstance(found, str) and found.startswith("TAKEN")), f"{reader}, {key}: {found}"
+
+
+def _of_readers() -> list[bytes]:
+    """Return the objects that a reader reads there."""
+    return [blob for key in targets_of(a_stage()).values() for blob in (a_stage().whole[key][0],)]
+
+
 def _words(data: bytes) -> None:
     text = data.decode(errors="replace")
     for work in (public_key, split, redacted):
@@ -297,6 +350,8 @@ TARGETS: dict[str, Target] = {
         Target("checkpoint", _checkpoint),
         Target("parts", _part),
         Target("tree", _tree, framed=False),
+        Target("gate", _gate),
+        Target("readers", _readers),
         Target("wire", _wire, framed=False),
         Target("dcp-metadata", _metadata, framed=False),
         Target("words", _words, framed=False),
@@ -307,9 +362,15 @@ TARGETS: dict[str, Target] = {
 def seeds(target: Target) -> list[bytes]:
     """Return what a target begins from: real bytes of its kind, and what once was a finding."""
     name = target.name.removeprefix("record-")
-    folders = {"signed": ["*"], "tree": ["tree"], "membership": ["members"], "parts": ["checkpoint"]}.get(
-        target.name, [name]
-    )
+    if name == "readers":
+        return [*_of_readers(), b""]
+    folders = {
+        "signed": ["*"],
+        "gate": ["*"],
+        "tree": ["tree"],
+        "membership": ["members"],
+        "parts": ["checkpoint"],
+    }.get(target.name, [name])
     found = [path.read_bytes() for folder in folders for path in sorted(CORPUS.glob(f"{folder}/*"))]
     return [*found, b""]
 

@@ -250,7 +250,7 @@ async def test_the_doctor_finds_each_identity_as_it_should_be(store: Store, user
 @pytest.mark.parametrize(
     ("user", "pretends", "expected"),
     [
-        (COLLECTOR, "learner-us-1", {"store: access"}),
+        (COLLECTOR, "learner-us-1", {"store: may write", "store: must not read"}),
         ("learner-eu-1", "learner-us-1", {"store: may list", "store: may write", "store: may read"}),
         (READER, "learner-us-1", {"store: may write"}),
         (SYNCER, OWNER, {"store: must not create", "store: must not read"}),

@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 
 from isthmus.codecs import codec, pack
-from isthmus.errors import LogCorrupt, RecordInvalid
+from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.log import Log, evaluations, fold, gc, heal
 from isthmus.log.creation import Seed
-from isthmus.log.membership import GRACE_VERSIONS, Members, write
+from isthmus.log.membership import GRACE_VERSIONS, Members, changed, write
+from isthmus.log.select import checkpoints_in
 from isthmus.log.speech import heard
+from isthmus.log.state import look
 from isthmus.readers.replay import replay
+from isthmus.readers.status import read_status
+from isthmus.readers.verdict import health
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Body, Kind
-from isthmus.records.keys import claim_key, commit_key, update_key, value_key
+from isthmus.records.keys import checkpoint_key, claim_key, commit_key, members_key, update_key, value_key
 from isthmus.records.messages import (
     SYNCER_STREAM,
     Announce,
@@ -28,11 +32,12 @@ from isthmus.records.messages import (
     encode,
     learner_stream,
 )
-from isthmus.records.objects import CommitHeader, MemberSpec, UpdateHeader
+from isthmus.records.objects import CheckpointHeader, ClaimHeader, CommitHeader, MemberSpec, UpdateHeader
 from isthmus.rules import MemberRole, Rules
 from isthmus.signing import Signer
 from isthmus.signing.keys import new_signer
 from isthmus.store import Layer
+from isthmus_services.commands.members import _vouched
 from support.world import QUICK, World, all_commits, balanced, in_virtual_time, seed_of, serving, train, until, world
 
 OWNER, SYNC, EU, US, COLLECTOR, EVIL = (new_signer() for _ in range(6))
@@ -181,6 +186,43 @@ def renumbered(header: CommitHeader, version: int, **changed: object) -> CommitH
     """Return a commit as if it were of another version, and its value's key with it."""
     value = value_key(header.fragment, version, header.value_digest)
     return msgspec.structs.replace(header, version=version, value_key=value, **changed)
+
+
+@pytest.mark.parametrize("stolen", [False, True], ids=["rotated", "stolen"])
+@in_virtual_time
+async def test_a_new_key_goes_on_from_what_the_owner_vouches_for_and_the_old_one_is_nobodys(
+    folder: Path, stolen: bool
+) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            first = w.by(EU).learner("eu", checkpoint_s=0.2)
+            await train(first, 120, enough=lambda: syncer.keepers[0].head >= 2)
+            log = w.log
+            before = await log.members.refresh(w.store)
+            entries = changed(before.members, added=MemberSpec("eu", L, EVIL.author))
+            if not stolen:
+                entries = await _vouched(log, before, entries)
+            await write(w.store, log.members, OWNER, entries, [k.head for k in syncer.keepers], 0.0)
+            [*_, newest] = sorted(e.key for e in checkpoints_in(await w.store.list("learners/eu/")))
+            blob = await w.store.get(newest)
+            # The thief writes one of a later life, and claims the name; with the old key, both.
+            mine, payload = frame.parse(blob, Kind.CHECKPOINT, CheckpointHeader)
+            later = msgspec.structs.replace(mine, incarnation=9, step=777_777)
+            forged = frame.written(Kind.CHECKPOINT, later, np.frombuffer(payload, np.uint8))
+            frame.seal(forged, EU)
+            await w.store.put(checkpoint_key("eu", 9, 777_777, frame.digest(forged)), forged)
+            second = w.by(EVIL).learner("eu")
+            await second.join()
+            found = second.history.checkpoint
+            assert (found is None) if stolen else (found is not None and found.key == newest)
+            claim, _ = frame.parse(await w.store.get(claim_key("eu", 1)), Kind.CLAIM, ClaimHeader)
+            successor = msgspec.structs.replace(claim, incarnation=second.incarnation + 1)
+            taken = frame.draft(Kind.CLAIM, successor).blob
+            frame.seal(taken, EU)
+            await w.store.create(claim_key("eu", successor.incarnation), taken)
+            head = syncer.keepers[0].head
+            await train(second, 400, enough=lambda: syncer.keepers[0].head >= head + 2)
 
 
 # --- syncers ----------------------------------------------------------------------------------------------------------
@@ -491,3 +533,86 @@ async def test_a_newer_membership_is_read_as_soon_as_a_syncer_speaks_of_it(folde
             await until(lambda: agent._log.members.current.version == 2, "the learner knows of it", 15.0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+# --- a store that shows less than it did ------------------------------------------------------------------------------
+
+
+async def opened(w: World) -> Log:
+    """Return a log as a process opens it."""
+    log = w.log
+    await log.members.refresh(w.store)
+    return log
+
+
+@in_virtual_time
+async def test_a_store_that_withholds_a_membership_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 30, enough=lambda: syncer.keepers[0].head >= 2)
+            await admit(w, *EVERYBODY, ("more", L, EVIL))
+            hidden = members_key(2)
+
+            class Hides(Layer):
+                async def get(self, key: str) -> Body:
+                    """Get it, but for what is withheld."""
+                    if key == hidden:
+                        raise ObjectMissing(key)
+                    return await super().get(key)
+
+            blind = w.through(Hides).by(SYNC)
+            async with serving(blind.syncer("s-2")) as other:
+                await until(lambda: "s-1 says that it knows membership 2" in caplog.text, "it is named")
+                assert other._log.members.current.version == 1
+                told = health(await read_status(await opened(blind), w.bus, w.runtime, 1.0), "RUN", "BUS")
+                assert "says that it knows membership 2, and the store has 1" in told.said
+                assert not told.ok
+            seeing = await read_status(await opened(w), w.bus, w.runtime, 1.0)
+            assert "membership" not in health(seeing, "RUN", "BUS").said
+
+
+@in_virtual_time
+async def test_a_learner_does_not_go_on_where_the_store_was_set_back(folder: Path) -> None:
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu", checkpoint_s=0.1), 60, enough=lambda: syncer.keepers[0].head >= 6)
+        log = w.by(EU).log
+        await log.members.refresh(w.store)
+        newest = await log.newest(0)
+        assert newest is not None
+        for prefix in ("commits/00000/", "snapshots/00000/", "values/00000/"):
+            for entry in await w.store.list(prefix):
+                if int(entry.key.rsplit("/", 1)[1][:12]) > 1:
+                    await w.store.delete(entry.key)
+        with pytest.raises(LogCorrupt, match="an earlier life of eu has seen version") as caught:
+            await w.by(EU).learner("eu").join()
+        assert caught.value.key == commit_key(0, 2)
+        # What it advises helps.
+        for entry in checkpoints_in(await w.store.list("learners/eu/")):
+            await w.store.delete(entry.key)
+        agent = w.by(EU).learner("eu")
+        await agent.join()
+        assert agent.downlink.known[0].version == 1
+
+
+@in_virtual_time
+async def test_names_of_what_nobody_wrote_are_no_versions(folder: Path) -> None:
+    """A snapshot of version 10¹² that is none took all memory of whoever asked how the run does."""
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu"), 30, enough=lambda: syncer.keepers[0].head >= 2)
+            for place in ("snapshots", "values"):
+                await w.store.put(f"{place}/00000/{10**12 - 1:012d}-{'0' * 16}", b"junk")
+            await w.store.put(commit_key(0, 10**9), b"junk")
+            log = await opened(w)
+            state = await look(log)
+            assert (state.wrong, [c and c.version for c in state.heads]) == ({}, [k.head for k in syncer.keepers])
+            assert await differences(w.log) == []
+            # Nobody takes it for a hole, and so the fragment is served on.
+            async with serving(w.by(SYNC).syncer("s-2")) as other:
+                assert other.keepers[0].broken == ""
+                head = syncer.keepers[0].head
+                await train(w.by(EU).learner("eu"), 60, enough=lambda: syncer.keepers[0].head >= head + 2)

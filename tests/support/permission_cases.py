@@ -51,7 +51,7 @@ class Who(NamedTuple):
 
 
 def _checkpoint(*own: str) -> Who:
-    return Who({EU, US, READER, FOLLOWER}, NOBODY, own, {COLLECTOR, *own})
+    return Who({EU, US, READER, FOLLOWER, COLLECTOR}, NOBODY, own, {COLLECTOR, *own})
 
 
 KEYS: Mapping[str, Who] = {

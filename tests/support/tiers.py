@@ -21,7 +21,7 @@ TESTS = Path(__file__).parents[1]
 TIERS = ("check", "test", "all")
 
 DIRECTORIES = {
-    "unit": "check", "fuzz": "check", "conformance": "check",
+    "unit": "check", "fuzz": "check", "conformance": "check", "forgery": "check",
     "integration": "test", "simulation": "test", "infra": "test", "docs": "test",
     "e2e": "all", "chaos": "all", "release": "all", "scale": "all",
 }  # fmt: skip

@@ -112,7 +112,7 @@ def test_rules_of_redis_name_commands_and_keys_one_by_one() -> None:
         assert not any(word.startswith(("+@", "~")) for word in words)
         assert ("+zrevrangebyscore" in words) == (set(HEARS[user]) == {"syncer", "learner/eu-1", "learner/us-1"})
         assert ("+xadd" in words) == bool(SPEAKS[user])
-        run = "isthmus:" + 16 * "[0-9a-f]"
+        run = "isthmus:" + 16 * "?"
         naming = f" (+zadd %W~{run}:names)"
         tidying = f" (+zremrangebyscore +expire %W~{run}:names) (+expire %W~{run}:syncer %W~{run}:learner/*)"
         assert rules.endswith(tidying) == (user == "syncer")

@@ -154,6 +154,16 @@ def test_the_author_is_judged_before_the_header_is_decoded(monkeypatch: pytest.M
         GATE.open(blob, key, CheckpointHeader)
 
 
+def test_a_stranger_makes_nobody_decode_a_long_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, blob = STAGE.one(Kind.CHECKPOINT)
+    assert GATE.header_most == (1 << 20) + 4096 * len(STAGE.run.layout.specs)
+    end = frame.head_end(blob, Kind.CHECKPOINT) - frame.PREFIX.size
+    assert GATE.open(blob, key, CheckpointHeader, header_most=end).key == key
+    monkeypatch.setattr(frame, "parse", None)
+    with pytest.raises(RecordInvalid, match=f"of which {end - 1} are decoded here"):
+        GATE.open(blob, key, CheckpointHeader, header_most=end - 1)
+
+
 # --- commits ----------------------------------------------------------------------------------------------------------
 
 

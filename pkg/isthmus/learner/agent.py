@@ -13,7 +13,7 @@ from dataclasses import replace
 from isthmus.bus import START, Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
-from isthmus.errors import RecordInvalid, Unavailable
+from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
 from isthmus.health import Vitals
 from isthmus.layout import Layout
 from isthmus.learner import history
@@ -40,6 +40,7 @@ from isthmus.log import Log
 from isthmus.log.speech import heard, keep_members
 from isthmus.metrics import LearnerMetrics
 from isthmus.reasons import Reason
+from isthmus.records.keys import commit_key
 from isthmus.records.messages import (
     SYNCER_STREAM,
     Alive,
@@ -112,7 +113,7 @@ class LearnerAgent:
         self.vitals = Vitals(runtime, store, listener, speaker, self.metrics)
         self._wake, self._unknown = asyncio.Event(), asyncio.Event()
         self._voice = voice = Voice(
-            log.run, name, runtime, self.pace, edge=store, bus=bus, tolerance=tolerance, speaker=speaker,
+            log, name, runtime, self.pace, edge=store, bus=bus, tolerance=tolerance, speaker=speaker,
             listener=listener, metrics=self.metrics, steps_target=steps_target,
         )  # fmt: skip
         own = self.own_steward = OwnSteward(log)
@@ -196,6 +197,7 @@ class LearnerAgent:
         if (own := self.history.checkpoint) is not None:
             # A twin that still runs may have written a checkpoint that knows more of the log than we have read.
             await self.downlink.reach([t.settled_to for t in own.traffic])
+            self._require_no_less(own)
         versions = [known.version for known in self.downlink.known]
         await self._try_voice()
         self.uplink.incarnation = await self._tenure.claim(self.history, versions)
@@ -203,6 +205,17 @@ class LearnerAgent:
         self._voice.first_step = self.history.step
         await self.uplink.settle_past(self._log, self.history, read, versions)
         self._store.vouch()
+
+    def _require_no_less(self, own: Checkpoint) -> None:
+        """Raise `LogCorrupt` where the log ends before what this name has seen of it."""
+        for p, (known, traffic) in enumerate(zip(self.downlink.known, own.traffic, strict=True)):
+            if known.version < traffic.settled_to:
+                raise LogCorrupt(
+                    commit_key(p, known.version + 1),
+                    f"is missing: an earlier life of {self.name} has seen version {traffic.settled_to}, so the store "
+                    f"was set back, or shows less than it did. Bring the commits back; or, to go on without them, "
+                    f"delete {own.key}, and the checkpoint before it where that has seen them, too",
+                )
 
     async def _bring(self, found: Checkpoint) -> Checkpoint:
         """Bring the arrays of our own checkpoint home; where that is here, all of it."""
@@ -375,8 +388,8 @@ class LearnerAgent:
                 self._round_at = now
                 self.downlink.want(p, version)
                 self.downlink.said(p, version, digest, by)
-            case Alive(heads=heads, members=members):
-                if members > self._log.members.current.version:
+            case Alive(heads=heads, members=members, syncer=by):
+                if self._log.members.said(members, by):
                     self._unknown.set()
                 for p, version in enumerate(heads):
                     self.downlink.want(p, version)

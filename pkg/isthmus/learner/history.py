@@ -30,6 +30,7 @@ from isthmus.records.keys import (
 )
 from isthmus.records.messages import Announce, Heartbeat, Progress, learner_stream
 from isthmus.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
+from isthmus.rules import CHECKPOINTS_KEPT
 from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)
@@ -182,11 +183,18 @@ async def _look_at(
 
 async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Entry]:
     """Return the newest checkpoints of those other learners, the most recent first, a few of them. Lists."""
-    newest: dict[str, Entry] = {}
+    held: dict[str, list[Entry]] = {}
     for entry in checkpoints_in(await log.store.list(LEARNERS)):
-        newest.setdefault(learner_in(entry.key), entry)
-    fit = [e for name, e in newest.items() if name != learner and name in among and e.size <= largest(log)]
-    return sorted(fit, key=lambda e: e.modified, reverse=True)[:DONORS_MAX]
+        held.setdefault(learner_in(entry.key), []).append(entry)
+    fit = [
+        (n, entry)
+        for name, entries in held.items()
+        if name != learner and name in among
+        for n, entry in enumerate(entries[:CHECKPOINTS_KEPT])
+        if entry.size <= largest(log)
+    ]
+    # The newest of each learner first, then those before them: the newest may be nobody's.
+    return [entry for _, entry in sorted(fit, key=lambda e: (e[0], -e[1].modified))][:DONORS_MAX]
 
 
 def largest(log: Log) -> int:
@@ -198,6 +206,8 @@ async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
     """Return what a checkpoint says of itself, without its arrays. Raises `RecordInvalid`, `ObjectMissing`."""
     blob = await log.store.get_range(key, 0, HEAD_BYTES)
     end = frame.head_end(blob, frame.Kind.CHECKPOINT)
+    if end > frame.PREFIX.size + log.gate.header_most:
+        raise RecordInvalid(Reason.OVERSIZED, f"{end} bytes of header")
     if end > HEAD_BYTES:
         blob = await log.store.get_range(key, 0, end)
     found = glance(blob, CheckpointHeader)
@@ -215,7 +225,8 @@ async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False)
     try:
         blob = await checked.read(log.store, log.runtime, key, size, cut=stranger)
         in_force = not log.members.vouched(key, frame.signature_of(blob))
-        found = await log.open(blob, key, CheckpointHeader, in_force=in_force)
+        most = log.gate.header_most if stranger else None
+        found = await log.open(blob, key, CheckpointHeader, in_force=in_force, header_most=most)
         return await log.runtime.offload(open_checkpoint, found, log.run, await parts.located(log, found.header))
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)

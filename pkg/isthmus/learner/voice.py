@@ -15,8 +15,8 @@ from isthmus.learner.ledger import weigh
 from isthmus.learner.summary import Summary
 from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Attempt, Uplink
+from isthmus.log import Log
 from isthmus.log.histories import UNSAID
-from isthmus.log.run import Run
 from isthmus.metrics import LearnerMetrics
 from isthmus.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
 from isthmus.rules import Pace
@@ -44,7 +44,7 @@ class Voice:
 
     def __init__(
         self,
-        run: Run,
+        log: Log,
         name: str,
         runtime: Runtime,
         pace: Pace,
@@ -64,7 +64,8 @@ class Voice:
         self.first_step = 0
         """Where this life began."""
         self.syncer_heard_at = self._began_at = runtime.now()
-        self._run = run
+        self._run = log.run
+        self._members = log.members
         self._name = name
         self._runtime = runtime
         self._pace = pace
@@ -197,6 +198,7 @@ class Voice:
             tokens_lost=self.uplink.tokens_lost,
             ledger=weigh(self.uplink.accounts, self._run.shares, b.tokens_seen + self.uplink.tokens_lost),
             waiting_for=", ".join(self.waiting_for),
+            members=self._members.current.version,
         )
 
     # --- how it is ----------------------------------------------------------------------------------------------------

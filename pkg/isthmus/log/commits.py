@@ -71,7 +71,14 @@ class Log:
         return await self.runtime.offload(work)
 
     async def open(
-        self, blob: Blob, key: str, record: type[H], *, digest: bytes | None = None, in_force: bool = False
+        self,
+        blob: Blob,
+        key: str,
+        record: type[H],
+        *,
+        digest: bytes | None = None,
+        in_force: bool = False,
+        header_most: int | None = None,
     ) -> Verified[H]:
         """Return the object in these bytes (see `Gate.open`).
 
@@ -82,7 +89,7 @@ class Log:
 
         async def judged() -> Verified[H]:
             under = self.members.current.version if in_force else None
-            judge = partial(self.gate.open, blob, key, record, digest=digest, under=under)
+            judge = partial(self.gate.open, blob, key, record, digest=digest, under=under, header_most=header_most)
             return await self.runtime.offload(judge) if len(blob) > INLINE_MAX else judge()
 
         known = self.members.current.version
@@ -208,9 +215,10 @@ class Log:
         """Return the newest commit, None at version 0: from a hint or the newest snapshot, forward to the end."""
         found = await self.commit(fragment, hint) if hint else None
         if found is None:
-            snapshots = await self.snapshots(fragment)
-            version = snapshots[0][0] if snapshots else 0
-            found = await self.commit(fragment, version) if version else None
+            for version, _ in await self.snapshots(fragment):
+                # A name says nothing: somebody may have put it there.
+                if version and (found := await self.commit(fragment, version)) is not None:
+                    break
         while (following := await self.commit(fragment, (found.version if found else 0) + 1)) is not None:
             found = following
         return found

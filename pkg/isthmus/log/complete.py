@@ -5,12 +5,14 @@ would commit a second version of the same number, and the fragment would stand f
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
-from isthmus.errors import Denied, LogCorrupt
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.log import Log
 from isthmus.log.select import earliest
 from isthmus.records.keys import commit_in, commit_key, commits_prefix, is_versioned, values_prefix, version_in
+from isthmus.records.objects import SnapshotHeader, ValueHeader
 from isthmus.store.base import is_there
 
 AHEAD = 8
@@ -25,15 +27,16 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
     `Unavailable`.
     """
     versions = range(head + 2, head + 2 + AHEAD)
-    found = await asyncio.gather(*(is_there(log.store, commit_key(fragment, version)) for version in versions))
+    found = await asyncio.gather(*(_is_commit(log, fragment, version) for version in versions))
     known = [version for version, there in zip(versions, found, strict=True) if there]
-    known += [version for version, _ in await log.snapshots(fragment) if version > head]
+    known += [v for v, key in await log.snapshots(fragment) if v > head and await _is_genuine(log, key, SnapshotHeader)]
     if lists:
         try:
-            entries = await log.store.list(values_prefix(fragment))
+            entries = [e for e in await log.store.list(values_prefix(fragment)) if is_versioned(e.key)]
         except Denied:
             entries = []
-        known += [v for v in (version_in(e.key) for e in entries if is_versioned(e.key)) if v > head + 1]
+        beyond = [e.key for e in entries if version_in(e.key) > head + 1]
+        known += [version_in(key) for key in beyond if await _is_genuine(log, key, ValueHeader)]
     key = commit_key(fragment, head + 1)
     # Whoever commits meanwhile has made no hole.
     if known and not await is_there(log.store, key):
@@ -44,29 +47,53 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
         )  # fmt: skip
 
 
+async def _is_commit(log: Log, fragment: int, version: int) -> bool:
+    try:
+        return await log.commit(fragment, version) is not None
+    except LogCorrupt:
+        return False  # whoever may write there can put anything there
+
+
+async def _is_genuine(log: Log, key: str, record: type[SnapshotHeader] | type[ValueHeader]) -> bool:
+    """Return whether an object is what its name says: names say nothing of themselves."""
+    try:
+        await log.open(await log.store.get(key), key, record)
+    except (ObjectMissing, RecordInvalid):
+        return False
+    return True
+
+
 async def require_commits(log: Log, fragment: int, head: int) -> int:
     """Raise `LogCorrupt` where a commit up to `head`, or below any commit or snapshot that is stored, is missing.
 
     Returns from which version on was looked: 1 where commits may be listed. Where that is refused, those since the
     newest snapshot are asked for one by one: they are what a new syncer needs. Raises `Unavailable`.
     """
-    snapshots = [version for version, _ in await log.snapshots(fragment)]
+    snapshots = await log.snapshots(fragment)
     try:
         entries = await log.store.list(commits_prefix(fragment))
     except Denied:
         await require_whole(log, fragment, head)
-        first = max([1, *(version for version in snapshots if version <= head)])
-        return await _require_all(log, fragment, range(first, head + 1), head, first)
+        first = max([1, *(version for version, _ in snapshots if version <= head)])
+        await _require_all(log, fragment, range(first, head + 1), head)
+        return first
     there = {version for entry in entries if (version := commit_in(entry.key))}
-    newest = max([head, *there, *snapshots])
-    # A listing of many pages takes a while: what it lacks is asked for before it is believed.
-    lacking = [version for version in range(1, newest + 1) if version not in there]
-    return await _require_all(log, fragment, lacking, newest, 1)
+    # Names beyond the end are believed as far as what lies there is what it should be.
+    beyond = sorted(version for version in there if version > head)[:AHEAD]
+    known = [version for version in beyond if await _is_commit(log, fragment, version)]
+    known += [v for v, key in snapshots if v > head and await _is_genuine(log, key, SnapshotHeader)]
+    newest = max([head, *known])
+    # A listing of many pages takes a while: what it lacks is asked for before it is believed. So is what it has beyond
+    # the end: a store may list what it does not give out.
+    await _require_all(log, fragment, (v for v in range(1, newest + 1) if v not in there or v > head), newest)
+    listed = commit_key(fragment, min(beyond, default=head))
+    if beyond and not await is_there(log.store, listed):
+        raise LogCorrupt(listed, "is listed, and the store does not give it out", (fragment, head))
+    return 1
 
 
-async def _require_all(log: Log, fragment: int, versions: Sequence[int], newest: int, first: int) -> int:
-    for start in range(0, len(versions), AHEAD):
-        asked = versions[start : start + AHEAD]
+async def _require_all(log: Log, fragment: int, versions: Iterable[int], newest: int) -> None:
+    for asked in batched(versions, AHEAD):
         found = await asyncio.gather(*(is_there(log.store, commit_key(fragment, version)) for version in asked))
         for version, there in zip(asked, found, strict=True):
             if not there:
@@ -75,7 +102,13 @@ async def _require_all(log: Log, fragment: int, versions: Sequence[int], newest:
                     "backup. A run with a snapshot after it goes on, and `isthmus replay` ends before it",
                     (fragment, version - 1),
                 )  # fmt: skip
-    return first
+
+
+def batched(values: Iterable[int], count: int) -> Iterator[Sequence[int]]:
+    """Yield values, so many at a time."""
+    left = iter(values)
+    while found := tuple(islice(left, count)):
+        yield found
 
 
 async def require_chain(log: Log, fragment: int, head: int) -> None:

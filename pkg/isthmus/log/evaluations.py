@@ -48,7 +48,8 @@ async def names(log: Log) -> list[str]:
 
 
 async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
-    """Return a series, or its newest points, by cut; of two of one cut the later one. What cannot be read is left out.
+    """Return a series, or its newest points, by cut; of two of one cut the later one. What cannot be read is left out,
+    and so is what was measured by whoever is no member any more: nothing says when it was.
 
     Raises what the store raises.
     """
@@ -60,7 +61,7 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
     async def one(key: str) -> Point | None:
         async with gate:
             try:
-                found = (await log.open(await log.store.get(key), key, EvaluationHeader)).header
+                found = (await log.open(await log.store.get(key), key, EvaluationHeader, in_force=True)).header
             except (ObjectMissing, RecordInvalid):
                 return None
         return Point(found.cut, found.value, found.written_at)

@@ -7,12 +7,14 @@ below that snapshot settled it, or if it is past all staleness and no kept commi
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from isthmus.errors import LogCorrupt, StoreFull, Unavailable
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, StoreFull, Unavailable
 from isthmus.log import Commit, Log, fold
 from isthmus.log.select import checkpoints_in, parts_in
+from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Kind
 from isthmus.records.keys import (
@@ -21,14 +23,17 @@ from isthmus.records.keys import (
     UPDATES,
     commit_key,
     is_versioned,
+    learner_in,
     segment_key,
     snapshots_prefix,
     values_prefix,
     version_in,
 )
-from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, PackedHeader, SegmentHeader
+from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, CheckpointHeader, PackedHeader, SegmentHeader
 from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX
-from isthmus.store import Entry
+from isthmus.store import Entry, checked
+
+logger = logging.getLogger(__name__)
 
 _DELETES_AT_ONCE = 16
 
@@ -80,10 +85,13 @@ async def plan(
     by_learner: dict[str, list[Entry]] = {}
     listed = await log.store.list(LEARNERS)
     for entry in checkpoints_in(listed):
-        by_learner.setdefault(entry.key.split("/")[1], []).append(entry)
-    _doom(found, "checkpoints", (e for held in by_learner.values() for e in held[CHECKPOINTS_KEPT:]), before)
+        by_learner.setdefault(learner_in(entry.key), []).append(entry)
+    keep_of = {name: await _newest_genuine(log, held) for name, held in by_learner.items()}
+    _doom(
+        found, "checkpoints", (e for name, held in by_learner.items() for e in held if e not in keep_of[name]), before
+    )
     # A part belongs to a checkpoint of the same life and step; one that has none yet is young.
-    kept = {_stand(entry.key) for held in by_learner.values() for entry in held[:CHECKPOINTS_KEPT]}
+    kept = {_stand(entry.key) for entries in keep_of.values() for entry in entries}
     _doom(found, "checkpoints", (e for e in parts_in(listed) if _stand(e.key) not in kept), before)
     # What a doctor that was cut short has left behind.
     probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
@@ -272,6 +280,34 @@ async def _between(log: Log, p: int, after: int, until: int) -> AsyncIterator[Co
         yield commit
         if commit.version == until:
             return
+
+
+async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
+    """Return the newest checkpoints of a learner that it can go on from.
+
+    In a signed run that takes a look at them: others may have put later ones there, which nobody goes on from.
+    """
+    if not log.members.signed:
+        return held[:CHECKPOINTS_KEPT]
+    found, spared = list[Entry](), list[Entry]()
+    for entry in held:
+        if len(found) == CHECKPOINTS_KEPT:
+            break
+        try:
+            blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
+            in_force = not log.members.vouched(entry.key, frame.signature_of(blob))
+            await log.open(blob, entry.key, CheckpointHeader, in_force=in_force, header_most=log.gate.header_most)
+        except Denied as error:
+            logger.warning("all checkpoints stay, since none may be read: %s", error)
+            return held
+        except ObjectMissing:
+            spared.append(entry)  # it is listed: perhaps the store gives it out another time
+        except RecordInvalid as error:
+            if error.reason == Reason.OVERSIZED:
+                found.append(entry)  # its own learner may read it
+        else:
+            found.append(entry)
+    return [*found, *spared]
 
 
 def _stand(key: str) -> tuple[str, ...]:

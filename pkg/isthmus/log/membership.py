@@ -96,6 +96,8 @@ class Members:
         self.signed = owner is not None
         """Whether objects of this run are signed at all."""
         self.versions = [Membership(0, owner or bytes(32), digest=run.digest)]
+        self._said = (0, "")
+        """The newest version that somebody says it knows, and who says so."""
 
     @property
     def current(self) -> Membership:
@@ -116,6 +118,21 @@ class Members:
     def buckets(self) -> Sequence[str]:
         """Return the URLs of all buckets in force, beside the run's own."""
         return list(dict.fromkeys(m.bucket for m in self.current.members if m.bucket))
+
+    def said(self, version: int, by: str) -> bool:
+        """Note which version somebody knows, in words that it has signed; return whether that is beyond what is known
+        here."""
+        if version > max(self._said[0], self.current.version):
+            self._said = version, by
+        return version > self.current.version
+
+    @property
+    def withheld(self) -> tuple[int, str] | None:
+        """The version beyond those known here that somebody says it knows, and who says so; None where there is none.
+
+        Where a look at the store does not find it, the store withholds it, or that was not the truth.
+        """
+        return self._said if self._said[0] > self.current.version else None
 
     def vouched(self, key: str, signature: bytes) -> bool:
         """Return whether the owner has said, when it rotated a learner's key, that the checkpoint of this signature

@@ -58,6 +58,7 @@ def may_speak(stream: str, members: Members) -> bool:
 
 async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:
     """Read the membership for ever: so often [s], and when `asked`, as where somebody speaks whom it does not name."""
+    told = None
     while log.members.signed:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(every_s):
@@ -70,6 +71,17 @@ async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:
             logger.warning("the membership stays at version %d: %s", before, error)
             await asyncio.sleep(every_s)
             continue
+        if log.members.withheld not in (None, told):
+            told = log.members.withheld
+            assert told is not None, "there is one"
+            logger.error(
+                "%s says that it knows membership %d, and the store has %d as the newest one: the store withholds it, "
+                "so that whoever was expelled by it still takes part here, or %s does not say the truth",
+                told[1],
+                told[0],
+                now.version,
+                told[1],
+            )
         if now.version > before:
             logger.info("membership %d: %s", now.version, ", ".join(m.name for m in now.members) or "the owner alone")
         await asyncio.sleep(LOOK_LEAST_S)

@@ -79,15 +79,17 @@ def collects(url: str, versions: int) -> str:
 
 
 async def _last_readable(log: Log, p: int) -> Commit | None:
-    """Return the newest commit before the first that cannot be read, from the newest snapshot on."""
-    snapshots = await log.snapshots(p)
-    version, found = max(1, snapshots[0][0] if snapshots else 1), None
-    try:
-        while (following := await log.commit(p, version)) is not None:
-            found, version = following, version + 1
-    except LogCorrupt:
-        pass
-    return found
+    """Return the newest commit before the first that cannot be read, from the newest snapshot on whose own can be."""
+    for start in [*(version for version, _ in await log.snapshots(p)), 1]:
+        version, found = max(1, start), None
+        try:
+            while (following := await log.commit(p, version)) is not None:
+                found, version = following, version + 1
+        except LogCorrupt:
+            pass
+        if found is not None:
+            return found
+    return None
 
 
 async def _standing(log: Log, heads: Sequence[Commit | None], wrong: Mapping[int, str]) -> list[int]:

@@ -1,6 +1,7 @@
 """The gate between what is stored and what is used: bytes go in, values of verified types come out.
 
-No other module parses an object (`tests/unit/test_verified.py` holds the library to that). Of every object, in this order:
+No other module parses an object; `tests/unit/test_verified.py` holds the library to that. Of every object, in this
+order:
 
     digest    where something that is verified already names it, or its key does
     frame     kind, sizes, nothing larger than its kind may be
@@ -64,6 +65,9 @@ KINDS: Mapping[type[Record], Kind] = {
 """What each kind says of itself. (The run object and versions of the membership vouch for all others: `run`,
 `membership`.)"""
 
+HEADER_LEAST, HEADER_EACH = 1 << 20, 4 << 10
+"""Bytes of header that a stranger's checkpoint may have, and more for each tensor of the model."""
+
 _OF_AUTHORS = frozenset({Reason.UNSIGNED, Reason.BAD_SIGNATURE, Reason.NOT_A_MEMBER})
 
 WITHOUT_PAYLOAD = frozenset({Kind.COMMIT, Kind.CLAIM, Kind.PACKED, Kind.EVALUATION})
@@ -77,6 +81,7 @@ _KEYS: Mapping[type[Record], Callable[[Any, bytes], str]] = {
     SegmentHeader: lambda h, digest: keys.segment_key(h.fragment, h.first, digest),
     PackedHeader: lambda h, _: keys.commit_key(h.fragment, h.version),
     CheckpointHeader: lambda h, digest: keys.checkpoint_key(h.learner, h.incarnation, h.step, digest),
+    PartHeader: lambda h, digest: keys.part_key(h.learner, h.incarnation, h.step, h.rank, digest),
     EvaluationHeader: lambda h, digest: keys.evaluation_key(h.series, h.cut, digest),
 }
 """The key that an object of a kind lies under, from what it says and its digest."""
@@ -142,19 +147,35 @@ class Gate:
         outer = merge.outers(run.rules)
         self._dense, self._embedding = outer[TensorClass.DENSE], outer[TensorClass.EMBEDDING]
 
+    @property
+    def header_most(self) -> int:
+        """Bytes of header that another learner's checkpoint may have to be decoded here: each may become 80 of memory,
+        and a learner needs so many to describe a model and an optimizer of its size. Its own may be as long as any."""
+        return HEADER_LEAST + HEADER_EACH * len(self.run.layout.specs)
+
     def open(
-        self, blob: Blob, key: str, record: type[H], *, digest: bytes | None = None, under: int | None = None
+        self,
+        blob: Blob,
+        key: str,
+        record: type[H],
+        *,
+        digest: bytes | None = None,
+        under: int | None = None,
+        header_most: int | None = None,
     ) -> Verified[H]:
         """Return the object in these bytes, found under a key. Raises `RecordInvalid` with a named reason.
 
         `digest`: the one that something verified names. `under`: the version of the membership by which its author is
-        judged; None: one of those known has to allow it, as of what something verified vouches for.
+        judged; None: one of those known has to allow it, as of what something verified vouches for. `header_most`: the
+        most bytes of header that are decoded, where that is less than the kind's limit.
         """
         kind = KINDS[record]
         found = frame.digest(blob)
         if digest is not None and found != digest:
             raise RecordInvalid(Reason.DIGEST_MISMATCH, f"digest {found.hex()[:16]}, {digest.hex()[:16]} was named")
-        frame.head_end(blob, kind)
+        end = frame.head_end(blob, kind)
+        if header_most is not None and end > frame.PREFIX.size + header_most:
+            raise RecordInvalid(Reason.OVERSIZED, f"{end} bytes of header, of which {header_most} are decoded here")
         author = self.members.require_author(blob, kind, under)
         header, payload = frame.parse(blob, kind, record)
         if kind in WITHOUT_PAYLOAD and len(payload):
@@ -166,7 +187,9 @@ class Gate:
             raise RecordInvalid(Reason.WRONG_RUN, f"this {kind.name.lower()} belongs to another run")
         by = header.members if isinstance(header, CommitHeader) else under
         self.members.require_member(author, WRITERS[kind], _name_in(header), by)
-        if key != (belongs := _KEYS[record](header, found)):
+        # A part is named after its head, which names the digests of all that is in it.
+        named = digests.digest(blob[: frame.payload_start(blob)]) if kind == Kind.PART else found
+        if key != (belongs := _KEYS[record](header, named)):
             raise RecordInvalid(_displaced(key, belongs), f"it lies under {key}, and is {belongs}")
         return Verified(key, header, payload, found, author, through=_THROUGH)
 

@@ -64,6 +64,8 @@ class Hearing:
     def _note(self, message: AnyMessage, at: float | None) -> None:
         match message:
             case Alive():
+                if self.members is not None:
+                    self.members.said(message.members, message.syncer)
                 self.syncers[message.syncer] = message
                 if at is not None:
                     self.syncers_heard[message.syncer] = at
@@ -75,6 +77,8 @@ class Hearing:
                 known = self.rounds.get(message.fragment)
                 if message.version > max(self.heads.get(message.fragment, 0), known.version if known else 0):
                     self.rounds[message.fragment] = OpenRound(message.version)
+            case Heartbeat() if self.members is not None and self.members.said(message.members, message.learner):
+                self._learner(message, at)
             case Heartbeat() | Progress() | Announce() | Leave() | Pass():
                 self._learner(message, at)
 

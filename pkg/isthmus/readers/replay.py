@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from isthmus import kernels
-from isthmus.errors import InputError, LogCorrupt, ObjectMissing
+from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
 from isthmus.log import Commit, Log, fold
@@ -20,7 +21,7 @@ from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.fields import VERSION_MAX
 from isthmus.records.keys import commit_key
-from isthmus.records.objects import CommitHeader, Input
+from isthmus.records.objects import CommitHeader, Input, SnapshotHeader
 from isthmus.rounds.bounds import REMEMBERED, Influence, claim_of, first_norm
 from isthmus.rules import Bounds
 
@@ -89,6 +90,8 @@ class Replayed:
     difference: Difference | None = None
     gaps: list[Gap] = field(default_factory=list)
     """Where a commit that heals says that what was before it is gone: no difference, and no proof."""
+    nobodys: list[str] = field(default_factory=list)
+    """Snapshots of a signed run that no syncer wrote, or that are damaged: they count as not there, and why."""
     unproven: int = 0
     """Commits before which updates were turned away as too long: what the others counted for rests on those, too."""
 
@@ -221,16 +224,19 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
     bounds, size = log.run.header.bounds, log.run.layout.fragments[p].size
     judge = _Judge(bounds, size, at.last)
     result = Replayed(p, max(at.version, first - 1), begin)
-    snapshots = dict(await log.snapshots(p))
+    snapshots = defaultdict[int, list[str]](list)
+    for version, key in await log.snapshots(p):
+        snapshots[version].append(key)
     while True:
         try:
             async for commit in log.commits(p, at.version, at.digest, at.under):
                 if commit.version > top:
                     break
-                snapshot = snapshots.get(commit.version)
-                result.difference, state = await _version(log, carry, judge, at.carried, commit, snapshot)
+                result.difference, state = await _version(log, carry, judge, at.carried, commit)
                 if result.difference is not None:
                     return result
+                for key in snapshots[commit.version]:
+                    await _require_snapshot(log, carry, commit, key, result)
                 judge.note(commit)
                 result.unproven += _unproven(commit.header)
                 at = fold.At.made_by(commit, state, (*at.last, commit)[-REMEMBERED:])
@@ -255,7 +261,7 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
 
 
 async def _version(
-    log: Log, carry: fold.Merging, judge: _Judge, before: State, commit: Commit, snapshot: str | None
+    log: Log, carry: fold.Merging, judge: _Judge, before: State, commit: Commit
 ) -> tuple[Difference | None, State]:
     """Fold one version and compare it. Raises `LogCorrupt` where it cannot be folded."""
     h = commit.header
@@ -266,11 +272,25 @@ async def _version(
             f"{h.healed.why}; whoever wrote it has set the fragment back to version {h.healed.source}"
         )
     advance = await carry.merged(before, commit, watch)
-    difference = await _compare(log, before, commit, advance, watch.odd)
-    if difference is None and snapshot is not None:
-        # Raises where the snapshot is not the state its commit recorded.
-        await carry.start(commit.header.fragment, commit.version, snapshot, commit)
-    return difference, advance.state
+    return await _compare(log, before, commit, advance, watch.odd), advance.state
+
+
+async def _require_snapshot(log: Log, carry: fold.Merging, commit: Commit, key: str, result: Replayed) -> None:
+    """Return if a snapshot is the state that its commit recorded. Raises `LogCorrupt`.
+
+    Where a run is signed, what lies there and is signed by no syncer says nothing of the commit: whoever may write to
+    the store has put it there.
+    """
+    try:
+        await carry.start(commit.header.fragment, commit.version, key, commit)
+    except LogCorrupt as error:
+        if log.members.signed:
+            try:
+                await log.open(await log.store.get(key), key, SnapshotHeader)
+            except (RecordInvalid, ObjectMissing):
+                result.nobodys.append(f"{key}: {error.detail}")
+                return
+        raise
 
 
 async def _healed(log: Log, p: int, carry: fold.Merging, at: fold.At[State], top: int) -> fold.At[State] | None:

@@ -275,6 +275,9 @@ class Live:
                 self.refused = str(error)
 
     async def _newest(self) -> None:
+        if self._log.members.withheld is not None:
+            await self._log.members.refresh(self._store)  # it may only be new
+
         async def end(p: int) -> Commit | None:
             hint = max(self.hearing.heads.get(p, 0), self._version(p))
             return await self._readable(p, self._log.newest(p, hint))
@@ -330,6 +333,7 @@ async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> 
                 hearing.take(stream, said, runtime.now())
     except Unavailable as error:
         bus_error = f"the bus cannot be reached: {error}"
+    await log.members.refresh(log.store)  # what was said meanwhile may be new
     state = await look(log, hearing.heads)
     return Status(
         hearing,
@@ -392,6 +396,8 @@ def _ledger_row(p: int, f: FragmentPoint, tokens_seen: int) -> dict[str, int]:
 async def _checkpoint_header(log: Log, entry: Entry) -> CheckpointHeader | None:
     try:
         blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
-        return (await log.open(blob, entry.key, CheckpointHeader, in_force=True)).header
+        return (
+            await log.open(blob, entry.key, CheckpointHeader, in_force=True, header_most=log.gate.header_most)
+        ).header
     except (ObjectMissing, RecordInvalid):
         return None

@@ -87,10 +87,17 @@ def _of_syncers(status: Status, run: str) -> list[str]:
 
 def _of_log(status: Status, run: str) -> list[str]:
     """Return what is wrong with the log, each with what to do."""
-    found = [f"the log of fragment {p} is damaged: {why}" for p, why in list(status.wrong.items())[:NAMED_MAX]]
+    found = []
+    if (members := status.hearing.members) is not None and members.signed and (withheld := members.withheld):
+        version, by = withheld
+        found.append(
+            f"{by} says that it knows membership {version}, and the store has {members.current.version} as the newest "
+            "one: it withholds the other, and who was expelled by that may still be merged (SECURITY.md)"
+        )
+    found += [f"the log of fragment {p} is damaged: {why}" for p, why in list(status.wrong.items())[:NAMED_MAX]]
     if len(status.wrong) > NAMED_MAX:
         found.append(f"so are those of {len(status.wrong) - NAMED_MAX} more fragments")
-    if found:
+    if status.wrong:
         found.append(f"isthmus heal {run} says what can be done")
     if still := [p for p in status.standing if p not in status.wrong]:
         found.append(

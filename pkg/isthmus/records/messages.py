@@ -132,6 +132,8 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """What it cannot reach right now, or empty."""
     checkpoint_bytes: Bytes = 0
     """Of `bytes_up`, those of checkpoints."""
+    members: Counter = 0
+    """The newest version of the membership that it knows."""
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):

@@ -316,7 +316,7 @@ class Syncer:
                 self.keepers[message.fragment].histories.said(message.version, message.digest, message.syncer)
                 self._offer(message.fragment, SYNCER_STREAM, Heard(message.version))
             case Alive():
-                if message.members > self._log.members.current.version:
+                if self._log.members.said(message.members, message.syncer):
                     self._unknown.set()
                 for fragment, version in enumerate(message.heads[: len(self.keepers)]):
                     if version > self.keepers[fragment].head:
@@ -334,6 +334,8 @@ class Syncer:
         if not old and isinstance(message, Progress):
             self._members.heard(message.learner, message.incarnation, now)
         elif not old and isinstance(message, Announce | Heartbeat):
+            if isinstance(message, Heartbeat) and self._log.members.said(message.members, message.learner):
+                self._unknown.set()
             self._members.heard(
                 message.learner,
                 message.incarnation,

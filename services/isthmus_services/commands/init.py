@@ -89,22 +89,18 @@ def create(
                 raise InputError(f"{url}: there is a run in it already, {below}: choose another place")
             await require_create_only(store.at_start, store.runtime)
             try:
-                found = await read_run(store.at_start, trust.require)
-                there = found.rules
-                made_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.header.created_at))
-                logger.warning(
-                    "%s was there already, created %s: it keeps its initial values, and nothing is written",
-                    url,
-                    made_at,
-                )
+                there = (await read_run(store.at_start, trust.require)).rules
             except RunMissing:
                 there = None
             rules = shared.rules_of(settings, specs, there, _flop_s(settings, specs, there))
-            return await create_run(
-                store,
-                store.runtime,
-                Seed(specs, values, frozen, rules, pace, model_path, settings.seed, signer=trust.signer),
-            )
+            seed = Seed(specs, values, frozen, rules, pace, model_path, settings.seed, signer=trust.signer)
+            found = await create_run(store, store.runtime, seed)
+            if there is not None:
+                then = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.header.created_at))
+                logger.warning(
+                    "%s was there already, created %s: it stays as it is", url, then
+                )
+            return found
 
     return asyncio.run(go())
 

@@ -65,6 +65,8 @@ async def _compare(log: Log, a: declared.Replay) -> int:
     for replayed in found:
         for gap in replayed.gaps:
             print(gap.line(replayed.fragment))
+        for line in replayed.nobodys:
+            print(f"{line}: it counts as not there")
     if unproven := sum(r.unproven for r in found):
         print(
             f"{unproven} commits come after updates that were turned away as too long and had a say in what is usual: "
@@ -85,6 +87,7 @@ async def _compare(log: Log, a: declared.Replay) -> int:
                     "start": r.start,
                     "earliest": r.earliest,
                     "compared": r.compared,
+                    "nobodys": r.nobodys,
                     "gaps": [{"first": g.first, "last": g.last, "key": g.key, "detail": g.detail} for g in r.gaps],
                 }
                 for r in found

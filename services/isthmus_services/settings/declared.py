@@ -667,6 +667,13 @@ class MembersRotate(InRun, Signed):
             flag_only=True,
         ),
     ] = None
+    no_checkpoints: Annotated[
+        bool,
+        Setting(
+            "with --public-key: nothing that the old key signed is gone on from, as where somebody has stolen it",
+            flag_only=True,
+        ),
+    ] = False
     successor: Annotated[
         str | None, Setting("private key that owns the run from now on", metavar="FILE", flag_only=True)
     ] = None

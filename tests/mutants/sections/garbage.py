@@ -34,7 +34,7 @@ MUTANTS = [
             "floor = start if packed_to == start - 1 > 0 else packed_to",
             "floor = start",
         ),
-        row("one-checkpoint-is-kept", "held[CHECKPOINTS_KEPT:]", "held[CHECKPOINTS_KEPT - 1 :]"),
+        row("one-checkpoint-is-kept", "return held[:CHECKPOINTS_KEPT]", "return held[: CHECKPOINTS_KEPT - 1]"),
         row(
             "damage-is-packed",
             "if following is None or frame.digest(blob) != following.header.previous:",

@@ -32,7 +32,11 @@ MUTANTS = [
             "requests ahead are dropped whenever a segment brought more than one commit, and what a segment brings "
             "begins behind the commit that was asked for: nothing comes twice",
         ),
-        row("the-end-is-looked-for-from-the-oldest", "version = snapshots[0][0]", "version = snapshots[-1][0]"),
+        row(
+            "the-end-is-looked-for-from-the-oldest",
+            "for version, _ in await self.snapshots(fragment):",
+            "for version, _ in reversed(await self.snapshots(fragment)):",
+        ),
         row(
             "written-at-is-exclusive",
             "if commit.header.written_at <= time else",
@@ -57,8 +61,8 @@ MUTANTS = [
         row("any-membership", "by = header.members if isinstance(header, CommitHeader) else under", "by = under"),
         row(
             "any-key",
-            "if key != (belongs := _KEYS[record](header, found)):",
-            "if not (belongs := _KEYS[record](header, found)):",
+            "if key != (belongs := _KEYS[record](header, named)):",
+            "if not (belongs := _KEYS[record](header, named)):",
         ),
         row("any-author", "author = self.members.require_author(blob, kind, under)", "author = frame.author_of(blob)"),
         row("any-arithmetic", "if h.arithmetic != ARITHMETIC:", "if h.arithmetic < ARITHMETIC:"),

@@ -230,8 +230,8 @@ MUTANTS = [
         "tests/integration/test_donors.py",
         row(
             "the-oldest-donor-first",
-            "key=lambda e: e.modified, reverse=True)[:DONORS_MAX]",
-            "key=lambda e: e.modified)[:DONORS_MAX]",
+            "key=lambda e: (e[0], -e[1].modified))][:DONORS_MAX]",
+            "key=lambda e: (e[0], e[1].modified))][:DONORS_MAX]",
         ),
         row("anybody-is-a-donor", "if name != learner and name in among", "if name != learner"),
     ),

@@ -54,7 +54,7 @@ def _why_not(log: Log, blob: frame.Body, kind: Kind, key: str) -> str | None:
             known = any(frame.digest(blob) == membership.digest for membership in log.members.versions)
             return None if known else "it is in no membership of this run"
         record = next((record for record, of in KINDS.items() if of == kind), None)
-        if record is None or kind == Kind.PART:
+        if record is None:
             log.members.require_author(blob, kind)
             return f"a {kind.name.lower()} says nothing alone: what names it does"
         if kind == Kind.COMMIT:

@@ -1,17 +1,27 @@
 """`isthmus members`: who may take part in a run. Its owner says it; every process checks it."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from isthmus.errors import InputError
+import msgspec
+
+from isthmus.errors import InputError, RecordInvalid
 from isthmus.log import Log
 from isthmus.log.membership import Membership, write
+from isthmus.log.select import checkpoints_in
 from isthmus.ports import open_log
-from isthmus.records.objects import MemberSpec
+from isthmus.records import frame
+from isthmus.records.keys import LEARNERS, learner_in
+from isthmus.records.objects import VOUCHED_MAX, CheckpointHeader, MemberSpec
+from isthmus.rules import MemberRole
 from isthmus.signing import Signer, fingerprint
-from isthmus.store import BUCKETS
+from isthmus.store import BUCKETS, Entry
 from isthmus.urls import redacted, split
 from isthmus_services.settings import declared, shared
+
+logger = logging.getLogger(__name__)
 
 Change = Callable[[Membership], Sequence[MemberSpec]]
 """Returns the entries after a change of a version. Raises `InputError`."""
@@ -36,6 +46,8 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             heads.append(newest.version if newest else 0)
         before = await log.members.refresh(log.store)
         entries = made(before)
+        if isinstance(settings, declared.MembersRotate) and settings.public_key and not settings.no_checkpoints:
+            entries = await _vouched(log, before, entries)
         after = await write(log.store, log.members, log.signer, entries, heads, log.runtime.wall(), successor=successor)
         return [
             f"membership {after.version}: {len(after.members)} members, owner {fingerprint(after.owner)}",
@@ -43,6 +55,31 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
             + ", ".join(f"{p}/{version}" for p, version in enumerate(after.until[:8]))
             + (", …" if len(after.until) > 8 else ""),
         ]
+
+
+async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:
+    """Return entries with a word for the newest checkpoints of each learner whose key changes: its next life may go on
+    from them, though they bear the signature of a key that is nobody's any more."""
+    listed = checkpoints_in(await log.store.list(LEARNERS))
+    newest: dict[str, Entry] = {}
+    for entry in listed:
+        newest.setdefault(learner_in(entry.key), entry)
+    found = []
+    for member in entries:
+        earlier = next((m for m in before.members if m.name == member.name), None)
+        if member.role != MemberRole.LEARNER or earlier is None or earlier.key == member.key:
+            found.append(member)
+            continue
+        signatures: list[bytes] = []
+        for name, entry in newest.items():
+            if before.member(name) is earlier and len(signatures) < VOUCHED_MAX:
+                blob = await log.store.get(entry.key)
+                with suppress(RecordInvalid):
+                    opened = await log.open(blob, entry.key, CheckpointHeader, in_force=True)
+                    signatures.append(frame.signature_of(blob))
+                    logger.info("%s may go on from step %d", name, opened.header.step)
+        found.append(msgspec.structs.replace(member, vouched=tuple(signatures)))
+    return found
 
 
 def bucket_of(url: str | None) -> str:
