@@ -170,7 +170,7 @@ class Cluster:
         self.learners = [
             self._child(
                 f"l{i}", "learner", "learner", RUN, "--bus", self.bus, "--learner", f"l{i}",
-                "--shard", f"{i}/{count_l}", "--steps", "10000000", "--checkpoint", "2", "--train", "support.paced:train",
+                "--shard", f"{i}/{count_l}", "--steps", "10000000", "--checkpoint", "2", "--train", "support.paced:train", "--model", "support.paced:small",
             )
             for i in range(count_l)
         ]  # fmt: skip

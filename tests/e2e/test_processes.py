@@ -37,7 +37,7 @@ QUIET = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 SMALL = ("--model", "support.paced:small", "--sync-every", "96")
-PACED = ("--train", "support.paced:train", "--steps")
+PACED = ("--train", "support.paced:train", "--model", "support.paced:small", "--steps")
 
 
 TOLD_TO_STOP = 128 + signal.SIGTERM
@@ -320,7 +320,20 @@ def test_a_model_and_a_trainer_of_ones_own(folder: Path, tmp_path: Path, monkeyp
     made = isthmus("init", str(folder), "--model", "ours:model", "--fragments", "2", "--sync-every", "4")
     assert made.returncode == 0, made.stderr
     assert "26 parameters in 2 fragments" in made.stdout
-    train = ("learner", str(folder), "--learner", "a", "--train", "ours:train", "--steps", "20", "--shard", "1/2")
+    train = (
+        "learner",
+        str(folder),
+        "--learner",
+        "a",
+        "--train",
+        "ours:train",
+        "--model",
+        "ours:model",
+        "--steps",
+        "20",
+        "--shard",
+        "1/2",
+    )
     with processes(tmp_path) as p:
         p.isthmus("s", "syncer", str(folder))
         wait_for(lambda: "serves" in p.said("s"), "the syncer serves")
@@ -364,7 +377,18 @@ def test_a_signal_that_ends_the_workers_of_a_data_loader_is_an_orderly_stop(
     (tmp_path / "fed.py").write_text(WITH_WORKERS.replace("END", end))
     assert isthmus("init", str(folder), "--model", "ours:model").returncode == 0
     with processes(tmp_path) as p:
-        task = ("learner", str(folder), "--learner", "a", "--train", "fed:train", "--steps", "1000000")
+        task = (
+            "learner",
+            str(folder),
+            "--learner",
+            "a",
+            "--train",
+            "fed:train",
+            "--model",
+            "ours:model",
+            "--steps",
+            "1000000",
+        )
         process = p.start("l", *COMMAND, *task, apart=True)
         wait_for(lambda: "trains" in p.said("l"), "it trains")
         os.killpg(process.pid, signal.SIGTERM)

@@ -106,7 +106,7 @@ def test_a_job_of_two_nodes_leaves_before_its_time_is_up_and_goes_on(cluster: Sl
 def test_an_arrays_learners_come_back_under_names_of_their_own(cluster: Slurm, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert main(["init", str(run), "--model", "support.paced:small", "--sync-every", "96"]) == 0
-    command = 'isthmus learner --learner "$name" --steps 300 --train support.paced:train --checkpoint 0.3'
+    command = 'isthmus learner --learner "$name" --steps 300 --train support.paced:train --model support.paced:small --checkpoint 0.3'
     place = filled_in(tmp_path / "jobs", run, command)
     syncers = cluster.tell("sbatch", "--parsable", "--array=1-1", "syncer.sbatch", cwd=place)
     array = ("--job-name=eu", "--array=0-1", "--output=%x-%a.log")
