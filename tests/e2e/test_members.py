@@ -104,7 +104,7 @@ def test_an_object_is_proved_to_ssh_keygen(run: str, capsys: pytest.CaptureFixtu
     blob[70] ^= 1
     Path("run/evaluations").mkdir()
     Path("run/evaluations/x").write_bytes(blob)
-    assert "not to be trusted: bad-signature" in told(capsys, "keys", "verify", run, "evaluations/x", code=1)
+    assert "not to be trusted: it is another run's" in told(capsys, "keys", "verify", run, "evaluations/x", code=1)
 
 
 def test_a_run_without_a_key_has_no_members(

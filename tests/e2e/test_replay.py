@@ -147,16 +147,17 @@ def test_a_commit_that_lies_about_a_weight_is_found_with_input_tensor_and_size(r
         if int(path.name) > last.version:
             path.unlink()  # as if it were the newest: nothing after it vouches for its bytes
 
-    def heavier(header: CommitHeader) -> CommitHeader:
+    def lighter(header: CommitHeader) -> CommitHeader:
         first, *rest = header.inputs
-        return msgspec.structs.replace(header, inputs=(msgspec.structs.replace(first, weight=first.weight * 3), *rest))
+        lied = msgspec.structs.replace(first, weight=first.weight / 3, clipped=("weight",))
+        return msgspec.structs.replace(header, inputs=(lied, *rest))
 
-    rewrite(run, 1, last.version, heavier)
+    rewrite(run, 1, last.version, lighter)
     done = cli("replay", run, "--json", tmp_path / "r.json")
     assert done.returncode == 1
     assert f"fragment 1, version {last.version} differs" in done.stdout
     assert last.header.inputs[0].key in done.stdout
-    assert "its weight is" in done.stdout
+    assert "by the run's bounds it is" in done.stdout
     assert f"as recorded up to version {last.version - 1}" in done.stdout
     (difference,) = json.loads((tmp_path / "r.json").read_text())["differences"]
     assert difference["tensors"]
@@ -174,7 +175,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
     "missing value": ("values", None, "is missing"),
     "corrupted commit": ("commits", lambda blob: blob[:150] + bytes([blob[150] ^ 1]) + blob[151:], "not a commit"),
     "truncated commit": ("commits", lambda blob: blob[:100], "not a commit"),
-    "corrupted snapshot": ("snapshots", lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), "says"),
+    "corrupted snapshot": ("snapshots", lambda blob: blob[:-1] + bytes([blob[-1] ^ 1]), "it lies under"),
 }
 
 

@@ -29,6 +29,9 @@ later than the cadence says …"""
 RARER_MAX = 10
 """… up to so many times: a store that was away says nothing of what the next one costs."""
 
+CLAIM_LOOKS = 3
+"""A claim that is nobody's so many times is passed by."""
+
 CLAIM_BEATS = 10
 """Heartbeats between two looks for a later claim of our name; a word of it on the bus is looked into at once."""
 
@@ -78,7 +81,9 @@ class Tenure:
         """When the next checkpoint may be asked for."""
         self._successor = asyncio.Event()
         self._passed = 0
-        """The newest life that somebody has claimed who may not."""
+        """The newest life that somebody has claimed who may not, as several looks have found."""
+        self._looks: dict[int, int] = {}
+        """How often claims beyond that were found to be nobody's."""
 
     def age_s(self) -> float:
         """Return how old the newest checkpoint of this life is; without one, the life itself."""
@@ -135,7 +140,11 @@ class Tenure:
                 return None
             except RecordInvalid as error:
                 logger.error("life %d of %s is claimed by nobody who may: %s", life, self._name, error)
-                self._passed = life
+                # It may have been damaged on its way here: it is looked at again before it is passed by for good.
+                self._looks[life] = self._looks.get(life, 0) + 1
+                if life == max(self._uplink.incarnation, self._passed) + 1 and self._looks[life] >= CLAIM_LOOKS:
+                    self._passed = life
+                    del self._looks[life]
             else:
                 return life
 
