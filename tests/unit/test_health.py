@@ -54,8 +54,12 @@ def left(learner: str, done: bool) -> Leave:
     return Leave(run=RUN, id="l", learner=learner, incarnation=1, step=3, done=done)
 
 
-def commit(written_at: float) -> Commit:
-    return cast(Commit, SimpleNamespace(header=SimpleNamespace(written_at=written_at)))
+def commit(written_at: float, fragment: int = 0, **scales: float) -> Commit:
+    """Return a commit of then, which merged updates of these learners at so much of their length."""
+    inputs = [SimpleNamespace(learner=name, scale=scale) for name, scale in scales.items()]
+    return cast(
+        Commit, SimpleNamespace(header=SimpleNamespace(written_at=written_at, fragment=fragment, inputs=inputs))
+    )
 
 
 def of(
@@ -223,3 +227,27 @@ def test_a_finished_run_that_is_damaged_or_stands_is_not_well() -> None:
 
 def test_a_damaged_fragment_is_not_said_to_stand_as_well() -> None:
     assert "stands still" not in looked(beat("a"), alive(), wrong={3: "no"}, standing=(3,)).said
+
+
+def test_a_learner_that_explodes_is_named() -> None:
+    hearing = Hearing(RUN)
+    for said in (beat("a"), beat("b"), alive()):
+        stream = SYNCER_STREAM if isinstance(said, Alive) else learner_stream(said.learner)
+        hearing.take(stream, Said("1-0", encode(said)), 1.0)
+
+    def of_commits(*heads: Commit | None) -> Health:
+        return health(Status(hearing, list(heads), "", 0.0, NOW), "r", "b")
+
+    found = of_commits(
+        commit(COMMITTED_AT, 0, a=1.0, b=1e-3), commit(COMMITTED_AT, 1, a=0.4, b=2e-3), commit(COMMITTED_AT, 2, a=1.0, b=1.0), None
+    )  # fmt: skip
+    assert not found.ok
+    assert found.said == (
+        "2 of 2 learners merge; b explodes: its updates are cut to 0.001 of their length, in 2 of 3 fragments; see its "
+        "loss (isthmus explain r 0 has the last round), and stop or expel it"
+    )
+    # One that is cut once, as first and last updates are, is not worth a word.
+    assert of_commits(commit(COMMITTED_AT, 0, a=0.4), commit(COMMITTED_AT, 1, a=1.0)).ok
+    assert of_commits(commit(COMMITTED_AT, 0, a=0.6, b=1.0)).ok
+    assert of_commits(commit(COMMITTED_AT, 0, a=0.2, b=1.0)).ok
+    assert not of_commits(commit(COMMITTED_AT, 0, a=0.05, b=1.0)).ok

@@ -1,12 +1,19 @@
 """How a run does, in one sentence: whether learners merge, and where they do not, why and what to do. Pure, no I/O."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.log.state import STANDS
 from isthmus.readers.heard import LearnerView
 from isthmus.readers.status import Status
+
+FAR = 0.5
+"""A learner explodes whose updates are cut to less than this of their length in most fragments."""
+
+VERY_FAR = 0.1
+"""Where only one was merged lately, it does whose length is cut to less than this."""
 
 NAMED_MAX = 3
 """Learners named with their trouble; of the others only how many there are."""
@@ -53,11 +60,30 @@ def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
         parts.append(f"nothing is heard of {', '.join(silent[:NAMED_MAX])}{more}")
     if len(here) < expected:
         parts.append(f"{expected} learners are expected, {len(here)} are heard")
-    ailing = [*_of_syncers(status, run), *_of_log(status, run)]
+    ailing = [*_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
     parts += ailing
     # Who fell silent was perhaps taken away; the run goes on without.
     ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
     return Health(ok, "; ".join(parts))
+
+
+def _of_learners(status: Status, run: str) -> list[str]:
+    """Return which learners send updates far longer than is usual, by the newest commit of each fragment."""
+    scales = defaultdict[str, list[tuple[float, int]]](list)
+    for commit in filter(None, status.heads):
+        for given in commit.header.inputs:
+            scales[given.learner].append((given.scale, commit.header.fragment))
+    found = []
+    for name, seen in sorted(scales.items()):
+        cut = [(scale, p) for scale, p in seen if scale < FAR]
+        # One alone that is cut a little may be a first or a last update, of a step or two.
+        if 2 * len(cut) > len(seen) and (len(cut) > 1 or min(cut)[0] < VERY_FAR):
+            scale, p = min(cut)
+            found.append(
+                f"{name} explodes: its updates are cut to {scale:.2g} of their length, in {len(cut)} of {len(seen)} "
+                f"fragments; see its loss (isthmus explain {run} {p} has the last round), and stop or expel it"
+            )
+    return found[:NAMED_MAX]
 
 
 def _of_syncers(status: Status, run: str) -> list[str]:

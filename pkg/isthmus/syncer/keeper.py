@@ -76,6 +76,9 @@ INBOX_MAX = 2048
 INBOX_EACH = 64
 """Those of one author among them."""
 
+EXPLODES = 0.1
+"""An update that is cut to less than this of its length is worth a word."""
+
 LOOK_S = 0.25
 """Between two looks at the log that found nothing: words of commits that do not exist cost no more than that."""
 
@@ -301,6 +304,8 @@ class Keeper:
             if believed.refused:
                 self._warn("%s of %s is %g long, far beyond what is usual", pointer.key, pointer.learner, claim.norm)
                 return self.rounds.on(Refused(pointer, Reason.TOO_LONG), self._runtime.now())
+            if believed.scale < EXPLODES:
+                self._warn("%s is cut to %.2g of its length: %s explodes", pointer.key, believed.scale, pointer.learner)
             await self._take(update.gradient, given, believed)
         else:
             # With nothing merged lately, what is usual is what the round holds: who comes first decides nothing.
