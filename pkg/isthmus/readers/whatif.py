@@ -413,6 +413,7 @@ class _Story:
             self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
             # What came in that very moment is in it still.
             self._rounds.round.own_until = w.own_s + INSTANT_S if w.own_s else -math.inf
+            self._rounds.round.not_before = w.own_s
         self._do(actions)
         inputs = iter(self._header.inputs)
         for number, seen in enumerate(w.seen):

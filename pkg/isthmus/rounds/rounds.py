@@ -98,6 +98,8 @@ class Round:
     quorum_at: float | None = None
     quorum_s: float = 0.0
     grace_s: float = 0.0
+    not_before: float = -math.inf
+    """It did not close before, however many had answered: of a round that is decided anew."""
     kept_open: bool = False
     """Whether it went on, when it would have closed, for updates that this syncer had heard of and not read yet."""
     own_until: float = -math.inf
@@ -311,6 +313,7 @@ class Rounds:
         """Take a learner's word that it has nothing for this round, or nothing newer than what waits here."""
         if self.round is not None and version == self.head + 1 and learner not in self.round.passed:
             if self._settle_for_outdated(learner):
+                self.round.kept_open = True
                 return self.fetches()
             self.round.passed[learner] = now
             self.round.note("pass", learner, now)
@@ -406,6 +409,7 @@ class Rounds:
             return self._caught_up(now) if held_back or self._in_line else []
         expected = self._expected(now)
         if self._note_expected(r, expected, now):
+            r.kept_open = True  # what it had sent is read now
             return self.fetches()
         r.quorum = min(self._pace.quorum, max(1, len(expected)))
         if self.phase is Phase.OPEN and len(r.fresh) >= r.quorum:
@@ -422,7 +426,7 @@ class Rounds:
         # Until everybody had the chance to be heard, "everyone" is only whom the log knows.
         settled = now >= self._members.hold_until or (bool(self._recent) and self._known() <= answered)
         ending = now >= self._gives_up(r) or (self.phase is Phase.GRACE and now >= self._grace_ends(r))
-        if everyone and settled:
+        if everyone and settled and now >= r.not_before:
             r.kept_open = r.kept_open or ending  # the last of them was being read
             # Where the last of them came only after grace, grace is what ended the round.
             last = r.opened_at + (r.seen[-1].at if r.seen else 0.0)
