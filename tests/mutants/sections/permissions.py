@@ -77,7 +77,7 @@ MUTANTS = [
         "log/histories.py",
         "tests/unit/test_membership.py",
         row("what-was-said-before-is-forgotten", "if (said := words.pop(version, digest)) != digest:", "if False:"),
-        row("one-author-takes-all-places", "KEPT_EACH = 8", "KEPT_EACH = 1"),
+        row("one-author-takes-all-places", "self._said.setdefault(by, {})", 'self._said.setdefault("", {})'),
         row("authors-without-end", "if by not in self._said and len(self._said) == AUTHORS_MAX:", "if False:"),
     ),
     *of(
