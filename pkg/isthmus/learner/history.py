@@ -144,9 +144,16 @@ async def donor(
     """
     try:
         async with asyncio.timeout(DONOR_S):
+            unfit = set[str]()
             for entry in await donors(log, learner, among):
+                if learner_in(entry.key) in unfit:
+                    continue  # what is older of the same learner is looked at only where the newest is nobody's
                 try:
                     found = await _look_at(log, entry, fits, likely)
+                except _Unfit as error:
+                    unfit.add(learner_in(entry.key))
+                    logger.info("the optimizer of %s does not fit: %s", learner_in(entry.key), error)
+                    continue
                 except Exception as error:  # a stranger's object: whatever it is, it ends no join
                     logger.warning("checkpoint %s is not used: %s", entry.key, told(error))
                     continue
@@ -156,6 +163,10 @@ async def donor(
         # A nicety: a newcomer without it warms up.
         logger.warning("no checkpoint of another learner could be read: %s", told(error))
     return None
+
+
+class _Unfit(Exception):
+    """A checkpoint that could be read, and is of no use here."""
 
 
 async def _look_at(
@@ -169,16 +180,15 @@ async def _look_at(
     why = await log.runtime.offload(likely, header)
     if why is None and size > largest(log):
         why = f"with its parts it has {size} bytes"
-    if why is None:
-        found = await read_checkpoint(log, entry.key, entry.size, stranger=True)
-        if found is None:
-            return None
-        found = await found.whole(log)
-        why = await log.runtime.offload(fits, found)
-        if why is None:
-            return found
-    logger.info("the optimizer of %s does not fit: %s", header.learner, why)
-    return None
+    if why is not None:
+        raise _Unfit(why)
+    found = await read_checkpoint(log, entry.key, entry.size, stranger=True)
+    if found is None:
+        return None
+    found = await found.whole(log)
+    if (why := await log.runtime.offload(fits, found)) is not None:
+        raise _Unfit(why)
+    return found
 
 
 async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Entry]:
