@@ -124,6 +124,6 @@ def test_a_round_that_was_kept_open_closes_when_it_did_though_nobody_was_waited_
     story: list[tuple[float, What, str]] = [
         (0.2, "in", "a"), (0.2, "gone", "a"), (0.2, "gone", "b"), (0.3, "here", "b"), (0.4, "in", "b"), (0.4, "gone", "b")
     ]  # fmt: skip
-    kept = {"expected": (), "quorum_s": 0.4, "grace_s": 0.0, "own_s": 0.4}
+    kept: dict[str, Any] = {"expected": (), "quorum_s": 0.4, "grace_s": 0.0, "own_s": 0.4}
     assert decided(round_of(1, *story, **kept)) == [[("a", 0), ("b", 0)]]
     assert decided(round_of(1, *story, **kept | {"own_s": 0.0})) == [[("a", 0)]], "else it would have closed"
