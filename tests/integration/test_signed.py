@@ -616,3 +616,32 @@ async def test_names_of_what_nobody_wrote_are_no_versions(folder: Path) -> None:
                 assert other.keepers[0].broken == ""
                 head = syncer.keepers[0].head
                 await train(w.by(EU).learner("eu"), 60, enough=lambda: syncer.keepers[0].head >= head + 2)
+
+
+@in_virtual_time
+async def test_the_collector_spares_a_checkpoint_that_was_damaged_on_its_way(folder: Path) -> None:
+    """And takes what a stranger has put beside it."""
+    async with world(folder, seed()) as w:
+        await admit(w, *EVERYBODY)
+        async with serving(w.by(SYNC).syncer("s-1")) as syncer:
+            await train(w.by(EU).learner("eu", checkpoint_s=0.1), 60, enough=lambda: syncer.keepers[0].head >= 4)
+        newest = checkpoints_in(await w.store.list("learners/eu/"))[0].key
+        mine, payload = frame.parse(await w.store.get(newest), Kind.CHECKPOINT, CheckpointHeader)
+        later = msgspec.structs.replace(mine, incarnation=9)
+        junk = frame.written(Kind.CHECKPOINT, later, np.frombuffer(payload, np.uint8))
+        frame.seal(junk, EVIL)
+        strange = checkpoint_key("eu", 9, later.step, frame.digest(junk))
+        await w.store.put(strange, junk)
+
+        class Damages(Layer):
+            async def get(self, key: str) -> Body:
+                """Get it, and a byte of one checkpoint wrong."""
+                blob = await super().get(key)
+                if key == newest:
+                    blob[-1] ^= 1
+                return blob
+
+        plan = await gc.plan(await opened(w.through(Damages).by(COLLECTOR)), keep=2, min_age_s=-1.0)
+        doomed = {entry.key for entry in plan.doomed.get("checkpoints", ())}
+        assert strange in doomed
+        assert newest not in doomed

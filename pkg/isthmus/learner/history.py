@@ -234,9 +234,7 @@ async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False)
     """
     try:
         blob = await checked.read(log.store, log.runtime, key, size, cut=stranger)
-        in_force = not log.members.vouched(key, frame.signature_of(blob))
-        most = log.gate.header_most if stranger else None
-        found = await log.open(blob, key, CheckpointHeader, in_force=in_force, header_most=most)
+        found = await log.open_checkpoint(blob, key, own=not stranger)
         return await log.runtime.offload(open_checkpoint, found, log.run, await parts.located(log, found.header))
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)

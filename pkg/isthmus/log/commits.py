@@ -16,7 +16,7 @@ from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Blob, Body, Gathered, Kind
 from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
-from isthmus.records.objects import PackedHeader, SegmentHeader
+from isthmus.records.objects import CheckpointHeader, PackedHeader, SegmentHeader
 from isthmus.runtime import Runtime
 from isthmus.signing import Signer
 from isthmus.store import EdgeStore, Store
@@ -99,6 +99,16 @@ class Log:
             if error.reason != Reason.NOT_A_MEMBER or (await self.members.refresh(self.store)).version == known:
                 raise
         return await judged()
+
+    async def open_checkpoint(self, blob: Blob, key: str, *, own: bool = False) -> Verified[CheckpointHeader]:
+        """Return a checkpoint by whoever may speak under its name now, or one that the owner has vouched for when it
+        rotated the name's key. Raises what `open` does.
+
+        `own`: of this learner itself, whose header may be as long as any.
+        """
+        in_force = not self.members.vouched(key, frame.signature_of(blob))
+        most = None if own else self.gate.header_most
+        return await self.open(blob, key, CheckpointHeader, in_force=in_force, header_most=most)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

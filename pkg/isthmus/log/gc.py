@@ -29,13 +29,16 @@ from isthmus.records.keys import (
     values_prefix,
     version_in,
 )
-from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, CheckpointHeader, PackedHeader, SegmentHeader
+from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, PackedHeader, SegmentHeader
 from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX
 from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)
 
 _DELETES_AT_ONCE = 16
+
+NOBODYS = frozenset({Reason.UNSIGNED, Reason.NOT_A_MEMBER})
+"""Why a checkpoint is junk for good: no damage on the way makes a signature that fits, or takes one away."""
 
 UNNAMED = ("snapshots", "checkpoints", "scratch")
 """Kinds of objects that no commit names, in the order in which they go."""
@@ -295,8 +298,7 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
             break
         try:
             blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
-            in_force = not log.members.vouched(entry.key, frame.signature_of(blob))
-            await log.open(blob, entry.key, CheckpointHeader, in_force=in_force, header_most=log.gate.header_most)
+            await log.open_checkpoint(blob, entry.key)
         except Denied as error:
             logger.warning("all checkpoints stay, since none may be read: %s", error)
             return held
@@ -305,6 +307,8 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
         except RecordInvalid as error:
             if error.reason == Reason.OVERSIZED:
                 found.append(entry)  # its own learner may read it
+            elif error.reason not in NOBODYS:
+                spared.append(entry)  # it may have been damaged on its way here, and be whole in the store
         else:
             found.append(entry)
     return [*found, *spared]

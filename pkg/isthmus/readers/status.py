@@ -396,8 +396,6 @@ def _ledger_row(p: int, f: FragmentPoint, tokens_seen: int) -> dict[str, int]:
 async def _checkpoint_header(log: Log, entry: Entry) -> CheckpointHeader | None:
     try:
         blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
-        return (
-            await log.open(blob, entry.key, CheckpointHeader, in_force=True, header_most=log.gate.header_most)
-        ).header
+        return (await log.open_checkpoint(blob, entry.key)).header
     except (ObjectMissing, RecordInvalid):
         return None
