@@ -634,9 +634,9 @@ async def test_the_collector_spares_a_checkpoint_that_was_damaged_on_its_way(fol
         await w.store.put(strange, junk)
 
         class Damages(Layer):
-            async def get(self, key: str) -> Body:
+            async def get_range(self, key: str, start: int, stop: int) -> Body:
                 """Get it, and a byte of one checkpoint wrong."""
-                blob = await super().get(key)
+                blob = await super().get_range(key, start, stop)
                 if key == newest:
                     blob[-1] ^= 1
                 return blob
