@@ -168,11 +168,11 @@ async def serving(syncer: Syncer, *, killed: bool = False) -> AsyncIterator[Sync
     try:
         yield syncer
     finally:
-        stopping.set()
-        if killed:
+        if killed:  # and not told to stop: a keeper that wakes up in this moment would still write its snapshot
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         else:
+            stopping.set()
             await asyncio.wait_for(task, 60)
 
 
