@@ -11,19 +11,20 @@ import pytest
 
 from isthmus.codecs import codec
 from isthmus.errors import LogCorrupt
-from isthmus.log import Commit, fold, merge
+from isthmus.log import fold, merge
 from isthmus.log.merge import Accumulator, Advance
 from isthmus.readers.replay import Difference, replay
 from isthmus.reasons import Clip
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.keys import update_key, value_key
+from isthmus.records.keys import value_key
 from isthmus.records.messages import SYNCER_STREAM, Committed, encode
 from isthmus.records.objects import CommitHeader, Healed
 from isthmus.rounds.bounds import Believed
-from isthmus.rules import MergeRule, Rules
+from isthmus.rules import Rules
 from isthmus.syncer import Syncer
 from isthmus.syncer.keeper import Keeper
+from support.lies import REFUSED, following
 from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, until, world
 
 RULES = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
@@ -50,53 +51,7 @@ async def append(w: World, header: CommitHeader, value: frame.Body | None = None
     assert await w.log.append(header.fragment, header.version, body)
 
 
-def following(newest: Commit, **changed: Any) -> CommitHeader:
-    """Return the newest commit as if it came once more, but for what is changed."""
-    h, version = newest.header, newest.version + 1
-    inputs = tuple(
-        msgspec.structs.replace(i, base=h.version, key=update_key(0, i.learner, h.version, i.digest)) for i in h.inputs
-    )
-    plausible = msgspec.structs.replace(
-        h, version=version, previous=newest.digest, inputs=inputs, value_key=value_key(0, version, h.value_digest)
-    )
-    return msgspec.structs.replace(plausible, **changed)
-
-
 # --- what nobody takes ------------------------------------------------------------------------------------------------
-
-Lie = Callable[[Commit], CommitHeader]
-
-
-def _outer(**changed: Any) -> Lie:
-    return lambda newest: following(newest, dense=msgspec.structs.replace(newest.header.dense, **changed))
-
-
-def _input(**changed: Any) -> Lie:
-    def lie(newest: Commit) -> CommitHeader:
-        honest = following(newest)
-        first, *rest = honest.inputs
-        return msgspec.structs.replace(honest, inputs=(msgspec.structs.replace(first, **changed), *rest))
-
-    return lie
-
-
-REFUSED: dict[str, tuple[Lie, str]] = {
-    "another rate": (_outer(learning_rate=-1e4), "other rules"),
-    "no momentum": (_outer(momentum=0.0), "other rules"),
-    "another rule": (_outer(merge=MergeRule.AVG), "other rules"),
-    "another codec": (lambda c: following(c, codec_down="int8"), "published in int8"),
-    "a period beyond all": (lambda c: following(c, period=1e6), "says a period"),
-    "a weight of its own": (_input(weight=1e12), "nothing is said of why"),
-    "more than was asked": (_input(weight=1e12, clipped=("tokens",)), "asked for"),
-    "one update twice": (lambda c: following(c, inputs=following(c).inputs * 2), "two updates of one learner"),
-    "a base of tomorrow": (
-        lambda c: _input(base=c.version + 1, key=update_key(0, c.header.inputs[0].learner, c.version + 1, c.header.inputs[0].digest))(c),
-        "was not there yet",
-    ),
-    "a key that leads elsewhere": (_input(key="updates/00001/x/000000000000-0000000000000000"), "is not where"),
-    "a value elsewhere": (lambda c: following(c, value_key="values/00001/x"), "cannot be"),
-    "nothing": (lambda c: following(c, inputs=()), "merges nothing"),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("lie", REFUSED)

@@ -18,18 +18,22 @@ from isthmus.averages import smooth
 from isthmus.bus import replies
 from isthmus.codecs import as_bytes, codec
 from isthmus.codecs.int4 import Int4
-from isthmus.errors import ObjectMissing, Unavailable
+from isthmus.errors import LogCorrupt, ObjectMissing, Unavailable
 from isthmus.kernels import F32
 from isthmus.layout import TensorClass
 from isthmus.learner import agent as learner_agent
 from isthmus.learner import downlink, steward, tenure, uplink
 from isthmus.learner.boundary import Boundary, Ready
 from isthmus.log import Log, fold, gc, heal, merge, polar
+from isthmus.log.verified import Gate
+from isthmus.readers import replay
+from isthmus.reasons import Clip
 from isthmus.records import frame
 from isthmus.records.keys import version_in
 from isthmus.records.messages import Alive, Committed, decode
 from isthmus.records.objects import CommitHeader, SnapshotHeader, ValueHeader
 from isthmus.rounds import rounds
+from isthmus.rounds.bounds import Influence
 from isthmus.rounds.events import CallRound, CatchUp, CaughtUp, Tick
 from isthmus.rounds.grace import Grace
 from isthmus.rounds.members import Members
@@ -880,4 +884,61 @@ def a_period_knows_no_bounds() -> Iterator[None]:
 def what_waited_for_room_is_read_as_it_is() -> Iterator[None]:
     """What was trained while it waited is overwritten."""
     with patch.object(rounds, "AFRESH_LEADS", math.inf):
+        yield
+
+
+# --- lies -------------------------------------------------------------------------------------------------------------
+
+
+@planted(20, "liars", caught_by=3)
+def a_length_is_as_it_is_found() -> Iterator[None]:
+    """Nothing is cut, however long it is."""
+
+    def judge(self: Any, *a: Any, **k: Any) -> Any:
+        found = original(self, *a, **k)
+        return replace(found, scale=1.0, clipped=tuple(c for c in found.clipped if c != Clip.NORM), refused=False)
+
+    original = Influence.judge
+    with patch.object(Influence, "judge", judge):
+        yield
+
+
+@planted(20, "liars", caught_by=3)
+def steps_are_as_they_are_said() -> Iterator[None]:
+    """T1: who says that it took 2^40 steps may be as long as these are."""
+    with patch.object(Influence, "timed", lambda self, claim, among=(): claim._replace(believed=claim.steps)):
+        yield
+
+
+@planted(20, "liars")
+def a_lie_is_merged_onto() -> Iterator[None]:
+    """What a commit says is not compared with the run's rules and the round."""
+    with patch.object(Gate, "why_not", lambda *_: ""):
+        yield
+
+
+@planted(20, "liars", caught_by=2)
+def replay_believes_what_updates_count_for() -> Iterator[None]:
+    """A log that folds is taken for a log that was made by the rules."""
+    with patch.object(replay._Judge, "odd", lambda *_: []):
+        yield
+
+
+@planted(40, "liars", caught_by=1)
+def what_is_sound_before_a_lie_is_not_told() -> Iterator[None]:
+    """A learner that is behind stays there where a fragment's log ends in a lie."""
+
+    async def tell_of(self: Any, p: Any) -> None:
+        if p not in self.__dict__.setdefault("torn", set()):
+            await original(self, p)
+
+    async def leap(self: Any, p: Any, until: Any) -> None:
+        try:
+            await leap_original(self, p, until)
+        except LogCorrupt:
+            self.__dict__.setdefault("torn", set()).add(p)
+            raise
+
+    original, leap_original = downlink.Downlink._tell_of, downlink.Downlink._leap
+    with patch.object(downlink.Downlink, "_tell_of", tell_of), patch.object(downlink.Downlink, "_leap", leap):
         yield

@@ -42,6 +42,8 @@ from isthmus.syncer import Syncer
 from isthmus.syncer.agent import ACCUMULATORS_MAX
 from isthmus.syncer.keeper import INBOX_MAX
 from simulation.hostile import NAME, is_its_own
+from simulation.liars import Most, is_a_lie
+from simulation.scenario import STRANGER
 from simulation.values import Life, Values
 from simulation.waiting import Waiting
 
@@ -77,10 +79,6 @@ SHORTER = 0.95
 """Share of the time after which a learner is silent in which nobody can be, whatever clocks and links do."""
 
 
-STRANGER = "stranger"
-"""Who says on the syncers' stream what is not so."""
-
-
 @dataclass
 class Checker:
     """Watches one world."""
@@ -88,11 +86,19 @@ class Checker:
     world: World
     run: Run
     say: Callable[[str, str], None]
+    most: Most
+    """Of a learner that explodes."""
     latency_s: float = 0.0
     """Of the way to the store, the median."""
     stall_s: float = 0.0
     violations: list[str] = field(default_factory=list)
     strays: set[str] = field(default_factory=set)
+    lies: dict[int, int] = field(default_factory=dict)
+    """By fragment, the version whose key a lie has taken that everybody sees."""
+    misjudges: tuple[str, int] = "", -1
+    """Which syncer lies of what updates count for, and in which fragment."""
+    misjudged: dict[int, int] = field(default_factory=dict)
+    """By fragment, the first version of which it did."""
 
     def __post_init__(self) -> None:
         self.commits: list[list[tuple[CommitHeader, bytes]]] = [[] for _ in self.run.layout.fragments]
@@ -151,7 +157,10 @@ class Checker:
             return
         kind = key.split("/", maxsplit=1)[0]
         if kind == "commits" and before is None:
-            self.committed(key, data)
+            if int(key.split("/")[1]) not in self.lies:
+                self.committed(key, data)
+            elif version_in(key) != self.lies[int(key.split("/")[1])]:
+                self.violate(f"{key}: goes on from a lie")
         elif kind == "snapshots" and key not in self.strays:
             header = frame.parse_head(data, Kind.SNAPSHOT, SnapshotHeader)
             p, v = header.fragment, header.version
@@ -183,6 +192,7 @@ class Checker:
             self.violate(f"{key}: names another commit before it")
         if header.run != self.run.digest:
             self.violate(f"{key}: of another run")
+        updates = []
         for given in header.inputs:
             blob = self.stored(given.key)
             if blob is None:
@@ -194,6 +204,7 @@ class Checker:
             except RecordInvalid as error:
                 self.violate(f"{key}: merges {given.key}: {error}")
                 continue
+            updates.append((given, update))
             h = update.header
             asked = h.tokens * (h.tokens / h.steps)
             if (given.steps, given.tokens) != (h.steps, h.tokens) or not (
@@ -215,8 +226,10 @@ class Checker:
             period = (log[-1][0].period if log else 0.0) or float(self.run.rules.sync_every)
             self.paced(key, header, period)
             wrong = [*self.waiting.judge(header, period), *self.values.committed(header)]
-        for what in wrong:
+        for what in (*wrong, *self.most.judge(header, updates, self.world.clock.time())):
             self.violate(f"{key}: {what}")
+        if (header.writer, p) == self.misjudges and any(map(is_a_lie, header.inputs)):
+            self.misjudged.setdefault(p, v)
         log.append((header, frame.digest(data)))
 
     def stored(self, key: str) -> bytes | None:
@@ -476,7 +489,7 @@ class Checker:
         found = []
         heads = self.heads()
         for p, head in heads.items():
-            if head < since[p] + 2:
+            if head < since[p] + 2 and p not in self.lies:
                 found.append(f"fragment {p} stands at {head}")
         for seat in seats:
             if len(seat.processes) != 1:
@@ -486,7 +499,9 @@ class Checker:
                     held = [slot.base for slot in agent.boundary.slots]
                     if any(head - base > BEHIND_MAX for base, head in zip(held, heads.values(), strict=True)):
                         found.append(f"{seat.name} holds {held} of {list(heads.values())}")
-                elif isinstance(agent, Syncer) and any(keeper.broken for keeper in agent.keepers):
+                elif isinstance(agent, Syncer) and any(
+                    keeper.broken and keeper.fragment.index not in self.lies for keeper in agent.keepers
+                ):
                     found.append(f"{seat.name} does not serve all fragments")
         return found
 
@@ -498,10 +513,14 @@ class Checker:
         log = Log(self.run, ports.store, ports.process.runtime)
         for key, data in self.originals.items():
             self.world.objects.blobs[key] = data, 0.0  # replay would rightly name what it spoiled
+        lied = {**self.misjudged, **self.lies}
         try:
             for result in await replay(log):
-                if result.difference is not None:
-                    self.violate("replay: " + " / ".join(result.difference.lines()))
+                found = result.difference
+                if result.fragment in lied:
+                    self.named(result.fragment, found.version if found else None, lied[result.fragment])
+                elif found is not None:
+                    self.violate("replay: " + " / ".join(found.lines()))
         except IsthmusError as error:
             self.violate(f"replay: {error}")
         for p, commits in enumerate(self.commits):
@@ -518,6 +537,12 @@ class Checker:
                     )
         for p, commits in enumerate(self.commits):
             for header, digest in commits:
-                found = await log.commit(p, header.version)
-                if found is None or found.digest != digest:
+                stored = await log.commit(p, header.version)
+                if stored is None or stored.digest != digest:
                     self.violate(f"commit {p}/{header.version} is another than it was, or gone")
+
+    def named(self, p: int, version: int | None, wanted: int) -> None:
+        """Replay names the version of a lie, or it is a violation."""
+        self.say("replay", f"names version {version} of fragment {p}")
+        if version != wanted:
+            self.violate(f"replay: version {wanted} of fragment {p} is a lie, and {version or 'none'} is named")

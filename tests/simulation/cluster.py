@@ -29,10 +29,21 @@ from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus.syncer import Syncer
 from isthmus.syncer import agent as syncer_agent
 from simulation import checker, speakers
-from simulation.checker import STRANGER, Checker
+from simulation.checker import Checker
 from simulation.healing import Operator
+from simulation.liars import Most
 from simulation.mounts import Mounted
-from simulation.scenario import BUS_TIMEOUT_S, BYTES_SCALE, STORE_TIMEOUT_S, Hostility, Kind, Planned, Scenario, draw
+from simulation.scenario import (
+    BUS_TIMEOUT_S,
+    BYTES_SCALE,
+    STORE_TIMEOUT_S,
+    STRANGER,
+    Hostility,
+    Kind,
+    Planned,
+    Scenario,
+    draw,
+)
 from simulation.speakers import Choir
 from simulation.toy import Watched
 from simulation.vigil import Vigil
@@ -429,7 +440,7 @@ class Cluster:
         s, clock = self.scenario, self.world.clock
         values = [np.linspace(-1.0, 1.0, spec.size, dtype=np.float32) for spec in s.specs]
         self.run = await self.world.create(Seed(list(s.specs), values, {}, s.rules, s.pace))
-        self.checker = Checker(self.world, self.run, self.say, s.latency_s, s.stall_s)
+        self.checker = Checker(self.world, self.run, self.say, Most(min(s.step_s)), s.latency_s, s.stall_s)
         self.beside: list[asyncio.Future[None]] = []
         self.choir = Choir(self, s.speakers)
         self.vigil = Vigil(self)

@@ -79,6 +79,7 @@ class Kind(StrEnum):
     THIN = "thin"
     HOSTILE = "hostile"
     OVERLOAD = "overload"
+    LIARS = "liars"
 
 
 SHARES = {Kind.PLAIN: 0.89, Kind.CHOIR: 0.02, Kind.SIEGE: 0.06, Kind.THIN: 0.01, Kind.HOSTILE: 0.02}
@@ -86,6 +87,12 @@ SHARES = {Kind.PLAIN: 0.89, Kind.CHOIR: 0.02, Kind.SIEGE: 0.06, Kind.THIN: 0.01,
 
 OVERLOADS = 0.01
 """Share of plain seeds in which syncers are asked for more than their links carry. Drawn apart."""
+
+LIES = 0.02
+"""Share of plain seeds in which a member lies. Drawn apart."""
+
+STRANGER = "stranger"
+"""Who says on the syncers' stream what is not so."""
 
 
 class Ailment(StrEnum):
@@ -116,12 +123,22 @@ LEARNERS_ONLY = frozenset(
 
 
 class Hostility(StrEnum):
-    """What a learner may do with its own stream and its own prefix."""
+    """What a learner may do with its own stream and its own prefix, and what a member may lie about."""
 
     OVERWRITES = "overwrites and deletes what it has stored"
     FLOODS = "floods with announcements on bases that do not exist"
     FORGES = "forges ages, durations and tokens"
     SHOUTS = "sends huge messages"
+    EXPLODES = "sends updates without measure"
+    COMMITS = "takes the key of a commit with a lie"
+    MISJUDGES = "commits that updates count for less"
+
+
+LIARS = (Hostility.EXPLODES, Hostility.COMMITS, Hostility.MISJUDGES)
+"""Members that lie; only the first of them is a learner."""
+
+PESTS = tuple(hostility for hostility in Hostility if hostility not in LIARS)
+"""Learners that do what permissions allow."""
 
 
 @dataclass(frozen=True)
@@ -240,9 +257,14 @@ def draw(seed: int, kind: Kind | None = None) -> Scenario:
             return _hostile(scenario)
         case Kind.OVERLOAD:
             return _overload(scenario)
+        case Kind.LIARS:
+            return _liars(scenario)
+        case _ if kind is None and random.Random(f"overload/{seed}").random() < OVERLOADS:
+            return _overload(scenario)
+        case _ if kind is None and random.Random(f"liars/{seed}").random() < LIES:
+            return _liars(scenario)
         case _:
-            apart = random.Random(f"overload/{seed}").random() < OVERLOADS and kind is None
-            return _overload(scenario) if apart else _rests(scenario)
+            return _rests(scenario)
 
 
 def _harder(s: Scenario) -> Scenario:
@@ -335,7 +357,7 @@ def _siege(s: Scenario) -> Scenario:
 def _hostile(s: Scenario) -> Scenario:
     """Somebody does what it likes below its own prefix and on its own stream."""
     d = random.Random(f"hostile/{s.seed}")
-    quick = replace(_quick(s, d), kind=Kind.HOSTILE, hostile=d.choice(list(Hostility)), planned=())
+    quick = replace(_quick(s, d), kind=Kind.HOSTILE, hostile=d.choice(PESTS), planned=())
     if quick.hostile is Hostility.OVERWRITES:
         # Snapshots far apart leave something to spoil.
         pace = msgspec.structs.replace(quick.pace, snapshot_every=d.choice((2, 5, 4096)))
@@ -346,6 +368,25 @@ def _hostile(s: Scenario) -> Scenario:
         # Everybody is needed, and one of them says whatever it likes.
         quick = replace(quick, pace=msgspec.structs.replace(quick.pace, quorum=quick.learners + 1))
     return replace(quick, vigil_s=quick.goes_on_s + 5.0)
+
+
+def _liars(s: Scenario) -> Scenario:
+    """A member lies: a learner of its updates, or a syncer of what a round came to."""
+    d = random.Random(f"liars/{s.seed}/drawn")
+    quick, fragments = _quick(s, d), d.choice((2, 3))
+    return replace(
+        quick,
+        kind=Kind.LIARS,
+        hostile=d.choice(LIARS),
+        planned=(),
+        rules=msgspec.structs.replace(quick.rules, fragments=fragments),
+        specs=_small(d, fragments),
+        # Who is waited for is merged: what is usual is what three say.
+        pace=msgspec.structs.replace(
+            quick.pace, grace=0.8, staleness=max(1, quick.pace.staleness), quorum=min(quick.pace.quorum, quick.learners)
+        ),
+        vigil_s=quick.goes_on_s + 5.0,
+    )
 
 
 def _thin(s: Scenario) -> Scenario:

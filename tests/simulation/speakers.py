@@ -27,7 +27,8 @@ from isthmus.records.messages import (
 )
 from isthmus.records.objects import SCHEMA, UpdateHeader
 from isthmus.simulate.process import EPOCH_S
-from simulation import hostile
+from simulation import hostile, liars
+from simulation.scenario import LIARS
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster
@@ -65,7 +66,7 @@ class Choir:
         self._world = cluster.world
         self._run = cluster.run
         self._draw = random.Random(f"speakers/{cluster.scenario.seed}")
-        self._codec = codec(self._run.rules.codec_up)
+        self.codec = codec(self._run.rules.codec_up)
         self._ids = 0
         self._over = False
         d = self._draw
@@ -75,7 +76,8 @@ class Choir:
         ]
         if cluster.scenario.hostile is not None:
             self.speakers.append(Speaker(hostile.NAME, min(paces), answers=True))
-            self.hostile = hostile.Hostile(cluster, self.speakers[-1])
+            acts = liars.Liar if cluster.scenario.hostile in LIARS else hostile.Hostile
+            self.hostile = acts(cluster, self.speakers[-1])
         self._payloads = {s.name: self._gradients(d.uniform(0.001, 0.05)) for s in self.speakers}
         self._world.streams.appended.append(self._hear)
         self._world.objects.written.append(self._written)
@@ -169,12 +171,12 @@ class Choir:
 
     # --- what they say ------------------------------------------------------------------------------------------------
 
-    def update(self, s: Speaker, p: int, base: int, tokens: int, steps: int) -> bytes:
-        """Return an update object of a speaker."""
-        payload = self._payloads[s.name][p]
+    def update(self, s: Speaker, p: int, base: int, tokens: int, steps: int, payload: bytes = b"") -> bytes:
+        """Return an update object of a speaker, with its usual payload where none is given."""
+        payload = payload or self._payloads[s.name][p]
         header = UpdateHeader(
             schema=SCHEMA, run=self._run.digest, fragment=p, learner=s.name, incarnation=1, base=base,
-            codec=self._codec.name, steps=steps, tokens=tokens, step=steps, tokens_seen=tokens, train_s=1.0,
+            codec=self.codec.name, steps=steps, tokens=tokens, step=steps, tokens_seen=tokens, train_s=1.0,
         )  # fmt: skip
         out = frame.draft(frame.Kind.UPDATE, header, len(payload))
         out.payload[:] = payload
@@ -197,7 +199,7 @@ class Choir:
         found = []
         for fragment in self._run.layout.fragments:
             values = np.array([self._draw.gauss(0.0, length) for _ in range(fragment.size)], np.float32)
-            found.append(pack(self._codec, fragment, values).tobytes())
+            found.append(pack(self.codec, fragment, values).tobytes())
         return found
 
     def _common(self, s: Speaker) -> Common:

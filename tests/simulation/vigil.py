@@ -156,7 +156,7 @@ class Vigil:
         for case in self.cases:
             self._afflict(case)
         if cluster.scenario.hostile:
-            cluster.faults[f"vigil: a learner {cluster.scenario.hostile}"] += 1
+            cluster.faults[f"vigil: somebody {cluster.scenario.hostile}"] += 1
             cluster.choir.hostile.begin()
         began, clock = cluster.world.clock.time(), cluster.world.clock
         first = cluster.checker.heads()
@@ -165,6 +165,8 @@ class Vigil:
             await asyncio.sleep(0.5)
             cluster.checker.look(cluster.seats)
             for p, head in cluster.checker.heads().items():
+                if p in cluster.checker.lies:
+                    continue  # nobody goes on from there
                 if head > heads[p]:
                     heads[p], moved[p] = head, clock.time()
                 elif clock.time() - moved[p] > cluster.scenario.goes_on_s:
@@ -176,7 +178,7 @@ class Vigil:
             cluster.operator.strike()
         if cluster.scenario.hostile:
             cluster.choir.hostile.end()
-        gained = {p: head - first[p] for p, head in heads.items()}
+        gained = {p: head - first[p] for p, head in heads.items() if p not in cluster.checker.lies}
         apart = max(gained.values()) > APART * min(gained.values()) + APART_MORE
         if apart and not cluster.scenario.needs_a_forger:
             cluster.checker.violate(f"fragments got {list(gained.values())} commits while {self}")
@@ -185,7 +187,7 @@ class Vigil:
     def __str__(self) -> str:
         ill = [str(case) for case in self.cases]
         if self._cluster.scenario.hostile:
-            ill.append(f"a learner {self._cluster.scenario.hostile}")
+            ill.append(f"somebody {self._cluster.scenario.hostile}")
         return f"{' and '.join(ill) or 'nobody is ill'}; well are {', '.join(seat.name for seat in self.well)}"
 
     def _takes_part(self, first: dict[int, int]) -> None:

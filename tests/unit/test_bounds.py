@@ -401,6 +401,28 @@ def test_length_times_weight_is_bounded_whatever_is_claimed() -> None:
     assert all(BOUNDS.weight < times <= 2.0 * BOUNDS.weight * BOUNDS.norm for times in worst.values()), worst
 
 
+def test_what_one_of_two_counts_for_is_bounded_by_the_other_whatever_is_claimed() -> None:
+    """Its length is cut; its weight is that of the steps it had time for, with eight times the other's tokens each."""
+    draw = np.random.default_rng(2)
+    honest = Claim("h", 12, 12_000, 1.0, 3.0, 0.02)
+    for _ in range(2000):
+        evil = Claim(
+            "evil",
+            min(1 << 40, int(10 ** draw.uniform(0, 13))),
+            min(1 << 53, int(10 ** draw.uniform(0, 16))),
+            float(10 ** draw.uniform(-12, 17)),
+            float(10 ** draw.uniform(-3, 6)) if draw.random() < 0.7 else math.inf,
+            0.02 if draw.random() < 0.7 else 0.0,
+        )
+        by = seen(honest).judge(evil, [honest])
+        steps = by.steps or evil.steps
+        assert by.weight <= steps * (BOUNDS.rate * 1000.0) ** 2 * 1.0001
+        assert by.scale * evil.norm <= BOUNDS.norm * math.sqrt(steps / 12) * 1.0001
+        # And the other counts in full, or for 64 times as much with each step.
+        least = min(1000.0, BOUNDS.rate * evil.tokens / evil.steps)
+        assert seen(honest, evil._replace(believed=1)).judge(honest).weight >= 12 * least**2 * 0.9999
+
+
 def test_what_is_judged_again_from_the_log_is_the_same() -> None:
     """Replay knows what commits say, and no clock."""
     draw = np.random.default_rng(1)

@@ -170,13 +170,23 @@ class Downlink:
         except LogCorrupt as error:
             # What comes next may have been collected while we were away: start again from a snapshot.
             logger.warning("fragment %d starts again from a snapshot: %s", p, error, extra={"fragment": p})
-            await self._leap(p, None)
+            try:
+                await self._leap(p, None)
+            except LogCorrupt:
+                if known.version > before:
+                    await self._tell_of(p)  # what came before the damage is sound
+                raise
         if known.version < wanted == known.wanted:
             known.wanted = known.version  # said, but not in the log
         if known.version == before:
             return  # nothing has come: what there was has been told
         if behind == 1:
             self.sync_s = smooth(self.sync_s, self._runtime.now() - started)
+        await self._tell_of(p)
+
+    async def _tell_of(self, p: int) -> None:
+        """Tell the training loop of the version of a fragment that is here."""
+        known = self.known[p]
         version, values = known.version, await self._staged(p, known.values)
         self._tell(Ready(p, version, values, known.period))
 

@@ -7,7 +7,8 @@ only how many steps were believed rests on a clock, and is recorded.
 
 Usual among three or more learners is the median of what each said last: less than half of them cannot move it. One or
 two have no majority. Of them the shorter one's length is usual, and it changes by no more than `FALLS` or `RISES` with
-each version: one of two that explodes counts for `Bounds.norm` times the other's length at most, for ever.
+each version: one of two that explodes counts for `Bounds.norm` times the other's length at most, for ever. So is the
+lower one's rate of tokens per step.
 """
 
 import math
@@ -147,7 +148,8 @@ class Influence:
         seen = self._with((*among, claim))
         usual = list(seen.values())
         rate = claim.tokens / claim.steps
-        usual_rate = statistics.median(u.rate for u in usual)
+        # Of an even number the lower one: of two the mean is what either of them says.
+        usual_rate = statistics.median_low(u.rate for u in usual)
         # Whoever counted for little may come back to what is usual, and from there on grow by leaps.
         most = min(b.rate * usual_rate, max(usual_rate, b.jump * self._counted.get(claim.learner, math.inf)))
         if rate > most:
@@ -155,8 +157,8 @@ class Influence:
             clipped.append(Clip.TOKENS)
         asked = claim.tokens * (claim.tokens / claim.steps)
         weight = steps * rate * rate if clipped else asked
-        usual_weight = statistics.median(u.weight for u in usual)
-        if weight > (room := max(0.0, b.weight * usual_weight - already)):
+        weights = [u.weight for u in usual]
+        if weight > (room := max(0.0, b.weight * statistics.median(weights) - already)):
             weight = room
             clipped.append(Clip.WEIGHT)
         scale, refused = 1.0, False
@@ -177,7 +179,7 @@ class Influence:
                 clipped.append(Clip.NORM)
         # Far below this it makes no difference, but that sums are taken in units of the first weight there is. Nobody
         # counts for more than was asked, whatever others said of themselves.
-        weight = max(weight, min(asked, LEAST * usual_weight))
+        weight = max(weight, min(asked, LEAST * statistics.median_low(weights)))
         return Believed(weight, scale, tuple(clipped), refused, steps if steps < claim.steps else 0)
 
     def timed(self, claim: Claim, among: Sequence[Claim] = ()) -> Claim:

@@ -1,0 +1,217 @@
+"""Members that lie: a learner whose updates explode, a syncer that commits what no round came to.
+
+The learner may have every round it is in, and no more of it than the run's bounds leave: judged here from outside, by
+what the others sent and by the clock. A lie that shows stops the fragment it is in, at that version, and nothing else.
+A lie about what an update counts for is taken, and replay names its version.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from isthmus.codecs import pack
+from isthmus.log import Commit
+from isthmus.log.updates import Update
+from isthmus.reasons import Clip
+from isthmus.records import frame
+from isthmus.records.frame import Kind
+from isthmus.records.keys import commit_key, update_key
+from isthmus.records.messages import SYNCER_STREAM, Committed, encode, learner_stream
+from isthmus.records.objects import CommitHeader, Input
+from isthmus.rounds.bounds import MAJORITY, REMEMBERED, Believed
+from isthmus.rules import BOUNDS
+from isthmus.simulate.process import EPOCH_S
+from isthmus.syncer import Syncer
+from simulation.hostile import NAME
+from simulation.scenario import STRANGER, Hostility
+from support.lies import REFUSED
+
+if TYPE_CHECKING:
+    from simulation.cluster import Cluster
+    from simulation.speakers import Speaker
+
+GROWS, LONGEST = 6.0, 1e8
+"""How much longer each update of a learner that explodes is than the one before, and how long the values get."""
+
+CLAIMS = (1, 40, 1 << 20, 1 << 40)
+"""Steps that it says it has taken."""
+
+STEADY = 1.5
+"""What the learners say a step takes is at least the shortest there is by this."""
+
+EXACT = 1.0 + 1e-5
+
+LIGHT = 1e-3
+"""What an input weighs of which a syncer lies."""
+
+
+class Liar:
+    """Who lies in one world, from the beginning of the vigil to its end; `speaker` is the learner's place in the choir."""
+
+    def __init__(self, cluster: "Cluster", speaker: "Speaker") -> None:
+        self._cluster = cluster
+        self._speaker = speaker
+        self._draw = random.Random(f"liar/{cluster.scenario.seed}")
+        self._acting = False
+        self._longer = 1.0
+        self._honest: tuple[Any, Any] | None = None
+
+    def begin(self) -> None:
+        """Lie from here on."""
+        self._acting = True
+        match self._cluster.scenario.hostile:
+            case Hostility.EXPLODES:
+                self._speaker.answers = False
+                self._cluster.checker.most.exploding = True
+                self._explode()
+            case Hostility.COMMITS:
+                self._commit()
+            case _:
+                self._misjudge()
+
+    def end(self) -> None:
+        """Be honest again."""
+        self._acting = False
+        if self._honest is not None:
+            usually, judge = self._honest
+            usually.judge = judge
+
+    def _explode(self) -> None:
+        """Send an update on each newest version, longer than the one before, of many steps."""
+        if not self._acting:
+            return
+        choir, world, run = self._cluster.choir, self._cluster.world, self._cluster.run
+        for p, head in self._cluster.checker.heads().items():
+            if self._speaker.answered.get(p, -1) >= head:
+                continue
+            self._speaker.answered[p] = head
+            self._longer = min(GROWS * self._longer, LONGEST)
+            fragment = run.layout.fragments[p]
+            values = np.array([self._draw.gauss(0.0, 0.05) for _ in range(fragment.size)], np.float32)
+            payload = pack(choir.codec, fragment, values * np.float32(self._longer)).tobytes()
+            steps = self._draw.choice(CLAIMS)
+            tokens = steps * self._draw.choice((1, 100, 4000))
+            blob = choir.update(self._speaker, p, head, tokens, steps, payload)
+            digest = frame.digest(blob)
+            key = update_key(p, NAME, head, digest)
+            world.objects.put(key, blob, EPOCH_S + world.clock.time())
+            said = choir.announcement(self._speaker, p, head, key, digest, len(blob), tokens, steps, True)
+            world.streams.append(learner_stream(NAME), said)
+        world.clock.call_later(0.1, self._explode, context=world.clock.world.context)
+
+    def _commit(self) -> None:
+        """Take the next key of one fragment with something that is no commit of this run, as soon as one can be made."""
+        cluster = self._cluster
+        fit = [p for p, c in enumerate(cluster.checker.commits) if c and c[-1][0].healed is None]
+        if fit:
+            p = self._draw.choice(fit)
+            header, digest = cluster.checker.commits[p][-1]
+            name = self._draw.choice(list(REFUSED))
+            lying = REFUSED[name][0](Commit(header, digest))
+            key = commit_key(p, lying.version)
+            cluster.checker.lies[p] = lying.version
+            cluster.say("liar", f"takes {key}: {name}")
+            cluster.world.objects.put(key, bytes(frame.draft(Kind.COMMIT, lying).blob), cluster.world.clock.time())
+            if self._draw.random() < 0.5:
+                word = Committed(run=cluster.run.digest, id="lie", syncer=STRANGER, fragment=p, version=lying.version)
+                cluster.world.streams.append(SYNCER_STREAM, encode(word), cluster.world.clock.time())
+        elif self._acting:
+            cluster.world.clock.call_later(0.5, self._commit, context=cluster.world.clock.world.context)
+
+    def _misjudge(self) -> None:
+        """Let one keeper say that updates were clipped which were not."""
+        cluster = self._cluster
+        keepers = [
+            (seat.name, keeper)
+            for seat in cluster.seats
+            for agent in seat.agents
+            if isinstance(agent, Syncer)
+            for keeper in agent.keepers
+            if keeper.rounds.holding
+        ]
+        if not keepers:
+            return
+        name, keeper = self._draw.choice(keepers)
+        usually, honest, p = keeper._usually, keeper._usually.judge, keeper.fragment.index
+        short = self._draw.random() < 0.5
+
+        def judge(*a: Any, **k: Any) -> Believed:
+            found = honest(*a, **k)
+            cluster.checker.misjudges = name, p
+            if short:
+                return replace(found, scale=LIGHT, clipped=(Clip.NORM,))
+            return replace(found, weight=LIGHT * found.weight, clipped=(Clip.WEIGHT,))
+
+        usually.judge = judge  # type: ignore[method-assign]
+        self._honest = usually, honest
+        cluster.say(name, f"lies of what updates of fragment {p} count for")
+
+
+def is_a_lie(given: Input) -> bool:
+    """Return whether a syncer that misjudges made this of an input; an honest one may have come to it too."""
+    return given.scale == LIGHT or given.clipped == (Clip.WEIGHT,)
+
+
+def _norm(update: Update) -> float:
+    return float(np.linalg.norm(update.gradient.decode().astype(np.float64)))
+
+
+@dataclass
+class Most:
+    """How far the updates of a learner that explodes may reach, by what was merged of others and by the clock."""
+
+    step_s: float
+    """The shortest step that anybody takes."""
+    exploding: bool = False
+    longest: dict[int, float] = field(default_factory=dict)
+    """By fragment, of honest updates: norm per root of a step."""
+    heaviest: dict[int, float] = field(default_factory=dict)
+    """By fragment, of honest updates: tokens² per step."""
+    fastest: dict[int, float] = field(default_factory=dict)
+    """By fragment, of honest updates: tokens per step."""
+    lately: dict[tuple[int, str], int] = field(default_factory=dict)
+    """By fragment and learner, the newest version that it is in."""
+    at: dict[tuple[int, int], float] = field(default_factory=dict)
+    """When each version came."""
+
+    def judge(self, header: CommitHeader, updates: Sequence[tuple[Input, Update]], now: float) -> list[str]:
+        """Take a commit; return what in it reaches too far."""
+        p, wrong = header.fragment, list[str]()
+        for given, update in updates:
+            norm = _norm(update)
+            if given.learner != NAME or not self.exploding:
+                steps, tokens = update.header.steps, update.header.tokens
+                # Of an honest one too fewer steps may be believed than it took, and so it is longer.
+                self.longest[p] = max(norm / (given.believed or steps) ** 0.5, self.longest.get(p, 0.0))
+                self.heaviest[p] = max(tokens * (tokens / steps), self.heaviest.get(p, 0.0))
+                self.fastest[p] = max(tokens / steps, self.fastest.get(p, 0.0))
+        for given, update in updates:
+            if given.learner != NAME or not self.exploding:
+                continue
+            norm = _norm(update)
+            steps = given.believed or given.steps
+            elapsed_s = now - self.at.get((p, given.base), 0.0)
+            if steps > 1 + elapsed_s * BOUNDS.slow * STEADY / self.step_s:
+                wrong.append(f"{steps} steps of {NAME} are believed, and {elapsed_s:.1f} s have passed")
+            others = self._others(p, header.version)
+            if not others:
+                continue  # one alone is held to its own history only
+            if given.scale * norm > EXACT * BOUNDS.norm * self.longest.get(p, 0.0) * steps**0.5:
+                wrong.append(f"an update of {NAME} of length {norm:g} counts for {given.scale:g} of it")
+            # Of two nobody is the majority: then it is the other's tokens per step that are the measure.
+            most = steps * (BOUNDS.rate * self.fastest.get(p, 0.0)) ** 2
+            if len(others) >= MAJORITY - 1:
+                most = min(most, BOUNDS.weight * self.heaviest.get(p, 0.0))
+            if given.weight > EXACT * most:
+                wrong.append(f"{NAME} weighs {given.weight:g}, and by what others say {most:g} at most")
+        self.at[p, header.version] = now
+        for given, _ in updates:
+            self.lately[p, given.learner] = header.version
+        return wrong
+
+    def _others(self, p: int, version: int) -> set[str]:
+        """Return whose updates say what is usual when a version is merged, besides its own."""
+        return {who for (q, who), v in self.lately.items() if q == p and who != NAME and version - v < REMEMBERED}

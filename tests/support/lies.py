@@ -1,0 +1,74 @@
+"""What a syncer that lies may commit: a header that follows the newest commit but for one thing, by the name of the lie."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from isthmus.log import Commit
+from isthmus.records.keys import update_key, value_key
+from isthmus.records.objects import CommitHeader
+from isthmus.rules import MergeRule
+
+Lie = Callable[[Commit], CommitHeader]
+
+
+def following(newest: Commit, **changed: Any) -> CommitHeader:
+    """Return the newest commit as if it came once more, but for what is changed."""
+    h, version = newest.header, newest.version + 1
+    inputs = tuple(
+        msgspec.structs.replace(i, base=h.version, key=update_key(h.fragment, i.learner, h.version, i.digest))
+        for i in h.inputs
+    )
+    plausible = msgspec.structs.replace(
+        h,
+        version=version,
+        previous=newest.digest,
+        inputs=inputs,
+        value_key=value_key(h.fragment, version, h.value_digest),
+    )
+    return msgspec.structs.replace(plausible, **changed)
+
+
+def _outer(**changed: Any) -> Lie:
+    return lambda newest: following(newest, dense=msgspec.structs.replace(newest.header.dense, **changed))
+
+
+def _input(**changed: Any) -> Lie:
+    def lie(newest: Commit) -> CommitHeader:
+        honest = following(newest)
+        first, *rest = honest.inputs
+        return msgspec.structs.replace(honest, inputs=(msgspec.structs.replace(first, **changed), *rest))
+
+    return lie
+
+
+def _of_tomorrow(newest: Commit) -> CommitHeader:
+    given, base = newest.header.inputs[0], newest.version + 1
+    return _input(base=base, key=update_key(newest.header.fragment, given.learner, base, given.digest))(newest)
+
+
+def _other_rule(newest: Commit) -> CommitHeader:
+    other = MergeRule.RDA if newest.header.dense.merge == MergeRule.AVG else MergeRule.AVG
+    return _outer(merge=other)(newest)
+
+
+def _other_codec(newest: Commit) -> CommitHeader:
+    return following(newest, codec_down="bf16" if newest.header.codec_down == "int8" else "int8")
+
+
+REFUSED: dict[str, tuple[Lie, str]] = {
+    "another rate": (_outer(learning_rate=-1e4), "other rules"),
+    "no momentum": (_outer(momentum=0.0), "other rules"),
+    "another rule": (_other_rule, "other rules"),
+    "another codec": (_other_codec, "published in "),
+    "a period beyond all": (lambda c: following(c, period=1e6), "says a period"),
+    "a weight of its own": (_input(weight=1e12, clipped=()), "nothing is said of why"),
+    "more than was asked": (_input(weight=1e18, clipped=("tokens",)), "asked for"),
+    "one update twice": (lambda c: following(c, inputs=following(c).inputs * 2), "two updates of one learner"),
+    "a base of tomorrow": (_of_tomorrow, "was not there yet"),
+    "a key that leads elsewhere": (_input(key="updates/00001/x/000000000000-0000000000000000"), "is not where"),
+    "a value elsewhere": (lambda c: following(c, value_key="values/00001/x"), "cannot be"),
+    "nothing": (lambda c: following(c, inputs=()), "merges nothing"),
+}
+"""Lies that show, and what everybody who reads them says."""
