@@ -24,6 +24,13 @@ from typing import Any, cast
 from isthmus.reasons import Reason
 
 
+def legible(text: str) -> str:
+    """Return somebody's words in which nothing moves a cursor, ends a line, or turns the direction of reading."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class IsthmusError(Exception):
     """The root of everything raised on purpose."""
 
@@ -111,7 +118,7 @@ class ObjectMissing(PortError):
     """Nothing is stored under this key."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"nothing is stored under {key}")
+        super().__init__(f"nothing is stored under {legible(key)}")
         self.key = key
 
 
@@ -119,9 +126,9 @@ class RecordInvalid(IsthmusError):
     """Bytes that are not a valid record; `reason` is the name under which the rejection is counted."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(f"{reason.value}: {detail}")
         self.reason = reason
-        self.detail = detail
+        self.detail = legible(detail)
+        super().__init__(f"{reason.value}: {self.detail}")
 
 
 class Fenced(IsthmusError):
@@ -149,6 +156,7 @@ class LogCorrupt(IsthmusError):
     def __init__(
         self, key: str, detail: str, readable: tuple[int, int] | None = None, *, refused: bool = False
     ) -> None:
+        key, detail = legible(key), legible(detail)
         until = "" if readable is None else f" (fragment {readable[0]} can be read up to version {readable[1]})"
         super().__init__(f"{key}: {detail}{until}")
         self.key = key

@@ -19,7 +19,8 @@ SMALLEST = 1 << 20
 _SHARE = 16  # of the machine's memory
 
 
-def _machine_bytes() -> int:
+def machine_bytes() -> int:
+    """Return how much memory the machine has, in bytes; 8 GiB where it does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):  # not on every system
@@ -64,7 +65,7 @@ class Pool:
             self._free[size].append(memory)
 
 
-KEPT_MAX = _machine_bytes() // _SHARE
+KEPT_MAX = machine_bytes() // _SHARE
 """Bytes that may be kept for nobody."""
 
 _POOL = Pool(KEPT_MAX)

@@ -1,5 +1,6 @@
 """Where things are: taking URLs apart, and showing them without what opens doors."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, quote, urlsplit
@@ -13,6 +14,14 @@ def redacted(url: str) -> str:
     if not colon:
         scheme, rest = "", url
     return f"{scheme}{colon}{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+_WITH_PASSWORD = re.compile(r"(?<=://)[^\s@'\"]*:[^\s@'\"]*@")
+
+
+def without_passwords(words: str) -> str:
+    """Return words in which no URL has a user and a password any more, however it got there."""
+    return _WITH_PASSWORD.sub("…@", words)
 
 
 BUCKETS = ("s3", "s3+obstore", "s3+aiobotocore", "gs")
@@ -34,6 +43,8 @@ def split(url: str) -> SplitResult:
         raise InputError(f"{redacted(url)}: this URL cannot be read ({hint})") from error.__cause__
     if parts.scheme in (*BUCKETS, "file") and "#" in url:
         raise InputError(f"{redacted(url)}: # ends a URL: choose a name without it")
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        raise InputError(f"{redacted(url)}: a file has no host: write file:///PATH, or the path alone")
     if parts.scheme == "file" and "?" in url:
         raise InputError(f"{redacted(url)}: ? ends a URL: choose a name without it, or leave file:// out")
     if parts.scheme in ("redis", "rediss", "unix") and "#" in url:

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause
+from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause, legible
+from isthmus.urls import without_passwords
 from isthmus.version import __version__
 from isthmus_services.output.report import stdout
 from isthmus_services.process import logs
@@ -23,9 +24,13 @@ COMMAND = "command_name"
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; `--help` has the rest."""
 
+    def __init__(self, **about: Any) -> None:
+        # What is taken for the beginning of another flag is repeated as its value: a password, after `--bus-password`.
+        super().__init__(**{"allow_abbrev": False} | about)
+
     def error(self, message: str) -> NoReturn:
         """Exit with 2."""
-        self.exit(2, f"{self.prog}: {' '.join(message.split())} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {_said(message)} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """See argparse, whose own words list every command and miss the one that was meant."""
@@ -130,12 +135,17 @@ def _run(command: declared.Command, arguments: argparse.Namespace) -> int:
     return int(importlib.import_module(f"isthmus_services.{command.module}").run(resolved.values) or 0)
 
 
+def _said(words: str) -> str:
+    """Return words in one line, as they may be shown: passwords and what others wrote may be in them."""
+    return legible(without_passwords(" ".join(words.split())))
+
+
 def _explain(error: BaseException, command: str) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     if not isinstance(error, IsthmusError):
         raise error
-    logs.last_word(command, " ".join(str(error).split()))
+    logs.last_word(command, _said(str(error)))
     # A damaged log is a failed check, a learner taken over has nothing left to do; the rest an operator sets right.
     return 1 if isinstance(error, LogCorrupt | Fenced) else 2
 

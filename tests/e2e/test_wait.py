@@ -70,7 +70,7 @@ class Empty:
         self.answers = list(answers)
         self.asked = 0
 
-    async def get(self, key: str) -> NoReturn:
+    async def get_range(self, key: str, start: int, stop: int) -> NoReturn:
         self.asked += 1
         raise self.answers.pop(0) if self.answers else ObjectMissing(key)
 

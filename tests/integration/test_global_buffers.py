@@ -199,6 +199,26 @@ def test_statistics_are_those_of_all_that_was_seen() -> None:
     assert found["n.num_batches_tracked"].values == 7, "the newest"
 
 
+def test_no_learner_sets_the_statistics_of_all() -> None:
+    draw = np.random.default_rng(1)
+
+    def of(mean: float, variance: float) -> dict[str, LocalTensor]:
+        return {
+            "n.running_mean": LocalTensor("float32", np.array([mean, 0.0], np.float32)),
+            "n.running_var": LocalTensor("float32", np.array([variance, 1.0], np.float32)),
+        }
+
+    honest = [of(*pair) for pair in zip(draw.normal(0.0, 0.1, 7), draw.normal(1.0, 0.05, 7), strict=True)]
+    undisturbed = together(honest)
+    for liar in (of(3e38, 1.0), of(0.0, 3e38), of(0.0, -40.0), of(-3e38, 3e38)):
+        for place in (0, 7):
+            found = together([*honest[:place], liar, *honest[place:]])
+            for name, tensor in found.items():
+                assert tensor.values.dtype == np.float32
+                assert np.abs(tensor.values - undisturbed[name].values).max() < 0.2, (name, tensor.values)
+                assert not name.endswith("var") or (tensor.values > 0).all()
+
+
 def leaf(dtype: str, shape: tuple[int, ...], values: np.ndarray) -> tree.Leaf:
     data = values.reshape(-1).view(np.uint8)
     return tree.Leaf(tree.LeafSpec(maker="torch", dtype=dtype, shape=shape, size=data.size), data)

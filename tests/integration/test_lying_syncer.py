@@ -1,5 +1,6 @@
 """A syncer that lies. What all who read refuse; and what they cannot see and `isthmus replay` names (SECURITY.md)."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,23 +10,28 @@ import msgspec
 import numpy as np
 import pytest
 
-from isthmus.codecs import codec
+from isthmus.codecs import codec, pack
+from isthmus.codecs.packed import packed
 from isthmus.errors import LogCorrupt
+from isthmus.learner.history import read_checkpoint
 from isthmus.log import fold, merge
 from isthmus.log.merge import Accumulator, Advance
+from isthmus.log.select import checkpoints_in
+from isthmus.log.speech import heard
 from isthmus.readers.replay import Difference, replay
 from isthmus.reasons import Clip
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.keys import value_key
-from isthmus.records.messages import SYNCER_STREAM, Committed, encode
-from isthmus.records.objects import CommitHeader, Healed
-from isthmus.rounds.bounds import Believed
+from isthmus.records.keys import commit_key, update_key, value_key
+from isthmus.records.messages import SYNCER_STREAM, Committed, encode, learner_stream
+from isthmus.records.objects import CommitHeader, Healed, Rejection, UpdateHeader
+from isthmus.rounds.bounds import Believed, Claim, Influence
 from isthmus.rules import Rules
 from isthmus.syncer import Syncer
 from isthmus.syncer.keeper import Keeper
+from support.forgery import SYNC, Stage, sealed
 from support.lies import REFUSED, following
-from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, until, world
+from support.world import NumpyReplica, World, in_virtual_time, newest_commit, seed_of, serving, train, until, world
 
 RULES = Rules(fragments=2, sync_every=4, codec_up="f32", codec_down="f32")
 SEED = seed_of(RULES)
@@ -204,3 +210,197 @@ async def test_a_heal_starts_where_it_says_and_replay_names_one_of_what_is_whole
         assert "and does not" in found.detail
     else:
         assert any("it heals what is whole" in line and f"back to version {source}" in line for line in found.inputs)
+
+
+@in_virtual_time
+async def test_a_false_rejection_hides_nothing(folder: Path) -> None:
+    """Who was turned away as too long had a say in what is usual; that excuses no update merged twice, and no length
+    beyond all that was seen."""
+    async with world(folder, SEED) as w, serving(w.syncer("s")) as syncer:
+        await begun(w, syncer)
+    newest = await newest_commit(w, 0)
+    at = await fold.fold(w.log, 0, fold.Merging(w.log))
+    h = newest.header
+    again = await fold.combine(w.log, at.carried, 0, h.inputs, fold.outer_of(h), codec("f32"))
+    turned = Rejection(learner="zz", base=0, reason="too-long", digest=bytes(32), count=1, at=h.written_at)
+    header = following(
+        newest, inputs=h.inputs, value_key=value_key(0, newest.version + 1, again.value_digest),
+        value_digest=again.value_digest, published_digest=again.published_digest, state_digest=again.state_digest,
+        cancelled=again.cancelled, rejected=(turned,), usual_length=1e9,
+    )  # fmt: skip
+    await append(w, header, again.value)
+    found = (await differences(w))[0]
+    assert found.version == newest.version + 1
+    assert any("was merged before" in line for line in found.inputs), found
+    assert any("the usual length is" in line and "at most, the commit says 1e+09" in line for line in found.inputs)
+
+
+@in_virtual_time
+async def test_a_published_value_of_its_own_is_seen_by_every_syncer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the state that it records is the true one."""
+    own = merge.advance
+
+    def advance(state: merge.State, round_: Accumulator, down: Any, run: bytes, *rest: Any) -> Advance:
+        true, f = own(state, round_, down, run, *rest), round_.fragment
+        packed = pack(down, f, np.full(f.size, 666.0, np.float32))
+        value = merge._value(run, f, true.state.version, down, packed)
+        published = merge.next_published(state.published, f, down, packed)
+        return replace(
+            true, value=value, value_digest=frame.digest(value), published_digest=merge.array_digest(published)
+        )
+
+    async with world(folder, SEED) as w, serving(w.syncer("liar"), killed=True) as syncer:
+        await begun(w, syncer)
+        head = syncer.keepers[0].head
+        with monkeypatch.context() as patched:
+            patched.setattr("isthmus.syncer.keeper.merge.advance", advance)
+            await train(w.learner("a"), 20, enough=lambda: syncer.keepers[0].head >= head + 1)
+    async with serving(w.syncer("honest")) as honest:
+        await until(lambda: "its inputs publish" in honest.keepers[0].broken, "it does not go on")
+    assert (await differences(w))[0].version == head + 1
+
+
+@in_virtual_time
+async def test_steps_that_there_was_no_time_for_are_named(folder: Path) -> None:
+    """A learner and a syncer that lie together: by the bounds, an update of so many steps may be as long as they are."""
+    async with world(folder, SEED) as w, serving(w.syncer("s")) as syncer:
+        await begun(w, syncer)
+    assert all(result.untimely == [] for result in await replay(w.log))
+    newest, steps = await newest_commit(w, 0), 1 << 40
+    fragment = w.run.layout.fragments[0]
+    long = np.random.default_rng(0).standard_normal(fragment.size).astype(np.float32)
+    said = UpdateHeader(
+        schema=1, run=w.run.digest, fragment=0, learner="a", incarnation=9, base=newest.version, codec="f32",
+        steps=steps, tokens=steps * 100, step=steps, tokens_seen=steps * 100, train_s=1.0,
+    )  # fmt: skip
+    payload = pack(codec("f32"), fragment, long)
+    blob = frame.written(Kind.UPDATE, said, payload)
+    key = update_key(0, "a", newest.version, frame.digest(blob))
+    await w.store.put(key, blob)
+    influence = Influence(w.run.header.bounds)
+    async for commit in w.log.commits(0, 0):
+        influence.note(commit.version, commit.header.inputs, commit.header.usual_length)
+    norm = packed(fragment, codec("f32"), payload).norm
+    by = influence.judge(Claim("a", steps, said.tokens, norm, believed=steps))
+    given = msgspec.structs.replace(
+        newest.header.inputs[0], key=key, digest=frame.digest(blob), learner="a", incarnation=9, base=newest.version,
+        steps=steps, tokens=said.tokens, step=steps, tokens_seen=said.tokens_seen, bytes=len(blob), norm=norm,
+        weight=by.weight, scale=by.scale, clipped=tuple(map(str, by.clipped)), believed=by.steps, train_s=1.0,
+    )  # fmt: skip
+    at = await fold.fold(w.log, 0, fold.Merging(w.log))
+    made = await fold.combine(w.log, at.carried, 0, (given,), fold.outer_of(newest.header), codec("f32"))
+    header = following(
+        newest, inputs=(given,), value_key=value_key(0, newest.version + 1, made.value_digest),
+        value_digest=made.value_digest, published_digest=made.published_digest, state_digest=made.state_digest,
+        cancelled=made.cancelled, usual_length=influence.after((given,)),
+    )  # fmt: skip
+    await append(w, header, made.value)
+    [first, *_] = await replay(w.log)
+    assert first.difference is None
+    assert len(first.untimely) == 1
+    assert f"{key}: {steps} steps were believed" in first.untimely[0]
+
+
+@in_virtual_time
+async def test_a_learner_of_whom_too_much_is_said_goes_on_speaking(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Work in its name that it never did leaves its own account within what its messages and checkpoints can say."""
+    async with world(folder, SEED) as w:
+        async with serving(w.syncer("s")) as syncer:
+            await begun(w, syncer)
+        learner = w.learner("a", checkpoint_s=0.5)
+        await learner.join()
+        boundary = learner.attach(NumpyReplica(learner.layout))
+        task = asyncio.ensure_future(learner.run())
+        state = (await fold.fold(w.log, 0, fold.Merging(w.log))).carried
+        fragment = w.run.layout.fragments[0]
+        for _ in range(2):
+            newest = await newest_commit(w, 0)
+            h, most = newest.header, 1 << 53
+            total = Accumulator(fragment, fold.outer_of(h))
+            total.add(np.full(fragment.size, 1e-3, np.float32), 1.0, learner="a")
+            made = merge.advance(state, total, codec("f32"), w.run.digest, w.run.rules.feedback_down)
+            state = made.state
+            given = msgspec.structs.replace(
+                h.inputs[0], key=update_key(0, "a", newest.version, h.inputs[0].digest), learner="a",
+                base=newest.version, steps=1, tokens=most, weight=float(most) * most, clipped=(), scale=1.0, believed=0,
+            )  # fmt: skip
+            header = following(
+                newest, inputs=(given,), value_key=value_key(0, newest.version + 1, made.value_digest),
+                value_digest=made.value_digest, published_digest=made.published_digest,
+                state_digest=made.state_digest, cancelled=made.cancelled,
+            )  # fmt: skip
+            await append(w, header, made.value)
+            learner.downlink.want(0, header.version)
+            await until(lambda at=header.version: learner.downlink.known[0].version == at, "it has read it")  # type: ignore[misc]
+        assert "nobody can have trained" in caplog.text
+        position = await w.bus.tail(learner_stream("a"))
+        for _ in range(60):
+            boundary.after_step(100, 1.0)
+            await asyncio.sleep(0.05)
+        said = (await w.bus.read({learner_stream("a"): position}, 0.0))[learner_stream("a")]
+        assert len(said) > 10
+        assert all(heard(learner_stream("a"), one.body, w.run.digest) for one in said)
+        own = [e for e in checkpoints_in(await w.store.list("learners/")) if "/a/" in e.key]
+        assert await read_checkpoint(w.log, own[0].key, own[0].size) is not None
+        learner.drain()
+        await asyncio.wait_for(task, 60)
+
+
+@in_virtual_time
+async def test_a_heal_of_what_never_was_does_not_bring_any_value_in(folder: Path) -> None:
+    """A version that merges what was never stored cannot be folded, so its value is the syncer's word; then a heal begins
+    with it. It is named who wrote it, and that it went further than any version before it."""
+    async with world(folder, SEED) as w, serving(w.syncer("s")) as syncer:
+        await begun(w, syncer)
+    newest = await newest_commit(w, 0)
+    before = (await fold.fold(w.log, 0, fold.Publishing(w.log))).carried
+    fragment, down, version = w.run.layout.fragments[0], codec("f32"), newest.version + 1
+    for far, differs in ((1e-4, False), (666.0, True)):
+        way = pack(down, fragment, np.full(fragment.size, far, np.float32))
+        value = merge._value(w.run.digest, fragment, version, down, way)
+        published = merge.next_published(before, fragment, down, way)
+        given = newest.header.inputs[0]
+        missing = msgspec.structs.replace(
+            given, base=newest.version, digest=bytes(32), key=update_key(0, given.learner, newest.version, bytes(32))
+        )
+        digest = frame.digest(value)
+        lying = following(
+            newest, inputs=(missing,), value_key=value_key(0, version, digest), value_digest=digest, writer="liar",
+            published_digest=merge.array_digest(published), state_digest=bytes(32),
+        )  # fmt: skip
+        await append(w, lying, value)
+        latest = await newest_commit(w, 0)
+        made = merge.healed(version + 1, published, fragment, w.run.digest)
+        wound = Healed(source=version, broken_at=version, key=missing.key, why="is missing")
+        healing = following(
+            latest, inputs=(), late=(), healed=wound, writer="heal", codec_down="f32", cancelled=0,
+            value_key=value_key(0, version + 1, made.value_digest), value_digest=made.value_digest,
+            published_digest=made.published_digest, state_digest=made.state_digest,
+        )  # fmt: skip
+        await append(w, healing, made.value)
+        [first, *_] = await replay(w.log)
+        assert [gap.writers for gap in first.gaps] == [("liar",)]
+        assert "(by liar) cannot be verified" in first.gaps[0].line(0)
+        assert (first.difference is not None) == differs
+        if first.difference is not None:
+            assert first.difference.version == version
+            assert "what liar published went" in first.difference.detail
+        for v in (version, version + 1):
+            await w.store.delete(commit_key(0, v))
+
+
+def test_who_heals_bears_no_syncers_name() -> None:
+    """Else another would be blamed for it."""
+    stage = Stage()
+    wound = Healed(source=0, broken_at=1, key="x", why="is missing")
+    for writer, why in (("s-2", "who heals is called heal"), ("heal", "")):
+        _, blob = sealed(stage.changed(Kind.COMMIT, writer=writer, healed=wound, inputs=(), codec_down="f32"), SYNC)
+        if why:
+            with pytest.raises(LogCorrupt, match=why):
+                stage.gate.commit(blob, 0, 1)
+        else:
+            assert stage.gate.commit(blob, 0, 1).header.writer == writer

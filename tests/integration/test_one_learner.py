@@ -87,6 +87,7 @@ ATTACKS: dict[str, Attack] = {
     "always due, of long ago": lambda e: e.each(1e-6, due=True, age_s=9e8),
     "overflow": overflows,
     "longer than is usual": lambda e: e.each(lambda: 10.0 * e.draw.random()),
+    "ten thousand steps": lambda e: e.each(lambda: 10.0 * e.draw.random(), steps=10_000, tokens=1_000_000),
     "denormal": lambda e: e.each(1e-42, due=True),
     "steps that take no time": lambda e: e.each(1e-6, due=True, step_s=1e-9, upload_s=1e9, sync_s=1e9),
     "steps that take for ever": lambda e: e.w.bus.append(

@@ -204,14 +204,14 @@ async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4))) as w:
         async with serving(w.syncer()) as syncer:
             await train(w.learner("l0"), 200, enough=lambda: syncer.keepers[0].head >= 14)
-        log, inner = w.log, w.store.get
+        log, inner = w.log, w.store.get_range
         read: list[str] = []
 
-        async def get(key: str) -> Body:
+        async def get_range(key: str, start: int, stop: int) -> Body:
             read.append(key)
-            return await inner(key)
+            return await inner(key, start, stop)
 
-        monkeypatch.setattr(w.store, "get", get)
+        monkeypatch.setattr(w.store, "get_range", get_range)
         head = await fold.fold(log, 0, fold.Merging(log))
         assert head.version > 12
         commits = sorted(int(k.rsplit("/", 1)[1]) for k in read if k.startswith("commits/"))

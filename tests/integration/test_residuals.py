@@ -114,4 +114,4 @@ async def test_nobody_reads_more_of_a_part_than_a_head_can_have(tmp_path: Path) 
                 parts=(Part(key="learners/a/00000001/checkpoints/parts/x", size=size, head=head, digest=bytes(32)),),
             )  # fmt: skip
             with pytest.raises(RecordInvalid, match=f"is said to begin with {head} bytes of header"):
-                await parts.located(w.log, header)
+                await parts.located(w.log, header, 1 << 20)

@@ -148,6 +148,9 @@ class RecordedLog:
             raise ObjectMissing(key)
         return bytearray(self.updates[key])
 
+    async def fetch(self, key: str, kind: frame.Kind, fragment: int) -> Body:
+        return await self.get(key)
+
     async def open(self, blob: Body, key: str, record: type[UpdateHeader]) -> SimpleNamespace:
         """Return what it says of itself: these are as short as can be, and named as the test likes."""
         return SimpleNamespace(key=key, header=frame.parse_head(blob, frame.Kind.UPDATE, record))

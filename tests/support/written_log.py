@@ -44,8 +44,9 @@ class Asked:
         """What a request is answered with instead, or None."""
 
     def of(self, operation: str, prefix: str = "") -> list[str]:
-        """Return the keys below a prefix that an operation was asked for."""
-        return [key for asked, key in self.requests if asked == operation and key.startswith(prefix)]
+        """Return the keys below a prefix that an operation was asked for; to get a range is to get."""
+        asked_for = ("get", "get_range") if operation == "get" else (operation,)
+        return [key for asked, key in self.requests if asked in asked_for and key.startswith(prefix)]
 
     async def get(self, key: str) -> Body:
         return await self._asked("get", key, lambda: self.inner.get(key))

@@ -401,6 +401,22 @@ def test_length_times_weight_is_bounded_whatever_is_claimed() -> None:
     assert all(BOUNDS.weight < times <= 2.0 * BOUNDS.weight * BOUNDS.norm for times in worst.values()), worst
 
 
+def test_who_is_fast_is_no_longer_for_it_and_who_is_long_is_no_heavier() -> None:
+    """One of four that claims sixteen times the steps, which there may have been time for, and is far too long."""
+    usual = seen(*HONEST)
+    evil = Claim("evil", 190, 190_000, 3.0, elapsed_s=100.0, step_s=0.02)
+    by = usual.judge(evil)
+    assert by.steps == 0, "there was time for them"
+    # Of four the median is between two: what it says itself has one of four votes.
+    assert by.scale * evil.norm == pytest.approx(BOUNDS.norm * (HONEST[1].norm + HONEST[2].norm) / 2)
+    assert by.weight == 12 * 1000.0**2
+    assert set(by.clipped) == {Clip.WEIGHT, Clip.NORM}
+    # An honest one that is four times as fast, and goes straight on, is not cut; nor does it weigh less.
+    fast = usual.judge(Claim("fast", 48, 48_000, 4 * 0.11))
+    assert (fast.scale, fast.clipped) == (1.0, (Clip.WEIGHT,))
+    assert fast.weight == pytest.approx(BOUNDS.weight * 12 * 1000.0**2)
+
+
 def test_what_one_of_two_counts_for_is_bounded_by_the_other_whatever_is_claimed() -> None:
     """Its length is cut; its weight is that of the steps it had time for, with eight times the other's tokens each."""
     draw = np.random.default_rng(2)

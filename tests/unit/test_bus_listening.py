@@ -251,6 +251,26 @@ def test_positions_of_streams_that_are_not_read_do_not_fill_the_memory(monkeypat
     drive(body)
 
 
+def test_where_somebody_has_filled_the_list_those_who_are_known_are_heard_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints, "NAMES_MAX", 3)
+
+    async def body(world: World) -> None:
+        bus = Names("learner/a", "learner/b", "learner/c")
+        listener = Listener(
+            bus, world.process("p").runtime, {"learner/a", "learner/eu"}.__contains__, known=lambda: {"learner/eu"}
+        )
+        await listener.find()
+        assert set(listener.positions) == {"learner/a", "learner/eu"}
+        bus.streams = {"learner/a"}
+        other = Listener(bus, world.process("p").runtime, wanted, known=lambda: {"learner/eu"})
+        await other.find()
+        assert set(other.positions) == {"learner/a"}, "there is room, so it would be in the list"
+
+    drive(body)
+
+
 def test_each_message_is_heard_once_and_nobodys_are_passed_over() -> None:
     async def body(world: World) -> None:
         bus = Names("learner/a", "learner/b")

@@ -185,7 +185,7 @@ def test_a_version_or_two_behind_differences_are_fetched_and_no_snapshot() -> No
             downlink.want(0, 6)
             await asyncio.sleep(5.0)
             assert versions(downlink) == [(0, 6)]
-            assert w.store.of("list") == w.store.of("get_range") == []
+            assert w.store.of("list") == w.store.of("get", snapshots_prefix(0)) == []
             assert len(w.store.of("get", "values/")) == 2
 
     Written(RULES, PACE).drive(body)

@@ -165,8 +165,8 @@ async def test_two_who_change_it_at_once_do_not_undo_each_other(tmp_path: Path) 
         await write(w.store, one, OWNER, [entry("eu", EU)], heads, 1.0)
 
         class Late(type(w.store)):  # type: ignore[misc]
-            async def get(self, key: str) -> Any:
-                found = await super().get(key)
+            async def get_range(self, key: str, start: int, stop: int) -> Any:
+                found = await super().get_range(key, start, stop)
                 if key == members_key(1) and two.current.version == 0:
                     await write(w.store, one, OWNER, [entry("us", US)], heads, 2.0)
                 return found

@@ -59,7 +59,7 @@ def test_any_rectangle_is_read_from_the_pieces_it_lies_in(where: Any) -> None:
         other = np.arange(3, dtype=np.uint16)
         header = await stored(w, leaf(other, [((0,), (3,))]), leaf(WHOLE, BLOCKS))
         assert len(header.parts) == 3, "one for each rank, whatever it holds"
-        lies = await parts.located(w.log, header)
+        lies = await parts.located(w.log, header, 1 << 20)
         w.store.requests.clear()
         found = await parts.read(w.log, lies[1], 2, *where)
         assert np.array_equal(found.view(np.uint16).reshape(where[1]), block(WHOLE, *where))
@@ -80,7 +80,7 @@ def meets(a: Any, b: Any) -> bool:
 def test_a_number_without_dimensions_is_an_array_too() -> None:
     async def body(w: Written) -> None:
         header = await stored(w, leaf(np.array(9, np.uint16), [((), ())]))
-        lies = await parts.located(w.log, header)
+        lies = await parts.located(w.log, header, 1 << 20)
         assert (await parts.whole(w.log, Leaf(header.arrays[0], NOWHERE, lies[0]))).data.view(np.uint16)[0] == 9
 
     Written().drive(body)
@@ -89,7 +89,7 @@ def test_a_number_without_dimensions_is_an_array_too() -> None:
 def test_what_is_damaged_or_gone_is_not_believed() -> None:
     async def body(w: Written) -> None:
         header = await stored(w, leaf(WHOLE, BLOCKS))
-        lies = await parts.located(w.log, header)
+        lies = await parts.located(w.log, header, 1 << 20)
         part = header.parts[1]
         good = bytes(await w.log.store.get(part.key))
         await w.log.store.put(part.key, good[:-64] + bytes([good[-64] ^ 1]) + good[-63:])
@@ -102,10 +102,10 @@ def test_what_is_damaged_or_gone_is_not_believed() -> None:
             await parts.read(w.log, lies[0], 2, (0, 0), (7, 5))
         await w.log.store.put(part.key, good[:200] + b"!" + good[201:])
         with pytest.raises(RecordInvalid, match="does not begin as was said"):
-            await parts.located(w.log, header)
+            await parts.located(w.log, header, 1 << 20)
         await w.log.store.delete(part.key)
         with pytest.raises(ObjectMissing):
-            await parts.located(w.log, header)
+            await parts.located(w.log, header, 1 << 20)
 
     Written().drive(body)
 
@@ -114,19 +114,19 @@ def test_pieces_that_do_not_make_up_an_array_are_refused() -> None:
     async def body(w: Written) -> None:
         gap = await stored(w, leaf(WHOLE, BLOCKS[:2]))
         with pytest.raises(RecordInvalid, match="do not make up array 0"):
-            await parts.located(w.log, gap)
+            await parts.located(w.log, gap, 1 << 20)
         beyond = await stored(w, leaf(np.zeros((8, 5), np.uint16), [((0, 0), (6, 5)), ((7, 0), (1, 5))]))
         shape = msgspec.structs.replace(beyond.arrays[0], shape=(7, 5), size=WHOLE.nbytes)
         with pytest.raises(RecordInvalid, match="do not make up array 0"):
-            await parts.located(w.log, msgspec.structs.replace(beyond, arrays=(shape,)))
+            await parts.located(w.log, msgspec.structs.replace(beyond, arrays=(shape,)), 1 << 20)
         with pytest.raises(RecordInvalid, match="there is no array 3"):
-            await parts.located(w.log, msgspec.structs.replace(gap, in_parts=(3,)))
+            await parts.located(w.log, msgspec.structs.replace(gap, in_parts=(3,)), 1 << 20)
         another = await stored(w, leaf(WHOLE, BLOCKS))
         with pytest.raises(RecordInvalid, match="is of another checkpoint"):
-            await parts.located(w.log, msgspec.structs.replace(another, step=8))
+            await parts.located(w.log, msgspec.structs.replace(another, step=8), 1 << 20)
         short: list[Part] = [msgspec.structs.replace(part, size=part.size - 64) for part in another.parts]
         with pytest.raises(RecordInvalid, match="ends before what it holds"):
-            await parts.located(w.log, msgspec.structs.replace(another, parts=tuple(short)))
+            await parts.located(w.log, msgspec.structs.replace(another, parts=tuple(short)), 1 << 20)
 
     Written().drive(body)
 

@@ -26,7 +26,7 @@ class Silent:
     def __init__(self, slow_s: float) -> None:
         self.slow_s, self.asked = slow_s, 0
 
-    async def get(self, key: str) -> Body:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         self.asked += 1
         await asyncio.sleep(self.slow_s)
         raise Unavailable("no answer")
@@ -35,7 +35,7 @@ class Silent:
 class Absent(Silent):
     """A store that is not there."""
 
-    async def get(self, key: str) -> Body:
+    async def get_range(self, key: str, start: int, stop: int) -> Body:
         self.asked += 1
         raise Unavailable("connection refused")
 

@@ -93,10 +93,13 @@ def test_pieces_come_one_by_one_and_a_small_object_at_once(tmp_path: Path) -> No
     assert way.asked[0] == (0, checked.HEAD_BYTES)
     assert sorted(way.asked[1:]) == list(zip(range(start, len(blob), PIECE), ends, strict=True))
     for known in (value(PIECE), b"anything at all" * 1000, blob[:100], b""):
-        for about in (100, 10 * PIECE):
+        for about in (len(known), 10 * PIECE):
             way = Way(tmp_path / "b", known)
             assert read(way, about) == known
-            assert way.asked[-1] == (0, -1)
+            assert way.asked[-1] == (0, about + 1)
+            if known:
+                with pytest.raises(RecordInvalid, match=f"x has more than the {len(known) - 1} bytes"):
+                    read(way, len(known) - 1)
 
 
 def test_a_piece_that_arrives_damaged_or_cut_is_asked_for_again_alone(tmp_path: Path) -> None:

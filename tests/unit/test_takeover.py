@@ -116,15 +116,15 @@ def test_an_update_that_never_ends_leaves_the_fragment_to_others(monkeypatch: py
     async def body(w: Written) -> None:
         await grown(w)
         async with syncer(w) as serving:
-            own = serving.wire.get
+            own = serving.wire.get_range
             stuck = asyncio.Event()
 
-            async def get(key: str) -> object:
+            async def get_range(key: str, start: int, stop: int) -> object:
                 if key.startswith("updates/00001/") and not stuck.is_set():
                     await stuck.wait()
-                return await own(key)
+                return await own(key, start, stop)
 
-            monkeypatch.setattr(serving.wire, "get", get)
+            monkeypatch.setattr(serving.wire, "get_range", get_range)
             await asyncio.sleep(8.0)
             assert 1 in serving.held, "it may come yet"
             await asyncio.sleep(8.0)

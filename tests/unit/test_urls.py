@@ -8,7 +8,7 @@ from isthmus.bus import default_bus, open_bus
 from isthmus.errors import InputError
 from isthmus.runtime import single_threaded
 from isthmus.store import open_store
-from isthmus.urls import split
+from isthmus.urls import split, without_passwords
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ from isthmus.urls import split
         ("s3://bucket/a/b//", "between two slashes"),
         ("s3://bucket/a/./b", r"\./ is no folder"),
         ("s3://bucket/a/../b", r"\.\./ is no folder"),
+        ("file://host/tmp/exp", "a file has no host"),
         ("redis://user:pass#word@host", "%23"),
         ("rediss://host:6379/0#1", "%23"),
     ],
@@ -54,3 +55,18 @@ async def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
         await opened.append("s", b"x")
     assert {path.name for path in tmp_path.iterdir()} == {name}
     assert (folder / "bus.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("no bus at redis://:hunter2@host:6379/0 answers", "no bus at redis://…@host:6379/0 answers"),
+        ("s3://u:hunter2@h/b and gs://u:hunter2@h/b", "s3://…@h/b and gs://…@h/b"),
+        ("s3://b/r at http://u:hunter2@127.0.0.1:1: no", "s3://b/r at http://…@127.0.0.1:1: no"),
+        ("'s3:///u:hunter2@h' is none", "'s3://…@h' is none"),
+        ("redis://u:hunter2/with@host", "redis://…@host"),
+        ("s3://bucket/a@b is there", "s3://bucket/a@b is there"),
+    ],
+)
+def test_no_password_is_shown_however_it_got_into_the_words(words: str, shown: str) -> None:
+    assert without_passwords(words) == shown

@@ -338,6 +338,32 @@ def test_no_other_module_parses_an_object() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+WHOLE = {
+    "doctor/store.py": "what it has just written itself",
+    "store": "stores",
+    "tolerance.py": "a store",
+    "simulate": "a store",
+}
+
+
+def test_nobody_reads_an_object_to_its_end() -> None:
+    """Whoever may write there may put a terabyte there: `checked` reads no further than one of a kind can go."""
+    wrong = []
+    for path in sorted((ROOT / "pkg/isthmus").rglob("*.py")):
+        inside = path.relative_to(ROOT / "pkg/isthmus").as_posix()
+        if inside in WHOLE or inside.split("/")[0] in WHOLE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            f = node.func if isinstance(node, ast.Call) else None
+            if (
+                isinstance(f, ast.Attribute)
+                and f.attr == "get"
+                and ast.unparse(f.value).split(".")[-1] in ("store", "_store")
+            ):
+                wrong.append(f"{inside}:{node.lineno} reads a whole object")  # type: ignore[attr-defined]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_of_what_is_unverified_only_what_it_says_is_known() -> None:
     _, blob = STAGE.one(Kind.CHECKPOINT)
     found = glance(blob[: frame.payload_start(blob)], CheckpointHeader)

@@ -83,8 +83,10 @@ class Listener:
         every_s: float = NAMES_EVERY_S,
         *,
         back_s: float | None = None,
+        known: Callable[[], set[str]] = set,
     ) -> None:
-        """`wanted`: which streams to read besides those in `positions`; None: no others are looked for.
+        """`wanted`: which streams to read besides those in `positions`; None: no others are looked for. `known`: which
+        of those may be there in any case: they are read where the list is full, as somebody may have filled it.
 
         `back_s`: how far back to begin in a stream that is found; None: at its beginning. Whatever matters is said
         again, so an agent that reads the streams of a thousand others has no use for all that is kept of them.
@@ -98,6 +100,7 @@ class Listener:
         self._wanted = wanted
         self._every_s = min(every_s, NAMES_EVERY_S)
         self._back_s = back_s
+        self._known = known
         self._found: set[str] = set()
         self._heard: dict[str, float] = {}
         """When something was last heard on a stream that was found, or it was."""
@@ -119,7 +122,10 @@ class Listener:
         if self._wanted is None:
             return
         past = not self._begun and self._back_s is None
-        there = {name for name in await self._bus.names(None if past else RECENT_S) if self._wanted(name)}
+        listed = await self._bus.names(None if past else RECENT_S)
+        there = {name for name in listed if self._wanted(name)}
+        if len(listed) >= NAMES_MAX:
+            there |= self._known()
         now = self._runtime.now()
         for name in self._found - there:
             # A stream on which something was heard lately is read on, even if the list of streams lacks it.

@@ -184,6 +184,8 @@ class SqliteBus:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Denied(f"{self.url}: {error}") from None
+        if self._path.is_symlink():  # whoever may write beside the run would choose which file is written to
+            raise Denied(f"{self.url}: it is a link to another file, and is not followed: remove it, or name that file")
         db = sqlite3.connect(self._path, isolation_level=None, timeout=0.0)
         try:
             db.execute("PRAGMA journal_mode = WAL")

@@ -3,6 +3,9 @@
 Nothing merges buffers. Of a tensor of floating point numbers the global model has the mean over the learners that the
 newest commits have merged; of running variances the variance of all that the learners saw, which is more than the mean
 of theirs by the variance of their means. Of other tensors, such as counters, it has those of the newest checkpoint.
+
+From three learners on none of them moves a number far: each counts as what is nearest to it within `CLOSE` median
+absolute deviations of the median.
 """
 
 import logging
@@ -17,19 +20,25 @@ import numpy as np
 from isthmus import kernels
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.learner import parts
-from isthmus.learner.history import largest, read_checkpoint
+from isthmus.learner.history import read_checkpoint
 from isthmus.log import Log
-from isthmus.log.select import checkpoints_in
+from isthmus.log.select import by_learner, checkpoints_in
 from isthmus.reasons import Reason
-from isthmus.records.keys import LEARNERS, learner_in
+from isthmus.records.keys import LEARNERS
 from isthmus.records.objects import CheckpointHeader
 from isthmus.records.tree import Leaf, rebuild
-from isthmus.rules import CHECKPOINT_S
+from isthmus.rules import CHECKPOINT_S, CHECKPOINTS_KEPT
 from isthmus.store import Entry
 
 logger = logging.getLogger(__name__)
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
+CLOSE = 4.0
+"""Of numbers drawn from one normal distribution one of 140 is further from the median than so many of their median
+absolute deviations."""
+
+MAJORITY = 3
+
 OTHERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 """A dtype is a stranger's word: no other is looked up."""
 
@@ -85,25 +94,27 @@ async def global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]
 
 
 async def _global_local(log: Log) -> tuple[dict[str, LocalTensor], Sequence[str]]:
-    newest: dict[str, Entry] = {}
-    for entry in checkpoints_in(await log.store.list(LEARNERS)):
-        newest.setdefault(learner_in(entry.key), entry)
+    held = by_learner(checkpoints_in(await log.store.list(LEARNERS)))
     merged: set[str] = set()
     for fragment in log.run.layout.fragments:
         if (commit := await log.newest(fragment.index)) is not None:
             merged |= {given.learner for given in commit.header.inputs}
-    entries = [entry for name, entry in newest.items() if name in merged] or list(newest.values())[:1]
-    found = []
-    for entry in entries:
+    wanted = [entries for name, entries in held.items() if name in merged] or list(held.values())[:1]
+    found = [of for entries in wanted if (of := await _newest(log, entries)) is not None and of[1]]
+    found.sort(key=lambda of: of[0].taken_at, reverse=True)
+    return together([tensors for _, tensors in found]), [header.learner for header, _ in found]
+
+
+async def _newest(log: Log, entries: Sequence[Entry]) -> tuple[CheckpointHeader, dict[str, LocalTensor]] | None:
+    """Return the buffers in the newest good one of a learner's checkpoints that are kept; None where none is."""
+    for entry in entries[:CHECKPOINTS_KEPT]:
         try:
-            found.append(await _of(log, entry))
+            return await _of(log, entry)
         except (Unavailable, Denied):
             raise
         except Exception as error:  # a stranger's object: whatever it is, it ends no export
             logger.warning("the buffers in %s are not used: %s", entry.key, error)
-    held = [(header, tensors) for header, tensors in found if tensors]
-    held.sort(key=lambda of: of[0].taken_at, reverse=True)
-    return together([tensors for _, tensors in held]), [header.learner for header, _ in held]
+    return None
 
 
 async def _of(log: Log, entry: Entry) -> tuple[CheckpointHeader, dict[str, LocalTensor]]:
@@ -113,8 +124,8 @@ async def _of(log: Log, entry: Entry) -> tuple[CheckpointHeader, dict[str, Local
     header, leaves = checkpoint.header, checkpoint.leaves
     named: Any = rebuild(header.local, leaves, lambda leaf: leaf) or {}
     wanted = {str(name): leaf for name, leaf in named.items() if isinstance(leaf, Leaf) and leaf.pieces}
-    if (size := sum(leaf.spec.size for leaf in wanted.values())) > largest(log):
-        raise RecordInvalid(Reason.OVERSIZED, f"{size} bytes of buffers, limit {largest(log)}")
+    if (size := sum(leaf.spec.size for leaf in wanted.values())) > log.checkpoint_most:
+        raise RecordInvalid(Reason.OVERSIZED, f"{size} bytes of buffers, limit {log.checkpoint_most}")
     return header, {name: tensor_of(await parts.whole(log, leaf)) for name, leaf in wanted.items()}
 
 
@@ -145,16 +156,29 @@ def together(of_learners: Sequence[Mapping[str, LocalTensor]]) -> dict[str, Loca
     for tensors in of_learners:
         for name, tensor in tensors.items():
             first = alike[name][0] if alike[name] else tensor
-            if (first.dtype, first.values.shape) == (tensor.dtype, tensor.values.shape):
+            if name.endswith("running_var") and np.any(tensor.values < 0):
+                logger.warning("a learner's %s is not used: a variance is not negative", name)
+            elif (first.dtype, first.values.shape) == (tensor.dtype, tensor.values.shape):
                 alike[name].append(tensor)
     found = {}
     for name, several in alike.items():
         newest = several[0]
         if newest.dtype in FLOATS:
-            values = np.mean([tensor.values for tensor in several], axis=0)
+            values = np.mean(_close([tensor.values for tensor in several]), axis=0)
             means = alike.get(name.removesuffix("running_var") + "running_mean", [])
             if name.endswith("running_var") and len(means) == len(several):
-                values = values + np.var([tensor.values for tensor in means], axis=0)
+                values = values + np.var(_close([tensor.values for tensor in means]), axis=0)
             newest = LocalTensor(newest.dtype, values)
         found[name] = newest
     return found
+
+
+def _close(several: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return values of several learners [m, ...], none far from the others; of less than three as they are."""
+    values = np.asarray(several)
+    if len(several) < MAJORITY:
+        return values
+    middle = np.median(values, axis=0)
+    far = CLOSE * np.median(np.abs(values - middle), axis=0)
+    close: np.ndarray[Any, Any] = np.clip(values, middle - far, middle + far).astype(values.dtype)
+    return close

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from isthmus import memory
 from isthmus.bus import START, Bus
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
 from isthmus.learner import parts
@@ -35,10 +36,10 @@ from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)
 
-_READS_AT_ONCE = 8
-DONOR_BYTES, DONOR_EXTRA = 64, 64 << 20
-"""Bytes per parameter, and in all, that another's checkpoint may have to be looked at."""
+LAST_WORD_S = 20.0
+"""How long what was said in a name is read at a start."""
 
+_READS_AT_ONCE = 8
 DONORS_MAX = 3
 """Checkpoints of other learners looked at for an optimizer that fits."""
 
@@ -178,7 +179,7 @@ async def _look_at(
     header = (await read_head(log, entry.key)).said
     size = entry.size + sum(part.size for part in header.parts)
     why = await log.runtime.offload(likely, header)
-    if why is None and size > largest(log):
+    if why is None and size > log.checkpoint_most:
         why = f"with its parts it has {size} bytes"
     if why is not None:
         raise _Unfit(why)
@@ -201,15 +202,10 @@ async def donors(log: Log, learner: str, among: Collection[str]) -> Sequence[Ent
         for name, entries in held.items()
         if name != learner and name in among
         for n, entry in enumerate(entries[:CHECKPOINTS_KEPT])
-        if entry.size <= largest(log)
+        if entry.size <= log.checkpoint_most
     ]
     # The newest of each learner first, then those before them: the newest may be nobody's.
     return [entry for _, entry in sorted(fit, key=lambda e: (e[0], -e[1].modified))][:DONORS_MAX]
-
-
-def largest(log: Log) -> int:
-    """Return the most bytes that are read of another learner's checkpoint."""
-    return DONOR_BYTES * log.run.layout.size + DONOR_EXTRA
 
 
 async def read_head(log: Log, key: str) -> Unverified[CheckpointHeader]:
@@ -233,9 +229,16 @@ async def read_checkpoint(log: Log, key: str, size: int, stranger: bool = False)
     One that was written with an earlier key of its name counts if the owner has vouched for it at the rotation.
     """
     try:
+        if size > memory.machine_bytes():
+            raise RecordInvalid(Reason.OVERSIZED, f"{size} bytes, more than this machine has memory")
         blob = await checked.read(log.store, log.runtime, key, size, cut=stranger)
         found = await log.open_checkpoint(blob, key, own=not stranger)
-        return await log.runtime.offload(open_checkpoint, found, log.run, await parts.located(log, found.header))
+        held = found.header.parts
+        if stranger and (in_all := size + sum(part.size for part in held)) > log.checkpoint_most:
+            raise RecordInvalid(Reason.OVERSIZED, f"with its parts it has {in_all} bytes")
+        heads = log.gate.header_most if stranger else sum(part.head for part in held)
+        located = await parts.located(log, found.header, heads)
+        return await log.runtime.offload(open_checkpoint, found, log.run, located)
     except (ObjectMissing, RecordInvalid) as error:
         logger.warning("checkpoint %s is not used: %s", key, error)
         return None
@@ -257,7 +260,7 @@ async def read_claim(log: Log, learner: str, life: int) -> ClaimHeader:
     """Return the claim of a life by whoever may speak under the name now. Raises `RecordInvalid`, `ObjectMissing`,
     `LogCorrupt`, `Unavailable`."""
     key = claim_key(learner, life)
-    return (await log.open(await log.store.get(key), key, ClaimHeader, in_force=True)).header
+    return (await log.open(await log.fetch(key, frame.Kind.CLAIM), key, ClaimHeader, in_force=True)).header
 
 
 async def _first_claim(log: Log, learner: str, lives: Iterable[int]) -> ClaimHeader | None:
@@ -286,7 +289,7 @@ async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[li
                 if base < min(since[fragment], top):
                     continue
                 known = best.get(base)
-                sent = await _own_update(log, learner, entry, known.header.tokens if known else 0)
+                sent = await _own_update(log, fragment, learner, entry, known.header.tokens if known else 0)
                 if sent is not None:
                     best[base] = sent
             top = max([top, *best])
@@ -296,14 +299,15 @@ async def _stored(log: Log, learner: str, since: Sequence[int]) -> list[tuple[li
     return list(await asyncio.gather(*(one(f.index) for f in log.run.layout.fragments)))
 
 
-async def _own_update(log: Log, learner: str, entry: Entry, more_than: int) -> Sent | None:
+async def _own_update(log: Log, fragment: int, learner: str, entry: Entry, more_than: int) -> Sent | None:
     """Return an update of this name as it can be said again, if it is of more tokens than that; None where it is not,
     is damaged, or is by nobody who may speak under the name now."""
     try:
         begin = await log.store.get_range(entry.key, 0, frame.largest(frame.Kind.UPDATE, 0))
         if glance(begin, UpdateHeader).said.tokens <= more_than:
             return None
-        blob = await checked.read(log.store, log.runtime, entry.key, entry.size)
+        most = frame.largest(frame.Kind.UPDATE, log.gate.payload_most(frame.Kind.UPDATE, fragment))
+        blob = await checked.read(log.store, log.runtime, entry.key, min(entry.size, most))
         found = await log.open(blob, entry.key, UpdateHeader, in_force=True)
     except ObjectMissing:
         return None  # collected in this moment: settled
@@ -318,7 +322,8 @@ async def _own_update(log: Log, learner: str, entry: Entry, more_than: int) -> S
 async def _last_word(log: Log, bus: Bus, learner: str, life: int) -> int:
     """Return the most tokens a life was heard to have seen, as far as the bus remembers."""
     position, stream, tokens = START, learner_stream(learner), 0
-    while said := (await bus.read({stream: position}, 0.0)).get(stream):
+    end = log.runtime.now() + LAST_WORD_S  # somebody may go on and on
+    while log.runtime.now() < end and (said := (await bus.read({stream: position}, 0.0)).get(stream)):
         position = said[-1].position
         for item in said:
             try:

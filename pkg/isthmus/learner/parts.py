@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from isthmus import digests, memory
+from isthmus import digests
 from isthmus.errors import RecordInvalid
 from isthmus.kernels import U8
 from isthmus.log import Log
@@ -91,8 +91,10 @@ def _packed(log: Log, header: PartHeader, arrays: Sequence["np.ndarray[Any, Any]
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-async def located(log: Log, header: CheckpointHeader) -> Mapping[int, tuple[Lies, ...]]:
+async def located(log: Log, header: CheckpointHeader, most: int) -> Mapping[int, tuple[Lies, ...]]:
     """Return where the pieces of those of a checkpoint's arrays lie that are in parts.
+
+    `most`: the bytes of the heads of all of them that are read.
 
     Raises `ObjectMissing`, and `RecordInvalid` where a part's head is not what the checkpoint names, or where its
     pieces do not make up the arrays.
@@ -101,6 +103,8 @@ async def located(log: Log, header: CheckpointHeader) -> Mapping[int, tuple[Lies
     for part in header.parts:
         if part.head > min(part.size, frame.largest(frame.Kind.PART, 0)):
             raise RecordInvalid(Reason.OVERSIZED, f"{part.key} is said to begin with {part.head} bytes of header")
+    if (heads_size := sum(part.head for part in header.parts)) > most:
+        raise RecordInvalid(Reason.OVERSIZED, f"its parts begin with {heads_size} bytes of headers, limit {most}")
     heads = await asyncio.gather(*(log.store.get_range(part.key, 0, part.head) for part in header.parts))
     for part, head in zip(header.parts, heads, strict=True):
         said = head_of(head, part.key, PartHeader, part.digest)
@@ -141,7 +145,7 @@ async def read(log: Log, pieces: Sequence[Lies], itemsize: int, offset: Extent, 
         blob = await log.store.get_range(lies.key, lies.at, lies.at + lies.size)
         await log.runtime.offload(_check, blob, lies)
         return np.frombuffer(blob, np.uint8)
-    out = memory.room(prod(shape) * itemsize)
+    out = np.zeros(prod(shape) * itemsize, np.uint8)  # a stranger's pieces may overlap, and leave some of it out
     for lies in pieces:
         begin = [max(a, b) for a, b in zip(lies.offset, offset, strict=True)]
         end = [min(a + m, b + n) for a, m, b, n in zip(lies.offset, lies.shape, offset, shape, strict=True)]

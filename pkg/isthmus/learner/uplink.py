@@ -25,6 +25,10 @@ from isthmus.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
+UNHEARD_MAX = 1 << 50
+"""Tokens of earlier lives that are believed in all to have been merged unheard: more is no training, and its sums would
+leave the range of what messages and checkpoints can say."""
+
 PASTS_AT_ONCE = 4
 """Fragments whose past is read at the same time."""
 
@@ -356,6 +360,13 @@ class Uplink:
         """Settle a base."""
         self.attempts[p].pop(base, None)
         unheard = self.accounts[p].settle(base, part, tokens)
+        if unheard > (room := UNHEARD_MAX - self.tokens_lost):
+            logger.error(
+                "fragment %d: the log says that %d tokens of %s on version %d were merged, which nobody can have "
+                "trained: they are not counted",
+                p, unheard, self._name, base, extra={"fragment": p, "version": base},
+            )  # fmt: skip
+            unheard = max(0, room)
         if unheard:
             # A life before this one trained on after we had asked how far it was, as a twin does until it stops.
             self.tokens_lost += unheard

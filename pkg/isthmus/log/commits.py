@@ -19,11 +19,14 @@ from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, ver
 from isthmus.records.objects import CheckpointHeader, PackedHeader, SegmentHeader
 from isthmus.runtime import Runtime
 from isthmus.signing import Signer
-from isthmus.store import EdgeStore, Store
+from isthmus.store import EdgeStore, Store, checked
 
 AHEAD_MAX = 16
 """Commits asked for at once while walking: after ten thousand of them nobody wants to wait for one at a time."""
 
+
+CHECKPOINT_EACH, CHECKPOINT_EXTRA = 64, 64 << 20
+"""Bytes per parameter, and in all, that another learner's checkpoint may have to be looked at, parts included."""
 
 INLINE_MAX = 1 << 16
 """Bytes of an object whose signature is checked on the loop: larger ones are hashed elsewhere."""
@@ -100,6 +103,11 @@ class Log:
                 raise
         return await judged()
 
+    @property
+    def checkpoint_most(self) -> int:
+        """Bytes that are read of another learner's checkpoint at most."""
+        return CHECKPOINT_EACH * self.run.layout.size + CHECKPOINT_EXTRA
+
     async def open_checkpoint(self, blob: Blob, key: str, *, own: bool = False) -> Verified[CheckpointHeader]:
         """Return a checkpoint by whoever may speak under its name now, or one that the owner has vouched for when it
         rotated the name's key. Raises what `open` does.
@@ -112,11 +120,18 @@ class Log:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
+    async def fetch(self, key: str, kind: Kind, fragment: int = 0) -> Body:
+        """Return the bytes under a key, of which nothing is checked but that one of this kind may have so many.
+
+        Raises `RecordInvalid` for more, and what the store raises.
+        """
+        return await checked.whole(self.store, key, kind, self.gate.payload_most(kind, fragment))
+
     async def commit(self, fragment: int, version: int) -> Commit | None:
         """Return a commit, or None where the log ends before it. Raises `LogCorrupt`."""
         key = commit_key(fragment, version)
         try:
-            blob = await self.store.get(key)
+            blob = await self._fetched(key)
         except ObjectMissing:
             return None
         packed = frame.kind_of(blob) == Kind.PACKED
@@ -173,7 +188,7 @@ class Log:
         """Return a commit, or where it is packed all of its segment from it on; nothing where the log ends."""
         key = commit_key(fragment, version)
         try:
-            blob = await self.store.get(key)
+            blob = await self._fetched(key)
         except ObjectMissing:
             return []
         if frame.kind_of(blob) != Kind.PACKED:
@@ -186,7 +201,7 @@ class Log:
         """Return what follows a packed commit in its segment, as far as the chain vouches for it."""
         found = [first]
         try:
-            segment = await self.open(await self.store.get(at.segment), at.segment, SegmentHeader)
+            segment = await self.open(await self.fetch(at.segment, Kind.SEGMENT), at.segment, SegmentHeader)
         except (ObjectMissing, RecordInvalid):
             return []  # each by itself, then, with its own pointer and digest
         if segment.header.fragment != fragment:
@@ -212,7 +227,7 @@ class Log:
         """Return the digest that the pointer to a packed commit names; None where it is no pointer to believe."""
         key = commit_key(fragment, version)
         try:
-            return (await self.open(await self.store.get(key), key, PackedHeader)).header.digest
+            return (await self.open(await self.fetch(key, Kind.PACKED), key, PackedHeader)).header.digest
         except (ObjectMissing, RecordInvalid):
             return None
 
@@ -267,6 +282,13 @@ class Log:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    async def _fetched(self, key: str) -> Body:
+        """Return what lies where a commit belongs. Raises `LogCorrupt`, and what the store raises."""
+        try:
+            return await self.fetch(key, Kind.COMMIT)
+        except RecordInvalid as error:
+            raise LogCorrupt(key, f"not a commit: {error}") from None
+
     async def _opened(self, fragment: int, version: int, blob: Blob, packed: bool) -> Commit:
         """Return the commit in these bytes. Raises `LogCorrupt`, and what the store raises."""
         known = self.members.current.version
@@ -282,6 +304,8 @@ class Log:
         """Return the bytes of a packed commit from its segment, and where they lie."""
         try:
             at = (await self.open(blob, key, PackedHeader)).header
+            if at.size > frame.largest(Kind.COMMIT, 0):
+                raise RecordInvalid(Reason.OVERSIZED, f"{at.size} bytes of a commit are packed")
         except RecordInvalid as error:
             raise LogCorrupt(key, f"not a commit: {error}") from None
         try:

@@ -11,8 +11,10 @@ from itertools import islice
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.log import Log
 from isthmus.log.select import earliest
+from isthmus.log.verified import KINDS
 from isthmus.records.keys import commit_in, commit_key, commits_prefix, is_versioned, values_prefix, version_in
 from isthmus.records.objects import SnapshotHeader, ValueHeader
+from isthmus.rules import MemberRole
 from isthmus.store.base import is_there
 
 AHEAD = 8
@@ -29,14 +31,18 @@ async def require_whole(log: Log, fragment: int, head: int, *, lists: bool = Fal
     versions = range(head + 2, head + 2 + AHEAD)
     found = await asyncio.gather(*(_is_commit(log, fragment, version) for version in versions))
     known = [version for version, there in zip(versions, found, strict=True) if there]
-    known += [v for v, key in await log.snapshots(fragment) if v > head and await _is_genuine(log, key, SnapshotHeader)]
+    known += [
+        v
+        for v, key in await log.snapshots(fragment)
+        if v > head and await _is_genuine(log, fragment, key, SnapshotHeader)
+    ]
     if lists:
         try:
             entries = [e for e in await log.store.list(values_prefix(fragment)) if is_versioned(e.key)]
         except Denied:
             entries = []
         beyond = [e.key for e in entries if version_in(e.key) > head + 1]
-        known += [version_in(key) for key in beyond if await _is_genuine(log, key, ValueHeader)]
+        known += [version_in(key) for key in beyond if await _is_genuine(log, fragment, key, ValueHeader)]
     key = commit_key(fragment, head + 1)
     # Whoever commits meanwhile has made no hole.
     if known and not await is_there(log.store, key):
@@ -54,13 +60,15 @@ async def _is_commit(log: Log, fragment: int, version: int) -> bool:
         return False  # whoever may write there can put anything there
 
 
-async def _is_genuine(log: Log, key: str, record: type[SnapshotHeader] | type[ValueHeader]) -> bool:
-    """Return whether an object is what its name says: names say nothing of themselves."""
+async def _is_genuine(log: Log, fragment: int, key: str, record: type[SnapshotHeader] | type[ValueHeader]) -> bool:
+    """Return whether an object is what its name says, by whoever may have made that version: names say nothing of
+    themselves, and a key that was expelled says nothing of what came later."""
     try:
-        await log.open(await log.store.get(key), key, record)
+        found = await log.open(await log.fetch(key, KINDS[record], fragment), key, record)
     except (ObjectMissing, RecordInvalid):
         return False
-    return True
+    judges = log.members.versions[log.members.in_force(fragment, version_in(key)) :]
+    return not log.members.signed or any(m.permits(found.author, (MemberRole.SYNCER,), None) for m in judges)
 
 
 async def require_commits(log: Log, fragment: int, head: int) -> int:
@@ -81,7 +89,7 @@ async def require_commits(log: Log, fragment: int, head: int) -> int:
     # Names beyond the end are believed as far as what lies there is what it should be.
     beyond = sorted(version for version in there if version > head)[:AHEAD]
     known = [version for version in beyond if await _is_commit(log, fragment, version)]
-    known += [v for v, key in snapshots if v > head and await _is_genuine(log, key, SnapshotHeader)]
+    known += [v for v, key in snapshots if v > head and await _is_genuine(log, fragment, key, SnapshotHeader)]
     newest = max([head, *known])
     # A listing of many pages takes a while: what it lacks is asked for before it is believed. So is what it has beyond
     # the end: a store may list what it does not give out.

@@ -13,6 +13,7 @@ from isthmus.records import frame
 from isthmus.records.fields import require_name
 from isthmus.records.keys import EVALUATIONS, evaluation_key, evaluations_prefix, is_versioned, version_in
 from isthmus.records.objects import SCHEMA, EvaluationHeader
+from isthmus.store import checked
 
 AT_ONCE = 16
 
@@ -44,7 +45,7 @@ async def note(log: Log, series: str, cut: int, value: float) -> None:
 
 async def names(log: Log) -> list[str]:
     """Return the series of a run. Raises what the store raises."""
-    return sorted({entry.key.split("/")[1] for entry in await log.store.list(EVALUATIONS)})
+    return sorted({entry.key.split("/")[1] for entry in await log.store.list(EVALUATIONS) if is_versioned(entry.key)})
 
 
 async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
@@ -61,7 +62,11 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
     async def one(key: str) -> Point | None:
         async with gate:
             try:
-                found = (await log.open(await log.store.get(key), key, EvaluationHeader, in_force=True)).header
+                found = (
+                    await log.open(
+                        await checked.whole(log.store, key, frame.Kind.EVALUATION), key, EvaluationHeader, in_force=True
+                    )
+                ).header
             except (ObjectMissing, RecordInvalid):
                 return None
         return Point(found.cut, found.value, found.written_at)

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from isthmus import memory
-from isthmus.codecs import BadCode, Codec, as_bytes, codec, packed_bounds, unpack
+from isthmus.codecs import BadCode, Codec, as_bytes, codec, unpack
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.kernels import F32
 from isthmus.layout import Fragment
@@ -30,7 +30,6 @@ from isthmus.records import frame
 from isthmus.records.frame import Blob
 from isthmus.records.keys import commit_key, snapshot_key, snapshots_prefix
 from isthmus.records.objects import CommitHeader, Input, Outer
-from isthmus.rules import CodecName
 from isthmus.store import checked
 
 INPUTS_AT_ONCE = 4
@@ -252,6 +251,12 @@ class Following:
 
 def _as_recorded(result: Advance, commit: Commit) -> Advance:
     """Return what a commit came to. Raises `LogCorrupt` where it recorded something else."""
+    if result.published_digest != commit.header.published_digest:
+        raise LogCorrupt(
+            commit_key(commit.header.fragment, commit.version),
+            f"its inputs publish {result.published_digest.hex()[:16]}, {commit.header.writer} recorded "
+            f"{commit.header.published_digest.hex()[:16]}: `isthmus replay` says where they differ",
+        )
     if result.state_digest != commit.header.state_digest:
         raise LogCorrupt(
             commit_key(commit.header.fragment, commit.version),
@@ -322,7 +327,8 @@ async def combine(
 async def read_input(log: Log, fragment: Fragment, given: Input, under: int | None = None) -> Update:
     """Return an update that a commit merged. Raises `LogCorrupt` where it is missing or is not what was merged."""
     try:
-        blob = await checked.read(log.store, log.runtime, given.key, given.bytes)
+        most = frame.largest(frame.Kind.UPDATE, log.gate.payload_most(frame.Kind.UPDATE, fragment.index))
+        blob = await checked.read(log.store, log.runtime, given.key, min(given.bytes, most))
         return await log.runtime.offload(
             open_update, log.gate, blob, given.key, given.digest, fragment, given.learner, given.base, log.runtime.crew,
             under,
@@ -383,8 +389,7 @@ class Publishing:
         h = commit.header
         fragment = self.log.run.layout.fragments[h.fragment]
         try:
-            packed = packed_bounds(codec(CodecName.F32 if h.healed else h.codec_down), fragment)[1]
-            largest = frame.largest(frame.Kind.VALUE, packed)
+            largest = frame.largest(frame.Kind.VALUE, self.log.gate.payload_most(frame.Kind.VALUE, h.fragment))
             blob = await checked.read(self.log.store, self.log.runtime, h.value_key, largest)
         except ObjectMissing:
             raise LogCorrupt(h.value_key, f"is missing, and version {h.version} published it") from None

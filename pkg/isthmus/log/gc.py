@@ -16,7 +16,7 @@ from isthmus.log import Commit, Log, fold
 from isthmus.log.select import checkpoints_in, parts_in
 from isthmus.reasons import Reason
 from isthmus.records import frame
-from isthmus.records.frame import Kind
+from isthmus.records.frame import Blob, Kind
 from isthmus.records.keys import (
     LEARNERS,
     SCRATCH,
@@ -30,7 +30,7 @@ from isthmus.records.keys import (
     version_in,
 )
 from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, PackedHeader, SegmentHeader
-from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX
+from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX, MemberRole
 from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ async def _pack(log: Log, run: list[tuple[int, int]]) -> None:
     following = await log.commit(p, run[-1][1] + 1)
     for _, version in reversed(run):
         key = commit_key(p, version)
-        blob = await log.store.get(key)
+        blob = await log.fetch(key, Kind.COMMIT)
         if frame.kind_of(blob) == Kind.PACKED:
             return  # another collector was here first
         # What was damaged on its way here must not become the only copy.
@@ -296,6 +296,10 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
     for entry in held:
         if len(found) == CHECKPOINTS_KEPT:
             break
+        if entry.size > log.checkpoint_most:
+            logger.warning("%s stays: it has %d bytes, too many to be judged here", entry.key, entry.size)
+            spared.append(entry)  # it may be its own learner's
+            continue
         try:
             blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
             await log.open_checkpoint(blob, entry.key)
@@ -305,13 +309,19 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
         except ObjectMissing:
             spared.append(entry)  # it is listed: perhaps the store gives it out another time
         except RecordInvalid as error:
-            if error.reason == Reason.OVERSIZED:
-                found.append(entry)  # its own learner may read it
+            own = error.reason == Reason.OVERSIZED and _speaks_for(log, blob, entry.key)
+            if own:
+                found.append(entry)  # it has a longer header than others decode, and its own learner may read it
             elif error.reason not in NOBODYS:
                 spared.append(entry)  # it may have been damaged on its way here, and be whole in the store
         else:
             found.append(entry)
     return [*found, *spared]
+
+
+def _speaks_for(log: Log, blob: Blob, key: str) -> bool:
+    """Return whether the author of an object, whose signature fits, may speak under the name that its key bears."""
+    return log.members.current.permits(frame.author_of(blob), (MemberRole.LEARNER,), learner_in(key))
 
 
 def _stand(key: str) -> tuple[str, ...]:

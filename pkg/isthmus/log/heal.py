@@ -16,12 +16,10 @@ from isthmus.layout import TensorClass
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.complete import require_chain, require_whole
 from isthmus.log.select import all_or
+from isthmus.log.verified import HEALER
 from isthmus.records import frame
 from isthmus.records.keys import snapshot_key, value_key
 from isthmus.records.objects import SCHEMA, CommitHeader, Healed, Waited
-
-HEALER = "heal"
-"""Who writes such a commit: no syncer, an operator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from isthmus.records.objects import SCHEMA, MembersHeader, MemberSpec
 from isthmus.rules import MemberRole as Role
 from isthmus.signing import Forged, Signer, fingerprint, verify
 from isthmus.signing.points import is_small_order
-from isthmus.store import Store
+from isthmus.store import Store, checked
 
 SUCCESSION = "isthmus-succession"
 """Namespace in which a key accepts that a run becomes its own."""
@@ -148,9 +148,11 @@ class Members:
         while self.signed:
             following = self.current.version + 1
             try:
-                blob = await store.get(members_key(following))
+                blob = await checked.whole(store, members_key(following), Kind.MEMBERS)
             except ObjectMissing:
                 break
+            except RecordInvalid as error:
+                raise LogCorrupt(members_key(following), f"is no membership: {error}") from None
             if self.current.version + 1 == following:  # else another look was here meanwhile
                 self._take(blob)
         return self.current
@@ -208,8 +210,9 @@ class Members:
 
 def opened(blob: Blob, before: Membership, run: Run) -> Membership:
     """Return the version of the membership in these bytes, which follows `before`. Raises `RecordInvalid`."""
-    header, payload = frame.parse(blob, Kind.MEMBERS, MembersHeader)
+    frame.head_end(blob, Kind.MEMBERS)
     author = frame.require_signature(blob, Kind.MEMBERS)
+    header, payload = frame.parse(blob, Kind.MEMBERS, MembersHeader)
     if len(payload):
         raise RecordInvalid(Reason.MALFORMED, "it has a payload")
     if header.run != run.digest:

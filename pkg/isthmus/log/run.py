@@ -25,7 +25,7 @@ from isthmus.records.keys import RUN_KEY
 from isthmus.records.objects import RunHeader, RunLayout, TensorSpec
 from isthmus.rules import Pace, Rules
 from isthmus.signing.points import is_small_order
-from isthmus.store import Store
+from isthmus.store import Store, checked
 
 UNTOLD = bytes(32)
 """In place of the digest of a frozen parameter that a learner was told to trust: it is the run's, whatever it holds."""
@@ -105,6 +105,10 @@ Require = Callable[[str, frame.Blob], None]
 """Judges a run object, found at a URL, before anything in it is looked at. Raises `InputError`."""
 
 
+LAYOUT_MOST = 64 << 20
+"""Bytes of a layout that are read: some 100 for each tensor."""
+
+
 def anything(url: str, blob: frame.Blob) -> None:
     """Require nothing of a run object."""
 
@@ -113,9 +117,11 @@ async def read_run(store: Store, require: Require = anything) -> Run:
     """Return the run at this store. Raises `RunMissing`, what `require` does, or `LogCorrupt` for a run object that
     cannot be read."""
     try:
-        blob = await store.get(RUN_KEY)
+        blob = await checked.whole(store, RUN_KEY, frame.Kind.RUN, LAYOUT_MOST)
     except ObjectMissing:
         raise RunMissing(store.url) from None
+    except RecordInvalid as error:
+        raise LogCorrupt(f"{store.url}/{RUN_KEY}", f"not a run object of this release: {error}") from None
     require(store.url, blob)
     try:
         header, cut = parsed(blob)

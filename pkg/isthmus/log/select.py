@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from isthmus.errors import InputError, LogCorrupt
 from isthmus.log.commits import Log
 from isthmus.records.fields import NAME
-from isthmus.records.keys import version_in
+from isthmus.records.keys import learner_in, version_in
 from isthmus.store import Entry
 
 ShareDone = Callable[[float], None]
@@ -41,6 +41,17 @@ def checkpoints_in(entries: Sequence[Entry]) -> list[Entry]:
     """Return the checkpoints in a listing: those of later lives first, of one life those of later steps."""
     found = [e for e in entries if _CHECKPOINT.fullmatch(e.key)]
     return sorted(found, key=lambda e: (int(e.key.split("/")[2]), version_in(e.key)), reverse=True)
+
+
+def by_learner(checkpoints: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return checkpoints by the name that they lie under, those of a name in the order in which they came.
+
+    Whoever may write to the store may put there what is nobody's: look at each until one is good.
+    """
+    found: dict[str, list[Entry]] = {}
+    for entry in checkpoints:
+        found.setdefault(learner_in(entry.key), []).append(entry)
+    return found
 
 
 def parts_in(entries: Sequence[Entry]) -> list[Entry]:

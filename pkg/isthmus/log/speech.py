@@ -8,8 +8,17 @@ from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
 from isthmus.log.commits import Log
 from isthmus.log.membership import Members
 from isthmus.reasons import Reason
+from isthmus.records import frame
 from isthmus.records.frame import Blob, Kind
-from isthmus.records.messages import SYNCER_STREAM, AnyMessage, FromSyncer, decode, is_stream, learner_of
+from isthmus.records.messages import (
+    SYNCER_STREAM,
+    AnyMessage,
+    FromSyncer,
+    decode,
+    is_stream,
+    learner_of,
+    learner_stream,
+)
 from isthmus.rules import MemberRole
 
 logger = logging.getLogger(__name__)
@@ -24,8 +33,13 @@ def heard(stream: str, body: Blob, run: bytes, members: Members | None = None) -
     A stream speaks for its owner only: what a learner says in another's name, or as a syncer, is turned away; and in a
     run that is signed, what its member did not sign. All of a batch counts, or nothing of it.
     """
-    messages = decode(body)
     owner = learner_of(stream)
+    role = MemberRole.SYNCER if owner is None else MemberRole.LEARNER
+    author = bytes(32)
+    if members is not None:
+        frame.head_end(body, Kind.MESSAGE)
+        author = members.require_author(body, Kind.MESSAGE, members.current.version, (role,))
+    messages = decode(body)
     for message in messages:
         if message.run != run:
             raise RecordInvalid(Reason.WRONG_RUN, "a message of another run")
@@ -38,10 +52,7 @@ def heard(stream: str, body: Blob, run: bytes, members: Members | None = None) -
         names = {m.syncer if isinstance(m, FromSyncer) else m.learner for m in messages}
         if len(names) > 1:
             raise RecordInvalid(Reason.WRONG_AUTHOR, "one author speaks under several names")
-        role = MemberRole.SYNCER if owner is None else MemberRole.LEARNER
-        now = members.current.version
-        author = members.require_author(body, Kind.MESSAGE, now, (role,))
-        members.require_member(author, (role,), names.pop(), now)
+        members.require_member(author, (role,), names.pop(), members.current.version)
     return messages
 
 
@@ -54,6 +65,12 @@ def may_speak(stream: str, members: Members) -> bool:
     if learner is None or not members.signed:
         return is_stream(stream)
     return any(version.member(learner) is not None for version in members.versions)
+
+
+def streams_of(members: Members) -> set[str]:
+    """Return the streams of the learners that the membership names one by one."""
+    named = (m.name for m in members.current.members if m.role == MemberRole.LEARNER and not m.name.endswith("*"))
+    return {learner_stream(name) for name in named}
 
 
 async def keep_members(log: Log, asked: asyncio.Event, every_s: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, RecordInvalid
 from isthmus.log.membership import Members, require_may
 from isthmus.log.run import Run
 from isthmus.records import frame
@@ -46,6 +46,12 @@ class Trust:
             )
         author = frame.author_of(blob)
         self._require_owner(url, None if author == frame.UNSIGNED_AUTHOR else author)
+        if self.owner:
+            try:
+                frame.head_end(blob, frame.Kind.RUN)
+                frame.require_signature(blob, frame.Kind.RUN)
+            except RecordInvalid as error:
+                raise InputError(f"{url}: what lies there as the run is not signed by {self.owner}: {error}") from None
 
     def judge(self, run: Run) -> None:
         """Return if the run is the one that it must be. Raises `InputError`."""

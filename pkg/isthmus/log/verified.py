@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from isthmus import digests
+from isthmus.codecs import codec, packed_bounds
 from isthmus.errors import LogCorrupt, RecordInvalid
 from isthmus.kernels import ARITHMETIC, F32
 from isthmus.layout import TensorClass
@@ -46,7 +47,7 @@ from isthmus.records.objects import (
     UpdateHeader,
     ValueHeader,
 )
-from isthmus.rules import CodecName
+from isthmus.rules import STALENESS_MAX, CodecName
 
 H = TypeVar("H", bound=Record)
 
@@ -64,6 +65,12 @@ KINDS: Mapping[type[Record], Kind] = {
 }
 """What each kind says of itself. (The run object and versions of the membership vouch for all others: `run`,
 `membership`.)"""
+
+HEALER = "heal"
+"""Who writes a commit that heals: no syncer, an operator."""
+
+SEGMENT_MOST = 256 << 20
+"""Bytes of packed commits that are read at once; the commits of a longer segment are read one by one."""
 
 HEADER_LEAST, HEADER_EACH = 1 << 20, 4 << 10
 """Bytes of header that a stranger's checkpoint may have, and more for each tensor of the model."""
@@ -153,6 +160,23 @@ class Gate:
         and a learner needs so many to describe a model and an optimizer of its size. Its own may be as long as any."""
         return HEADER_LEAST + HEADER_EACH * len(self.run.layout.specs)
 
+    def payload_most(self, kind: Kind, fragment: int = 0) -> int:
+        """Return the most bytes of payload that an object of a kind can have in this run; of a fragment, where that
+        has one."""
+        of = self.run.layout.fragments[fragment]
+        match kind:
+            case Kind.UPDATE:
+                return packed_bounds(codec(self.run.rules.codec_up), of)[1]
+            case Kind.VALUE:
+                # One that heals is published in float32, whatever the rules say.
+                return max(packed_bounds(codec(name), of)[1] for name in (CodecName.F32, self.run.rules.codec_down))
+            case Kind.SNAPSHOT:
+                return 3 * 4 * of.size
+            case Kind.SEGMENT:
+                return SEGMENT_MOST
+            case _:
+                return 0
+
     def open(
         self,
         blob: Blob,
@@ -174,9 +198,9 @@ class Gate:
         if digest is not None and found != digest:
             raise RecordInvalid(Reason.DIGEST_MISMATCH, f"digest {found.hex()[:16]}, {digest.hex()[:16]} was named")
         end = frame.head_end(blob, kind)
+        author = self.members.require_author(blob, kind, under)
         if header_most is not None and end > frame.PREFIX.size + header_most:
             raise RecordInvalid(Reason.OVERSIZED, f"{end} bytes of header, of which {header_most} are decoded here")
-        author = self.members.require_author(blob, kind, under)
         header, payload = frame.parse(blob, kind, record)
         if kind in WITHOUT_PAYLOAD and len(payload):
             raise RecordInvalid(Reason.MALFORMED, f"a {kind.name.lower()} with a payload")
@@ -216,6 +240,8 @@ class Gate:
             return f"written with arithmetic {h.arithmetic}; this release has {ARITHMETIC}"
         if bool(h.inputs) == (h.healed is not None):
             return "merges nothing and does not heal" if not h.inputs else "merges and heals at once"
+        if (h.writer == HEALER) != (h.healed is not None):
+            return f"written by {h.writer}: who heals is called {HEALER}, and nobody else is"
         earliest = self.members.in_force(h.fragment, h.version)
         if h.members < earliest:
             return f"made under membership {h.members}, when {earliest} was in force"
@@ -329,6 +355,8 @@ def _input(h: CommitHeader, given: Input) -> str:
         return "is not where that update is"
     if given.base >= h.version:
         return f"is based on version {given.base}, which was not there yet"
+    if given.base < h.version - 1 - STALENESS_MAX:
+        return f"is based on version {given.base}, and none is merged of so long ago"
     if given.steps < 1 or given.tokens < 1:
         return "is no work"
     if bool(given.believed) != (Clip.STEPS in given.clipped) or given.believed > given.steps:

@@ -11,6 +11,7 @@ from isthmus.log import Commit, Log
 from isthmus.log.select import all_or
 from isthmus.readers.persistence import differences
 from isthmus.reasons import FINAL, Reason
+from isthmus.records.frame import Kind
 from isthmus.records.keys import commit_key, is_versioned, update_key, updates_prefix, version_in
 from isthmus.records.objects import CommitHeader, Healed, Input, Late, Rejection, UpdateHeader
 from isthmus.rules import STALENESS_MAX
@@ -343,7 +344,7 @@ async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> dic
     found = {}
     for key in keys:
         try:
-            found[key] = (await log.open(await log.store.get(key), key, UpdateHeader)).header
+            found[key] = (await log.open(await log.fetch(key, Kind.UPDATE, p), key, UpdateHeader)).header
         except ObjectMissing:
             continue
         except RecordInvalid as error:

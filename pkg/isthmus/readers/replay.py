@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,10 +20,11 @@ from isthmus.log.updates import Update
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.fields import VERSION_MAX
+from isthmus.records.frame import Kind
 from isthmus.records.keys import commit_key
 from isthmus.records.objects import CommitHeader, Input, SnapshotHeader
 from isthmus.rounds.bounds import REMEMBERED, Influence, claim_of, first_norm
-from isthmus.rules import Bounds
+from isthmus.rules import STALENESS_MAX, Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,24 @@ class Gap:
     last: int
     key: str
     detail: str
+    writers: tuple[str, ...] = ()
+    """The syncers that wrote them: what they published is their word alone."""
 
     def line(self, fragment: int) -> str:
         """Return it in words."""
+        by = ", ".join(self.writers) or "nobody"
         return (
-            f"fragment {fragment}, versions {self.first} to {self.last} cannot be verified: {self.key}: {self.detail}; "
-            f"healed at version {self.last + 1}"
+            f"fragment {fragment}, versions {self.first} to {self.last} (by {by}) cannot be verified: {self.key}: "
+            f"{self.detail}; healed at version {self.last + 1}"
         )
+
+
+BEFORE = max(REMEMBERED, STALENESS_MAX + 1)
+"""Commits before the first that is compared which say what is usual, and what was merged before."""
+
+LEAPS, FEW = 8.0, 3
+"""Times the longest way of the newest verified versions that one which cannot be verified may go, where there are so
+many to compare with."""
 
 
 @dataclass(slots=True)
@@ -94,6 +106,8 @@ class Replayed:
     """Snapshots of a signed run that no syncer wrote, or that are damaged: they count as not there, and why."""
     unproven: int = 0
     """Commits before which updates were turned away as too long: what the others counted for rests on those, too."""
+    untimely: list[str] = field(default_factory=list)
+    """Inputs of which more steps were believed than the times in the log have room for, and what was believed."""
 
 
 @dataclass(slots=True)
@@ -123,8 +137,11 @@ class _Judge:
     def __init__(self, bounds: Bounds, size: int, last: Sequence[Commit]) -> None:
         """`last`: the newest commits before the first that is judged."""
         self._influence = Influence(bounds)
+        self._bounds = bounds
         self._size = size
         self._bases: dict[str, int] = {}
+        self._written_at: dict[int, float] = {}
+        """When the newest versions were, by the clocks of whoever wrote them."""
         for commit in last:
             self.note(commit)
 
@@ -134,13 +151,31 @@ class _Judge:
         self._influence.note(h.version, h.inputs, h.usual_length)
         for given in h.inputs:
             self._bases[given.learner] = max(given.base, self._bases.get(given.learner, -1))
+        self._written_at[h.version] = h.written_at
+        self._written_at.pop(h.version - REMEMBERED, None)
+
+    def untimely(self, h: CommitHeader) -> list[str]:
+        """Return of which inputs more steps were believed than there was time for, and than others take."""
+        found, step_s = list[str](), h.waited.fastest_step_s / self._bounds.slow
+        for given in h.inputs:
+            usual = self._influence.usual_steps(given.learner)
+            if step_s <= 0.0 or not usual or given.base not in self._written_at:
+                continue
+            elapsed_s = max(0.0, given.fetched_at - self._written_at[given.base])
+            steps = given.believed or given.steps
+            if steps > max(1.0 + elapsed_s / step_s, self._bounds.slow * usual):
+                found.append(
+                    f"{given.key}: {steps} steps were believed; {elapsed_s:.0f} s had passed since version "
+                    f"{given.base}, and others' updates are of {usual:g}"
+                )
+        return found
 
     def odd(self, h: CommitHeader, before: F32) -> list[str]:
         """Return which inputs count for something else than they do by the run's bounds, or count again.
 
         `before`: the published value [n] of the version before.
         """
-        influence, found = self._influence, list[str]()
+        influence, found, exact = self._influence, list[str](), not _unproven(h)
         first = math.inf if influence.length else first_norm(kernels.norm(before), self._size)
         claims = [claim_of(given) for given in h.inputs]
         weights, bases = dict[str, float](), dict(self._bases)
@@ -149,15 +184,33 @@ class _Judge:
             by = influence.judge(claim, among, already=weights.get(given.learner, 0.0), first=first)
             weights[given.learner] = weights.get(given.learner, 0.0) + given.weight
             counts = by.weight, by.scale, tuple(map(str, by.clipped))
-            if counts != (given.weight, given.scale, given.clipped):
+            if exact and counts != (given.weight, given.scale, given.clipped):
                 said = _counts(given.weight, given.scale, given.clipped)
                 found.append(f"{given.key} counts for {said}; by the run's bounds it is {_counts(*counts)}")
             if given.base <= bases.get(given.learner, -1):
                 found.append(f"{given.key}: work of {given.learner} on base {bases[given.learner]} was merged before")
             bases[given.learner] = given.base
         usual = influence.after(h.inputs) if h.healed is None else influence.length
-        if usual != h.usual_length:
+        if exact and usual != h.usual_length:
             found.append(f"the usual length is {usual:g}, the commit says {h.usual_length:g}")
+        if not exact and self._has_majority(h):
+            found += self._too_long(h)
+        return found
+
+    def _has_majority(self, h: CommitHeader) -> bool:
+        """Return whether those who were turned away as too long are less than half, so that they move nothing far."""
+        turned_away = {r.learner for r in h.rejected if r.reason == Reason.TOO_LONG}
+        return 2 * len(turned_away) < len(self._influence.learners(h.inputs) | turned_away)
+
+    def _too_long(self, h: CommitHeader) -> list[str]:
+        """Return what is longer than it can be, whatever was turned away: the usual is no more than the longest."""
+        longest, found = self._influence.longest(h.inputs), list[str]()
+        if h.usual_length > longest:
+            found.append(f"the usual length is {longest:g} at most, the commit says {h.usual_length:g}")
+        for given in h.inputs:
+            most = self._bounds.norm * longest * math.sqrt(given.believed or max(1, given.steps))
+            if given.scale * given.norm > most * (1.0 + 1e-9):
+                found.append(f"{given.key} counts for a length of {given.scale * given.norm:g}; the most is {most:g}")
         return found
 
 
@@ -220,11 +273,11 @@ async def _end(log: Log, p: int) -> int:
 async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], None]) -> Replayed:
     carry = fold.Merging(log)
     begin = await earliest(log, p)
-    at = await fold.begin(log, p, carry, at_most=max(begin, first - 1), keep=REMEMBERED, need=1)
+    at = await fold.begin(log, p, carry, at_most=max(begin, first - 1), keep=BEFORE, need=1)
     bounds, size = log.run.header.bounds, log.run.layout.fragments[p].size
     judge = _Judge(bounds, size, at.last)
     result = Replayed(p, max(at.version, first - 1), begin)
-    snapshots = defaultdict[int, list[str]](list)
+    snapshots, moved = defaultdict[int, list[str]](list), deque[float](maxlen=REMEMBERED)
     for version, key in await log.snapshots(p):
         snapshots[version].append(key)
     while True:
@@ -235,11 +288,13 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
                 result.difference, state = await _version(log, carry, judge, at.carried, commit)
                 if result.difference is not None:
                     return result
+                moved.append(await log.runtime.offload(_way, at.carried.published, state.published))
                 for key in snapshots[commit.version]:
                     await _require_snapshot(log, carry, commit, key, result)
+                result.untimely += judge.untimely(commit.header)
                 judge.note(commit)
                 result.unproven += _unproven(commit.header)
-                at = fold.At.made_by(commit, state, (*at.last, commit)[-REMEMBERED:])
+                at = fold.At.made_by(commit, state, (*at.last, commit)[-BEFORE:])
                 if commit.version >= first:
                     result.compared += 1
                     tick()
@@ -250,7 +305,11 @@ async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], N
             if healed is None:
                 result.difference = Difference(p, at.version + 1, error.key, error.detail)
                 return result
-            result.gaps.append(Gap(at.version + 1, healed.version - 1, error.key, error.detail))
+            last, most = healed.version - 1, max(moved) if len(moved) >= FEW else math.inf
+            writers, result.difference = await _looked_through(log, p, at, last, most)
+            result.gaps.append(Gap(at.version + 1, last, error.key, error.detail, writers))
+            if result.difference is not None:
+                return result
             result.compared += healed.version >= first
             at, judge = healed, _Judge(bounds, size, healed.last)
             continue
@@ -265,7 +324,7 @@ async def _version(
 ) -> tuple[Difference | None, State]:
     """Fold one version and compare it. Raises `LogCorrupt` where it cannot be folded."""
     h = commit.header
-    watch = _Watch([] if _unproven(h) else await log.runtime.offload(judge.odd, h, before.published))
+    watch = _Watch(await log.runtime.offload(judge.odd, h, before.published))
     if h.healed is not None:
         watch.odd.append(
             f"it heals what is whole: version {before.version} can be folded, and it says that {h.healed.key} "
@@ -278,24 +337,60 @@ async def _version(
 async def _require_snapshot(log: Log, carry: fold.Merging, commit: Commit, key: str, result: Replayed) -> None:
     """Return if a snapshot is the state that its commit recorded. Raises `LogCorrupt`.
 
-    Where a run is signed, what lies there and is signed by no syncer says nothing of the commit: whoever may write to
-    the store has put it there.
+    Where a run is signed, what lies there and is signed by nobody who is a syncer now says nothing of the commit:
+    whoever may write to the store, or has a key that was one, can have put it there since.
     """
     try:
         await carry.start(commit.header.fragment, commit.version, key, commit)
     except LogCorrupt as error:
         if log.members.signed:
             try:
-                await log.open(await log.store.get(key), key, SnapshotHeader)
+                await log.open(
+                    await log.fetch(key, Kind.SNAPSHOT, commit.header.fragment), key, SnapshotHeader, in_force=True
+                )
             except (RecordInvalid, ObjectMissing):
                 result.nobodys.append(f"{key}: {error.detail}")
                 return
         raise
 
 
+def _way(before: F32, after: F32) -> float:
+    """Return how far a published value went [Euclidean]."""
+    return kernels.norm(after - before)
+
+
+async def _looked_through(
+    log: Log, p: int, at: fold.At[State], last: int, most: float
+) -> tuple[tuple[str, ...], Difference | None]:
+    """Return who wrote the versions of a gap, up to `last`, and the first that goes far beyond all before the gap.
+
+    What a version in a gap merged is gone, so any value could have been published there, and a heal have begun with it.
+    `most`: how far the newest verified versions went.
+    """
+    publishing, values, writers = fold.Publishing(log), at.carried.published, dict[str, None]()
+    try:
+        async for commit in log.commits(p, at.version, at.digest, at.under):
+            if commit.version > last:
+                break
+            writers[commit.header.writer] = None
+            before, values = values, await publishing.step(values, commit)
+            if (way := await log.runtime.offload(_way, before, values)) > LEAPS * most:
+                found = Difference(
+                    p,
+                    commit.version,
+                    commit_key(p, commit.version),
+                    f"what {commit.header.writer} published went {way:g} far, where the versions before went {most:g} "
+                    "at most, and nothing is left of what it merged",
+                )
+                return tuple(writers), found
+    except LogCorrupt:
+        pass  # its value is gone, too: nobody has begun with that
+    return tuple(writers), None
+
+
 async def _healed(log: Log, p: int, carry: fold.Merging, at: fold.At[State], top: int) -> fold.At[State] | None:
     try:
-        return await fold.beyond(log, p, carry, at, until=top, keep=REMEMBERED)
+        return await fold.beyond(log, p, carry, at, until=top, keep=BEFORE)
     except LogCorrupt:
         return None
 
@@ -305,9 +400,11 @@ async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd:
     key = commit_key(h.fragment, h.version)
     stored: frame.Body | None
     try:
-        stored = await log.store.get(h.value_key)
+        stored = await log.fetch(h.value_key, Kind.VALUE, h.fragment)
     except ObjectMissing:
         stored = None
+    except RecordInvalid as error:
+        return Difference(h.fragment, h.version, h.value_key, error.detail)
     held = b"" if stored is None else frame.digest(stored)
     problems = []
     if found.state_digest != h.state_digest:

@@ -14,7 +14,7 @@ from isthmus.bus.base import Said
 from isthmus.bus.endpoints import Listener
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
 from isthmus.log import Commit, Log
-from isthmus.log.speech import may_speak
+from isthmus.log.speech import may_speak, streams_of
 from isthmus.log.state import STANDS, is_most, look
 from isthmus.readers.heard import Hearing, LearnerView
 from isthmus.records.keys import learner_in
@@ -196,7 +196,7 @@ class Live:
         self._log = log
         self._runtime = runtime
         self._store = store
-        self._listener = Listener(bus, runtime, partial(may_speak, members=log.members))
+        self._listener = _listener(log, bus, runtime)
 
     async def begin(self, known: Sequence[int] = ()) -> None:
         """Read what is kept on the bus and the end of the log. Raises `Unavailable` of the store.
@@ -314,10 +314,15 @@ class Live:
         return {f.index: self._version(f.index) for f in self._log.run.layout.fragments}
 
 
+def _listener(log: Log, bus: Bus, runtime: Runtime) -> Listener:
+    """Return who hears all that speak in a run."""
+    return Listener(bus, runtime, partial(may_speak, members=log.members), known=partial(streams_of, log.members))
+
+
 async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
     """Read the run's state; listens for `listen_s` seconds to tell who is alive. Survives a bus that is away."""
     hearing, bus_error = Hearing(log.run.digest, log.members), ""
-    listener = Listener(bus, runtime, partial(may_speak, members=log.members))
+    listener = _listener(log, bus, runtime)
     try:
         async for stream, said in listener.backlog():
             hearing.take(stream, said, None)
@@ -395,7 +400,7 @@ def _ledger_row(p: int, f: FragmentPoint, tokens_seen: int) -> dict[str, int]:
 
 async def _checkpoint_header(log: Log, entry: Entry) -> CheckpointHeader | None:
     try:
-        blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
+        blob = await checked.read(log.store, log.runtime, entry.key, min(entry.size, log.checkpoint_most), cut=True)
         return (await log.open_checkpoint(blob, entry.key)).header
     except (ObjectMissing, RecordInvalid):
         return None

@@ -20,11 +20,16 @@ Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN)]
 """Name of a learner or a syncer; also a segment of keys."""
 
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
-Key = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=rf"\A{_SEGMENT}(/{_SEGMENT})*\Z")]
+KEY_MAX, KEY_PATTERN = 512, rf"\A{_SEGMENT}(/{_SEGMENT})*\Z"
+Key = Annotated[str, msgspec.Meta(min_length=1, max_length=KEY_MAX, pattern=KEY_PATTERN)]
 """Of an object. No segment is empty or begins with a dot, so none leads out of the run, or to what is no object."""
 
-Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
-"""For people to read, on terminals too: without control characters."""
+_CONTROLS = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+Text = Annotated[str, msgspec.Meta(max_length=256, pattern=rf"\A[^{_CONTROLS}]*\Z")]
+"""For people to read, on terminals too: without control characters, and none that turn the direction of reading."""
+
+Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9-]{0,39}\Z")]
+"""Why something was turned away or clipped: a name of `isthmus.reasons`, or what another release calls it."""
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
 """Number of a fragment."""

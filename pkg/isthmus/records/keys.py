@@ -2,7 +2,7 @@
 
 import re
 
-from isthmus.records.fields import is_name
+from isthmus.records.fields import KEY_MAX, KEY_PATTERN, is_name
 
 RUN_KEY = "run"
 UPDATES, LEARNERS, SCRATCH, EVALUATIONS, MEMBERS = "updates/", "learners/", "scratch/", "evaluations/", "members/"
@@ -88,7 +88,12 @@ def evaluation_key(series: str, cut: int, digest: bytes) -> str:
     return f"{evaluations_prefix(series)}{cut:012d}-{digest[:8].hex()}"
 
 
-_VERSIONED = re.compile(r".*/[0-9]{12}-[0-9a-f]{16}")
+_VERSIONED = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)+[0-9]{12}-[0-9a-f]{16}")
+
+
+def is_key(word: str) -> bool:
+    """Return whether an object of a run can lie under this."""
+    return len(word) <= KEY_MAX and re.match(KEY_PATTERN, word) is not None
 
 
 def is_versioned(key: str) -> bool:

@@ -24,6 +24,7 @@ from isthmus.records.fields import (
     Tokens,
     Version,
     Weight,
+    Word,
 )
 from isthmus.records.tree import LeafSpec
 from isthmus.rules import BLOCK_MAX, BOUNDS, FRAGMENTS_MAX, STEPS_MOST, Bounds, MemberRole, MergeRule, Pace, Rules
@@ -33,6 +34,7 @@ SCHEMA: Schema = 1
 
 INPUTS_MAX = 4096
 LISTED_MAX = 64
+WORDS_MAX = 64
 """Rejections and late updates listed one by one in a commit; beyond that they are counts."""
 
 
@@ -481,9 +483,9 @@ class CommitHeader(Record, frozen=True, kw_only=True):
     published_digest: Digest
     state_digest: Digest
     rejected: Annotated[tuple[Rejection, ...], msgspec.Meta(max_length=LISTED_MAX)]
-    rejected_total: dict[str, Counter]
+    rejected_total: Annotated[dict[Word, Counter], msgspec.Meta(max_length=WORDS_MAX)]
     """By reason, over the whole log of this fragment."""
-    clipped_total: dict[str, Counter] = {}
+    clipped_total: Annotated[dict[Word, Counter], msgspec.Meta(max_length=WORDS_MAX)] = {}
     """Updates that were merged for less than they said, by reason, over the whole log of this fragment."""
     waited: Waited
     writer: Name

@@ -131,6 +131,19 @@ class Influence:
             seen[given.learner] = _as_said(claim_of(given), self._version + 1)
         return self._usual_length(self._recent(seen, self._version + 1))
 
+    def longest(self, inputs: Iterable[Input]) -> float:
+        """Return the longest that anything was lately, these included [norm per root of a step]."""
+        said = {given.learner: _as_said(claim_of(given), self._version + 1) for given in inputs}
+        return max((found.length for found in [*self._seen.values(), *said.values()]), default=0.0)
+
+    def learners(self, inputs: Iterable[Input]) -> set[str]:
+        """Return of whom something was merged lately, these included."""
+        return {*self._seen, *(given.learner for given in inputs)}
+
+    def usual_steps(self, besides: str) -> float:
+        """Return how many steps the others' updates are of, as a rule; 0 where there are none."""
+        return statistics.median([found.steps for who, found in self._seen.items() if who != besides] or [0])
+
     def judge(
         self, claim: Claim, among: Sequence[Claim] = (), *, already: float = 0.0, first: float = math.inf
     ) -> Believed:
@@ -164,14 +177,18 @@ class Influence:
         scale, refused = 1.0, False
         usually = self._usual_length(seen)
         if usually > 0.0:
-            length = claim.norm / math.sqrt(steps)
+            # Of more steps than is usual none is longer for it: who says that it is sixteen times as fast is believed.
+            length = claim.norm / math.sqrt(min(steps, max(1, statistics.median_low(u.steps for u in usual))))
             refused = len(usual) >= MAJORITY and length > b.refused * usually
             if length > b.norm * usually:
                 scale = b.norm * usually / length
                 clipped.append(Clip.NORM)
-            elif length < usually / b.norm:
+                if len(usual) >= MAJORITY and weight > (most := statistics.median(weights)):
+                    weight = most  # long and heavy at once is nobody
+                    clipped += [Clip.WEIGHT] if Clip.WEIGHT not in clipped else []
+            elif (short := claim.norm / math.sqrt(steps)) < usually / b.norm:
                 # RDA gives each direction the mean length: one that is hardly there would be as loud as any.
-                weight *= b.norm * length / usually
+                weight *= b.norm * short / usually
                 clipped.append(Clip.SHORT)
         if self._length <= 0.0 and len(usual) < MAJORITY and claim.norm * scale > first:
             scale = first / claim.norm

@@ -1,7 +1,7 @@
-"""Large objects, read a piece at a time: each is checked as it arrives, and one that is not what was written is asked
-for again alone.
+"""Objects, read no further than one of their kind can be long: whoever may write there may put a terabyte there.
 
-What an object says of its pieces is a help, not a proof: whoever uses it checks the digest of the whole.
+Large ones are read a piece at a time: each is checked as it arrives, and one that is not what was written is asked for
+again alone. What an object says of its pieces is a help, not a proof: whoever uses it checks the digest of the whole.
 """
 
 import asyncio
@@ -24,23 +24,40 @@ HEAD_BYTES = 64 << 10
 """Bytes that are asked for first; a longer head is asked for again."""
 
 
+async def whole(store: Store, key: str, kind: frame.Kind, payload: int = 0) -> Body:
+    """Return an object of a kind, with at most so many bytes of payload.
+
+    Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` for a longer one, of which no more is read.
+    """
+    return await _at_most(store, key, frame.largest(kind, payload))
+
+
+async def _at_most(store: Store, key: str, most: int) -> Body:
+    blob = await store.get_range(key, 0, most + 1)
+    if len(blob) > most:
+        raise RecordInvalid(Reason.OVERSIZED, f"{key} has more than the {most} bytes that one of its kind can have")
+    return blob
+
+
 async def read(
     store: Store, runtime: Runtime, key: str, at_most: int, *, first: int | None = None, cut: bool = False
 ) -> Body:
-    """Return an object, as `Store.get` does. `at_most`: no object of this kind has more bytes.
+    """Return an object. `at_most`: no object of this kind has more bytes; of a longer one no more is read.
 
     `first`: only so many of its bytes are wanted, from the beginning on; it may be a few more.
-    `cut`: of one that is longer all the same, which a stranger may have stored, no more than that is read.
+    `cut`: return the beginning of one that is longer, which is then judged by its digest.
 
-    Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` where a piece is not what the object says.
+    Raises `ObjectMissing`, `Unavailable`, `Denied`, and `RecordInvalid` where it is longer, or a piece is not what the
+    object says.
     """
     head: Body = bytearray()
     table = None
     if at_most > frame.PIECE_BYTES:
         head, table = await _head(store, key, at_most)
     if table is None:
-        limit = at_most if first is None and cut else first
-        return await (store.get(key) if limit is None else store.get_range(key, 0, limit))
+        if first is not None or cut:
+            return await store.get_range(key, 0, at_most if first is None else first)
+        return await _at_most(store, key, at_most)
     wanted = [piece for piece in table.pieces() if first is None or piece[0] < first]
     end = wanted[-1][1] if wanted else table.start
     out = frame.blank(end)

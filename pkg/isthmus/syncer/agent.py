@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from functools import partial
 
 from isthmus.bus import Bus
 from isthmus.bus.base import Said
@@ -19,7 +20,7 @@ from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Una
 from isthmus.health import Vitals
 from isthmus.log import Log
 from isthmus.log.merge import state_bytes
-from isthmus.log.speech import heard, keep_members, may_speak
+from isthmus.log.speech import heard, keep_members, may_speak, streams_of
 from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
 from isthmus.records import frame
@@ -139,6 +140,7 @@ class Syncer:
             self._listens_to,
             self.pace.heartbeat_s,
             back_s=self.pace.silence_s + self.pace.heartbeat_s,
+            known=partial(streams_of, log.members),
         )
         self._said: FairQueue[tuple[str, Said, bool]] = FairQueue(HEARD_EACH, HEARD_MAX, self._dropped)
         self._reach = Reach(runtime, store, self._tolerance, self._listener, self._speaker, bus.url)

@@ -23,11 +23,12 @@ from isthmus.doctor import (
     examine_trust,
     examine_way,
 )
+from isthmus.errors import legible
 from isthmus.log.run import Run
 from isthmus.ports import THREADS
 from isthmus.records.fields import require_name
 from isthmus.runtime import Runtime, threaded
-from isthmus.urls import split
+from isthmus.urls import split, without_passwords
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.process import logs
 from isthmus_services.settings import declared, shared
@@ -95,7 +96,7 @@ def show(finding: Finding, console: Console) -> None:
     """Print one line, and a second where something is to be done."""
     line = Text(f"{finding.outcome:<8}", style=_STYLE[finding.outcome])
     line.append(f"{finding.check}: ", style="bold")
-    line.append(finding.said, style="default")
+    line.append(legible(without_passwords(finding.said)), style="default")
     console.print(line, soft_wrap=True)
     if finding.advice:
-        console.print(Text(f"{'':8}→ {finding.advice}"), soft_wrap=True)
+        console.print(Text(f"{'':8}→ {legible(without_passwords(finding.advice))}"), soft_wrap=True)

@@ -19,6 +19,7 @@ from isthmus_services.output.tables import Column, fitted
 from isthmus_services.settings import declared, shared
 
 ROWS_MAX = 20
+UNTIMELY_SHOWN = 10
 """Lines of a table of departures; the JSON report has all of them."""
 
 
@@ -67,6 +68,11 @@ async def _compare(log: Log, a: declared.Replay) -> int:
             print(gap.line(replayed.fragment))
         for line in replayed.nobodys:
             print(f"{line}: it counts as not there")
+    untimely = [line for r in found for line in r.untimely]
+    for line in untimely[:UNTIMELY_SHOWN]:
+        print(f"{line}: by the times in the log there was no time for them")
+    if len(untimely) > UNTIMELY_SHOWN:
+        print(f"and {len(untimely) - UNTIMELY_SHOWN} more such updates")
     if unproven := sum(r.unproven for r in found):
         print(
             f"{unproven} commits come after updates that were turned away as too long and had a say in what is usual: "
@@ -81,6 +87,7 @@ async def _compare(log: Log, a: declared.Replay) -> int:
             "differ": len(different),
             "unverifiable": unverifiable,
             "unproven": unproven,
+            "untimely": len(untimely),
             "fragments": [
                 {
                     "fragment": r.fragment,

@@ -3,6 +3,9 @@
 import logging
 import sys
 
+from isthmus.errors import legible
+from isthmus.urls import without_passwords
+
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _NOISY = ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib")
 
@@ -36,16 +39,27 @@ def configure(format: str = "auto", level: str = "info", **context: str) -> None
             )
         )
     else:
-        handler.setFormatter(logging.Formatter(TEXT))
+        handler.setFormatter(_Lines(TEXT))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     logging.getLogger("isthmus").setLevel(level.upper())
 
 
+class _Lines(logging.Formatter):
+    """One message, one line, and nothing in it that moves a cursor: what others wrote is in some."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        record.message = legible(without_passwords(record.message))
+        return super().formatMessage(record)
+
+
 def quiet() -> None:
     """Warnings only: for commands that have a display of their own."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
 def serving() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from isthmus import memory
 from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
 from isthmus.log import Log
 from isthmus.log.membership import WRITERS, Membership
@@ -10,8 +11,9 @@ from isthmus.log.verified import KINDS
 from isthmus.ports import open_log
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.keys import RUN_KEY, commit_in, learner_in
+from isthmus.records.keys import RUN_KEY, commit_in, is_key, learner_in
 from isthmus.signing import armored, fingerprint, namespace_of, public_line
+from isthmus.store import checked
 from isthmus_services.settings import declared, shared
 
 MESSAGE, SIGNATURE, ALLOWED = "message", "message.sig", "allowed_signers"
@@ -24,8 +26,12 @@ def run(settings: declared.KeysVerify) -> int:
 
 async def _verify(settings: declared.KeysVerify) -> int:
     async with open_log(settings.run, shared.owner_in(settings)) as log:
+        if not is_key(settings.object):
+            raise InputError(
+                f"{settings.object} is no key of an object, such as updates/00000/NAME/000000000012-0123456789abcdef"
+            )
         try:
-            blob = await log.store.get(settings.object)
+            blob = await checked.read(log.store, log.runtime, settings.object, memory.machine_bytes())
         except ObjectMissing:
             raise InputError(f"{log.run.url}: nothing is stored under {settings.object}") from None
         try:

@@ -3,21 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import msgspec
 
-from isthmus.errors import InputError, RecordInvalid
+from isthmus.errors import InputError, ObjectMissing, RecordInvalid
 from isthmus.log import Log
 from isthmus.log.membership import Membership, write
-from isthmus.log.select import checkpoints_in
+from isthmus.log.select import by_learner, checkpoints_in
 from isthmus.ports import open_log
 from isthmus.records import frame
-from isthmus.records.keys import LEARNERS, learner_in
+from isthmus.records.keys import LEARNERS
 from isthmus.records.objects import VOUCHED_MAX, CheckpointHeader, MemberSpec
 from isthmus.rules import MemberRole
 from isthmus.signing import Signer, fingerprint
-from isthmus.store import BUCKETS, Entry
+from isthmus.store import BUCKETS, Entry, checked
 from isthmus.urls import redacted, split
 from isthmus_services.settings import declared, shared
 
@@ -60,10 +59,7 @@ async def _change(settings: Writing, made: Change, successor: Signer | None) -> 
 async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) -> list[MemberSpec]:
     """Return entries with a word for the newest checkpoints of each learner whose key changes: its next life may go on
     from them, though they bear the signature of a key that is nobody's any more."""
-    listed = checkpoints_in(await log.store.list(LEARNERS))
-    newest: dict[str, Entry] = {}
-    for entry in listed:
-        newest.setdefault(learner_in(entry.key), entry)
+    held = by_learner(checkpoints_in(await log.store.list(LEARNERS)))
     found = []
     for member in entries:
         earlier = next((m for m in before.members if m.name == member.name), None)
@@ -71,15 +67,30 @@ async def _vouched(log: Log, before: Membership, entries: Sequence[MemberSpec]) 
             found.append(member)
             continue
         signatures: list[bytes] = []
-        for name, entry in newest.items():
+        for name, checkpoints in held.items():
             if before.member(name) is earlier and len(signatures) < VOUCHED_MAX:
-                blob = await log.store.get(entry.key)
-                with suppress(RecordInvalid):
-                    opened = await log.open(blob, entry.key, CheckpointHeader, in_force=True)
-                    signatures.append(frame.signature_of(blob))
-                    logger.info("%s may go on from step %d", name, opened.header.step)
+                signatures += await _newest_of(log, name, checkpoints)
         found.append(msgspec.structs.replace(member, vouched=tuple(signatures)))
     return found
+
+
+async def _newest_of(log: Log, name: str, checkpoints: Sequence[Entry]) -> list[bytes]:
+    """Return the signature [64 bytes] of the newest checkpoint that a learner has written; none where it has not."""
+    for entry in checkpoints:
+        if entry.size > log.checkpoint_most:
+            logger.warning("%s is passed over: it has %d bytes", entry.key, entry.size)
+            continue
+        try:
+            blob = await checked.read(log.store, log.runtime, entry.key, entry.size, cut=True)
+            opened = await log.open(blob, entry.key, CheckpointHeader, in_force=True)
+        except (ObjectMissing, RecordInvalid) as error:
+            logger.warning("%s is passed over: %s", entry.key, error)
+            continue
+        logger.info("%s may go on from step %d", name, opened.header.step)
+        return [frame.signature_of(blob)]
+    if checkpoints:
+        logger.warning("no checkpoint of %s is good: its next life begins without one", name)
+    return []
 
 
 def bucket_of(url: str | None) -> str:
