@@ -239,6 +239,7 @@ class Cluster:
         seat.unfoldable = isinstance(error, LogCorrupt)
         # A syncer may end where every fragment is damaged: it can serve none until an operator heals the log.
         damaged = self.scenario.store.get(Fault.CORRUPTED) or self.scenario.hostile is Hostility.OVERWRITES
+        damaged = damaged or bool(self.checker.lies)  # nobody can join where a lie has taken a commit's key
         lost = any(planned.fault is Fault.UNMOUNTED for planned in self.scenario.planned)
         if error is not None and not isinstance(error, IsthmusError):
             self.checker.violate(f"{seat.name} ended by {error!r}", error)

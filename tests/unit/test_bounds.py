@@ -24,7 +24,7 @@ from isthmus.rounds.bounds import (
     claim_of,
     first_norm,
 )
-from isthmus.rounds.events import Action, CallRound, Merge
+from isthmus.rounds.events import Action, CallRound, Fetch, Merge, Refused
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import ABSENT_KNOWN, Phase
 from isthmus.rules import Bounds, Pace
@@ -187,6 +187,21 @@ def test_who_is_heard_and_never_comes_is_not_waited_for() -> None:
     another("idle")
     story.commit("a", "b", "idle", waited=missing())
     waits_for_it(ABSENT_KNOWN * BOUNDS.absent)
+
+
+@pytest.mark.parametrize(("reason", "answered"), [(Reason.TOO_LONG, True), (Reason.UNREADABLE, False)])
+def test_who_was_turned_away_for_good_has_answered(reason: Reason, answered: bool) -> None:
+    """Else one that explodes has everybody wait, round after round, for what none of its updates can be."""
+    story = Story("a", "b", "evil", bounds=BOUNDS)
+    story.commit("a", "b", "evil")
+    story.now += 10.0
+    for learner in ("a", "b", "evil"):
+        story.beat(learner)
+    story.arrive(story.announce("a", base=1, due=True))
+    [fetch] = story.announce("evil", base=1)
+    assert isinstance(fetch, Fetch)
+    story.rounds.on(Refused(fetch.pointer, reason), story.now)
+    assert any(isinstance(a, Merge) for a in story.arrive(story.announce("b", base=1))) == answered
 
 
 def test_bounds_can_be_taken_away() -> None:

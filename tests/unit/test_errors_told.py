@@ -10,7 +10,7 @@ import pytest
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, legible, told
 from isthmus.reasons import Reason
 from isthmus.records.fields import Text, Word
-from isthmus.records.keys import is_key, is_versioned
+from isthmus.records.keys import can_be_named, is_versioned
 from isthmus_services.cli import main
 from isthmus_services.process import logs
 
@@ -56,7 +56,9 @@ def test_what_is_called_strangely_is_no_object_of_a_run() -> None:
     name = "000000000001-0123456789abcdef"
     assert is_versioned(f"updates/00000/eu/{name}")
     assert not any(is_versioned(f"updates/00000/{odd}/{name}") for odd in ("\x1b[2J", "a b", "..", "", "\u202e"))
-    assert not any(is_key(odd) for odd in ("../../etc/passwd", "/etc/passwd", "", "a//b", "a\n", "x/" * 300 + "x"))
+    assert not any(
+        can_be_named(odd) for odd in ("../../etc/passwd", "/etc/passwd", "", "a//b", "a\n", "x/" * 300 + "x")
+    )
 
 
 def test_a_line_of_the_log_is_one_line_without_passwords(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.averages import Usual
 from isthmus.errors import InputError
 from isthmus.rounds.events import Action, Announced, Appended, CallRound, ClosedBy, Fetch, Merge, Passed, Tick, Turn
 from isthmus.rounds.gate import Gate
@@ -100,6 +101,23 @@ def test_what_storing_a_commit_takes_is_part_of_the_lag() -> None:
     closed(story, waits_s=0.5)
     assert story.rounds.next_period() == pytest.approx(next_period(50.0, (0.02 + 0.5 + 2.0 + 0.01) / STEP_S, 12, 96))
     assert story.rounds.next_period() > quick
+
+
+def test_one_round_that_hung_does_not_move_the_period_and_two_do() -> None:
+    story = Story("a", "b")
+    closed(story, waits_s=0.5)
+    quick = story.rounds.next_period()
+    story.rounds.on(Appended(merged(1, "a", "b", period=quick)), story.now)
+    for hung in (1, 2):
+        closed(story, waits_s=2.0 * quick * STEP_S)
+        period = story.rounds.next_period()
+        assert (period > quick) == (hung == 2)
+        story.rounds.on(Appended(merged(1 + hung, "a", "b", period=period)), story.now)
+    # And what hung is no usual duration either.
+    usual = Usual()
+    for took, value in ((3.0, 3.0), (0.1, 0.1), (0.2, 0.2), (3.0, 0.2), (0.1, 0.2), (0.1, 0.1)):
+        usual.note(took)
+        assert usual.value == value
 
 
 def test_what_a_round_waited_in_vain_does_not_lengthen_the_period() -> None:

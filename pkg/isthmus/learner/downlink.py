@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from isthmus.averages import smooth
+from isthmus.averages import Usual
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import LogCorrupt, Unavailable
 from isthmus.learner.boundary import Ready, ToTraining
@@ -59,8 +59,7 @@ class Downlink:
     ) -> None:
         """`found_other` is called where the store shows us another history than it shows somebody else."""
         self.known: list[Known] = []
-        self.sync_s = 0.0
-        """From hearing of a commit to having its value ready to adopt, a moving average."""
+        self._syncs = Usual()
         self.histories = [Histories(f.index, found_other) for f in log.run.layout.fragments]
         self.merged_lately: set[str] = set()
         """Learners of whom the newest commit of some fragment, as `begin` found it, has merged something."""
@@ -125,6 +124,11 @@ class Downlink:
                         logger.warning("probing fragment %d: %s", p, error, extra={"fragment": p})
                         break
 
+    @property
+    def sync_s(self) -> float:
+        """What usually passes from hearing of a commit to having its value ready to adopt [s]; 0 while unknown."""
+        return self._syncs.value
+
     async def fetch(self) -> None:
         """Fetch whatever is behind, for ever; several of these run at once."""
         while True:
@@ -181,7 +185,7 @@ class Downlink:
         if known.version == before:
             return  # nothing has come: what there was has been told
         if behind == 1:
-            self.sync_s = smooth(self.sync_s, self._runtime.now() - started)
+            self._syncs.note(self._runtime.now() - started)
         await self._tell_of(p)
 
     async def _tell_of(self, p: int) -> None:

@@ -204,7 +204,8 @@ class _Judge:
 
     def _too_long(self, h: CommitHeader) -> list[str]:
         """Return what is longer than it can be, whatever was turned away: the usual is no more than the longest."""
-        longest, found = self._influence.longest(h.inputs), list[str]()
+        # Of one or two the usual falls slowly, and may be more than all that is seen.
+        longest, found = max(self._influence.longest(h.inputs), self._influence.length), list[str]()
         if h.usual_length > longest:
             found.append(f"the usual length is {longest:g} at most, the commit says {h.usual_length:g}")
         for given in h.inputs:

@@ -91,7 +91,7 @@ def evaluation_key(series: str, cut: int, digest: bytes) -> str:
 _VERSIONED = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)+[0-9]{12}-[0-9a-f]{16}")
 
 
-def is_key(word: str) -> bool:
+def can_be_named(word: str) -> bool:
     """Return whether an object of a run can lie under this."""
     return len(word) <= KEY_MAX and re.match(KEY_PATTERN, word) is not None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from isthmus.averages import smooth
+from isthmus.averages import Usual
 from isthmus.reasons import FINAL, Reason
 from isthmus.records.objects import CHANGES_MAX, INPUTS_MAX, LISTED_MAX, CommitHeader, Late, Rejection, Seen, What
 from isthmus.rounds.events import (
@@ -181,7 +181,9 @@ class Rounds:
         self._ended_at = -math.inf  # the last round here
         self._rejections: dict[tuple[str, int, str], tuple[int, float, bytes]] = {}
         # How often, when last, and the digest of that one.
-        self._close_to_commit_s = 0.0
+        self._close_to_commit = Usual()
+        self._exceeded = False
+        """Whether the last round took longer than a period, from due to adoptable."""
         self._opened: dict[int, float] = {}  # when, by version: of this round and the one before
         self._bounds = bounds
         self._missed: dict[str, int] = {}  # rounds in a row that a learner was missing in, and did not pass
@@ -398,6 +400,9 @@ class Rounds:
             if longer := self._longer.pop(place, None):
                 self._waiting[place] = longer
         self._reject(pointer, reason, now)
+        if reason in FINAL and pointer.base == self.head and place not in self._waiting:
+            # It has answered, with nothing that can be merged: nobody waits for more of it.
+            return self._passed(pointer.learner, self.head + 1, now) + self.fetches()
         return self._tick(now) + self.fetches()
 
     def _tick(self, now: float) -> list[Action]:
@@ -476,7 +481,8 @@ class Rounds:
         """
         ours = self.round is not None and self.phase is Phase.MERGING
         if ours and self.round is not None:
-            self._close_to_commit_s = smooth(self._close_to_commit_s, now - self.round.closed_at)
+            self._exceeded = (self._lag() or 0.0) > self.period
+            self._close_to_commit.note(now - self.round.closed_at)
         leftover = list(self.round.arrived.values()) if self.round else []
         self._end(now)
         self.head = commit.version
@@ -565,18 +571,28 @@ class Rounds:
     def next_period(self) -> float:
         """Return the period that follows the round that is being merged, in steps of the fastest member.
 
+        One round that took longer than a period may have hung; two in a row say that rounds take so long. Where
+        learners wait for versions (`lead`), nothing is overwritten, and the period stays as it is.
+        """
+        lag = self._lag()
+        if lag is None or self._pace.lead is not None or (lag > self.period and not self._exceeded):
+            return self.period
+        return next_period(self.period, lag, self._shortest, self._longest)
+
+    def _lag(self) -> float | None:
+        """Return what passes from due to adoptable in the round that is being merged, in steps of the fastest member;
+        None while these are unknown.
+
         Where it waited in vain until it gave up, that is no part of the lag: it gives up after a period.
-        Where learners wait for versions (`lead`), nothing is overwritten, and the period stays as it is.
         """
         r = self.round
         step_s = 0.0 if r is None else self._members.terms(r.expected, ()).fastest_step_s
-        if r is None or step_s <= 0.0 or self._pace.lead is not None:
-            return self.period
+        if r is None or step_s <= 0.0:
+            return None
         ended = r.closed_at
         if r.closed_by is ClosedBy.DEADLINE:
             ended = max((r.opened_at + seen.at for seen in r.seen if seen.what == "in"), default=ended)
-        lag_s = ended - r.due_at + self._close_to_commit_s + self._members.usual_sync_s()
-        return next_period(self.period, lag_s / step_s, self._shortest, self._longest)
+        return (ended - r.due_at + self._close_to_commit.value + self._members.usual_sync_s()) / step_s
 
     def late(self, wall: Callable[[float], float]) -> tuple[Late, ...]:
         """Return the updates that wait but are not in this round (bounded). `wall` turns our times into dates."""
@@ -721,7 +737,7 @@ class Rounds:
 
     def _terms(self, r: Round, expected: set[str]) -> Terms:
         terms = self._members.terms(expected, expected - r.fresh - r.passed.keys())
-        return replace(terms, sync_s=terms.sync_s + self._close_to_commit_s)
+        return replace(terms, sync_s=terms.sync_s + self._close_to_commit.value)
 
     def _grace_ends(self, r: Round) -> float:
         assert r.quorum_at is not None, "grace without quorum"

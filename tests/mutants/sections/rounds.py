@@ -84,7 +84,7 @@ MUTANTS = [
         ),
         row(
             "merging-takes-no-time",
-            "return replace(terms, sync_s=terms.sync_s + self._close_to_commit_s)",
+            "return replace(terms, sync_s=terms.sync_s + self._close_to_commit.value)",
             "return terms",
         ),
         row("one-heard-is-everybody", "return ends if len(r.fresh) > 1 else", "return ends if len(r.fresh) > 0 else"),

@@ -11,7 +11,7 @@ from isthmus.log.verified import KINDS
 from isthmus.ports import open_log
 from isthmus.records import frame
 from isthmus.records.frame import Kind
-from isthmus.records.keys import RUN_KEY, commit_in, is_key, learner_in
+from isthmus.records.keys import RUN_KEY, can_be_named, commit_in, learner_in
 from isthmus.signing import armored, fingerprint, namespace_of, public_line
 from isthmus.store import checked
 from isthmus_services.settings import declared, shared
@@ -26,7 +26,7 @@ def run(settings: declared.KeysVerify) -> int:
 
 async def _verify(settings: declared.KeysVerify) -> int:
     async with open_log(settings.run, shared.owner_in(settings)) as log:
-        if not is_key(settings.object):
+        if not can_be_named(settings.object):
             raise InputError(
                 f"{settings.object} is no key of an object, such as updates/00000/NAME/000000000012-0123456789abcdef"
             )
