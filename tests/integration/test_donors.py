@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from isthmus.errors import RecordInvalid
 from isthmus.layout import Spec, TensorClass
 from isthmus.learner.agent import LearnerAgent
 from isthmus.learner.checkpoint import Checkpoint, LoopState, Saver
 from isthmus.learner.history import HEAD_BYTES, donors, read_head
 from isthmus.log.select import checkpoints_in
 from isthmus.pytorch.loop import Loop
+from isthmus.records import frame
 from isthmus.records.keys import checkpoint_key
 from isthmus.records.objects import CheckpointHeader
 from isthmus.store import Entry
@@ -128,6 +130,19 @@ async def test_one_that_its_header_gives_away_is_not_fetched(names: int, folder:
         assert fetched < entry.size / 2
         assert (fetched > HEAD_BYTES) == (names > 1)
         assert await newcomer.donor(lambda found: None) is not None, "it would have been there"
+
+
+async def test_of_one_that_claims_a_huge_header_only_the_beginning_is_read(folder: Path) -> None:
+    async with merged(folder, "a") as w:
+        [entry] = checkpoints_in(await w.store.list("learners/"))
+        blob = bytearray(await w.store.get(entry.key)) + bytes(4 << 20)
+        blob[12:16] = (60 << 20).to_bytes(4, "little")
+        assert frame.head_end(blob, frame.Kind.CHECKPOINT) == frame.PREFIX.size + (60 << 20)
+        await w.store.put(entry.key, blob)
+        before = w.store.traffic.bytes_down
+        with pytest.raises(RecordInvalid, match="bytes of header"):
+            await read_head(w.log, entry.key)
+        assert w.store.traffic.bytes_down - before <= HEAD_BYTES
 
 
 async def test_a_damaged_header_is_passed_over(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -89,6 +89,7 @@ async def _lied(w: World, syncer: Syncer, lie: Callable[[Keeper], None]) -> tupl
     """Let a keeper lie from now on until it has committed; return after which version, and what replay says."""
     await begun(w, syncer)
     assert await differences(w) == {}
+    assert [(r.unproven, r.untimely, r.nobodys) for r in await replay(w.log)] == [(0, [], [])] * 2
     keeper = syncer.keepers[0]
     head = keeper.head
     lie(keeper)

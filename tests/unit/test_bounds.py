@@ -148,6 +148,15 @@ def test_with_no_history_what_is_usual_is_the_round_whoever_was_first() -> None:
         assert found["evil"].scale * 1e6 <= BOUNDS.norm * 0.15
 
 
+def test_what_is_not_clipped_weighs_to_the_last_bit_what_it_asks_for() -> None:
+    """The gate holds commits to that."""
+    for steps in (3, 7, 11):
+        claim = Claim("h1", steps, 1000 * steps + 1, 0.1)
+        found = seen(*HONEST).judge(claim)
+        assert found.clipped == ()
+        assert found.weight == claim.tokens * (claim.tokens / claim.steps)
+
+
 @pytest.mark.parametrize("claim", [*HONEST, Claim("h", 1, 1, 0.0)])
 def test_nobody_counts_for_more_than_was_asked(claim: Claim) -> None:
     """Who says of itself that it is enormous moves the median, and must not lift others with it."""

@@ -245,3 +245,20 @@ def test_whoever_healed_first_is_not_written_over() -> None:
         assert w.keys(snapshots_prefix(0)) == snapshots
 
     Written().drive(body)
+
+
+def test_a_damaged_commit_among_the_last_before_the_start_is_named() -> None:
+    """What is usual, and what was merged, the commits before say: a start of which one cannot be read is none."""
+
+    async def body(w: Written) -> None:
+        await w.grow(6, snapshot_every=4)
+        key = commit_key(0, 3)
+        blob = w.blob(key)
+        blob[300] ^= 1
+        w.put(key, blob)
+        merging = fold.Merging(w.log)
+        assert (await fold.begin(w.log, 0, merging, keep=4)).version == 0
+        assert (await fold.begin(w.log, 0, merging, keep=1)).version == 4
+        assert len((await fold.begin(w.log, 0, merging, keep=4, need=1)).last) == 1, "where one is enough"
+
+    Written().drive(body)

@@ -53,6 +53,18 @@ async def stored(w: Written, *leaves: Leaf) -> CheckpointHeader:
     )  # fmt: skip
 
 
+def test_a_part_lies_under_the_key_that_it_says() -> None:
+    async def body(w: Written) -> None:
+        [part] = (await stored(w, leaf(np.arange(3, dtype=np.uint16), [((0,), (3,))]))).parts
+        blob = await w.store.get(part.key)
+        assert (await w.log.open(blob, part.key, PartHeader)).header.step == 7
+        for other in (part.key.replace("/a/", "/b/"), part.key.replace("/000001/", "/000007/"), part.key[:-1] + "x"):
+            with pytest.raises(RecordInvalid, match="it lies under"):
+                await w.log.open(blob, other, PartHeader)
+
+    Written().drive(body)
+
+
 @pytest.mark.parametrize("where", [*BLOCKS, ((0, 0), (7, 5)), ((2, 1), (3, 3)), ((6, 4), (1, 1)), ((3, 0), (4, 5))])
 def test_any_rectangle_is_read_from_the_pieces_it_lies_in(where: Any) -> None:
     async def body(w: Written) -> None:

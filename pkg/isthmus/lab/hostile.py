@@ -34,6 +34,16 @@ def _stale(x: F32, of: tuple[int, int], shared: Shared, draw: np.random.Generato
     return shared.setdefault((of[0], 0), x)
 
 
+JUST_BELOW = 3.8
+"""Times the length of an honest update: an update of one that poisons slowly, which no bound of four cuts."""
+
+
+def _slow(x: F32, of: tuple[int, int], shared: Shared, draw: np.random.Generator) -> F32:
+    """Always the same way, as far as goes uncut: what somebody does who wants the model somewhere, and has time."""
+    way = shared.setdefault((of[0], 0), draw.standard_normal(x.size).astype(np.float32))
+    return (JUST_BELOW * np.linalg.norm(x) / max(float(np.linalg.norm(way)), 1e-30) * way).astype(np.float32)
+
+
 ATTACKS: dict[str, Attack] = {
     "sign": lambda x, *_: -x,
     "ten times": lambda x, *_: 10 * x,
@@ -43,6 +53,7 @@ ATTACKS: dict[str, Attack] = {
     ),
     "stale": _stale,
     "together": _together,
+    "slow": _slow,
 }
 
 

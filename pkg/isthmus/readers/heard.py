@@ -77,9 +77,9 @@ class Hearing:
                 known = self.rounds.get(message.fragment)
                 if message.version > max(self.heads.get(message.fragment, 0), known.version if known else 0):
                     self.rounds[message.fragment] = OpenRound(message.version)
-            case Heartbeat() if self.members is not None and self.members.said(message.members, message.learner):
-                self._learner(message, at)
             case Heartbeat() | Progress() | Announce() | Leave() | Pass():
+                if isinstance(message, Heartbeat) and self.members is not None:
+                    self.members.said(message.members, message.learner)
                 self._learner(message, at)
 
     def waited_for(self, fragment: int, live: set[str]) -> set[str]:

@@ -178,7 +178,7 @@ class _Judge:
         influence, found, exact = self._influence, list[str](), not _unproven(h)
         first = math.inf if influence.length else first_norm(kernels.norm(before), self._size)
         claims = [claim_of(given) for given in h.inputs]
-        weights, bases = dict[str, float](), dict(self._bases)
+        weights = dict[str, float]()
         for number, (given, claim) in enumerate(zip(h.inputs, claims, strict=True)):
             among = claims[:number] if influence.known else claims
             by = influence.judge(claim, among, already=weights.get(given.learner, 0.0), first=first)
@@ -187,9 +187,8 @@ class _Judge:
             if exact and counts != (given.weight, given.scale, given.clipped):
                 said = _counts(given.weight, given.scale, given.clipped)
                 found.append(f"{given.key} counts for {said}; by the run's bounds it is {_counts(*counts)}")
-            if given.base <= bases.get(given.learner, -1):
-                found.append(f"{given.key}: work of {given.learner} on base {bases[given.learner]} was merged before")
-            bases[given.learner] = given.base
+            if given.base <= (merged := self._bases.get(given.learner, -1)):
+                found.append(f"{given.key}: work of {given.learner} on base {merged} was merged before")
         usual = influence.after(h.inputs) if h.healed is None else influence.length
         if exact and usual != h.usual_length:
             found.append(f"the usual length is {usual:g}, the commit says {h.usual_length:g}")
