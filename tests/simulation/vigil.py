@@ -256,11 +256,13 @@ class Vigil:
         cluster = self._cluster
         seats = [seat for seat in cluster.seats if seat.is_syncer and seat.ports is not None]
         wires = [seat.ports.wire for seat in seats if seat.ports is not None]
-        before = [wire.bytes_down for wire in wires]
+        before = [(wire.bytes_down, wire.read_bytes["updates"]) for wire in wires]
         await asyncio.sleep(MEASURED_S)
-        for seat, wire, read in zip(seats, wires, before, strict=True):
-            needs = (wire.bytes_down - read) / MEASURED_S
-            seat.store.down_bytes_s = needs / cluster.scenario.overload
+        for seat, wire, (read, of_updates) in zip(seats, wires, before, strict=True):
+            needs = (wire.read_bytes["updates"] - of_updates) / MEASURED_S
+            # Here, and in no run of any size, what others commit is as long as the updates that it names.
+            besides = (wire.bytes_down - read) / MEASURED_S - needs
+            seat.store.down_bytes_s = besides + needs / cluster.scenario.overload
         said = f"syncers that are asked for {cluster.scenario.overload:g} times what their links carry"
         cluster.faults["vigil: overload"] += 1
         cluster.say("world", said)

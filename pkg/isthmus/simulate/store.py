@@ -77,6 +77,7 @@ class SimulatedStore:
         self.bytes_up = 0
         self.bytes_down = 0
         self.reads: Counter[str] = Counter()
+        self.read_bytes: Counter[str] = Counter()
         """How often something was read, by the first part of its key."""
         self.mount: Mount | None = None
         self._objects = objects
@@ -126,6 +127,7 @@ class SimulatedStore:
         self.reads[key.partition("/")[0]] += 1
         body = bytearray(await self._request("get", key, effect, carries=True))
         self.bytes_down += len(body)
+        self.read_bytes[key.partition("/")[0]] += len(body)
         if body and self.weather.strikes(self._process.random, f"body of {key}", Fault.CORRUPTED) is Fault.CORRUPTED:
             at = self._process.random.randrange(len(body))
             body[at] ^= 1 << self._process.random.randrange(8)
