@@ -74,6 +74,22 @@ def test_a_fetch_under_way_is_waited_for_as_long_as_two_usual_ones() -> None:
     assert story.rounds.round.own_until == began + PATIENCE * 3.0
 
 
+def test_that_a_round_was_kept_open_is_noted_though_nothing_else_happens_meanwhile() -> None:
+    """No call is repeated, nothing is heard: the clock alone says that it should have ended, and then that it does."""
+    pace = msgspec.structs.replace(PACE, heartbeat_s=100.0, silence_s=300.0)
+    story = Story("a", "b", gate=Gate(16, 2), pace=pace)
+    for seconds in (3.0, 1.0, 500.0):
+        read(story.gate, seconds)
+    story.begin(story.announce("b", due=True))
+    began = story.now
+    story.now += 0.5
+    assert story.arrive(story.announce("a")) == []
+    assert ticks_until(story, began + 50.0) == [Merge(1, ClosedBy.GRACE)]
+    assert story.rounds.round is not None
+    assert story.rounds.round.closed_at == began + PATIENCE * 3.0
+    assert story.rounds.round.own_until == began + PATIENCE * 3.0
+
+
 def test_whoever_wants_no_grace_does_not_wait_for_what_is_to_be_read() -> None:
     story = Story("a", "b", pace=msgspec.structs.replace(PACE, grace=0.0))
     queued = [*story.announce("a", due=True), *story.announce("b")]

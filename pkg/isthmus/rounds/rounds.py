@@ -465,13 +465,18 @@ class Rounds:
         if r is None or self.phase not in (Phase.OPEN, Phase.GRACE):
             opens = self._opens_next() if self._held_back else math.inf
             return max(now, opens) if math.isfinite(opens) else None
-        # At least every heartbeat: calls are repeated, and members fall silent without an event.
         own_until = self._own_until(r)
-        times = [max(self._gives_up(r), own_until), r.called_at + self._pace.heartbeat_s]
+
+        def ends(at: float) -> float:
+            """Return when it ends: it is looked at then, so that it is noted that it was kept open, and once more."""
+            return at if now < at else max(at, own_until)
+
+        # At least every heartbeat: calls are repeated, and members fall silent without an event.
+        times = [ends(self._gives_up(r)), r.called_at + self._pace.heartbeat_s]
         if self._members.hold_until > now:
             times.append(self._members.hold_until)
         if self.phase is Phase.GRACE:
-            times.append(max(self._grace_ends(r), own_until))
+            times.append(ends(self._grace_ends(r)))
         return max(now, min(times))
 
     def _appended(self, commit: CommitHeader, now: float) -> None:
