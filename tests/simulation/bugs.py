@@ -720,7 +720,7 @@ def a_syncer_without_its_store_keeps_its_fragments() -> Iterator[None]:
         yield
 
 
-@planted(60, "hostile", caught_by=4)
+@planted(60, "hostile", caught_by=42)
 def a_flood_is_looked_into_message_by_message() -> Iterator[None]:
     """A7: one queue for all, and a look at the log for each word of a version that does not exist."""
 
@@ -770,7 +770,7 @@ def rounds_are_reopened_in_the_middle_of_a_look() -> Iterator[None]:
         yield
 
 
-@planted(60, "hostile", caught_by=11)
+@planted(60, "hostile", caught_by=8)
 def a_fragment_starts_again_from_its_newest_snapshot() -> Iterator[None]:
     """What was merged since then was published, and would be lost."""
 
