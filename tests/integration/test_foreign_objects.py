@@ -26,7 +26,7 @@ from isthmus.readers.replay import replay
 from isthmus.reasons import Reason
 from isthmus.records import frame, keys
 from isthmus.records.frame import Body, Kind
-from isthmus.records.objects import CheckpointHeader, MemberSpec, Part
+from isthmus.records.objects import CheckpointHeader, ClaimHeader, MemberSpec, Part
 from isthmus.rules import MemberRole
 from isthmus.signing import fingerprint
 from isthmus.signing.keys import new_signer
@@ -75,6 +75,33 @@ async def test_junk_that_is_called_a_later_checkpoint_costs_no_good_one(folder: 
         good = [e for e in left if await read_checkpoint(log, e.key, e.size) is not None]
         assert [keys.version_in(e.key) for e in good] == [24, 12]
         assert good == left, "and the junk is gone"
+
+
+async def test_junk_claims_are_collected_by_the_owner_alone(folder: Path) -> None:
+    async with checkpointed(folder, 24) as (w, members, stage):
+        header = msgspec.structs.replace(stage.header(Kind.CLAIM), run=w.run.digest)
+        assert isinstance(header, ClaimHeader)
+        good = frame.draft(Kind.CLAIM, header).blob
+        frame.seal(good, EU)
+        genuine = keys.claim_key(header.learner, header.incarnation)
+        await w.store.put(genuine, good)
+        # Of a stranger, of nobody, and one that may have been damaged on its way here.
+        forged, unsigned, damaged = bytearray(good), bytearray(good), bytearray(good)
+        frame.seal(forged, new_signer())
+        unsigned[32:128] = bytes(96)
+        damaged[-1] ^= 1
+        for life, blob in ((101, forged), (102, unsigned), (103, damaged)):
+            await w.store.put(keys.claim_key("eu", life), blob)
+        for signer in (COLLECTOR, None, OWNER):
+            log = Log(w.run, w.store, w.runtime, signer, members)
+            doomed = (await gc.plan(log, min_age_s=-10)).doomed.get("claims", [])
+            if signer is OWNER:
+                assert [keys.life_in(e.key) for e in doomed] == [101, 102]
+                await gc.apply(log, await gc.plan(log, min_age_s=-10))
+            else:
+                assert doomed == []
+        left = [e.key for e in await w.store.list("learners/") if keys.life_in(e.key)]
+        assert left == [genuine, keys.claim_key("eu", 103)]
 
 
 async def test_a_rotation_vouches_for_the_newest_that_is_good(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

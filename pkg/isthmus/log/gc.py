@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, StoreFull, Unavailable
 from isthmus.log import Commit, Log, fold
-from isthmus.log.select import checkpoints_in, parts_in
+from isthmus.log.select import by_learner, checkpoints_in, parts_in
 from isthmus.reasons import Reason
 from isthmus.records import frame
 from isthmus.records.frame import Blob, Kind
@@ -24,12 +24,13 @@ from isthmus.records.keys import (
     commit_key,
     is_versioned,
     learner_in,
+    life_in,
     segment_key,
     snapshots_prefix,
     values_prefix,
     version_in,
 )
-from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, PackedHeader, SegmentHeader
+from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, ClaimHeader, PackedHeader, SegmentHeader
 from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX, MemberRole
 from isthmus.store import Entry, checked
 
@@ -85,20 +86,19 @@ async def plan(
     for number, fragment in enumerate(fragments):
         await _plan_fragment(log, fragment.index, keep, before, found)
         progress((number + 1) / (len(fragments) + 1))
-    by_learner: dict[str, list[Entry]] = {}
     listed = await log.store.list(LEARNERS)
-    for entry in checkpoints_in(listed):
-        by_learner.setdefault(learner_in(entry.key), []).append(entry)
-    keep_of = {name: await _newest_genuine(log, held) for name, held in by_learner.items()}
-    _doom(
-        found, "checkpoints", (e for name, held in by_learner.items() for e in held if e not in keep_of[name]), before
-    )
+    held_by = by_learner(checkpoints_in(listed))
+    keep_of = {name: await _newest_genuine(log, held) for name, held in held_by.items()}
+    _doom(found, "checkpoints", (e for name, held in held_by.items() for e in held if e not in keep_of[name]), before)
     # A part belongs to a checkpoint of the same life and step; one that has none yet is young.
     kept = {_stand(entry.key) for entries in keep_of.values() for entry in entries}
     _doom(found, "checkpoints", (e for e in parts_in(listed) if _stand(e.key) not in kept), before)
     # What a doctor that was cut short has left behind.
     probes = [e for e in listed if e.key.split("/")[2:3] == ["doctor"]]
     _doom(found, "scratch", [*await log.store.list(SCRATCH), *probes], before)
+    if log.signer is not None and log.signer.author == log.members.current.owner:
+        # A collector may not touch claims: who takes a good one away has a learner begin a life of somebody else's.
+        _doom(found, "claims", await _nobodys(log, [e for e in listed if life_in(e.key)]), before)
     progress(1.0)
     return found
 
@@ -317,6 +317,21 @@ async def _newest_genuine(log: Log, held: Sequence[Entry]) -> Sequence[Entry]:
         else:
             found.append(entry)
     return [*found, *spared]
+
+
+async def _nobodys(log: Log, claims: Sequence[Entry]) -> list[Entry]:
+    """Return the claims in a signed run that nobody who ever was a member has made: junk that others have put there."""
+    found = []
+    for entry in claims:
+        try:
+            await log.open(await log.fetch(entry.key, Kind.CLAIM), entry.key, ClaimHeader)
+        except ObjectMissing:
+            continue
+        except RecordInvalid as error:
+            # Damage on the way makes no signature that fits, nor takes one away, but for the first bytes of an object.
+            if error.reason in NOBODYS:
+                found.append(entry)
+    return found
 
 
 def _speaks_for(log: Log, blob: Blob, key: str) -> bool:
