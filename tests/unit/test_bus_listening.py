@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from isthmus.bus import START, Bus, Said, endpoints, open_bus
 from isthmus.bus.endpoints import MESSAGES_AT_ONCE, NAMES_EVERY_S, RECENT_S, UNSAID_MAX, Listener, Speaker
 from isthmus.bus.redis import RedisBus
-from isthmus.errors import Unavailable
+from isthmus.errors import Denied, Unavailable
 from isthmus.records.messages import Leave, decode
 from isthmus.simulate.world import World
 
@@ -400,3 +400,19 @@ async def test_on_redis_what_was_said_before_is_before_the_end_however_far_back_
 
     found = await redis_bus(Server(), Server()).ago(["a", "b", "none"], 60.0)
     assert found == {"a": "1699999950000-0", "b": "1600000000000-3", "none": START}
+
+
+async def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+    """Whoever may write beside a run would choose which file of its participants gets tables."""
+    victim, link = tmp_path / "letters.sqlite", tmp_path / "run" / "bus.sqlite"
+    link.parent.mkdir()
+    for there in (False, True):
+        if there:
+            victim.write_bytes(b"")
+        link.unlink(missing_ok=True)
+        link.symlink_to(victim)
+        with pytest.raises(Denied, match="is a link to another file"):
+            async with open_bus(f"sqlite://{link}", bytes(32)) as bus:
+                await bus.append("syncer", b"x")
+        assert victim.exists() == there
+        assert not there or victim.read_bytes() == b""
