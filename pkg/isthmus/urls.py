@@ -16,7 +16,7 @@ def redacted(url: str) -> str:
     return f"{scheme}{colon}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
-_WITH_PASSWORD = re.compile(r"(?<=://)[^\s@'\"]*:[^\s@'\"]*@")
+_WITH_PASSWORD = re.compile(r"(?<=://)(?!USER:PASSWORD@)[^\s@'\"]*:[^\s@'\"]*@")
 
 
 def without_passwords(words: str) -> str:

@@ -65,6 +65,7 @@ async def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
         ("s3://b/r at http://u:hunter2@127.0.0.1:1: no", "s3://b/r at http://…@127.0.0.1:1: no"),
         ("'s3:///u:hunter2@h' is none", "'s3://…@h' is none"),
         ("redis://u:hunter2/with@host", "redis://…@host"),
+        ("say redis://USER:PASSWORD@host:port", "say redis://USER:PASSWORD@host:port"),
         ("s3://bucket/a@b is there", "s3://bucket/a@b is there"),
     ],
 )
