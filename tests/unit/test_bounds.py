@@ -390,6 +390,18 @@ def test_a_first_update_of_few_is_no_longer_than_the_fragment(many: int) -> None
 # --- whatever is claimed ----------------------------------------------------------------------------------------------
 
 
+def any_claim(draw: np.random.Generator) -> Claim:
+    """Return a random claim of steps, tokens, length and age, of any size that a header can hold."""
+    return Claim(
+        "evil",
+        min(1 << 40, int(10 ** draw.uniform(0, 13))),
+        min(1 << 53, int(10 ** draw.uniform(0, 16))),
+        float(10 ** draw.uniform(-12, 17)),
+        float(10 ** draw.uniform(-3, 6)) if draw.random() < 0.7 else math.inf,
+        0.02 if draw.random() < 0.7 else 0.0,
+    )
+
+
 def test_length_times_weight_is_bounded_whatever_is_claimed() -> None:
     """Over steps, tokens, norms, ages and numbers of learners: what one counts for is a few times what is usual."""
     draw = np.random.default_rng(0)
@@ -401,14 +413,7 @@ def test_length_times_weight_is_bounded_whatever_is_claimed() -> None:
             for n in range(count - 1)
         ]
         usual = seen(*honest)
-        evil = Claim(
-            "evil",
-            min(1 << 40, int(10 ** draw.uniform(0, 13))),
-            min(1 << 53, int(10 ** draw.uniform(0, 16))),
-            float(10 ** draw.uniform(-12, 17)),
-            float(10 ** draw.uniform(-3, 6)) if draw.random() < 0.7 else math.inf,
-            0.02 if draw.random() < 0.7 else 0.0,
-        )
+        evil = any_claim(draw)
         by = usual.judge(evil, honest)
         if by.refused:
             continue
@@ -446,14 +451,7 @@ def test_what_one_of_two_counts_for_is_bounded_by_the_other_whatever_is_claimed(
     draw = np.random.default_rng(2)
     honest = Claim("h", 12, 12_000, 1.0, 3.0, 0.02)
     for _ in range(2000):
-        evil = Claim(
-            "evil",
-            min(1 << 40, int(10 ** draw.uniform(0, 13))),
-            min(1 << 53, int(10 ** draw.uniform(0, 16))),
-            float(10 ** draw.uniform(-12, 17)),
-            float(10 ** draw.uniform(-3, 6)) if draw.random() < 0.7 else math.inf,
-            0.02 if draw.random() < 0.7 else 0.0,
-        )
+        evil = any_claim(draw)
         by = seen(honest).judge(evil, [honest])
         steps = by.steps or evil.steps
         assert by.weight <= steps * (BOUNDS.rate * 1000.0) ** 2 * 1.0001

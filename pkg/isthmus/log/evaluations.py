@@ -13,7 +13,6 @@ from isthmus.records import frame
 from isthmus.records.fields import require_name
 from isthmus.records.keys import EVALUATIONS, evaluation_key, evaluations_prefix, is_versioned, version_in
 from isthmus.records.objects import SCHEMA, EvaluationHeader
-from isthmus.store import checked
 
 AT_ONCE = 16
 
@@ -62,11 +61,8 @@ async def series(log: Log, name: str, newest: int | None = None) -> list[Point]:
     async def one(key: str) -> Point | None:
         async with gate:
             try:
-                found = (
-                    await log.open(
-                        await checked.whole(log.store, key, frame.Kind.EVALUATION), key, EvaluationHeader, in_force=True
-                    )
-                ).header
+                blob = await log.fetch(key, frame.Kind.EVALUATION)
+                found = (await log.open(blob, key, EvaluationHeader, in_force=True)).header
             except (ObjectMissing, RecordInvalid):
                 return None
         return Point(found.cut, found.value, found.written_at)
