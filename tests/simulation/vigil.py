@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.learner import LearnerAgent
 from isthmus.records.keys import updates_prefix
+from isthmus.syncer import Syncer
 from isthmus.syncer.agent import FETCHES_MAX
 from simulation.scenario import LEARNERS_ONLY, Ailing, Ailment, Kind
 
@@ -280,7 +281,8 @@ class Vigil:
         tokens = sum(given.tokens for header in rounds for given in header.inputs)
         kept = tokens / max(1, (self._trained() - trained_before) * len(start))
         learners = [seat.name for seat in cluster.seats if not seat.is_syncer]
-        self._alike(f"{said} made commits", {p: made[p] for p in start})
+        for held in self._held():  # one syncer's link may carry more than another's: each is fair among its own
+            self._alike(f"{said} made commits", {p: made[p] for p in held})
         self._alike(f"{said} merged updates", {name: given[name] for name in learners})
         if merged + FETCHES_MAX < USED * read:
             cluster.checker.violate(f"{said} read {read} updates, and merged {merged}")
@@ -294,13 +296,18 @@ class Vigil:
             # What is on the wire stays on it, and so long they go on taking a fetch for slow.
             cluster.checker.disturb(seat.name, "store", SLOW_S)
 
+    def _held(self) -> list[set[int]]:
+        """Return the fragments that each syncer holds."""
+        agents = [agent for seat in self._cluster.seats for agent in seat.agents if isinstance(agent, Syncer)]
+        return [set(agent.held) for agent in agents]
+
     def _trained(self) -> int:
         """Return the tokens that the learners that are there have trained."""
         agents = [agent for seat in self._cluster.seats for agent in seat.agents if isinstance(agent, LearnerAgent)]
         return sum(agent.boundary.tokens_seen for agent in agents if agent.boundary is not None)
 
     def _alike(self, what: str, counts: dict[Any, int]) -> None:
-        if max(counts.values()) > ALIKE * min(counts.values()) + ALIKE_MORE:
+        if counts and max(counts.values()) > ALIKE * min(counts.values()) + ALIKE_MORE:
             self._cluster.checker.violate(f"{what} unevenly: {counts}")
 
     def _judge_thin(self, name: str, direction: str, share: float, behind: list[float], start: dict[int, int]) -> None:

@@ -2,6 +2,9 @@
 
 import math
 import random
+from collections import deque
+from collections.abc import Callable
+from itertools import chain, repeat
 
 import msgspec
 import pytest
@@ -17,7 +20,7 @@ from isthmus.rounds.events import (
     Tick,
     Turn,
 )
-from isthmus.rounds.gate import FETCHES_TIMED, PATIENCE, Gate
+from isthmus.rounds.gate import FETCHES_TIMED, PATIENCE, TRIED, WINDOW, WINDOWS_EACH, WINDOWS_KNOWN, Gate
 from isthmus.rounds.rounds import Phase
 from isthmus.rules import Bounds
 from support.round_story import PACE, Story
@@ -100,7 +103,8 @@ def test_whoever_wants_no_grace_does_not_wait_for_what_is_to_be_read() -> None:
 def read(gate: Gate, *seconds: float) -> None:
     """Let updates be read one after the other, which takes so long."""
     for each in seconds:
-        gate.fetch_ends(gate.fetch_begins(), each)
+        gate.fetch_begins(0.0)
+        gate.fetch_ends(0.0, each)
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------
@@ -310,10 +314,44 @@ def test_what_a_fetch_takes_is_the_median_of_the_last_ones() -> None:
 # --- how many at once -------------------------------------------------------------------------------------------------
 
 
-def at_once(gate: Gate, count: int, alone_s: float, shared_s: float) -> None:
-    """Let so many updates be read at once: each takes longer by what it shares a link with."""
-    for among in [gate.fetch_begins() for _ in range(count)]:
-        gate.fetch_ends(among, alone_s + shared_s * among)
+class Link:
+    """A store whose every answer takes `alone_s`, behind a link that carries one update in `shared_s`."""
+
+    def __init__(self, gate: Gate, alone_s: float, shared_s: float) -> None:
+        self.gate = gate
+        self.alone_s, self.shared_s = alone_s, shared_s
+        self.now = 0.0
+
+    def all_at_once(self, count: int, draw: Callable[[], float] = lambda: 1.0) -> None:
+        """Let a window of updates be read, so many at once, each of which gets its share of the link."""
+        for _ in range(-(-WINDOW // count)):
+            for _ in range(count):
+                self.gate.fetch_begins(self.now)
+            began, took = self.now, sorted((self.alone_s + self.shared_s * count) * draw() for _ in range(count))
+            for seconds in took:
+                self.now = began + seconds
+                self.gate.fetch_ends(self.now, seconds)
+
+    def in_turn(self, count: int, slow_every: int = 0) -> None:
+        """Let some windows of updates be read, so many under way, of which the link carries one after the other.
+
+        Beside them, after every so many, one is through that took ten times as long and came another way."""
+        begun = deque[float]()
+        slow = deque[float]()
+        for number in range(4 * WINDOW):
+            if slow_every and number % slow_every == 0:
+                slow.append(self.now)
+                self.gate.fetch_begins(self.now)
+            if slow and self.now - slow[0] >= 10 * count * self.shared_s:
+                self.gate.fetch_ends(self.now, self.now - slow.popleft())
+            while len(begun) < count:
+                begun.append(self.now)
+                self.gate.fetch_begins(self.now)
+            self.now += self.shared_s
+            self.gate.fetch_ends(self.now, self.alone_s + self.now - begun.popleft())
+        for since in begun:
+            self.now += self.shared_s
+            self.gate.fetch_ends(self.now, self.alone_s + self.now - since)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +367,9 @@ def test_a_link_that_they_share_is_told_from_a_store_that_is_far_away(
     alone_s: float, shared_s: float, useful: float
 ) -> None:
     line = Line(16, 2)
-    for count in (4, 1, 2, 3, 6, 2, 1, 3):
-        at_once(line.gate, count, alone_s, shared_s)
+    link = Link(line.gate, alone_s, shared_s)
+    for count in (4, 1, 2, 8, 16, 2):
+        link.all_at_once(count)
     # As many as are useful are owed: one more would wait. With a lead of nothing, nobody may.
     line.gate.owes(0, int(useful))
     assert line.asks(1, lead_s=0.0)
@@ -342,38 +381,110 @@ def test_a_link_that_they_share_is_told_from_a_store_that_is_far_away(
     assert line.asks(2, lead_s=1.1 * each_s)
 
 
+def test_a_link_that_carries_one_after_the_other_is_shared_too() -> None:
+    line = Line(16, 2)
+    link = Link(line.gate, 0.0, 0.4)
+    for count in (4, 1, 16, 8):
+        link.in_turn(count)
+    line.gate.owes(0, 2)
+    assert not line.asks(1, lead_s=0.0)
+    line.gate.owes(0, 1)
+    assert line.asks(1, lead_s=0.0)
+
+
 def test_fetches_that_differ_by_chance_share_no_link() -> None:
     line, draw = Line(16, 2), random.Random(1)
+    link = Link(line.gate, 2.0, 0.0)
     for _ in range(40):
-        at_once(line.gate, draw.randint(1, 16), 2.0 * draw.uniform(0.5, 1.5), 0.0)
+        link.all_at_once(draw.randint(1, 16), lambda: draw.uniform(0.5, 1.5))
     line.gate.owes(0, 16)
     assert line.asks(1, lead_s=0.0)
 
 
 def test_one_body_that_took_for_ever_says_nothing_of_the_link() -> None:
     line = Line(16, 2)
-    for count in (16, 14, 15, 16):
-        at_once(line.gate, count, 2.0, 0.0)
-    last = [line.gate.fetch_begins() for _ in range(16)]
-    for among in last:
-        line.gate.fetch_ends(among, 500.0 if among == 16 else 2.0)
+    link = Link(line.gate, 2.0, 0.0)
+    for count in (1, 1, 8, 16):
+        slow = chain([500.0] if count == 16 else [], repeat(1.0))
+        link.all_at_once(count, slow.__next__)
     line.gate.owes(0, 16)
     assert line.asks(1, lead_s=0.0)
 
 
-def test_where_all_are_read_in_the_same_company_what_was_known_holds() -> None:
+def test_a_link_is_known_though_one_body_in_ten_takes_for_ever() -> None:
+    """A learner far away is behind a link of its own."""
     line = Line(16, 2)
-    for count in (4, 1, 2, 3, 6, 2):
-        at_once(line.gate, count, 0.0, 0.4)
-    for _ in range(FETCHES_TIMED):
-        at_once(line.gate, 1, 0.0, 0.4)
+    link = Link(line.gate, 0.0, 0.4)
+    for count in (4, 2, 8, 4):
+        link.in_turn(count, slow_every=10)
+    line.gate.owes(0, 3)
+    assert not line.asks(1, lead_s=0.0)
+
+
+def test_on_a_link_that_is_always_busy_what_was_known_holds() -> None:
+    line = Line(16, 2)
+    link = Link(line.gate, 0.0, 0.4)
+    for count in (4, 1, 2):
+        link.all_at_once(count)
+    for _ in range(WINDOWS_KNOWN - 3):
+        link.all_at_once(16)
     line.gate.owes(0, 2)
     assert not line.asks(1, lead_s=0.0)
 
 
+def test_where_nothing_tells_what_fewer_fetches_take_fewer_are_tried() -> None:
+    """All of them are under way all the time: a link that carries one, or a store that is far away?"""
+    line = Line(16, 2)
+    link = Link(line.gate, 0.0, 0.4)
+    for _ in range(WINDOWS_KNOWN):
+        link.all_at_once(16)
+    tried = int(TRIED * 16)
+    line.gate.owes(0, tried + 1)
+    assert not line.asks(1, lead_s=0.0)
+    line.gate.owes(0, tried)
+    assert line.asks(1, lead_s=0.0)
+    link.all_at_once(tried)  # which tells: it is the link
+    line.gate.owes(0, 2)
+    assert not line.asks(1, lead_s=0.0)
+
+
+def test_where_fewer_fetches_are_slower_all_run_again() -> None:
+    line = Line(16, 2)
+    link = Link(line.gate, 6.4, 0.0)
+    for count in (16, 16, int(TRIED * 16)):
+        link.all_at_once(count)
+    line.gate.owes(0, 16)
+    assert line.asks(1, lead_s=0.0)
+
+
+def test_what_a_link_was_long_ago_says_nothing_of_it_now() -> None:
+    """It carried one update at a time. Now it is wide, and the store is far away."""
+    line = Line(16, 2)
+    Link(line.gate, 0.0, 0.4).all_at_once(1)
+    far = Link(line.gate, 6.4, 0.0)
+    for count in [16] * WINDOWS_EACH + [8] * WINDOWS_KNOWN:
+        far.all_at_once(count)
+    line.gate.owes(0, int(TRIED * 16) + 1)
+    assert not line.asks(1, lead_s=0.0), "and what fewer take is not known"
+    far.all_at_once(2)
+    line.gate.owes(0, 16)
+    assert line.asks(1, lead_s=0.0)
+
+
 def test_a_fetch_that_failed_is_over_and_says_nothing() -> None:
-    gate = Gate(16, 2)
-    assert [gate.fetch_begins() for _ in range(3)] == [1, 2, 3]
-    gate.fetch_ends(3)
-    assert gate.fetch_begins() == 3
-    assert gate.fetch_s == 0.0
+    line = Line(16, 2)
+    for _ in range(3):
+        line.gate.fetch_begins(0.0)
+    line.gate.fetch_ends(7.0, None)
+    line.gate.fetch_ends(7.0, None)
+    assert line.gate.fetch_s == 0.0
+    # One is under way still: a window of fetches one after the other has two at once.
+    for now in range(WINDOW):
+        line.gate.fetch_begins(7.0 + now)
+        line.gate.fetch_ends(8.0 + now, 1.0)
+    link = Link(line.gate, 0.0, 1.0)
+    link.now = 7.0 + WINDOW
+    for _ in range(4):
+        link.all_at_once(7)
+    line.gate.owes(0, 3)
+    assert not line.asks(1, lead_s=0.0)

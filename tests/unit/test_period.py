@@ -172,7 +172,8 @@ class Queued:
 
     def __init__(self, *learners: str, waits_s: float = 1.0, **options: Any) -> None:
         self.gate = Gate(1, 1)
-        self.gate.fetch_ends(self.gate.fetch_begins(), 5.0)
+        self.gate.fetch_begins(0.0)
+        self.gate.fetch_ends(5.0, 5.0)
         self.gate.owes(9, 5)
         self.story = Story("a", "b", gate=self.gate, **options)
         for learner in learners or ("a", "b"):

@@ -405,7 +405,8 @@ class Keeper:
             return
         async with self._limits.fetches.slot(pointer.learner, begun):
             pointer = self.rounds.newest(pointer)
-            started, among, took = self._runtime.now(), self._limits.gate.fetch_begins(), None
+            started, took = self._runtime.now(), None
+            self._limits.gate.fetch_begins(started)
             try:
                 update, reason = await self._fetcher.fetch(pointer)
                 fetched = Fetched(pointer, update, reason, self._runtime.now(), asyncio.Event())
@@ -417,7 +418,7 @@ class Keeper:
                 if update is not None:
                     took = self._runtime.now() - started
             finally:
-                self._limits.gate.fetch_ends(among, took)
+                self._limits.gate.fetch_ends(self._runtime.now(), took)
 
     def _set_aside(self, fetched: Fetched) -> None:
         """Let go of what was read while a round is merged: an update is kept for the next round, a failure is heard of

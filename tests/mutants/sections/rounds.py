@@ -199,7 +199,7 @@ MUTANTS = [
     *of(
         "rounds/gate.py",
         "tests/unit/test_gate.py",
-        row("fetches-are-not-counted", "queued = sum(self._owed.values()) - self._useful", "queued = 0"),
+        row("fetches-are-not-counted", "queued = sum(self._owed.values()) - useful", "queued = 0"),
         row(
             "nothing-is-let-in-beyond-what-is-read-at-once",
             "return waits_s <= lead_s",
@@ -215,7 +215,9 @@ MUTANTS = [
             "            self._let_in()\n\n    def _first",
             "            pass\n\n    def _first",
         ),
-        row("the-mean-of-fetches", "statistics.median(taken for", "statistics.fmean(taken for"),
+        row("the-mean-of-fetches", "statistics.median(self._timed)", "statistics.fmean(self._timed)"),
+        row("what-tells-nothing-is-believed", "self._useful if self._telling else", "self._useful if True else"),
+        row("windows-of-long-ago-count", "w.number > self._number - WINDOWS_KNOWN", "w.number > 0"),
         row(
             "what-is-not-known-counts-as-quick",
             "        if queued > 0 and not self._timed:\n            return False  # nothing is known yet\n",
