@@ -857,7 +857,7 @@ def rounds_end_while_their_updates_wait_to_be_read() -> Iterator[None]:
         yield
 
 
-@planted(12, "overload", caught_by=6)
+@planted(40, "overload", caught_by=39)
 def what_was_replaced_is_read_all_the_same() -> Iterator[None]:
     """Where updates wait long to be read, longer ones come meanwhile."""
     with patch.object(Rounds, "newest", lambda self, pointer: pointer):
@@ -880,7 +880,7 @@ def a_period_knows_no_bounds() -> Iterator[None]:
         yield
 
 
-@planted(12, "overload", caught_by=1)
+@planted(12, "overload", caught_by=2)
 def what_waited_for_room_is_read_as_it_is() -> Iterator[None]:
     """What was trained while it waited is overwritten."""
     with patch.object(rounds, "AFRESH_LEADS", math.inf):
