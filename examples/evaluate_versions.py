@@ -10,7 +10,7 @@ import torch
 from trainer import Counting, make_model
 
 import isthmus
-from isthmus.readers.follow import Cut
+from isthmus.inspect.follow import Cut
 
 
 def main() -> None:

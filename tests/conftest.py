@@ -10,7 +10,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from isthmus import kernels
+from isthmus.codecs import kernels
 from isthmus.errors import InputError
 from isthmus_services.servers import Server, redis_server, s3_server
 from release import pythons

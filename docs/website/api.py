@@ -9,10 +9,10 @@ PUBLIC = {
         (
             "isthmus.link.joining",
             "isthmus.link.link",
-            "isthmus.following",
+            "isthmus.link.following",
             "isthmus.learner.summary",
-            "isthmus.pytorch.random_state",
-            "isthmus.rules",
+            "isthmus.torch.random_state",
+            "isthmus.format.rules",
             "isthmus.errors",
             "isthmus.reasons",
             "isthmus.sinks",
@@ -30,9 +30,9 @@ PUBLIC = {
     "reference/python/readers.md": (
         "Readers",
         "Who takes no part in a run and reads it: what `isthmus replay`, `explain`, `export`, `follow`, `status` and "
-        "`board` are made of. A log is opened by [`isthmus.ports.open_log`][].",
+        "`board` are made of. A log is opened by [`isthmus.agent.ports.open_log`][].",
         tuple(
-            f"isthmus.readers.{name}"
+            f"isthmus.inspect.{name}"
             for name in (
                 "replay",
                 "whatif",
@@ -44,12 +44,6 @@ PUBLIC = {
                 "heard",
                 "verdict",
                 "persistence",
-                "chronicle",
-                "moments",
-                "rows",
-                "scenes",
-                "views",
-                "warnings",
             )
         ),
     ),
@@ -57,16 +51,16 @@ PUBLIC = {
         "Ports and records",
         "The ways to a run, and its objects as Python sees them; as bytes they are in [record formats](../records.md).",
         (
-            "isthmus.ports",
-            "isthmus.permissions",
+            "isthmus.agent.ports",
+            "isthmus.format.permissions",
             "isthmus.log.evaluations",
-            "isthmus.metrics",
-            "isthmus.records.frame",
-            "isthmus.records.objects",
-            "isthmus.records.messages",
-            "isthmus.records.fields",
-            "isthmus.records.keys",
-            "isthmus.records.tree",
+            "isthmus.runtime.metrics",
+            "isthmus.format.records.frame",
+            "isthmus.format.records.objects",
+            "isthmus.format.records.messages",
+            "isthmus.format.records.fields",
+            "isthmus.format.records.keys",
+            "isthmus.format.records.tree",
         ),
     ),
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from isthmus_services.settings import declared
+from isthmus_services.settings.command import Command, installed
 from isthmus_services.settings.resolve import Setting, fields
 
 WHERE = (
@@ -27,7 +27,7 @@ def commands_page() -> str:
         "learner that has done its steps and was never merged; 130 interrupted; 143 a learner that was told to stop "
         "before it had done its steps.",
     ]
-    for command in declared.ALL:
+    for command in installed()[0]:
         out += [f"## isthmus {command.name}", f"{command.help[:1].upper()}{command.help[1:]}."]
         groups: dict[type, list[Setting]] = defaultdict(list)
         for setting in fields(command.settings):
@@ -41,8 +41,8 @@ def commands_page() -> str:
 
 def settings_page() -> str:
     """Return the page of all settings by name: which commands take each."""
-    takers: dict[str, list[tuple[declared.Command, Setting]]] = defaultdict(list)
-    for command in declared.ALL:
+    takers: dict[str, list[tuple[Command, Setting]]] = defaultdict(list)
+    for command in installed()[0]:
         for setting in fields(command.settings):
             if not setting.flag_only:
                 takers[setting.name].append((command, setting))

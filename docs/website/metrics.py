@@ -1,6 +1,6 @@
 """The metrics, from the registries that services serve."""
 
-from isthmus.metrics import Declared, LearnerMetrics, Metrics, SyncerMetrics
+from isthmus.runtime.metrics import Declared, LearnerMetrics, Metrics, SyncerMetrics
 
 
 def page() -> str:

@@ -8,8 +8,8 @@ from typing import get_args
 import griffe
 import msgspec
 
-from isthmus.records import frame, keys, messages, objects
-from isthmus.records.frame import HEADER_MAX, PIECED, Kind
+from isthmus.format.records import frame, keys, messages, objects
+from isthmus.format.records.frame import HEADER_MAX, PIECED, Kind
 
 Member = griffe.Object | griffe.Alias
 
@@ -37,7 +37,7 @@ def page() -> str:
     first, _, rest = said.partition("\n\n")
     drawn, _, after = rest.partition("\n\n")
     top = {struct for structs in HEADERS.values() for struct in structs}
-    package = griffe.load("isthmus.records")
+    package = griffe.load("isthmus.format.records")
     known = {name: found for room in ("objects", "messages") for name, found in package[room].members.items()}
     out = [
         "# Record formats",
@@ -104,7 +104,7 @@ def _keys() -> Iterator[str]:
 def _types() -> Iterator[str]:
     yield "| type | is | what it is for |"
     yield "|---|---|---|"
-    for member in griffe.load("isthmus.records")["fields"].members.values():
+    for member in griffe.load("isthmus.format.records")["fields"].members.values():
         if not member.is_alias and member.is_attribute and str(member.value).startswith("Annotated"):
             yield f"| `{member.name}` | {_code(str(member.value))} | {_said(member)} |"
 

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 from isthmus.version import __version__
 
 if TYPE_CHECKING:
-    from isthmus.following import Following, follow
+    from isthmus.format.rules import Pace, Rules
     from isthmus.link import Link, join
-    from isthmus.pytorch.random_state import RandomState
-    from isthmus.rules import Pace, Rules
+    from isthmus.link.following import Following, follow
+    from isthmus.torch.random_state import RandomState
 
 __all__ = ["Following", "Link", "Pace", "RandomState", "Rules", "__version__", "follow", "join"]
 
 _HOME = {
     "join": "isthmus.link",
     "Link": "isthmus.link",
-    "follow": "isthmus.following",
-    "Following": "isthmus.following",
-    "RandomState": "isthmus.pytorch.random_state",
-    "Rules": "isthmus.rules",
-    "Pace": "isthmus.rules",
+    "follow": "isthmus.link.following",
+    "Following": "isthmus.link.following",
+    "RandomState": "isthmus.torch.random_state",
+    "Rules": "isthmus.format.rules",
+    "Pace": "isthmus.format.rules",
 }
 
 

@@ -1,4 +1,4 @@
-"""The table of permissions (`isthmus.permissions`) in the words of Redis and of object stores.
+"""The table of permissions (`isthmus.format.permissions`) in the words of Redis and of object stores.
 
 Only AWS can say «create, never write over» in a policy (`s3:if-none-match`). MinIO, Ceph and SeaweedFS know no such
 condition: there the program asks for it with every PUT, and nothing but versions of objects keeps what was there from
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.bus.redis import NAMES
-from isthmus.permissions import (
+from isthmus.format.permissions import (
     ALL_STREAMS,
     CREATE,
     DELETE,

@@ -13,7 +13,7 @@ from typing import Any
 
 def isthmus_command(*words: str) -> list[str]:
     """Return the command line of `isthmus …` under this interpreter."""
-    return [sys.executable, "-m", "isthmus_services.cli", *words]
+    return [sys.executable, "-m", "isthmus_services.main", *words]
 
 
 _TIE = """

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from isthmus.agent.ports import open_log
 from isthmus.errors import IsthmusError, LogCorrupt
+from isthmus.format.records.keys import LEARNERS, values_prefix
+from isthmus.inspect.status import read_ledgers
 from isthmus.log import Commit, Log, fold
 from isthmus.log.merge import State
 from isthmus.log.select import checkpoints_in
-from isthmus.ports import open_log
-from isthmus.readers.status import read_ledgers
-from isthmus.records.keys import LEARNERS, values_prefix
 
 T = TypeVar("T")
 

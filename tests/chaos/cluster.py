@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 STOP_S = 30.0
 RESTART_AFTER_S = 0.1
 RUN = "s3://chaos/run"
-ISTHMUS = (sys.executable, "-m", "isthmus_services.cli")
+ISTHMUS = (sys.executable, "-m", "isthmus_services.main")
 
 
 @dataclass

@@ -3,11 +3,11 @@
 import asyncio
 import sys
 
+from isthmus.agent.ports import open_log
 from isthmus.bus import open_bus
+from isthmus.format.records.keys import update_key
+from isthmus.format.records.messages import Announce, encode, learner_stream
 from isthmus.log.run import Run
-from isthmus.ports import open_log
-from isthmus.records.keys import update_key
-from isthmus.records.messages import Announce, encode, learner_stream
 
 BATCH, PAUSE_S = 60, 0.05
 

@@ -15,7 +15,7 @@ import pytest
 
 from chaos.proxy import HEAD_MAX, Fault, FaultProxy
 from isthmus.errors import ObjectMissing, Unavailable
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import Store
 from isthmus.store.edge import EdgeStore
 from isthmus.store.s3 import open_s3

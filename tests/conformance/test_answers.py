@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from isthmus.errors import BucketMissing, Denied, ObjectMissing, StoreFull, Unavailable
-from isthmus.records.frame import Gathered
-from isthmus.runtime import single_threaded
+from isthmus.format.records.frame import Gathered
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import EdgeStore, Patience, bucket, open_store, s3
 from support.identities import Request, serving
 

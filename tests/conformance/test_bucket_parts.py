@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from isthmus.agent.ports import open_place
 from isthmus.errors import ObjectMissing
-from isthmus.ports import open_place
-from isthmus.records.frame import Gathered
+from isthmus.format.records.frame import Gathered
 from isthmus.store import EdgeStore, bucket
 from isthmus_services.servers import Server
 

@@ -14,11 +14,11 @@ from isthmus.bus import redis as redis_bus
 from isthmus.bus.base import RETAINED_MESSAGES
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.errors import Denied, InputError, Unavailable
-from isthmus.records.messages import Leave, decode
-from isthmus.runtime import single_threaded
-from isthmus.simulate.bus import Streams
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import World
+from isthmus.format.records.messages import Leave, decode
+from isthmus.runtime.clock import single_threaded
+from isthmus_lab.simulate.bus import Streams
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import World
 from isthmus_services.servers import Server, redis_server
 
 NEVER_S = 3600.0

@@ -12,8 +12,8 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from isthmus.errors import ObjectMissing, Unavailable
-from isthmus.records.frame import Gathered
-from isthmus.runtime import single_threaded
+from isthmus.format.records.frame import Gathered
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import bucket, s3
 from isthmus.store.bucket import BucketStore
 from isthmus.store.s3 import S3Store, open_s3

@@ -13,7 +13,7 @@ import redis
 from isthmus.bus import Bus, open_bus
 from isthmus.bus.replies import MEANINGS
 from isthmus.errors import Denied, Unavailable
-from isthmus.rules import Pace
+from isthmus.format.rules import Pace
 from isthmus_services.servers import Server, free_ports, redis_binary, redis_server
 from support.world import seed_of, serving, train, until, world
 

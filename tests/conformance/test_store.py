@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from isthmus.agent.ports import open_place
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
-from isthmus.ports import open_place
-from isthmus.records.frame import Blob, Gathered
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import World
+from isthmus.format.records.frame import Blob, Gathered
 from isthmus.store import EdgeStore, Layer, Patience, require_create_only
 from isthmus.store.layer import Send
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import World
 from isthmus_services.servers import Server
 
 T = TypeVar("T")
@@ -214,7 +214,7 @@ def test_readers_never_see_half_an_object(opened: Opened) -> None:
 
 def test_the_create_only_check_passes(opened: Opened) -> None:
     async def body(store: EdgeStore) -> None:
-        from isthmus.runtime import single_threaded
+        from isthmus.runtime.clock import single_threaded
 
         await require_create_only(store, single_threaded())
         assert list(await store.list("scratch/")) == []

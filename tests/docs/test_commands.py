@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
-from isthmus_services import cli
-from isthmus_services.settings import declared, resolve
+from isthmus_services import main as cli
+from isthmus_services.settings import resolve
+from isthmus_services.settings.command import names
 from support.docs_blocks import ROOT, Block, blocks
 from website import pages
 
@@ -86,7 +87,7 @@ def refusal(words: list[str]) -> str:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(err):
             arguments = cli.parsed(words)
         command = arguments.command
-        resolve.resolve(command.settings, command.name, arguments, GIVEN, declared.names())
+        resolve.resolve(command.settings, command.name, arguments, GIVEN, names())
     except SystemExit as error:
         return err.getvalue() if error.code else ""
     except InputError as error:

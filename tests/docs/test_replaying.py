@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import isthmus
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from support.docs_blocks import Shell
 from support.forking import nursery
 

@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from isthmus import metrics
-from isthmus.records.frame import Kind
-from isthmus_services import cli
-from isthmus_services.settings import declared
+from isthmus.format.records.frame import Kind
+from isthmus.runtime import metrics
+from isthmus_services import main as cli
+from isthmus_services.settings.command import installed
 from isthmus_services.settings.resolve import fields
 from website import api, build, pages
 from website.build import ROOT, SiteInvalid
@@ -213,7 +213,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 def test_every_flag_variable_and_metric_has_its_line(site: dict[str, Page]) -> None:
     commanded, settings = site["reference/commands.html"], site["reference/settings.html"]
-    for command in declared.ALL:
+    for command in installed()[0]:
         assert f"isthmus-{command.name.replace(' ', '-')}" in commanded.anchors
         _, _, section = commanded.text.partition(f'<h2 id="isthmus-{command.name.replace(" ", "-")}"')
         section, _, _ = section.partition("<h2 ")

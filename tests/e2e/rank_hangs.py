@@ -10,7 +10,7 @@ from torch import nn
 
 import isthmus
 from isthmus.errors import RankLost
-from isthmus.pytorch import ranks
+from isthmus.torch import ranks
 
 ranks.LOOK_S, ranks.TELL_S, ranks.NAME_S, ranks.HUNG_S = 0.5, 1.0, 2.0, 4.0
 dist.init_process_group("gloo")

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import isthmus
-from isthmus.pytorch import device
+from isthmus.torch import device
 
 
 class Places:

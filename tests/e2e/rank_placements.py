@@ -14,18 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from isthmus.digests import digest
-from isthmus.layout import Cut, Spec, place
+from isthmus.format.digests import digest
+from isthmus.format.layout import Cut, Spec, place
+from isthmus.format.records import tree
+from isthmus.format.rules import Adoption, FrozenCheck
 from isthmus.learner.parts import Lies
 from isthmus.learner.steward import Held, Remote
 from isthmus.log.run import UNTOLD
-from isthmus.pytorch import device, gathered
-from isthmus.pytorch import model as torch_model
-from isthmus.pytorch.loop import Loop
-from isthmus.pytorch.ranks import Op, ranks_of
-from isthmus.pytorch.sharded import InBlocks, Lying, Sharded
-from isthmus.records import tree
-from isthmus.rules import Adoption, FrozenCheck
+from isthmus.torch import device, gathered
+from isthmus.torch import model as torch_model
+from isthmus.torch.loop import Loop
+from isthmus.torch.ranks import Op, ranks_of
+from isthmus.torch.sharded import InBlocks, Lying, Sharded
 
 HIDDEN = {"even": 16, "uneven": 5}
 

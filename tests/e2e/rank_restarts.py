@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 import isthmus
 from isthmus.learner.boundary import Freeze
-from isthmus.pytorch import loop
+from isthmus.torch import loop
 from support.restarts import PACE, RULES, TOKENS, Data, wait_until_stored
 
 

@@ -25,9 +25,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
+from isthmus.agent.ports import open_log
+from isthmus.inspect.export import versions_at
 from isthmus.log import Log
-from isthmus.ports import open_log
-from isthmus.readers.export import versions_at
 from isthmus_services.processes import isthmus_command
 from isthmus_services.servers import free_ports
 from support.world import all_commits

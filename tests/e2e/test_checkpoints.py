@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import isthmus
 from isthmus.errors import InputError
-from isthmus.rules import Pace, Rules
+from isthmus.format.rules import Pace, Rules
 from isthmus.store import files
 from isthmus_services.processes import isthmus_command
 

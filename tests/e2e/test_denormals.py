@@ -13,17 +13,16 @@ import torch
 from torch import nn
 
 import isthmus
-from isthmus import kernels
-from isthmus.codecs import codec, pack
+from isthmus.codecs import codec, kernels, pack
+from isthmus.codecs.kernels import U8
 from isthmus.errors import DenormalsFlushed, InputError
-from isthmus.kernels import U8
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import Pace, Rules
 from isthmus.log import fold, merge
 from isthmus.log.creation import Seed
 from isthmus.log.polar import polar_factor
-from isthmus.pytorch import model as torch_model
-from isthmus.rules import Pace, Rules
-from isthmus.runtime import Crew
+from isthmus.runtime.clock import Crew
+from isthmus.torch import model as torch_model
 from support.world import check_log, serving, world
 
 FRAGMENT = partition([Spec("w", (40, 8), "float32", TensorClass.DENSE)], 1).fragments[0]

@@ -14,17 +14,17 @@ import pytest
 
 from e2e.test_processes import isthmus
 from isthmus.bus.redis import ServerFacts
+from isthmus.codecs.kernels import ARITHMETIC
 from isthmus.doctor import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, examine_bus, examine_open_store
 from isthmus.doctor.bus import judge
 from isthmus.doctor.findings import Outcome
 from isthmus.doctor.machine import BITS, examine_machine, fingerprint
 from isthmus.errors import Denied
-from isthmus.kernels import ARITHMETIC
+from isthmus.format.records.frame import Blob, Data
 from isthmus.log.run import Run
-from isthmus.records.frame import Blob, Data
-from isthmus.runtime import Runtime, single_threaded
+from isthmus.runtime.clock import Runtime, single_threaded
 from isthmus.store import EdgeStore, Layer, open_store, require_create_only
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from isthmus_services.servers import Server, redis_server, s3_server
 from support.world import world
 

@@ -86,7 +86,7 @@ def test_what_is_odd_about_the_way_is_named(
         monkeypatch.setenv(name, value)
     learner, _, servers = machines.values()
     report = tmp_path / "doctor.json"
-    isthmus = on(learner, sys.executable, "-m", "isthmus_services.cli")
+    isthmus = on(learner, sys.executable, "-m", "isthmus_services.main")
     with processes(tmp_path) as p:
         redis = (redis_binary(), "--bind", SERVERS, "--protected-mode", "no", "--port", "6379", "--save", "")
         p.start("redis", *on(servers, *redis))

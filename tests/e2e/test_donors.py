@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import isthmus
-from isthmus.rules import Pace, Rules
+from isthmus.format.rules import Pace, Rules
 from isthmus_services.processes import isthmus_command
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8)

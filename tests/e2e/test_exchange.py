@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from e2e.test_processes import ROOT, isthmus
 from e2e.test_ranks import torchrun
-from isthmus.pytorch import dcp
-from isthmus.readers import export
-from isthmus_services.cli import main
+from isthmus.inspect import export
+from isthmus.torch import dcp
+from isthmus_services.main import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.agent.ports import open_log
+from isthmus.format.records.objects import Input
+from isthmus.format.rules import Pace, Rules
 from isthmus.log import gc
 from isthmus.log.gc import Garbage
-from isthmus.ports import open_log
-from isthmus.records.objects import Input
-from isthmus.rules import Pace, Rules
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from support.world import seed_of, serving, train, world
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2)

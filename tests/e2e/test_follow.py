@@ -20,16 +20,16 @@ from safetensors.torch import load_file
 
 import isthmus
 from e2e.test_processes import EXAMPLE, ROOT, commits_of, processes, wait_for
+from isthmus.agent.ports import open_log
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, LayoutMismatch, RunMissing, Unavailable
-from isthmus.kernels import F32
-from isthmus.layout import Spec, TensorClass, place
+from isthmus.format.layout import Spec, TensorClass, place
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import follow
 from isthmus.log import evaluations, fold, gc
 from isthmus.log.run import Run
-from isthmus.ports import open_log
-from isthmus.readers import follow
-from isthmus.rules import Pace, Rules
 from isthmus.store import AT_START, Layer, Store
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from support.world import World, seed_of, serving, train, until, world
 
 QUICK = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3)

@@ -9,8 +9,8 @@ import pytest
 import safetensors.numpy
 
 from e2e.test_processes import isthmus
-from isthmus.readers import export
-from isthmus_services.cli import main
+from isthmus.inspect import export
+from isthmus_services.main import main
 from isthmus_services.settings import shared
 
 THEIRS = """
@@ -78,7 +78,7 @@ def test_a_demo_model_goes_from_run_to_file_to_run_without_asking(here: Path) ->
         "isthmus.demo.gpt:byte_gpt.__globals__",
         "isthmus.demo.nothing:byte_gpt",
         "isthmus.demonstration:make",
-        "isthmus.runtime:random_id",
+        "isthmus.runtime.clock:random_id",
         "isthmus.demo.gpt.torch.hub:list",
         "isthmus.demo..gpt:byte_gpt",
         "theirs.isthmus.demo.gpt:byte_gpt",

@@ -17,15 +17,15 @@ from torch import nn
 import isthmus
 from isthmus.bus import default_bus, open_bus
 from isthmus.errors import InputError, LayoutMismatch, RunMissing
+from isthmus.format.rules import Rules
+from isthmus.inspect import export
 from isthmus.log import Log
 from isthmus.log.run import read_run
-from isthmus.pytorch import model as torch_model
-from isthmus.readers import export
-from isthmus.rules import Rules
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import open_store
 from isthmus.syncer import Syncer
-from isthmus_services.cli import main
+from isthmus.torch import model as torch_model
+from isthmus_services.main import main
 from support.world import serving
 
 RULES = Rules(fragments=2, sync_every=4)
@@ -283,7 +283,7 @@ def test_values_go_in_and_out_of_a_module_unchanged() -> None:
     model = net()
     specs, values = torch_model.specs_of(model), torch_model.values_of(model)
     assert [s.size for s in specs] == [v.size for v in values]
-    from isthmus.layout import partition
+    from isthmus.format.layout import partition
 
     layout = partition(specs, 2)
     replica = torch_model.TorchReplica(model, layout)

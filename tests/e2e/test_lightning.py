@@ -14,8 +14,8 @@ from torch import nn
 import isthmus
 from e2e.lightning_learner import LINES, make_model
 from e2e.test_processes import commits_of, processes, wait_for
-from isthmus_services.cli import main
 from isthmus_services.demo import judge
+from isthmus_services.main import main
 
 LEARNER = str(Path(__file__).parent / "lightning_learner.py")
 STEPS = 400

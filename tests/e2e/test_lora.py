@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from e2e.test_processes import ROOT, commits_of, processes, wait_for
-from isthmus_services.cli import main
 from isthmus_services.demo import judge
+from isthmus_services.main import main
 
 EXAMPLES = ROOT / "examples"
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"

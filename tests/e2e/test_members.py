@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.signing import fingerprint, read_signer
-from isthmus_services.cli import main
+from isthmus.format.signing import fingerprint, read_signer
+from isthmus_services.main import main
 
 pytestmark = pytest.mark.tier("test")
 

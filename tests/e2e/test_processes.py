@@ -18,11 +18,11 @@ from typing import TypeVar
 
 import pytest
 
+from isthmus.agent.ports import open_log
 from isthmus.bus import default_bus
 from isthmus.log import Commit, fold
-from isthmus.ports import open_log
-from isthmus_services.cli import main
 from isthmus_services.demo import judge
+from isthmus_services.main import main
 from isthmus_services.servers import Server, redis_server, s3_server
 from support import forking
 from support.forking import Forked
@@ -45,7 +45,7 @@ HANGS_S = 240.0
 """What has not happened after this long never will: no bound on how fast anything is."""
 
 
-COMMAND = (sys.executable, "-m", "isthmus_services.cli")
+COMMAND = (sys.executable, "-m", "isthmus_services.main")
 
 
 def isthmus(
@@ -400,7 +400,7 @@ def test_a_signal_that_ends_the_workers_of_a_data_loader_is_an_orderly_stop(
 def test_a_syncer_runs_where_torch_cannot_be_imported(folder: Path, tmp_path: Path) -> None:
     assert init(str(folder)) == 0
     code = (
-        "import sys; sys.modules['torch'] = None; from isthmus_services.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; sys.modules['torch'] = None; from isthmus_services.main import main; sys.exit(main(sys.argv[1:]))"
     )
     with processes(tmp_path) as p:
         process = p.start("s", sys.executable, "-c", code, "syncer", str(folder))

@@ -17,10 +17,10 @@ import torch
 import isthmus
 from e2e.rank_learner import net
 from e2e.test_processes import HANGS_S, QUIET, ROOT, Processes, commits_of, processes, wait_for
-from isthmus.records import frame
-from isthmus.records.objects import CheckpointHeader
-from isthmus_services.cli import main
+from isthmus.format.records import frame
+from isthmus.format.records.objects import CheckpointHeader
 from isthmus_services.demo import judge
+from isthmus_services.main import main
 
 HERE = Path(__file__).parent
 FRESH_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -12,8 +12,8 @@ import torch
 
 import isthmus
 from e2e.test_processes import ROOT, commits_of, processes, wait_for
-from isthmus_services.cli import main
 from isthmus_services.demo import judge
+from isthmus_services.main import main
 
 STEPS = 200
 

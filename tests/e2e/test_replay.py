@@ -17,16 +17,16 @@ import pytest
 import safetensors.torch
 import torch
 
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
-from isthmus.kernels import F32
-from isthmus.layout import Layout
+from isthmus.format.layout import Layout
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.objects import CommitHeader, Input
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import export, whatif
 from isthmus.log import Commit, fold, merge
-from isthmus.readers import export, whatif
-from isthmus.records import frame
-from isthmus.records.frame import Kind
-from isthmus.records.keys import commit_key
-from isthmus.records.objects import CommitHeader, Input
-from isthmus.rules import Pace, Rules
 from support import forking
 from support.world import World, all_commits, balanced, seed_of, serving, train, world
 
@@ -41,7 +41,7 @@ def cli(
     if not environment:
         return forking.isthmus(*map(str, arguments), timeout=timeout)
     # What libraries read as they are loaded: a process of its own from the start.
-    command = [sys.executable, "-m", "isthmus_services.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "isthmus_services.main", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=os.environ | environment, check=False
     )

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.readers import whatif
-from isthmus.records.objects import Outer
-from isthmus.rules import MergeRule, Rules
-from isthmus_services.cli import main
+from isthmus.format.records.objects import Outer
+from isthmus.format.rules import MergeRule, Rules
+from isthmus.inspect import whatif
+from isthmus_services.main import main
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import termios
 
 import pytest
 
-from isthmus.rules import Pace, Rules
+from isthmus.format.rules import Pace, Rules
 from support.world import seed_of, serving, train, world
 
 COLUMNS = 80
@@ -43,7 +43,7 @@ def on_a_terminal(*words: str, columns: int = COLUMNS) -> str:
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm-256color"}
     process = subprocess.Popen(
-        (sys.executable, "-m", "isthmus_services.cli", *words),
+        (sys.executable, "-m", "isthmus_services.main", *words),
         stdin=subprocess.DEVNULL,
         stdout=side,
         stderr=side,

@@ -16,7 +16,7 @@ from e2e.test_processes import commits_of, processes, wait_for
 from e2e.test_ranks import torchrun
 from isthmus.errors import InputError
 from isthmus.integrations.torchtitan import join
-from isthmus_services.cli import main
+from isthmus_services.main import main
 
 ON_CPUS = str(Path(__file__).parent / "torchtitan_on_cpus.py")
 

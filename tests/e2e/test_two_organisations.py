@@ -40,13 +40,13 @@ class Site:
     def start(self, *words: str) -> "subprocess.Popen[bytes]":
         with self.log.open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "isthmus_services.cli", *words], env=self.environment, cwd=self.folder,
+                [sys.executable, "-m", "isthmus_services.main", *words], env=self.environment, cwd=self.folder,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
 
     def run(self, *words: str, code: int = 0) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "isthmus_services.cli", *words], env=self.environment, cwd=self.folder,
+            [sys.executable, "-m", "isthmus_services.main", *words], env=self.environment, cwd=self.folder,
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         with self.log.open("a") as out:

@@ -13,7 +13,7 @@ from torch import nn
 
 import isthmus
 from isthmus.errors import Fenced, InputError, LayoutMismatch
-from isthmus.rules import Rules
+from isthmus.format.rules import Rules
 from support import forking
 
 RULES = Rules(fragments=2, sync_every=4)

@@ -10,13 +10,13 @@ from typing import NoReturn, cast
 import pytest
 
 from e2e.test_processes import processes, wait_for
+from isthmus.agent.ports import LOOK_S, SAY_S, patiently
 from isthmus.errors import Denied, ObjectMissing, RunMissing, Unavailable
 from isthmus.log.run import read_run
-from isthmus.ports import LOOK_S, SAY_S, patiently
-from isthmus.runtime import Runtime, inline
-from isthmus.simulate.clock import Clock
+from isthmus.runtime.clock import Runtime, inline
 from isthmus.store import Store
-from isthmus_services.cli import main
+from isthmus_lab.simulate.clock import Clock
+from isthmus_services.main import main
 from isthmus_services.servers import free_ports, redis_server
 
 HOUR_S = 3600.0

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.rules import Rules
+from isthmus.format.rules import Rules
 from isthmus_services.commands.status import LINES_EVERY_S
 from support.world import QUICK, World, seed_of, serving, train, world
 
-WATCH = (sys.executable, "-m", "isthmus_services.cli", "status")
+WATCH = (sys.executable, "-m", "isthmus_services.main", "status")
 
 
 @asynccontextmanager

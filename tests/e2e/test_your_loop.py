@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import isthmus
-from isthmus.rules import Rules
+from isthmus.format.rules import Rules
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-loop.md").read_text()
 BLOCKS = dict(enumerate(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))

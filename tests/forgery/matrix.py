@@ -26,6 +26,14 @@ import msgspec
 import numpy as np
 
 from isthmus.errors import IsthmusError, ObjectMissing, RecordInvalid
+from isthmus.format.records import frame, keys
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.objects import MemberSpec, Record, SnapshotHeader
+from isthmus.format.rules import MemberRole, Rules
+from isthmus.format.signing import Signer, fingerprint
+from isthmus.inspect import explain, follow
+from isthmus.inspect.replay import replay
+from isthmus.inspect.status import read_ledgers, read_status
 from isthmus.learner.global_local import global_local
 from isthmus.log import Log, evaluations, fold, gc, heal, merge
 from isthmus.log.creation import create_run
@@ -35,18 +43,10 @@ from isthmus.log.select import checkpoints_in
 from isthmus.log.state import look
 from isthmus.log.trust import Trust
 from isthmus.log.verified import _KEYS as KEY_OF
-from isthmus.readers import explain, follow
-from isthmus.readers.chronicle import Chronicle
-from isthmus.readers.replay import replay
-from isthmus.readers.status import read_ledgers, read_status
-from isthmus.records import frame, keys
-from isthmus.records.frame import Kind
-from isthmus.records.objects import MemberSpec, Record, SnapshotHeader
-from isthmus.rules import MemberRole, Rules
-from isthmus.signing import Signer, fingerprint
-from isthmus.simulate import world as simulate
-from isthmus.simulate.store import Objects
-from isthmus.simulate.weather import Weather
+from isthmus_lab.simulate import world as simulate
+from isthmus_lab.simulate.store import Objects
+from isthmus_lab.simulate.weather import Weather
+from isthmus_services.board.history.chronicle import Chronicle
 from support.forgery import (
     BY,
     COLLECTOR,
@@ -410,8 +410,8 @@ def run_by(stage: Stage, signer: Signer | None) -> bytes:
     return bytes(out.blob)
 
 
-_MEMBERS: type[Any] = __import__("isthmus.records.objects", fromlist=["MembersHeader"]).MembersHeader
-_RUN: type[Any] = __import__("isthmus.records.objects", fromlist=["RunHeader"]).RunHeader
+_MEMBERS: type[Any] = __import__("isthmus.format.records.objects", fromlist=["MembersHeader"]).MembersHeader
+_RUN: type[Any] = __import__("isthmus.format.records.objects", fromlist=["RunHeader"]).RunHeader
 
 
 @dataclass(frozen=True, slots=True)

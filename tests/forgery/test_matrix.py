@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forgery.matrix import FORGERS, KINDS, READERS, Stage, cells
-from isthmus.records.frame import Kind
+from isthmus.format.records.frame import Kind
 
 SECURITY = Path(__file__).parents[2] / "SECURITY.md"
 

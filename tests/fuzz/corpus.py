@@ -15,15 +15,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from fuzz.targets import CODECS, CORPUS, FRAGMENT
 from isthmus.codecs import codec, pack
+from isthmus.format.records import frame, tree
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.messages import learner_stream
+from isthmus.format.records.objects import MemberSpec, PartHeader
+from isthmus.format.rules import MemberRole, Rules
+from isthmus.format.signing.keys import new_signer, public_line
+from isthmus.learner.ranks import wire
 from isthmus.log import evaluations, gc
 from isthmus.log.membership import Members, write
-from isthmus.owners import wire
-from isthmus.records import frame, tree
-from isthmus.records.frame import Kind
-from isthmus.records.messages import learner_stream
-from isthmus.records.objects import MemberSpec, PartHeader
-from isthmus.rules import MemberRole, Rules
-from isthmus.signing.keys import new_signer, public_line
 from support.world import QUICK, seed_of, serving, train, world
 
 EACH = 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from isthmus.records import frame
+from isthmus.format.records import frame
 
 INTEGERS = (0, 1, 2, 31, 127, 128, 255, 256, 1 << 16, 1 << 20, (1 << 31) - 1, 1 << 32, 10**12, 1 << 53, (1 << 63) - 1,
             (1 << 64) - 1, -1, -(1 << 31), -(1 << 63))  # fmt: skip

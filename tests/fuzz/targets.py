@@ -18,25 +18,25 @@ import numpy as np
 
 from forgery.matrix import READERS, Forgery, Stage, own_key, read
 from forgery.matrix import targets as targets_of
-from isthmus import digests
 from isthmus.codecs import BadCode, as_bytes, codec, packed_bounds, unpack
+from isthmus.codecs.kernels import F32
 from isthmus.codecs.packed import packed
 from isthmus.errors import InputError, LogCorrupt, RankLost, RecordInvalid
-from isthmus.kernels import F32
-from isthmus.layout import Layout, Spec, TensorClass, partition
+from isthmus.format import digests
+from isthmus.format.layout import Layout, Spec, TensorClass, partition
+from isthmus.format.records import frame, objects, tree
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import commit_in
+from isthmus.format.records.messages import decode, learner_stream
+from isthmus.format.signing.keys import public_key
 from isthmus.learner import checkpoint, parts
+from isthmus.learner.ranks import wire
 from isthmus.log import merge, run
 from isthmus.log.membership import Members, opened
 from isthmus.log.run import Run
 from isthmus.log.speech import heard
 from isthmus.log.verified import KINDS, Gate
-from isthmus.owners import wire
-from isthmus.records import frame, objects, tree
-from isthmus.records.frame import Kind
-from isthmus.records.keys import commit_in
-from isthmus.records.messages import decode, learner_stream
-from isthmus.signing.keys import public_key
-from isthmus.urls import redacted, split
+from isthmus.runtime.urls import redacted, split
 from support.opened import opened_update, verified_checkpoint
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -271,7 +271,7 @@ def _wire(data: bytes) -> None:
 
 
 def _metadata(data: bytes) -> None:
-    from isthmus.pytorch import dcp
+    from isthmus.torch import dcp
 
     try:
         dcp._understood(data)

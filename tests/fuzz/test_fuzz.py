@@ -8,7 +8,7 @@ import pytest
 
 from fuzz.mutate import MOST, mutated
 from fuzz.targets import CORPUS, TARGETS, Target, originals, seeds
-from isthmus.records import frame
+from isthmus.format.records import frame
 
 INPUTS = 1500
 """Mutations of each target; `make fuzz` runs millions."""

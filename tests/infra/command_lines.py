@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from isthmus_services.cli import main
+from isthmus_services.main import main
 
 
 def command_lines(text: str) -> list[list[str]]:

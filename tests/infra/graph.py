@@ -113,7 +113,7 @@ class Graph:
             variables |= {"ISTHMUS_TRAIN": "support.paced:train", "PACED_STEP_S": "0.3", "PYTHONPATH": path}
         command = [self.text(word) for word in spec["command"]]
         if spec["image"] == OURS:
-            command = [sys.executable, "-m", "isthmus_services.cli", *command]
+            command = [sys.executable, "-m", "isthmus_services.main", *command]
         elif service == "redis":
             command = [self.redis, *command[1:], "--port", str(self.ports["redis"]), "--bind", "127.0.0.1"]
         check = spec.get("healthcheck", {}).get("test")

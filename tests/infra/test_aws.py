@@ -35,12 +35,12 @@ from moto.iam.access_control import IAMPolicy, IAMRequestBase
 from isthmus.bus import open_bus
 from isthmus.doctor import FAILURE, Finding, Role, RoleKind, examine_open_store
 from isthmus.errors import Denied, ObjectMissing
+from isthmus.format.permissions import READ, Participant, may
+from isthmus.format.records.keys import RUN_KEY, claim_key, commit_key, update_key
+from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
 from isthmus.log import Log, gc
 from isthmus.log.creation import create_run
-from isthmus.permissions import READ, Participant, may
-from isthmus.records.keys import RUN_KEY, claim_key, commit_key, update_key
-from isthmus.records.messages import SYNCER_STREAM, learner_stream
-from isthmus.runtime import Runtime, single_threaded
+from isthmus.runtime.clock import Runtime, single_threaded
 from isthmus.store import EdgeStore, open_store, require_create_only
 from isthmus_services.policies import AWS as AWS_WORDS
 from isthmus_services.policies import Identity, acl_rules, policy

@@ -18,17 +18,17 @@ import pytest
 import yaml
 
 from infra import graph
+from isthmus.agent.ports import open_log
+from isthmus.codecs.kernels import levels
 from isthmus.doctor import Role, RoleKind, examine_bus
-from isthmus.kernels import levels
+from isthmus.inspect import replay as replays
 from isthmus.log import Commit
-from isthmus.metrics import LearnerMetrics, SyncerMetrics
-from isthmus.ports import open_log
-from isthmus.readers import replay as replays
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.metrics import LearnerMetrics, SyncerMetrics
 from isthmus_services.commands import access
 from isthmus_services.demo import judge
 from isthmus_services.servers import free_ports
-from isthmus_services.settings import declared
+from isthmus_services.settings.command import installed
 from isthmus_services.settings.resolve import fields
 
 ROOT = graph.ROOT
@@ -181,7 +181,7 @@ def test_no_secret_is_in_it() -> None:
 
 
 def test_its_commands_and_variables_exist() -> None:
-    by_name = {c.name: c for c in declared.ALL}
+    by_name = {c.name: c for c in installed()[0]}
     for name, spec in compose().items():
         if spec["image"] != graph.OURS:
             continue
@@ -222,7 +222,7 @@ def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_
         ).stdout
 
     for level in levels.levels(platform.machine()):
-        build = "from isthmus import kernels; kernels.build()"
+        build = "from isthmus.codecs import kernels; kernels.build()"
         assert "data saved to" in start(build, built, NUMBA_CPU_NAME=level, NUMBA_CPU_FEATURES="")
     built.rename(image)
     (tmp_path / "isthmus").write_text('#!/bin/sh\necho "isthmus $*"\n')
@@ -233,7 +233,7 @@ def test_kernels_compiled_for_an_image_are_loaded_where_nothing_can_be_compiled_
     )
     assert said.stdout == "isthmus syncer\n"
     program = (
-        "import os; from isthmus import kernels; from isthmus.doctor.machine import fingerprint; "
+        "import os; from isthmus.codecs import kernels; from isthmus.doctor.machine import fingerprint; "
         "kernels.warm(); fingerprint(); print('level', os.environ['NUMBA_CPU_NAME'])"
     )
     loaded = start(program, runs, ISTHMUS_KERNELS="levels")

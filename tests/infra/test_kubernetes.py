@@ -11,8 +11,8 @@ import pytest
 import yaml
 from kubernetes_validate import utils, validate
 
-from isthmus_services.cli import main
 from isthmus_services.commands import access
+from isthmus_services.main import main
 
 ROOT = Path(__file__).parents[2] / "infra" / "kubernetes"
 COMPONENT = ROOT / "redis"

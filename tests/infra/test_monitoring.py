@@ -19,11 +19,11 @@ import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
+from isthmus.agent.health import Vitals
 from isthmus.bus.endpoints import Listener, Speaker
-from isthmus.health import Vitals
-from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.reasons import Reason
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.store import EdgeStore
 from isthmus_services.process.health_server import Board, shown
 from isthmus_services.servers import free_ports

@@ -29,8 +29,8 @@ from infra.command_lines import command_lines, require_understood
 from infra.test_slurm import lives, merged, python_path
 from isthmus.bus import open_bus
 from isthmus.errors import Unavailable
-from isthmus_services.cli import main
 from isthmus_services.demo import judge
+from isthmus_services.main import main
 from isthmus_services.servers import free_ports
 
 FOLDER = ROOT / "infra" / "skypilot"

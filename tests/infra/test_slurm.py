@@ -15,8 +15,8 @@ from e2e.test_processes import QUIET, ROOT, commits_of, wait_for
 from infra.command_lines import command_lines, require_understood
 from infra.slurm import Slurm, missing, slurm
 from isthmus.bus import default_bus
-from isthmus_services.cli import main
 from isthmus_services.demo import judge
+from isthmus_services.main import main
 
 pytestmark = pytest.mark.tier("all")
 

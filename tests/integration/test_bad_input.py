@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.test_processes import isthmus
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from isthmus_services.servers import Server, redis_server
 
 CLOSED = "127.0.0.1:9"

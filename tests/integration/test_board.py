@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
+from isthmus.format.records.messages import Leave, encode, learner_stream
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.rules import MemberRole, Rules
+from isthmus.format.signing.keys import new_signer
+from isthmus.inspect import whatif
+from isthmus.inspect.export import versions_at
+from isthmus.inspect.status import read_status
 from isthmus.log import evaluations, membership
 from isthmus.log.membership import Members
-from isthmus.readers import whatif
-from isthmus.readers.export import versions_at
-from isthmus.readers.status import read_status
-from isthmus.records.messages import Leave, encode, learner_stream
-from isthmus.records.objects import MemberSpec
-from isthmus.rules import MemberRole, Rules
-from isthmus.signing.keys import new_signer
 from isthmus_services.board.api import Api
 from isthmus_services.board.export import key_of, write
 from support.boards import a_board, a_run, ask, costs

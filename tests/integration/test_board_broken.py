@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from isthmus.agent.ports import open_log
 from isthmus.bus import default_bus
 from isthmus.errors import Denied
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.messages import SYNCER_STREAM, Committed, encode
+from isthmus.format.rules import Rules
 from isthmus.log import gc
-from isthmus.ports import open_log
-from isthmus.readers.chronicle import Chronicle
-from isthmus.records.keys import commit_key
-from isthmus.records.messages import SYNCER_STREAM, Committed, encode
-from isthmus.rules import Rules
 from isthmus_services.board.feed import Feed, cache_of, following
+from isthmus_services.board.history.chronicle import Chronicle
 from isthmus_services.servers import Server, redis_server, s3_server
 from support.boards import a_board, a_run, ask
 from support.world import QUICK, all_commits, seed_of, serving, train, until, world

@@ -7,9 +7,9 @@ import pytest
 import redis as redis_client
 
 from isthmus.errors import Unavailable
+from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner import LearnerAgent
-from isthmus.records.messages import SYNCER_STREAM, learner_stream
-from isthmus.rules import Pace, Rules
 from isthmus_services.servers import redis_server
 from support.world import balanced, check_log, seed_of, serving, train, until, world
 

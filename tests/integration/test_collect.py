@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from isthmus.errors import LogCorrupt, ObjectMissing
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.keys import commit_key, version_in
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.rules import MemberRole, Pace, Rules
+from isthmus.format.signing.keys import new_signer, write_signer
 from isthmus.learner.steward import here
 from isthmus.log import Commit, fold, gc, merge, state
 from isthmus.log.gc import Garbage
 from isthmus.log.membership import Members, write
 from isthmus.log.merge import State
-from isthmus.records import frame
-from isthmus.records.frame import Body, Kind
-from isthmus.records.keys import commit_key, version_in
-from isthmus.records.objects import MemberSpec
-from isthmus.rules import MemberRole, Pace, Rules
-from isthmus.signing.keys import new_signer, write_signer
-from isthmus_services.cli import main
 from isthmus_services.commands import syncer as service
+from isthmus_services.main import main
 from support.forking import isthmus, nursery
 from support.world import (
     Sleepy,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import Denied, Unavailable
-from isthmus.rules import Pace
-from isthmus.runtime import single_threaded
+from isthmus.format.rules import Pace
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import Patience, open_store
 from isthmus_services.servers import Server
 from support.identities import WAYS, Issuer, machine

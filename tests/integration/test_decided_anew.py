@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.readers import whatif
-from isthmus.rules import Pace, Rules
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import whatif
 from support.world import all_commits, in_virtual_time, seed_of, serving, train, until, world
 
 

@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import isthmus
 from isthmus.codecs import codec
-from isthmus.kernels import F32
+from isthmus.codecs.kernels import F32
+from isthmus.format.records.objects import SCHEMA, UpdateHeader
+from isthmus.format.rules import Adoption, Pace, Rules
 from isthmus.learner.steward import Held, OwnSteward, left, mixed
 from isthmus.log.creation import Seed
-from isthmus.pytorch import device
-from isthmus.pytorch.device import DeviceArrays, DeviceSteward, Lane, Staged
-from isthmus.pytorch.model import TorchReplica, specs_of
-from isthmus.records.objects import SCHEMA, UpdateHeader
-from isthmus.rules import Adoption, Pace, Rules
-from isthmus.runtime import threaded
+from isthmus.runtime.clock import threaded
+from isthmus.torch import device
+from isthmus.torch.device import DeviceArrays, DeviceSteward, Lane, Staged
+from isthmus.torch.model import TorchReplica, specs_of
 from support.world import World, serving, world
 
 CPU = torch.device("cpu")

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from isthmus.errors import RecordInvalid
-from isthmus.layout import Spec, TensorClass
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.keys import checkpoint_key
+from isthmus.format.records.objects import CheckpointHeader
 from isthmus.learner.agent import LearnerAgent
 from isthmus.learner.checkpoint import Checkpoint, LoopState, Saver
 from isthmus.learner.history import HEAD_BYTES, donors, read_head
 from isthmus.log.select import checkpoints_in
-from isthmus.pytorch.loop import Loop
-from isthmus.records import frame
-from isthmus.records.keys import checkpoint_key
-from isthmus.records.objects import CheckpointHeader
 from isthmus.store import Entry
+from isthmus.torch.loop import Loop
 from support.world import NumpyReplica, World, seed_of, serving, train, world
 
 LARGE = seed_of(specs=[Spec(f"layer{i}", (100, 90), "float32", TensorClass.DENSE) for i in range(4)])

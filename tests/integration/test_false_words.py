@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from isthmus.errors import Denied, LogCorrupt, Unavailable
+from isthmus.format.records.frame import Body
+from isthmus.format.records.keys import UPDATES, commit_key
+from isthmus.format.records.messages import SYNCER_STREAM, Committed, encode
 from isthmus.log import Log
-from isthmus.records.frame import Body
-from isthmus.records.keys import UPDATES, commit_key
-from isthmus.records.messages import SYNCER_STREAM, Committed, encode
 from isthmus.store import EdgeStore, Layer, Store
 from support.world import in_virtual_time, seed_of, serving, train, world
 

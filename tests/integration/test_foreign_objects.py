@@ -12,8 +12,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from isthmus import digests
 from isthmus.errors import InputError, LogCorrupt, RecordInvalid
+from isthmus.format import digests
+from isthmus.format.records import frame, keys
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, MemberSpec, Part
+from isthmus.format.rules import MemberRole
+from isthmus.format.signing import fingerprint
+from isthmus.format.signing.keys import new_signer
+from isthmus.inspect.replay import replay
 from isthmus.learner.global_local import global_local
 from isthmus.learner.history import read_checkpoint
 from isthmus.log import Log, gc, heal, merge
@@ -22,14 +29,7 @@ from isthmus.log.membership import Members, changed, write
 from isthmus.log.run import read_run
 from isthmus.log.select import checkpoints_in
 from isthmus.log.trust import Trust
-from isthmus.readers.replay import replay
 from isthmus.reasons import Reason
-from isthmus.records import frame, keys
-from isthmus.records.frame import Body, Kind
-from isthmus.records.objects import CheckpointHeader, ClaimHeader, MemberSpec, Part
-from isthmus.rules import MemberRole
-from isthmus.signing import fingerprint
-from isthmus.signing.keys import new_signer
 from isthmus.store import checked
 from isthmus.store.layer import Layer
 from isthmus_services.commands.members import _vouched

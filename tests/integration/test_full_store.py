@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from isthmus.errors import StoreFull, Unavailable
+from isthmus.format.records.frame import Blob, Data
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.replay import replay
 from isthmus.log import gc
-from isthmus.readers.replay import replay
-from isthmus.records.frame import Blob, Data
-from isthmus.rules import Pace, Rules
 from isthmus.store import Layer, Store
 from isthmus.store.retrying import Patience
 from isthmus_services.processes import isthmus_command

@@ -13,11 +13,11 @@ from torch import nn
 
 import isthmus
 from isthmus.errors import RecordInvalid
+from isthmus.format.records import tree
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.follow import Cut
 from isthmus.learner.global_local import LocalTensor, tensor_of, together
-from isthmus.readers.follow import Cut
-from isthmus.records import tree
-from isthmus.rules import Pace, Rules
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from isthmus_services.processes import isthmus_command
 from support import restarts
 

@@ -8,14 +8,14 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from isthmus.codecs.kernels import F32
 from isthmus.errors import Denied, LogCorrupt, Unavailable
-from isthmus.kernels import F32
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.replay import replay
 from isthmus.log import fold, heal, merge
-from isthmus.readers.replay import replay
-from isthmus.rules import Pace, Rules
 from isthmus.store import Layer, Patience, Store
 from isthmus.store.layer import Send
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from support.world import (
     World,
     all_commits,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import LogCorrupt
+from isthmus.format.records.frame import Body
+from isthmus.format.records.keys import commit_key, commits_prefix
+from isthmus.format.rules import Pace, Rules
 from isthmus.log import Commit
-from isthmus.records.frame import Body
-from isthmus.records.keys import commit_key, commits_prefix
-from isthmus.rules import Pace, Rules
 from isthmus.store import EdgeStore, Layer, Store
 from isthmus.syncer.keeper import Keeper
 from isthmus_services.servers import Server

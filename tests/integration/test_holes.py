@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import Denied, LogCorrupt
+from isthmus.format.records.keys import commit_key
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.replay import replay
+from isthmus.inspect.status import Live, read_status
 from isthmus.log import heal
 from isthmus.log.complete import AHEAD, require_commits, require_whole
 from isthmus.log.state import STANDS, look, standing
-from isthmus.readers.replay import replay
-from isthmus.readers.status import Live, read_status
-from isthmus.records.keys import commit_key
-from isthmus.rules import Pace, Rules
 from isthmus.store import Entry, Layer
 from isthmus.syncer import snapshots
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from support.world import World, in_virtual_time, newest_commit, seed_of, serving, train, world
 
 PACE = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096)

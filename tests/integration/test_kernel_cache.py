@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.kernels import cache
+from isthmus.codecs.kernels import cache
 
-ONE = "import numpy as np; from isthmus import kernels; print(kernels.norm(np.full(100, 0.5, np.float32)))"
+ONE = "import numpy as np; from isthmus.codecs import kernels; print(kernels.norm(np.full(100, 0.5, np.float32)))"
 
 
 def start(cache: Path, **environment: str) -> str:

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.lab.experiment import base, named
-from isthmus.lab.experiments import EXPERIMENTS, chosen
-from isthmus.lab.setting import Failures, Guests, Row, Shape, Wires
-from isthmus.lab.summary import summary
-from isthmus.lab.training import train
-from isthmus.layout import Layout, Spec, TensorClass
+from isthmus.format.layout import Layout, Spec, TensorClass
+from isthmus.format.records import frame
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner.agent import LearnerAgent
 from isthmus.log.creation import Seed
-from isthmus.records import frame
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import Arrays, Times, World, learn, serve
-from isthmus_services.cli import main
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_lab.training.experiment import base, named
+from isthmus_lab.training.experiments import EXPERIMENTS, chosen
+from isthmus_lab.training.setting import Failures, Guests, Row, Shape, Wires
+from isthmus_lab.training.summary import summary
+from isthmus_lab.training.training import train
+from isthmus_services.main import main
 
 pytestmark = pytest.mark.tier("all")
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import isthmus
-from isthmus import shell
 from isthmus.errors import InputError
-from isthmus.rules import Pace, Rules
+from isthmus.format.rules import Pace, Rules
+from isthmus.link import shell
 from isthmus.store import files
 from isthmus_services.processes import isthmus_command
 from support import restarts
@@ -103,7 +103,7 @@ def test_an_interrupt_while_joining_leaves_no_thread(tmp_path: Path, slow: dict[
 def test_an_interrupt_before_the_agent_has_begun_keeps_it_from_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from isthmus.pytorch import model as torch_model
+    from isthmus.torch import model as torch_model
 
     monkeypatch.setattr(torch_model, "keep_denormals", lambda: time.sleep(1.5))
     timer = threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT))

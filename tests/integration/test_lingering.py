@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from isthmus.format.records.keys import UPDATES
+from isthmus.format.records.messages import Call
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner import LearnerAgent
-from isthmus.records.keys import UPDATES
-from isthmus.records.messages import Call
-from isthmus.rules import Pace, Rules
 from support.world import NumpyReplica, Sleepy, World, in_virtual_time, seed_of, serving, train, until, world
 
 RULES = Rules(fragments=1, sync_every=20)

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from isthmus.errors import Denied, Fenced, ObjectMissing
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import claim_key
+from isthmus.format.records.objects import ClaimHeader
+from isthmus.format.rules import Pace
 from isthmus.learner import LearnerAgent, residuals
 from isthmus.learner.checkpoint import LoopState
 from isthmus.learner.steward import left
 from isthmus.log.select import checkpoints_in
-from isthmus.records import frame
-from isthmus.records.frame import Kind
-from isthmus.records.keys import claim_key
-from isthmus.records.objects import ClaimHeader
-from isthmus.rules import Pace
 from support.world import (
     SPECS,
     NumpyReplica,

@@ -13,20 +13,20 @@ import pytest
 from isthmus.codecs import codec, pack
 from isthmus.codecs.packed import packed
 from isthmus.errors import LogCorrupt
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import commit_key, update_key, value_key
+from isthmus.format.records.messages import SYNCER_STREAM, Committed, encode, learner_stream
+from isthmus.format.records.objects import CommitHeader, Healed, Rejection, UpdateHeader
+from isthmus.format.rules import Rules
+from isthmus.inspect.replay import Difference, replay
 from isthmus.learner.history import read_checkpoint
 from isthmus.log import fold, merge
 from isthmus.log.merge import Accumulator, Advance
 from isthmus.log.select import checkpoints_in
 from isthmus.log.speech import heard
-from isthmus.readers.replay import Difference, replay
 from isthmus.reasons import Clip
-from isthmus.records import frame
-from isthmus.records.frame import Kind
-from isthmus.records.keys import commit_key, update_key, value_key
-from isthmus.records.messages import SYNCER_STREAM, Committed, encode, learner_stream
-from isthmus.records.objects import CommitHeader, Healed, Rejection, UpdateHeader
 from isthmus.rounds.bounds import Believed, Claim, Influence
-from isthmus.rules import Rules
 from isthmus.syncer import Syncer
 from isthmus.syncer.keeper import Keeper
 from support.forgery import SYNC, Stage, sealed

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from isthmus.errors import Unavailable
+from isthmus.format.records.messages import Heartbeat, Tally, encode, learner_stream
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect.replay import replay
 from isthmus.log import fold
-from isthmus.readers.replay import replay
-from isthmus.records.messages import Heartbeat, Tally, encode, learner_stream
-from isthmus.rules import Pace, Rules
 from isthmus.syncer import Syncer
 from support.strangers import forged, post
 from support.world import World, all_commits, in_virtual_time, seed_of, serving, train, world

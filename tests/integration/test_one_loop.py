@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 from isthmus.bus import Bus, Said
+from isthmus.codecs.kernels import F32
 from isthmus.errors import LogCorrupt, Unavailable
-from isthmus.kernels import F32
-from isthmus.layout import Spec, TensorClass
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Body
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.messages import SYNCER_STREAM, Alive, AnyMessage, Committed, decode, encode, learner_stream
+from isthmus.format.records.objects import CommitHeader, UpdateHeader
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner.boundary import SyncerBack, ToTraining
 from isthmus.learner.steward import here
 from isthmus.log import fold, merge
 from isthmus.log.run import read_run
-from isthmus.records import frame
-from isthmus.records.frame import Body
-from isthmus.records.keys import commit_key
-from isthmus.records.messages import SYNCER_STREAM, Alive, AnyMessage, Committed, decode, encode, learner_stream
-from isthmus.records.objects import CommitHeader, UpdateHeader
-from isthmus.rules import Pace, Rules
 from isthmus.store import Layer, Patience, Store
 from isthmus.store.layer import Send
 from isthmus.syncer import Syncer

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.readers import whatif
-from isthmus.readers.explain import explain
-from isthmus.records.frame import Body, Data
-from isthmus.records.keys import commit_key
-from isthmus.rules import Pace, Rules
+from isthmus.format.records.frame import Body, Data
+from isthmus.format.records.keys import commit_key
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import whatif
+from isthmus.inspect.explain import explain
 from isthmus.store import Layer, Store
 from isthmus.syncer import agent as syncer_agent
 from support.world import World, all_commits, in_virtual_time, seed_of, serving, train, until, world

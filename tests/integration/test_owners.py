@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.agent.tolerance import Tolerance
 from isthmus.codecs import codec
+from isthmus.codecs.kernels import F32
 from isthmus.errors import Denied, LogCorrupt, RankLost, Unavailable
-from isthmus.kernels import F32
+from isthmus.format.records import frame
+from isthmus.format.records.keys import update_key
+from isthmus.format.records.objects import SCHEMA, UpdateHeader
+from isthmus.format.rules import Pace, Rules
+from isthmus.learner.ranks import asked, served, wire
+from isthmus.learner.ranks.asked import Owners, Peers, interfaces
+from isthmus.learner.ranks.shelf import Shelf
 from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, here
 from isthmus.log import Log, fold
-from isthmus.owners import asked, served, wire
-from isthmus.owners.asked import Owners, Peers, interfaces
-from isthmus.owners.shelf import Shelf
-from isthmus.records import frame
-from isthmus.records.keys import update_key
-from isthmus.records.objects import SCHEMA, UpdateHeader
-from isthmus.rules import Pace, Rules
-from isthmus.runtime import threaded
+from isthmus.runtime.clock import threaded
 from isthmus.store import Layer, Store
 from isthmus.store.measured import Traffic
-from isthmus.tolerance import Tolerance
 from support.world import World, seed_of, serving, train, until, world
 
 SECRET = b"told to all ranks"

@@ -21,10 +21,10 @@ from infra import graph
 from isthmus.bus import open_bus
 from isthmus.doctor import FAILURE, OK, WARNING, Finding, Role, RoleKind, examine_bus, examine_open_store
 from isthmus.errors import Denied, ObjectMissing
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import EdgeStore, open_store
-from isthmus_services.cli import main
 from isthmus_services.commands import access
+from isthmus_services.main import main
 from isthmus_services.servers import Server, free_ports, redis_server, s3_server
 from support.permission_cases import (
     ALL,

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isthmus.forecast.recorded import Observed, check, observe
-from isthmus.layout import Layout, Spec, TensorClass
+from isthmus.format.layout import Layout, Spec, TensorClass
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner.agent import LearnerAgent
 from isthmus.log import Log
 from isthmus.log.creation import Seed
 from isthmus.log.run import read_run
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import Arrays, Times, World, learn, serve
-from isthmus_services.cli import main
+from isthmus_lab.forecast.recorded import Observed, check, observe
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_services.main import main
 
 pytestmark = pytest.mark.tier("all")
 

@@ -10,15 +10,15 @@ from typing import TypeVar
 import pytest
 
 from isthmus.errors import InputError, LogCorrupt, Unavailable
+from isthmus.format.records import frame
+from isthmus.format.records.keys import version_in
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.rules import MemberRole, Rules
+from isthmus.format.signing import Signer
+from isthmus.format.signing.keys import new_signer
+from isthmus.inspect.replay import replay
 from isthmus.log import Log, fold, gc
 from isthmus.log.membership import Members, write
-from isthmus.readers.replay import replay
-from isthmus.records import frame
-from isthmus.records.keys import version_in
-from isthmus.records.objects import MemberSpec
-from isthmus.rules import MemberRole, Rules
-from isthmus.signing import Signer
-from isthmus.signing.keys import new_signer
 from isthmus.store import EdgeStore, Layer, Store, open_store
 from isthmus.store.layer import Send
 from support.world import QUICK, World, all_commits, balanced, seed_of, serving, train, world

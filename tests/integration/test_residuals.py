@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.codecs import codec, pack, unpack
+from isthmus.codecs.kernels import F32
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import F32
-from isthmus.layout import partition
+from isthmus.format.layout import partition
+from isthmus.format.records import frame
+from isthmus.format.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader, Piece, UpdateHeader
+from isthmus.format.rules import Rules
 from isthmus.learner import parts, residuals
 from isthmus.learner.steward import OwnSteward, Stored, left
 from isthmus.log.creation import Seed
-from isthmus.records import frame
-from isthmus.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader, Piece, UpdateHeader
-from isthmus.rules import Rules
 from support.world import SPECS, in_virtual_time, seed_of, world
 
 HALVES = [replace(s, dtype="bfloat16") for s in SPECS]

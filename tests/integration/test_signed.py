@@ -11,20 +11,10 @@ import pytest
 
 from isthmus.codecs import codec, pack
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid
-from isthmus.log import Log, evaluations, fold, gc, heal
-from isthmus.log.creation import Seed
-from isthmus.log.membership import GRACE_VERSIONS, Members, changed, write
-from isthmus.log.select import checkpoints_in
-from isthmus.log.speech import heard
-from isthmus.log.state import look
-from isthmus.readers.replay import replay
-from isthmus.readers.status import read_status
-from isthmus.readers.verdict import health
-from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Body, Kind
-from isthmus.records.keys import checkpoint_key, claim_key, commit_key, members_key, update_key, value_key
-from isthmus.records.messages import (
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.keys import checkpoint_key, claim_key, commit_key, members_key, update_key, value_key
+from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Announce,
     Committed,
@@ -32,10 +22,20 @@ from isthmus.records.messages import (
     encode,
     learner_stream,
 )
-from isthmus.records.objects import CheckpointHeader, ClaimHeader, CommitHeader, MemberSpec, UpdateHeader
-from isthmus.rules import MemberRole, Rules
-from isthmus.signing import Signer
-from isthmus.signing.keys import new_signer
+from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, CommitHeader, MemberSpec, UpdateHeader
+from isthmus.format.rules import MemberRole, Rules
+from isthmus.format.signing import Signer
+from isthmus.format.signing.keys import new_signer
+from isthmus.inspect.replay import replay
+from isthmus.inspect.status import read_status
+from isthmus.inspect.verdict import health
+from isthmus.log import Log, evaluations, fold, gc, heal
+from isthmus.log.creation import Seed
+from isthmus.log.membership import GRACE_VERSIONS, Members, changed, write
+from isthmus.log.select import checkpoints_in
+from isthmus.log.speech import heard
+from isthmus.log.state import look
+from isthmus.reasons import Reason
 from isthmus.store import Layer
 from isthmus_services.commands.members import _vouched
 from support.world import QUICK, World, all_commits, balanced, in_virtual_time, seed_of, serving, train, until, world

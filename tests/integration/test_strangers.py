@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isthmus.records import frame
-from isthmus.records.keys import update_key
-from isthmus.records.messages import Announce, decode, encode, learner_stream
-from isthmus.rules import Rules
+from isthmus.format.records import frame
+from isthmus.format.records.keys import update_key
+from isthmus.format.records.messages import Announce, decode, encode, learner_stream
+from isthmus.format.rules import Rules
 from support.strangers import announcement, forged, post
 from support.world import QUICK, World, all_commits, check_log, in_virtual_time, seed_of, serving, train, until, world
 
@@ -58,7 +58,7 @@ async def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder: P
 
 
 def _announce_by_syncer(w: World) -> bytes:
-    from isthmus.records.messages import Alive
+    from isthmus.format.records.messages import Alive
 
     return encode(
         Alive(

@@ -13,9 +13,9 @@ from isthmus.bus import open_bus
 from isthmus.doctor import OK, WARNING, Role, RoleKind, examine_bus
 from isthmus.doctor.findings import in_the_clear
 from isthmus.errors import InputError, Unavailable
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.urls import as_environment_says, trusting
 from isthmus.store import open_store
-from isthmus.urls import as_environment_says, trusting
 from isthmus_services.servers import Server, redis_server, s3_server
 from support.authority import Authority
 

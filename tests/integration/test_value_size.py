@@ -13,10 +13,10 @@ from isthmus.bus import open_bus
 from isthmus.bus.base import VALUE_MAX
 from isthmus.doctor import OK, WARNING, Finding, Role, RoleKind, examine_bus
 from isthmus.errors import Unavailable
-from isthmus.permissions import Participant
-from isthmus.records.frame import Kind, largest
-from isthmus.records.messages import learner_stream
-from isthmus.runtime import single_threaded
+from isthmus.format.permissions import Participant
+from isthmus.format.records.frame import Kind, largest
+from isthmus.format.records.messages import learner_stream
+from isthmus.runtime.clock import single_threaded
 from isthmus_services.commands import access
 from isthmus_services.policies import Identity, acl_line
 from isthmus_services.servers import Server, redis_server

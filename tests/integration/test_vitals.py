@@ -12,10 +12,10 @@ from typing import TypeVar
 import pytest
 from prometheus_client import CollectorRegistry
 
+from isthmus.agent.health import LOOP_S_MAX, PORT_S_MAX, Pulse
 from isthmus.errors import InputError, Unavailable
-from isthmus.health import LOOP_S_MAX, PORT_S_MAX, Pulse
-from isthmus.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.metrics import LearnerMetrics, Metrics, SyncerMetrics, declared
 from isthmus.store import Layer
 from isthmus.store.layer import Send
 from isthmus_services.process import logs

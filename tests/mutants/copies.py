@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pkg", "services")
-KERNELS = "pkg/isthmus/kernels/"
+KERNELS = "pkg/isthmus/codecs/kernels/"
 """Compiled by numba. A copy with a mistake in there has a cache of machine code to itself."""
 
 TEST_S = 60.0
@@ -71,7 +71,7 @@ def first_failure(output: str) -> str:
 
 async def require_copy(folder: Path) -> None:
     """Raise `SystemExit` unless the copies are imported: otherwise no mistake would ever be run."""
-    for module in ("isthmus", "isthmus_services"):
+    for module in ("isthmus", "isthmus_services", "isthmus_lab"):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", f"import {module}; print({module}.__file__)",
             env=environment(folder), stdout=asyncio.subprocess.PIPE,

@@ -9,13 +9,20 @@ class Mutant:
 
     name: str
     file: str
-    """Below pkg/isthmus."""
+    """Below pkg/isthmus; another package's begins with the package."""
     before: str
     after: str
     tests: tuple[str, ...]
     """Files or tests that should notice, below the root."""
     equivalent: str = ""
     """Why nothing that can be seen changes; empty where a test has to notice."""
+
+    @property
+    def path(self) -> str:
+        """Where the module is, below the root."""
+        package = self.file.partition("/")[0]
+        folder = {"isthmus_services": "services", "isthmus_lab": "pkg"}.get(package, "pkg/isthmus")
+        return f"{folder}/{self.file}"
 
 
 @dataclass(frozen=True, slots=True)

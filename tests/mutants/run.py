@@ -36,7 +36,6 @@ from mutants.copies import (
 from mutants.mutant import Mutant
 from mutants.table import MUTANTS, faults
 
-PACKAGE = ROOT / "pkg"
 TIMEOUT_S = 240.0
 """Limit for all tests of one mutant. Tests that take longer count as failed."""
 
@@ -79,7 +78,7 @@ def main() -> int:
     if a.list or not chosen:
         print(*(m.name for m in chosen or MUTANTS), sep="\n")
         return 0 if a.list else 2
-    if wrong := [f"{m.name}: {why}" for m in chosen for why in faults(m, PACKAGE, ROOT)]:
+    if wrong := [f"{m.name}: {why}" for m in chosen for why in faults(m, ROOT)]:
         print(*wrong, sep="\n", file=sys.stderr)
         return 1
     began = time.perf_counter()
@@ -123,10 +122,10 @@ async def _all(chosen: list[Mutant], folder: Path, workers: int, timeout_s: floa
 async def _try(mutant: Mutant, sound: Path, folder: Path, timeout_s: float) -> Outcome:
     began = time.perf_counter()
     await asyncio.to_thread(copy_packages, sound, folder)
-    path = folder / "pkg/isthmus" / mutant.file
+    path = folder / mutant.path
     path.write_text(path.read_text().replace(mutant.before, mutant.after))
     try:
-        own_cache = f"pkg/isthmus/{mutant.file}".startswith(KERNELS)
+        own_cache = mutant.path.startswith(KERNELS)
         code, output = await run_pytest(folder, mutant.tests, timeout_s=timeout_s, own_cache=own_cache)
     except TimeoutError:
         return Outcome(mutant, "killed", "timeout", time.perf_counter() - began, "")

@@ -77,7 +77,7 @@ def _files(rooms: list[str] | None) -> list[str]:
     """Return the modules below the rooms, which are paths below the root or below one of the packages."""
     if rooms is None:
         return covered.sources()
-    roots = ("", "pkg/", "pkg/isthmus/", "services/", "services/isthmus_services/")
+    roots = ("", "pkg/", "pkg/isthmus/", "pkg/isthmus_lab/", "services/", "services/isthmus_services/")
     below = [str(Path(root + room)) for room in rooms for root in roots]
     found = [f for f in covered.sources() if any(f == b or f.startswith(f"{b}/") for b in below)]
     if not found:

@@ -19,9 +19,9 @@ MUTANTS = [
 ]
 
 
-def faults(mutant: Mutant, package: Path, root: Path) -> Iterator[str]:
+def faults(mutant: Mutant, root: Path) -> Iterator[str]:
     """Yield why a mutant does not fit the library as it is."""
-    path = package / "isthmus" / mutant.file
+    path = root / mutant.path
     if not path.is_file():
         yield f"there is no {path}"
         return

@@ -55,7 +55,7 @@ def test_the_wheel_is_the_two_packages_as_they_are_committed(released: Path, whe
         "[console_scripts]",
         "isthmus",
         "=",
-        "isthmus_services.cli:main",
+        "isthmus_services.main:main",
     ]
     assert "Root-Is-Purelib: true" in found[about + "WHEEL"].decode()
 

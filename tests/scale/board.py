@@ -24,22 +24,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from isthmus.layout import Layout, Spec, TensorClass
+from isthmus.agent.ports import open_log
+from isthmus.format.layout import Layout, Spec, TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.keys import RUN_KEY, commit_key, snapshot_key
+from isthmus.format.records.objects import CommitHeader, Input
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Replica
 from isthmus.learner.checkpoint import Saver
 from isthmus.log import Commit
 from isthmus.log.creation import Seed
 from isthmus.log.run import read_run
-from isthmus.ports import open_log
-from isthmus.readers.chronicle import Chronicle
-from isthmus.records import frame
-from isthmus.records.keys import RUN_KEY, commit_key, snapshot_key
-from isthmus.records.objects import CommitHeader, Input
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import Arrays, Times, World, learn, serve
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import Arrays, Times, World, learn, serve
 from isthmus_services.board.feed import cache_of
+from isthmus_services.board.history.chronicle import Chronicle
 from isthmus_services.processes import isthmus_command
 
 LATENCY_S = 0.05

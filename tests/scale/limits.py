@@ -6,12 +6,12 @@ Every learner steps once a second and sends each fragment once in 100 steps, 4 b
 import math
 import sys
 
-from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import CHECKPOINT_BYTES, FEEDBACK_BYTES, OBJECT_MAX, SYNCER_CORES
-from isthmus.forecast.planner import Fixed, plan
-from isthmus.forecast.prices import Prices
-from isthmus.forecast.speeds import classes
-from isthmus.rules import KEPT_VERSIONS
+from isthmus.format.rules import KEPT_VERSIONS
+from isthmus_lab.forecast.island import Island
+from isthmus_lab.forecast.outcome import CHECKPOINT_BYTES, FEEDBACK_BYTES, OBJECT_MAX, SYNCER_CORES
+from isthmus_lab.forecast.planner import Fixed, plan
+from isthmus_lab.forecast.speeds import classes
+from isthmus_services.board.prices import Prices
 
 SYNC_EVERY = 100
 LINK_GBIT_S = 10.0

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import isthmus
-from isthmus.rules import Pace, Rules
+from isthmus.format.rules import Pace, Rules
 from scale.run import Process
 
 WIDTH = 1024
@@ -78,7 +78,7 @@ def main() -> None:
         link, net = join(run, "paused", given.millions)
         try:
             others.append(
-                Process("syncer", [sys.executable, "-m", "isthmus_services.cli", "syncer", run], Path(folder, "s"))
+                Process("syncer", [sys.executable, "-m", "isthmus_services.main", "syncer", run], Path(folder, "s"))
             )
             for name in ("b1", "b2", "b3"):
                 command = [sys.executable, __file__, "--busy", run, name, "--millions", str(given.millions)]

@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos.cluster import end_on_sigterm
+from isthmus.agent.ports import open_log
 from isthmus.errors import IsthmusError
 from isthmus.log import Log
-from isthmus.ports import open_log
 from isthmus_services.servers import redis_server, s3_server
 
 BUCKET = "s3://scale/run"
@@ -197,7 +197,7 @@ def main() -> int:
                     f"syncer-{i}",
                     [
                         "-m",
-                        "isthmus_services.cli",
+                        "isthmus_services.main",
                         "syncer",
                         BUCKET,
                         "--bus",
@@ -235,7 +235,7 @@ def main() -> int:
         report["learners"] = [json.loads(path.read_text()) for path in sorted(a.out.glob("*.json"))]
         began = time.monotonic()
         replay = subprocess.run(
-            [sys.executable, "-m", "isthmus_services.cli", "replay", BUCKET, "--json", str(a.out / "replay")],
+            [sys.executable, "-m", "isthmus_services.main", "replay", BUCKET, "--json", str(a.out / "replay")],
             check=False,
         )
         report["replay"] = {"seconds": time.monotonic() - began, "exit": replay.returncode,

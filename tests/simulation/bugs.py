@@ -14,39 +14,39 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
-from isthmus.averages import smooth
 from isthmus.bus import replies
 from isthmus.codecs import as_bytes, codec
 from isthmus.codecs.int4 import Int4
+from isthmus.codecs.kernels import F32
 from isthmus.errors import LogCorrupt, ObjectMissing, Unavailable
-from isthmus.kernels import F32
-from isthmus.layout import TensorClass
+from isthmus.format.layout import TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.keys import version_in
+from isthmus.format.records.messages import Alive, Committed, decode
+from isthmus.format.records.objects import CommitHeader, SnapshotHeader, ValueHeader
+from isthmus.format.rules import MergeRule
+from isthmus.inspect import replay
 from isthmus.learner import agent as learner_agent
 from isthmus.learner import downlink, steward, tenure, uplink
 from isthmus.learner.boundary import Boundary, Ready
 from isthmus.log import Log, fold, gc, heal, merge, polar
 from isthmus.log.verified import Gate
-from isthmus.readers import replay
 from isthmus.reasons import Clip
-from isthmus.records import frame
-from isthmus.records.keys import version_in
-from isthmus.records.messages import Alive, Committed, decode
-from isthmus.records.objects import CommitHeader, SnapshotHeader, ValueHeader
 from isthmus.rounds import rounds
 from isthmus.rounds.bounds import Influence
 from isthmus.rounds.events import CallRound, CatchUp, CaughtUp, Tick
 from isthmus.rounds.grace import Grace
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Phase, Rounds
-from isthmus.rules import MergeRule
-from isthmus.simulate import store as simulated_store
-from isthmus.simulate.store import SimulatedStore
+from isthmus.runtime.averages import smooth
 from isthmus.store import EdgeStore, FileStore
 from isthmus.syncer import agent as syncer_agent
 from isthmus.syncer.fairness import FairQueue
 from isthmus.syncer.follower import Follower
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.keeper import Keeper
+from isthmus_lab.simulate import store as simulated_store
+from isthmus_lab.simulate.store import SimulatedStore
 
 Bug = Callable[[], contextlib.AbstractContextManager[object]]
 

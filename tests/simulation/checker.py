@@ -8,21 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from isthmus.bus.endpoints import UNSAID_MAX
+from isthmus.codecs.kernels import F32
 from isthmus.errors import IsthmusError, RecordInvalid
-from isthmus.kernels import F32
-from isthmus.learner import LearnerAgent
-from isthmus.learner.boundary import UPLOADS_MAX
-from isthmus.learner.steward import here
-from isthmus.log import Commit, Log, merge
-from isthmus.log.run import Run
-from isthmus.log.updates import open_update
-from isthmus.log.verified import Gate
-from isthmus.readers import whatif
-from isthmus.readers.replay import replay
-from isthmus.records import frame
-from isthmus.records.frame import Body, Kind
-from isthmus.records.keys import commit_key, is_versioned, version_in
-from isthmus.records.messages import (
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.keys import commit_key, is_versioned, version_in
+from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Alive,
     Announce,
@@ -33,14 +24,23 @@ from isthmus.records.messages import (
     decode,
     learner_of,
 )
-from isthmus.records.objects import LISTED_MAX, CommitHeader, SnapshotHeader, UpdateHeader
+from isthmus.format.records.objects import LISTED_MAX, CommitHeader, SnapshotHeader, UpdateHeader
+from isthmus.format.rules import STALENESS_MAX
+from isthmus.inspect import whatif
+from isthmus.inspect.replay import replay
+from isthmus.learner import LearnerAgent
+from isthmus.learner.boundary import UPLOADS_MAX
+from isthmus.learner.steward import here
+from isthmus.log import Commit, Log, merge
+from isthmus.log.run import Run
+from isthmus.log.updates import open_update
+from isthmus.log.verified import Gate
 from isthmus.rounds.rounds import FINAL_EACH, POINTERS_MAX
-from isthmus.rules import STALENESS_MAX
-from isthmus.simulate.process import Process
-from isthmus.simulate.world import World
 from isthmus.syncer import Syncer
 from isthmus.syncer.agent import ACCUMULATORS_MAX
 from isthmus.syncer.keeper import INBOX_MAX
+from isthmus_lab.simulate.process import Process
+from isthmus_lab.simulate.world import World
 from simulation.hostile import NAME, is_its_own
 from simulation.liars import Most, is_a_lie
 from simulation.scenario import STRANGER

@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 
 from isthmus.errors import Denied, IsthmusError, LogCorrupt, RunMissing, first_cause
+from isthmus.format.records import frame, messages
+from isthmus.format.records.keys import UPDATES, commits_prefix, snapshot_key, snapshots_prefix, updates_prefix
+from isthmus.format.records.messages import SYNCER_STREAM
 from isthmus.learner import LearnerAgent
 from isthmus.learner import agent as learner_agent
 from isthmus.log import Log, merge
 from isthmus.log import gc as collection
 from isthmus.log.creation import Seed
 from isthmus.log.run import Run
-from isthmus.records import frame, messages
-from isthmus.records.keys import UPDATES, commits_prefix, snapshot_key, snapshots_prefix, updates_prefix
-from isthmus.records.messages import SYNCER_STREAM
-from isthmus.simulate.clock import StandsStill
-from isthmus.simulate.process import Process
-from isthmus.simulate.weather import Fault, Weather
-from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus.syncer import Syncer
 from isthmus.syncer import agent as syncer_agent
+from isthmus_lab.simulate.clock import StandsStill
+from isthmus_lab.simulate.process import Process
+from isthmus_lab.simulate.weather import Fault, Weather
+from isthmus_lab.simulate.world import SimulatedPorts, Times, World, learn, serve
 from simulation import checker, speakers
 from simulation.checker import Checker
 from simulation.healing import Operator

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from isthmus.records import frame
-from isthmus.records.fields import SECONDS_MAX
-from isthmus.records.keys import update_key, updates_prefix
-from isthmus.records.messages import learner_stream
-from isthmus.simulate.process import EPOCH_S
+from isthmus.format.records import frame
+from isthmus.format.records.fields import SECONDS_MAX
+from isthmus.format.records.keys import update_key, updates_prefix
+from isthmus.format.records.messages import learner_stream
+from isthmus_lab.simulate.process import EPOCH_S
 from simulation.scenario import Hostility
 
 if TYPE_CHECKING:

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.codecs import pack
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import commit_key, update_key
+from isthmus.format.records.messages import SYNCER_STREAM, Committed, encode, learner_stream
+from isthmus.format.records.objects import CommitHeader, Input
+from isthmus.format.rules import BOUNDS
 from isthmus.log import Commit
 from isthmus.log.updates import Update
 from isthmus.reasons import Clip
-from isthmus.records import frame
-from isthmus.records.frame import Kind
-from isthmus.records.keys import commit_key, update_key
-from isthmus.records.messages import SYNCER_STREAM, Committed, encode, learner_stream
-from isthmus.records.objects import CommitHeader, Input
 from isthmus.rounds.bounds import MAJORITY, REMEMBERED, Believed
-from isthmus.rules import BOUNDS
-from isthmus.simulate.process import EPOCH_S
 from isthmus.syncer import Syncer
+from isthmus_lab.simulate.process import EPOCH_S
 from simulation.hostile import NAME
 from simulation.scenario import STRANGER, Hostility
 from support.lies import REFUSED

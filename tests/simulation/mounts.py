@@ -3,10 +3,10 @@
 import itertools
 from pathlib import Path
 
-from isthmus.records.keys import RUN_KEY
-from isthmus.runtime import Runtime
-from isthmus.simulate.store import Objects
+from isthmus.format.records.keys import RUN_KEY
+from isthmus.runtime.clock import Runtime
 from isthmus.store import FileStore
+from isthmus_lab.simulate.store import Objects
 
 _numbers = itertools.count()
 

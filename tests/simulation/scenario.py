@@ -7,12 +7,12 @@ from enum import StrEnum
 
 import msgspec
 
-from isthmus.layout import Spec, TensorClass
-from isthmus.rules import BOUNDS, Adoption, Pace, Rules
-from isthmus.simulate.process import MEASURED, Costs
-from isthmus.simulate.weather import Fault
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.rules import BOUNDS, Adoption, Pace, Rules
 from isthmus.syncer.agent import HUNG_S
 from isthmus.syncer.holders import BEATS_PER_INTERVAL, SILENT_BEATS
+from isthmus_lab.simulate.process import MEASURED, Costs
+from isthmus_lab.simulate.weather import Fault
 
 STORE_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SLOW, Fault.CORRUPTED)
 BUS_FAULTS = (Fault.ERROR, Fault.LOST_REQUEST, Fault.LOST_REPLY, Fault.LANDS_LATE, Fault.SWALLOWED)

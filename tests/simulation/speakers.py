@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 
 from isthmus.codecs import codec, pack
-from isthmus.records import frame
-from isthmus.records.keys import update_key
-from isthmus.records.messages import (
+from isthmus.format.records import frame
+from isthmus.format.records.keys import update_key
+from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Announce,
     AnyMessage,
@@ -25,8 +25,8 @@ from isthmus.records.messages import (
     encode,
     learner_stream,
 )
-from isthmus.records.objects import SCHEMA, UpdateHeader
-from isthmus.simulate.process import EPOCH_S
+from isthmus.format.records.objects import SCHEMA, UpdateHeader
+from isthmus_lab.simulate.process import EPOCH_S
 from simulation import hostile, liars
 from simulation.scenario import LIARS
 

@@ -4,12 +4,12 @@ import asyncio
 
 import numpy as np
 
-from isthmus.layout import Spec, TensorClass
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.rules import Pace, Rules
 from isthmus.log.creation import Seed
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import Times, World, learn, serve
 from isthmus.syncer import Syncer
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import Times, World, learn, serve
 from simulation.toy import Toy
 
 LEARNERS, H, STEPS = 4, 12, 180

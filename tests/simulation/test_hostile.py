@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from isthmus.errors import Denied
-from isthmus.layout import Spec, TensorClass
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.records.frame import Blob, Body, Data
+from isthmus.format.records.keys import update_key
+from isthmus.format.records.messages import Announce, encode, learner_stream
+from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log
 from isthmus.log.creation import Seed
 from isthmus.log.run import Run
-from isthmus.records.frame import Blob, Body, Data
-from isthmus.records.keys import update_key
-from isthmus.records.messages import Announce, encode, learner_stream
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import SimulatedPorts, Times, World, learn, serve
 from isthmus.store import EdgeStore, Entry, Store
 from isthmus.syncer import Syncer
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import SimulatedPorts, Times, World, learn, serve
 from simulation.toy import Toy
 
 FRAGMENTS = 4
@@ -219,7 +219,9 @@ def test_a_syncer_that_cannot_serve_says_so_is_left_out_while_it_lasts_and_comes
         assert min(await story.commits_meanwhile(30.0)) > 10
 
     story.tell(body())
-    said = [r.getMessage() for r in caplog.records if r.name == "isthmus.concern" and r.getMessage().startswith("s0")]
+    said = [
+        r.getMessage() for r in caplog.records if r.name == "isthmus.agent.concern" and r.getMessage().startswith("s0")
+    ]
     assert re.match(rf"s0: the {port} does not answer \(for 1\d s\): it leaves its fragments .*; see whether", said[0])
     assert said[-1] == f"s0: the {port} does not answer: over"
     assert len(said) <= 3  # at once, a reminder, and that it is over

@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus_services.bench.overload import KEPT, OLDEST, SERVED, USED, measured
+from isthmus_lab.bench.overload import KEPT, OLDEST, SERVED, USED, measured
 
 
 @pytest.mark.tier("all")

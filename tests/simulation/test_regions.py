@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isthmus.layout import Spec, TensorClass
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.rules import MemberRole, Pace, Rules
+from isthmus.format.signing.keys import new_signer
+from isthmus.inspect.replay import replay
 from isthmus.learner import LearnerAgent
 from isthmus.log import Log
 from isthmus.log.creation import Seed
 from isthmus.log.membership import Members, write
-from isthmus.readers.replay import replay
-from isthmus.records.objects import MemberSpec
-from isthmus.rules import MemberRole, Pace, Rules
-from isthmus.signing.keys import new_signer
-from isthmus.simulate.store import Objects
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import Times, World, learn, serve
 from isthmus.syncer import Syncer
+from isthmus_lab.simulate.store import Objects
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import Times, World, learn, serve
 from simulation.toy import Toy
 
 FRAGMENTS, SIZE, STEP_S = 3, 4096, 0.2

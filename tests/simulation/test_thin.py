@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from isthmus.codecs import codec, packed_size
-from isthmus.layout import Spec, TensorClass
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.upload_window import LIMIT_MAX, Window
 from isthmus.log import Log
 from isthmus.log.creation import Seed
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import Times, World, learn, serve
 from isthmus.syncer import Syncer
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import Times, World, learn, serve
 from simulation.toy import Toy
 
 SIZE, STEP_S = 65536, 0.2

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.kernels import F32
-from isthmus.layout import Layout
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import Layout
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary, Replica
 from isthmus.learner.checkpoint import LoopState, Saver
-from isthmus.simulate.world import Arrays
+from isthmus_lab.simulate.world import Arrays
 from simulation.checker import Checker
 
 

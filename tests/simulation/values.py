@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus.kernels import F32
-from isthmus.layout import TensorClass
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader, ValueHeader
 from isthmus.learner import LearnerAgent
 from isthmus.learner.boundary import Boundary, Ready, ToTraining
 from isthmus.learner.steward import here
 from isthmus.learner.uplink import PACKED_MAX, Uplink
-from isthmus.records import frame
-from isthmus.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader, ValueHeader
-from isthmus.simulate.world import Arrays
+from isthmus_lab.simulate.world import Arrays
 from simulation import reference
 from simulation.reference import AMPLIFIED, EPS, Given, Tensor, decode, leveled
 

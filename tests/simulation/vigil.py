@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from isthmus.format.records.keys import updates_prefix
 from isthmus.learner import LearnerAgent
-from isthmus.records.keys import updates_prefix
 from isthmus.syncer import Syncer
 from isthmus.syncer.agent import FETCHES_MAX
 from simulation.scenario import LEARNERS_ONLY, Ailing, Ailment, Kind

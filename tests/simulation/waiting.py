@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from isthmus.records.objects import CommitHeader, Waited
+from isthmus.format.records.objects import CommitHeader, Waited
 from isthmus.rounds.gate import PATIENCE
 from isthmus.rounds.rounds import STEP_UNKNOWN_S
-from isthmus.simulate.process import EPOCH_S, Process
+from isthmus_lab.simulate.process import EPOCH_S, Process
 
 if TYPE_CHECKING:
     from simulation.checker import Checker

@@ -8,12 +8,12 @@ from typing import Any
 
 import aiohttp
 
-from isthmus.forecast.prices import Prices
+from isthmus.format.rules import Rules
 from isthmus.log import Log
-from isthmus.rules import Rules
 from isthmus_services.board.accounts import Costs
 from isthmus_services.board.api import Api
 from isthmus_services.board.feed import Feed, following
+from isthmus_services.board.prices import Prices
 from isthmus_services.board.server import served
 from isthmus_services.settings.prices import prices_of
 from support.world import World, seed_of, serving, train, until, world

@@ -7,12 +7,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from isthmus.errors import ObjectMissing
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Body
+from isthmus.format.records.keys import commit_key, update_key
+from isthmus.format.records.objects import CommitHeader, Input, Late, Outer, Rejection, UpdateHeader, Waited
+from isthmus.format.rules import MergeRule, Rules
 from isthmus.log import Commit
-from isthmus.records import frame
-from isthmus.records.frame import Body
-from isthmus.records.keys import commit_key, update_key
-from isthmus.records.objects import CommitHeader, Input, Late, Outer, Rejection, UpdateHeader, Waited
-from isthmus.rules import MergeRule, Rules
 from isthmus.store import Entry
 
 RUN = bytes(range(32))

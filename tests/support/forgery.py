@@ -11,12 +11,9 @@ import msgspec
 import numpy as np
 
 from isthmus.codecs import codec, pack
-from isthmus.log import merge
-from isthmus.log.membership import Members, changed, write
-from isthmus.log.verified import _KEYS, KINDS, Gate
-from isthmus.records import frame, keys
-from isthmus.records.frame import Body, Kind
-from isthmus.records.objects import (
+from isthmus.format.records import frame, keys
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.objects import (
     CheckpointHeader,
     ClaimHeader,
     CommitHeader,
@@ -30,10 +27,13 @@ from isthmus.records.objects import (
     SnapshotHeader,
     UpdateHeader,
 )
-from isthmus.records.tree import laid, numpy_leaf
-from isthmus.rules import MemberRole, Rules
-from isthmus.signing import Signer
-from isthmus.signing.keys import new_signer
+from isthmus.format.records.tree import laid, numpy_leaf
+from isthmus.format.rules import MemberRole, Rules
+from isthmus.format.signing import Signer
+from isthmus.format.signing.keys import new_signer
+from isthmus.log import merge
+from isthmus.log.membership import Members, changed, write
+from isthmus.log.verified import _KEYS, KINDS, Gate
 from support.commits import committed, given
 from support.world import seed_of, world
 

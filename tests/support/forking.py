@@ -141,8 +141,8 @@ def _import() -> None:
     import torch._dynamo  # noqa: F401
 
     import isthmus.demo.trainer  # noqa: F401
-    from isthmus import kernels
-    from isthmus_services import cli  # noqa: F401
+    from isthmus.codecs import kernels
+    from isthmus_services import main as cli  # noqa: F401
     from isthmus_services.commands import learner, syncer  # noqa: F401
 
     kernels.warm()
@@ -168,7 +168,7 @@ def _become(order: dict[str, object]) -> int:
     # As an interpreter would have it that is started there.
     sys.path[:0] = [os.getcwd(), *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.argv = ["isthmus", *arguments]
-    from isthmus_services.cli import main
+    from isthmus_services.main import main
 
     return main(arguments)
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
+from isthmus.format.records.keys import update_key, value_key
+from isthmus.format.records.objects import CommitHeader
+from isthmus.format.rules import MergeRule
 from isthmus.log import Commit
-from isthmus.records.keys import update_key, value_key
-from isthmus.records.objects import CommitHeader
-from isthmus.rules import MergeRule
 
 Lie = Callable[[Commit], CommitHeader]
 

@@ -1,15 +1,15 @@
 """Objects of tests that go through the gate under the key that they say is theirs."""
 
 from isthmus.errors import RecordInvalid
-from isthmus.layout import Fragment
+from isthmus.format.layout import Fragment
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob, Kind
+from isthmus.format.records.keys import checkpoint_key, update_key
+from isthmus.format.records.objects import CheckpointHeader, UpdateHeader
 from isthmus.log.membership import Members
 from isthmus.log.run import Run
 from isthmus.log.updates import Update, open_update
 from isthmus.log.verified import Gate, Verified
-from isthmus.records import frame
-from isthmus.records.frame import Blob, Kind
-from isthmus.records.keys import checkpoint_key, update_key
-from isthmus.records.objects import CheckpointHeader, UpdateHeader
 
 
 def key_of_update(blob: Blob) -> str:

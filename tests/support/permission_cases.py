@@ -1,13 +1,13 @@
 """Who may do what, written down by hand a second time: keys of every kind, and who may read, create, replace, delete them.
 
-`isthmus.permissions` is held to it, and so are the servers that understand what is made of that table.
+`isthmus.format.permissions` is held to it, and so are the servers that understand what is made of that table.
 """
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from isthmus.permissions import Participant
-from isthmus.records.keys import (
+from isthmus.format.permissions import Participant
+from isthmus.format.records.keys import (
     RUN_KEY,
     checkpoint_key,
     claim_key,
@@ -19,7 +19,7 @@ from isthmus.records.keys import (
     update_key,
     value_key,
 )
-from isthmus.records.messages import SYNCER_STREAM, learner_stream
+from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
 from isthmus_services.policies import Identity
 
 DIGEST = bytes(range(32))

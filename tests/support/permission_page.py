@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from isthmus.permissions import (
+from isthmus.format.permissions import (
     ALL_STREAMS,
     CREATE,
     DELETE,
@@ -21,7 +21,7 @@ from isthmus.permissions import (
 HEAD = """\
 # Who may do what
 
-<!-- printed from isthmus.permissions by tests/support/permission_page.py; tests/unit/test_permissions.py compares -->
+<!-- printed from isthmus.format.permissions by tests/support/permission_page.py; tests/unit/test_permissions.py compares -->
 
 The one table, of which `isthmus access` makes users of Redis and policies of stores, and which `isthmus doctor --role …`
 tries. What is not granted is forbidden. Keys are below the run; `<p>` is the five digits of a fragment, `NAME` one's own

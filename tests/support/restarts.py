@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import isthmus
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner import checkpoint
-from isthmus.pytorch import loop
-from isthmus.rules import Pace, Rules
 from isthmus.store import files
+from isthmus.torch import loop
 
 STEPS, TOKENS = 16, 7
 RULES, PACE = Rules(fragments=2, sync_every=1000), Pace(heartbeat_s=0.2, silence_s=0.4)
@@ -451,7 +451,7 @@ class Trace:
         return self._line
 
 
-TRACED = ("isthmus/link/link.py", "isthmus/learner/boundary.py", "isthmus/pytorch/loop.py", "isthmus/pytorch/model.py")
+TRACED = ("isthmus/link/link.py", "isthmus/learner/boundary.py", "isthmus/torch/loop.py", "isthmus/torch/model.py")
 """What a step of a learner runs in the training thread."""
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from isthmus.records.objects import CommitHeader
+from isthmus.format.records.objects import CommitHeader
+from isthmus.format.rules import Bounds, Pace
 from isthmus.rounds.events import Action, Announced, Appended, Arrived, Begun, CaughtUp, Fetch, Pointer, Spoiled
 from isthmus.rounds.gate import Gate
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
-from isthmus.rules import Bounds, Pace
 from support.commits import committed, digest_of, given
 
 PACE = Pace(quorum=1, heartbeat_s=1.0, silence_s=3.0)

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 
 from isthmus.codecs import codec, pack
-from isthmus.kernels import F32
-from isthmus.records import frame
-from isthmus.records.keys import update_key
-from isthmus.records.messages import Announce, encode, learner_stream
-from isthmus.records.objects import UpdateHeader
+from isthmus.codecs.kernels import F32
+from isthmus.format.records import frame
+from isthmus.format.records.keys import update_key
+from isthmus.format.records.messages import Announce, encode, learner_stream
+from isthmus.format.records.objects import UpdateHeader
 from support.world import World
 
 replace = msgspec.structs.replace

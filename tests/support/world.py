@@ -12,21 +12,21 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from isthmus.bus import Bus, default_bus, open_bus
-from isthmus.kernels import F32
-from isthmus.layout import Layout, Spec, TensorClass
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import Layout, Spec, TensorClass
+from isthmus.format.records.frame import Blob
+from isthmus.format.rules import Pace, Rules
+from isthmus.format.signing import Signer
 from isthmus.learner import LearnerAgent
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
-from isthmus.records.frame import Blob
-from isthmus.rules import Pace, Rules
-from isthmus.runtime import Runtime, single_threaded
-from isthmus.signing import Signer
-from isthmus.simulate import world as simulate
-from isthmus.simulate.weather import Weather
+from isthmus.runtime.clock import Runtime, single_threaded
 from isthmus.store import RUNNING, EdgeStore, Layer, Patience, Store, open_store
 from isthmus.syncer import Syncer
 from isthmus.syncer.holders import Holders
+from isthmus_lab.simulate import world as simulate
+from isthmus_lab.simulate.weather import Weather
 
 P = ParamSpec("P")
 T = TypeVar("T")

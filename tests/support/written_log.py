@@ -11,18 +11,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from isthmus.codecs import codec, pack
-from isthmus.kernels import F32
+from isthmus.codecs.kernels import F32
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob, Body, Data, Kind
+from isthmus.format.records.keys import commit_key, snapshot_key, update_key, value_key
+from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader
+from isthmus.format.rules import Pace, Rules
 from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, State
-from isthmus.records import frame
-from isthmus.records.frame import Blob, Body, Data, Kind
-from isthmus.records.keys import commit_key, snapshot_key, update_key, value_key
-from isthmus.records.objects import CommitHeader, Input, SnapshotHeader, UpdateHeader
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.process import Process
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import World
 from isthmus.store import Entry, Store
+from isthmus_lab.simulate.process import Process
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import World
 from support.commits import committed, given
 from support.opened import opened_update
 from support.world import QUICK, seed_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus_services.cli import main
 from isthmus_services.commands import access as command
+from isthmus_services.main import main
 from isthmus_services.policies import AWS, MINIO, acl_rules, policy
 from support.permission_cases import HEARS, IDENTITIES, LEARNERS, SERIES
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.forecast import traffic
-from isthmus.forecast.bandwidth import (
+from isthmus.format.rules import Pace, Rules
+from isthmus_lab.forecast import traffic
+from isthmus_lab.forecast.bandwidth import (
     DATA_PARALLEL,
     DECOUPLED,
     DILOCO,
@@ -20,8 +21,7 @@ from isthmus.forecast.bandwidth import (
     required,
     simulate,
 )
-from isthmus.rules import Pace, Rules
-from isthmus_services.cli import main
+from isthmus_services.main import main
 
 BF16 = OnTheWire(name="bf16", up_bits=16.0, down_bits=16.0)
 INT4 = OnTheWire(name="int4", up_bits=4.0, down_bits=4.0)

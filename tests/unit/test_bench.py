@@ -9,20 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from isthmus.agent.ports import open_ports
 from isthmus.errors import InputError
-from isthmus.ports import open_ports
-from isthmus_services.bench import bytes as bench_bytes
-from isthmus_services.bench import kernels as bench_kernels
-from isthmus_services.bench import learner as bench_learner
-from isthmus_services.bench import pair, report, store
-from isthmus_services.bench import recovery as bench_recovery
-from isthmus_services.bench import round as bench_round
-from isthmus_services.bench import scale as bench_scale
-from isthmus_services.bench.crowd import Crowd
-from isthmus_services.bench.measure import Case, Row, counted, in_turns, parted, quantile, row, sized
-from isthmus_services.bench.replica import STEP_TOKENS, SYNC_EVERY, Line
-from isthmus_services.bench.servers import bucket
-from isthmus_services.cli import main
+from isthmus_lab.bench import bytes as bench_bytes
+from isthmus_lab.bench import kernels as bench_kernels
+from isthmus_lab.bench import learner as bench_learner
+from isthmus_lab.bench import pair, report, store
+from isthmus_lab.bench import recovery as bench_recovery
+from isthmus_lab.bench import round as bench_round
+from isthmus_lab.bench import scale as bench_scale
+from isthmus_lab.bench.crowd import Crowd
+from isthmus_lab.bench.measure import Case, Row, counted, in_turns, parted, quantile, row, sized
+from isthmus_lab.bench.replica import STEP_TOKENS, SYNC_EVERY, Line
+from isthmus_lab.bench.servers import bucket
+from isthmus_services.main import main
 from isthmus_services.servers import Server
 
 

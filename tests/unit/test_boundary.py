@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from isthmus.kernels import F32
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.boundary import (
     Adopted,
     Asked,
@@ -25,7 +26,6 @@ from isthmus.learner.boundary import (
     UploadDone,
 )
 from isthmus.learner.steward import here, rounded
-from isthmus.rules import Adoption, Pace
 
 LAYOUT = partition([Spec(f"t{i}", (10,), "float32", TensorClass.DENSE) for i in range(4)], 4)
 

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from isthmus.kernels import F32
-from isthmus.layout import Layout, Spec, TensorClass, partition
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import Layout, Spec, TensorClass, partition
+from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.boundary import (
     Adopted,
     Asked,
@@ -21,7 +22,6 @@ from isthmus.learner.boundary import (
 )
 from isthmus.learner.steward import rounded
 from isthmus.learner.upload_window import Window
-from isthmus.rules import Adoption, Pace
 
 STEP_S = 0.1
 

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from isthmus.format.records.objects import Input, Waited
+from isthmus.format.rules import Bounds, Pace
 from isthmus.reasons import FINAL, Clip, Reason
-from isthmus.records.objects import Input, Waited
 from isthmus.rounds.bounds import (
     FALLS,
     FIRST_RMS,
@@ -27,7 +28,6 @@ from isthmus.rounds.bounds import (
 from isthmus.rounds.events import Action, CallRound, Fetch, Merge, Refused
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import ABSENT_KNOWN, Phase
-from isthmus.rules import Bounds, Pace
 from support.commits import committed, given
 from support.round_story import Story
 

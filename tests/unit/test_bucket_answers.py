@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from isthmus.agent.ports import open_place
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
-from isthmus.ports import open_place
-from isthmus.records.frame import Gathered
-from isthmus.runtime import single_threaded
+from isthmus.format.records.frame import Gathered
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import EdgeStore, Patience, bucket, compares_sums
 from isthmus.store.credentials import access
 
@@ -329,7 +329,7 @@ async def test_a_large_object_in_pieces_is_put_together_away_from_the_loop(
 LINGERING = """
 import asyncio, sys, threading, time
 from asyncio.selector_events import BaseSelectorEventLoop as Loop
-from isthmus.ports import open_place
+from isthmus.agent.ports import open_place
 
 wake = Loop._write_to_self
 

@@ -12,8 +12,8 @@ from isthmus.bus import START, Bus, Said, endpoints, open_bus
 from isthmus.bus.endpoints import MESSAGES_AT_ONCE, NAMES_EVERY_S, RECENT_S, UNSAID_MAX, Listener, Speaker
 from isthmus.bus.redis import RedisBus
 from isthmus.errors import Denied, Unavailable
-from isthmus.records.messages import Leave, decode
-from isthmus.simulate.world import World
+from isthmus.format.records.messages import Leave, decode
+from isthmus_lab.simulate.world import World
 
 
 def word(number: int) -> Leave:

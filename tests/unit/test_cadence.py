@@ -10,7 +10,7 @@ import pytest
 from isthmus.learner.boundary import Freeze
 from isthmus.learner.checkpoint import Frozen, LoopState
 from isthmus.learner.tenure import Tenure
-from isthmus.simulate.clock import Clock
+from isthmus_lab.simulate.clock import Clock
 
 CADENCE_S = 60.0
 

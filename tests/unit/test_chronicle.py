@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from isthmus.format.records.objects import CommitHeader, Healed, Input, Passing, Seen
+from isthmus.format.rules import Rules
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.log.state import STANDS
-from isthmus.readers import scenes, views
-from isthmus.readers.chronicle import FORMAT, Chronicle, Life, write
-from isthmus.readers.moments import MOMENTS, SHORTEST_S, Kept, Moments
-from isthmus.readers.warnings import _stuck, warnings
-from isthmus.records.objects import CommitHeader, Healed, Input, Passing, Seen
-from isthmus.rules import Rules
+from isthmus_services.board.history import scenes, views
+from isthmus_services.board.history.chronicle import FORMAT, Chronicle, Life, write
+from isthmus_services.board.history.moments import MOMENTS, SHORTEST_S, Kept, Moments
+from isthmus_services.board.history.warnings import _stuck, warnings
 from support import commits
 from support.commits import CREATED_AT, ROUND_S, RUN, RecordedLog, committed, given, late, opened_at, rejected
 
@@ -244,7 +244,7 @@ def test_what_cannot_be_used_is_left_alone(harm: str, tmp_path: Path, monkeypatc
     path, run = tmp_path / "kept.npz", run_of()
     c = read(history())
     if harm == "another format":
-        monkeypatch.setattr("isthmus.readers.chronicle.FORMAT", FORMAT + 1)
+        monkeypatch.setattr("isthmus_services.board.history.chronicle.FORMAT", FORMAT + 1)
     if harm == "a row short":
         c.ends[0].version -= 1
     if harm == "other columns":

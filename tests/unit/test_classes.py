@@ -5,10 +5,10 @@ import pytest
 from torch import nn
 
 from isthmus.errors import InputError
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import Rules
 from isthmus.log import merge
-from isthmus.pytorch.model import specs_of
-from isthmus.rules import Rules
+from isthmus.torch.model import specs_of
 
 WORDS, WIDTH = 32, 8
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from isthmus.errors import ObjectMissing, Unavailable
-from isthmus.simulate.clock import Clock, StandsStill
-from isthmus.simulate.weather import Fault, Weather
-from isthmus.simulate.world import World
 from isthmus.store.edge import EdgeStore
+from isthmus_lab.simulate.clock import Clock, StandsStill
+from isthmus_lab.simulate.weather import Fault, Weather
+from isthmus_lab.simulate.world import World
 
 
 def test_time_passes_only_by_waiting() -> None:

@@ -6,12 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus import kernels
-from isthmus.codecs import CODECS, codec, pack, unpack
+from isthmus.codecs import CODECS, codec, kernels, pack, unpack
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
-from isthmus.kernels import F32
-from isthmus.layout import Spec, TensorClass, partition
-from isthmus.rules import CodecName
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import CodecName
 
 LARGE = 1 << 16
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from isthmus.errors import LogCorrupt
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import checkpoint_key, commit_key, part_key, snapshots_prefix, value_key, version_in
+from isthmus.format.rules import STALENESS_MAX
 from isthmus.log import fold, gc
-from isthmus.records import frame
-from isthmus.records.frame import Kind
-from isthmus.records.keys import checkpoint_key, commit_key, part_key, snapshots_prefix, value_key, version_in
-from isthmus.rules import STALENESS_MAX
 from support.written_log import Written
 
 AGE_S = 3600.0

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.agent.speed import Speeds
 from isthmus.errors import InputError
-from isthmus.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
-from isthmus.forecast.island import Island
-from isthmus.forecast.learning import Measured, lab
-from isthmus.forecast.outcome import DAY_S
-from isthmus.forecast.planner import Fixed, Plan, plan
-from isthmus.forecast.prices import Prices
-from isthmus.lab.decoupled import COMPARED, IN_MEMORY_S
-from isthmus.lab.setting import WINDOW_TOKENS, Failures, Wires
-from isthmus.speed import Speeds
-from isthmus_services.cli import main
+from isthmus_lab.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, Job, Way, compare, held
+from isthmus_lab.forecast.island import Island
+from isthmus_lab.forecast.learning import Measured, lab
+from isthmus_lab.forecast.outcome import DAY_S
+from isthmus_lab.forecast.planner import Fixed, Plan, plan
+from isthmus_lab.training.decoupled import COMPARED, IN_MEMORY_S
+from isthmus_lab.training.setting import WINDOW_TOKENS, Failures, Wires
+from isthmus_services.board.prices import Prices
+from isthmus_services.main import main
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.023, egress_gb=0.02, gpu_hour=2.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.concern import Concern
+from isthmus.agent.concern import Concern
 from isthmus.learner.unmerged import REMEDIES, Unmerged
 from isthmus.reasons import Reason
 

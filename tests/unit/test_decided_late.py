@@ -5,12 +5,12 @@ from typing import cast
 
 import msgspec
 
+from isthmus.format.records.objects import Seen
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import whatif
 from isthmus.log import Commit, Log
-from isthmus.readers import whatif
-from isthmus.records.objects import Seen
 from isthmus.rounds.events import ClosedBy
 from isthmus.rounds.grace import Terms, adaptive_grace
-from isthmus.rules import Pace, Rules
 from support.commits import RUN, committed, given
 
 LEARNERS = ("a", "b", "c", "d")

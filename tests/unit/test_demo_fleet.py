@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.readers.heard import Hearing
+from isthmus.inspect.heard import Hearing
 from isthmus_services.commands.learner import NEVER_MERGED
 from isthmus_services.demo.fleet import CRASHES_MAX, Fleet, Worker
 

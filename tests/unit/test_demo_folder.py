@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import InputError
-from isthmus.records import keys
-from isthmus_services.cli import main
+from isthmus.format.records import keys
 from isthmus_services.demo import mark
+from isthmus_services.main import main
 
 ALL = (mark.RUN, mark.LOGS, mark.SERVERS)
 

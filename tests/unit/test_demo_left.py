@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from isthmus.readers.heard import Hearing, LearnerView
-from isthmus.readers.status import Live
-from isthmus.records.messages import Heartbeat
+from isthmus.format.records.messages import Heartbeat
+from isthmus.inspect.heard import Hearing, LearnerView
+from isthmus.inspect.status import Live
 from isthmus_services.demo import watch as watching
 from isthmus_services.demo.left import ALONE, DRAWING, JUDGING, LAST, TRAINING, Left
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from isthmus.codecs import codec
-from isthmus.pytorch.device_codecs import CODECS
+from isthmus.torch.device_codecs import CODECS
 
 DRAW = np.random.default_rng(0)
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from isthmus.errors import Unavailable
+from isthmus.format.records.keys import commit_key, snapshots_prefix
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner.boundary import Ready, ToTraining
 from isthmus.learner.downlink import PROBE_BEATS, Downlink
 from isthmus.learner.steward import OwnSteward, here
 from isthmus.log import Commit
 from isthmus.log.merge import array_digest
-from isthmus.records.keys import commit_key, snapshots_prefix
-from isthmus.rules import Pace, Rules
 from support.written_log import ONE_WAY_S, Written
 
 RULES = Rules(fragments=3, sync_every=4)

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, legible, told
+from isthmus.format.records.fields import Text, Word
+from isthmus.format.records.keys import can_be_named, is_versioned
 from isthmus.reasons import Reason
-from isthmus.records.fields import Text, Word
-from isthmus.records.keys import can_be_named, is_versioned
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from isthmus_services.process import logs
 
 

@@ -6,10 +6,10 @@ from typing import cast
 import pytest
 
 from isthmus.errors import InputError
+from isthmus.format.records.keys import update_key
+from isthmus.inspect import explain
 from isthmus.log import Log
-from isthmus.readers import explain
 from isthmus.reasons import Reason
-from isthmus.records.keys import update_key
 from support.commits import RecordedLog, committed, digest_of, given, late, rejected
 
 

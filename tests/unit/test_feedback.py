@@ -3,17 +3,16 @@
 import numpy as np
 import pytest
 
-from isthmus import kernels
-from isthmus.codecs import codec, pack, unpack
+from isthmus.codecs import codec, kernels, pack, unpack
+from isthmus.codecs.kernels import F32
 from isthmus.errors import LogCorrupt, RecordInvalid
-from isthmus.kernels import F32
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.records import frame
+from isthmus.format.records.keys import value_key
+from isthmus.format.records.objects import SnapshotHeader
+from isthmus.format.rules import Rules
 from isthmus.log import fold, merge
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.keys import value_key
-from isthmus.records.objects import SnapshotHeader
-from isthmus.rules import Rules
 from support.opened import opened_update
 from support.written_log import Written
 

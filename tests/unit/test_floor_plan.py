@@ -14,66 +14,64 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-FLOORS = (
+LIBRARY = (
     # room, and what it knows
-    "averages digests interrupts memory permissions reasons runtime version",  # moving averages · what names bytes · signals, held back · what is kept of arrays · who may do what · why updates are turned away · clocks and threads · the version
-    "errors metrics",
-    "kernels layout sinks urls",  # hot loops · what a model is cut into · where figures go · where things are
-    "isotropic signing",  # what merges of whole matrices cost · keys, and what is signed with them
-    "rules",
-    "codecs",
-    "records",  # objects, messages and trees of state as bytes, and the keys they live under
-    "bus rounds store",  # the two ports · when to stop waiting, without I/O
-    "health log tolerance",  # is a process well · state = fold(merge, snapshot, log) · refusals that pass
-    "beside concern ports speed",  # a thread with a loop · what keeps an agent from its work, said · the ways to a run, opened · how fast this machine merges
-    "doctor learner readers syncer",  # who takes part, and who only reads
-    "owners",  # arrays of a learner's fragments, spread over its processes
-    "pytorch simulate",
-    "following forecast shell",  # the global model, used · what a run would come to · the thread of a learner's agent
+    "interrupts reasons version",  # signals, held back · why updates are rejected
+    "errors",
+    "format runtime sinks",  # what is written, and who may · clocks, threads, metrics, URLs · where figures go
+    "bus codecs rounds store",  # the two ports · how arrays are packed · when to stop waiting, without I/O
+    "log",  # state = fold(merge, snapshot, commits)
+    "agent inspect",  # what both kinds of agents share · who only reads the log
+    "doctor learner syncer",
+    "torch",
     "link",  # the front door
-    "demo integrations",  # · the loops of others
-    "lab",
+    "demo integrations",  # · the training loops of other libraries
 )
 """Of `isthmus`: modules and packages, the ground first."""
 
-SERVICES = (
-    "policies probe processes",  # who may do what, in the words of servers
-    "servers",
-    "process",  # logs, health, a line a minute
-    "output",
-    "settings",
-    "bench board",  # · a page of a run
-    "commands",  # one module each
-    "demo",
-    "cli lab_worker",
+COMMANDS = (
+    "board output policies process processes",  # a page of a run · tables and reports · who may do what, in the words of servers · logs, health · child processes
+    "servers settings",
+    "commands main",  # one module each
+    "demo probe",
 )
 """Of `isthmus_services`, which stands on all of `isthmus`."""
+
+LABORATORY = (
+    "simulate",  # worlds in virtual time
+    "forecast training",  # what a run would come to · experiments with real gradients
+    "bench worker",
+    "commands",
+)
+"""Of `isthmus_lab`, which stands on both."""
+
+PACKAGES = (("isthmus", "pkg", LIBRARY), ("isthmus_services", "services", COMMANDS), ("isthmus_lab", "pkg", LABORATORY))
 
 AT_HOME = {
     "accelerate": {"integrations"},
     "aiobotocore": {"store"},
-    "blake3": {"digests"},
+    "blake3": {"format.digests"},
     "botocore": {"store"},
-    "cryptography": {"signing"},
+    "cryptography": {"format.signing"},
     "lightning": {"integrations"},
     "matplotlib": set(),
-    "numba": {"kernels"},
-    "prometheus_client": {"metrics"},
+    "numba": {"codecs.kernels"},
+    "prometheus_client": {"runtime.metrics"},
     "obstore": {"store"},
     "redis": {"bus"},
     "sqlite3": {"bus"},
-    "torch": {"demo", "doctor", "following", "integrations", "lab", "link", "pytorch", "sinks"},
+    "torch": {"demo", "doctor", "integrations", "link", "sinks", "torch"},
     "transformers": {"integrations"},
 }
-"""Libraries that only these rooms may import: a syncer runs without torch, and a port hides what is behind it."""
+"""Libraries that only these modules of `isthmus` may import: a syncer runs without torch, and a port hides what is
+behind it."""
 
 
 def imports(package: str, folder: str) -> Iterator[tuple[Path, str, str]]:
-    """Yield every import of a package: the file, its room, and the dotted name that is imported."""
+    """Yield every import of a package: the file, its dotted name below the package, and the name that is imported."""
     base = ROOT / folder / package
     for path in sorted(base.rglob("*.py")):
-        inside = path.relative_to(base).with_suffix("").parts
-        room = inside[0]
+        module = ".".join(path.relative_to(base).with_suffix("").parts)
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -84,16 +82,15 @@ def imports(package: str, folder: str) -> Iterator[tuple[Path, str, str]]:
             else:
                 continue
             for name in names:
-                yield path.relative_to(ROOT), room, name
+                yield path.relative_to(ROOT), module, name
 
 
-@pytest.mark.parametrize(
-    ("package", "folder", "floors"), [("isthmus", "pkg", FLOORS), ("isthmus_services", "services", SERVICES)]
-)
+@pytest.mark.parametrize(("package", "folder", "floors"), PACKAGES)
 def test_nobody_imports_from_above_or_from_next_door(package: str, folder: str, floors: tuple[str, ...]) -> None:
     floor = {room: number for number, rooms in enumerate(floors) for room in rooms.split()}
     wrong = []
-    for path, room, name in imports(package, folder):
+    for path, module, name in imports(package, folder):
+        room = module.partition(".")[0]
         top, _, rest = name.partition(".")
         other = rest.partition(".")[0]
         if top != package or other in ("", room) or room == "__init__":
@@ -108,30 +105,35 @@ def test_nobody_imports_from_above_or_from_next_door(package: str, folder: str, 
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_library_knows_nothing_of_the_command() -> None:
-    assert [str(path) for path, _, name in imports("isthmus", "pkg") if name.startswith("isthmus_services")] == []
+@pytest.mark.parametrize(
+    ("package", "folder", "unknown"),
+    [("isthmus", "pkg", ("isthmus_services", "isthmus_lab")), ("isthmus_services", "services", ("isthmus_lab",))],
+)
+def test_no_package_imports_one_that_stands_on_it(package: str, folder: str, unknown: tuple[str, ...]) -> None:
+    assert [str(path) for path, _, name in imports(package, folder) if name.partition(".")[0] in unknown] == []
 
 
 def test_what_is_behind_a_port_is_imported_at_home_only() -> None:
     found = [
         f"{path} imports {name}: only {', '.join(sorted(AT_HOME[top])) or 'services'} may"
-        for path, room, name in imports("isthmus", "pkg")
-        if (top := name.partition(".")[0]) in AT_HOME and room not in AT_HOME[top]
+        for path, module, name in imports("isthmus", "pkg")
+        if (top := name.partition(".")[0]) in AT_HOME
+        and not any(f"{module}.".startswith(f"{home}.") for home in AT_HOME[top])
     ]
     assert not found, "\n".join(found)
 
 
 def test_every_room_of_the_table_is_there() -> None:
     """A table that lists what is gone is no plan."""
-    for package, floors in (("pkg/isthmus", FLOORS), ("services/isthmus_services", SERVICES)):
+    for package, folder, floors in PACKAGES:
         for room in " ".join(floors).split():
-            place = ROOT / package / room
+            place = ROOT / folder / package / room
             assert place.is_dir() or place.with_suffix(".py").exists(), (
                 f"{package}/{room} is in the table, not in the tree"
             )
 
 
 def test_help_needs_nothing_that_takes_long_to_import() -> None:
-    code = "import sys, isthmus_services.cli; print(*sorted({'aiobotocore', 'numba', 'redis', 'torch'} & set(sys.modules)))"
+    code = "import sys, isthmus_services.main; print(*sorted({'aiobotocore', 'numba', 'redis', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.kernels import matrices
+from isthmus.codecs.kernels import matrices
 
 FMAF = ctypes.CDLL(None).fmaf
 FMAF.restype, FMAF.argtypes = ctypes.c_float, [ctypes.c_float] * 3

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from isthmus.codecs.kernels import F32
 from isthmus.errors import Denied, LogCorrupt
-from isthmus.kernels import F32
+from isthmus.format.records import frame
+from isthmus.format.records.keys import commit_key, snapshot_key, snapshots_prefix
 from isthmus.log import fold, heal, merge
-from isthmus.records import frame
-from isthmus.records.keys import commit_key, snapshot_key, snapshots_prefix
 from support.written_log import Written
 
 

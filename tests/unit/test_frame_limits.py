@@ -4,11 +4,10 @@ import msgspec
 import pytest
 
 from isthmus.errors import RecordInvalid
-from isthmus.reasons import Clip, Reason
-from isthmus.records import frame
-from isthmus.records.frame import HEADER_MAX, PREFIX, Body, Kind
-from isthmus.records.keys import is_versioned, update_key, version_in
-from isthmus.records.objects import (
+from isthmus.format.records import frame
+from isthmus.format.records.frame import HEADER_MAX, PREFIX, Body, Kind
+from isthmus.format.records.keys import is_versioned, update_key, version_in
+from isthmus.format.records.objects import (
     INPUTS_MAX,
     LISTED_MAX,
     SEEN_MAX,
@@ -19,6 +18,7 @@ from isthmus.records.objects import (
     Rejection,
     Seen,
 )
+from isthmus.reasons import Clip, Reason
 from support.commits import committed
 
 
@@ -102,7 +102,7 @@ def test_a_head_is_whole_or_it_is_none() -> None:
 @pytest.mark.parametrize("name", ["a\n", "-a", "a" * 64, "a/b", ""])
 def test_a_name_is_a_segment_of_a_key_to_its_last_letter(name: str) -> None:
     from isthmus.errors import InputError
-    from isthmus.records.fields import require_name
+    from isthmus.format.records.fields import require_name
 
     with pytest.raises(InputError):
         require_name("learner", name)

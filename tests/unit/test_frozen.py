@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from isthmus.digests import digest
 from isthmus.errors import InputError, LayoutMismatch
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.format.digests import digest
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import FrozenCheck
 from isthmus.log.run import UNTOLD, Run
-from isthmus.pytorch.frozen import digests_of
-from isthmus.rules import FrozenCheck
+from isthmus.torch.frozen import digests_of
 
 CHECKED = FrozenCheck.CHECKED
 

@@ -9,6 +9,7 @@ from itertools import chain, repeat
 import msgspec
 import pytest
 
+from isthmus.format.rules import Bounds
 from isthmus.rounds.events import (
     Action,
     Called,
@@ -22,7 +23,6 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.gate import FETCHES_TIMED, PATIENCE, TRIED, WINDOW, WINDOWS_EACH, WINDOWS_KNOWN, Gate
 from isthmus.rounds.rounds import Phase
-from isthmus.rules import Bounds
 from support.round_story import PACE, Story
 
 # --- what this syncer has still to read -------------------------------------------------------------------------------

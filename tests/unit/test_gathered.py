@@ -6,9 +6,9 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.records import frame
-from isthmus.records.frame import Gathered, Kind
-from isthmus.records.objects import SCHEMA, ValueHeader
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Gathered, Kind
+from isthmus.format.records.objects import SCHEMA, ValueHeader
 
 HEADER = ValueHeader(schema=SCHEMA, run=bytes(32), fragment=3, version=8, codec="f32")
 

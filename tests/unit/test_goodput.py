@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.forecast.failures import Repairs, simulate
-from isthmus.forecast.goodput import (
+from isthmus_lab.forecast.failures import Repairs, simulate
+from isthmus_lab.forecast.goodput import (
     DECOUPLED,
     ELASTIC,
     MODES,
@@ -22,7 +22,7 @@ from isthmus.forecast.goodput import (
     stalls,
     young,
 )
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from isthmus_services.output import report as reports
 
 HARSH = Cluster(

@@ -6,9 +6,9 @@ from collections.abc import Coroutine
 import pytest
 
 from isthmus.errors import Denied, Unavailable
-from isthmus.simulate.process import Costs, Process
-from isthmus.simulate.weather import Fault, Weather
-from isthmus.simulate.world import World
+from isthmus_lab.simulate.process import Costs, Process
+from isthmus_lab.simulate.weather import Fault, Weather
+from isthmus_lab.simulate.world import World
 
 
 def run(world: World, body: Coroutine[None, None, None]) -> None:

@@ -9,11 +9,7 @@ import msgspec
 import pytest
 
 from isthmus.bus import Said
-from isthmus.log import Commit
-from isthmus.readers.heard import Hearing
-from isthmus.readers.status import Status
-from isthmus.readers.verdict import Health, health
-from isthmus.records.messages import (
+from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Alive,
     FromLearner,
@@ -23,6 +19,10 @@ from isthmus.records.messages import (
     encode,
     learner_stream,
 )
+from isthmus.inspect.heard import Hearing
+from isthmus.inspect.status import Status
+from isthmus.inspect.verdict import Health, health
+from isthmus.log import Commit
 
 RUN = bytes(range(32))
 NOW = time.mktime((2026, 11, 22, 12, 10, 0, 0, 0, -1))

@@ -8,9 +8,7 @@ from rich.console import Console
 
 from isthmus.bus import Said
 from isthmus.errors import RecordInvalid
-from isthmus.readers.heard import Hearing
-from isthmus.readers.status import Status
-from isthmus.records.messages import (
+from isthmus.format.records.messages import (
     SYNCER_STREAM,
     Alive,
     Announce,
@@ -25,6 +23,8 @@ from isthmus.records.messages import (
     encode,
     learner_stream,
 )
+from isthmus.inspect.heard import Hearing
+from isthmus.inspect.status import Status
 from isthmus_services.output import view
 
 RUN = bytes(range(32))

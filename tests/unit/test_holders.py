@@ -2,7 +2,7 @@
 
 import pytest
 
-from isthmus.rules import Pace
+from isthmus.format.rules import Pace
 from isthmus.syncer.holders import SILENT_BEATS, Holders
 
 PACE = Pace(heartbeat_s=1.0)

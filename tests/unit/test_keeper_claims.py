@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from isthmus.errors import Denied
+from isthmus.format.records import frame
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.messages import Announce, encode, learner_stream
+from isthmus.format.records.objects import Input, UpdateHeader
+from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log
-from isthmus.records import frame
-from isthmus.records.keys import commit_key
-from isthmus.records.messages import Announce, encode, learner_stream
-from isthmus.records.objects import Input, UpdateHeader
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.weather import Weather
 from isthmus.store import EdgeStore
 from isthmus.syncer import Syncer
+from isthmus_lab.simulate.weather import Weather
 from support.written_log import ONE_WAY_S, Asked, Written
 
 RULES = Rules(fragments=2, sync_every=4)

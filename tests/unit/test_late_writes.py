@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from isthmus.errors import Unavailable
-from isthmus.simulate.weather import Fault, Weather
-from isthmus.simulate.world import World
+from isthmus_lab.simulate.weather import Fault, Weather
+from isthmus_lab.simulate.world import World
 
 TIMEOUT_S, LATE_S, LATENCY_S = 3.0, 60.0, 0.01
 WRITES = 200

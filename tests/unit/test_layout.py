@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import InputError
-from isthmus.layout import CUT_FROM, Spec, TensorClass, first_difference, partition, place
+from isthmus.format.layout import CUT_FROM, Spec, TensorClass, first_difference, partition, place
 
 
 def specs(*sizes: int) -> list[Spec]:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from isthmus.kernels import levels
+from isthmus.codecs.kernels import levels
 
 V2 = {"cx16", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"}
 V3 = V2 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave"}
@@ -38,7 +38,7 @@ def test_another_architecture_has_one_level() -> None:
 def chosen(**environment: str) -> list[str]:
     told = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "ISTHMUS_"))} | environment
     program = (
-        "import os; from isthmus.kernels import levels, matrices; levels.choose(); "
+        "import os; from isthmus.codecs.kernels import levels, matrices; levels.choose(); "
         "print(os.environ.get('NUMBA_CPU_NAME'), repr(os.environ.get('NUMBA_CPU_FEATURES')), matrices.has_fma())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=told)
@@ -60,5 +60,7 @@ def test_llvm_knows_which_levels_multiply_and_add_at_once(level: str) -> None:
 
 
 def test_the_levels_are_printed_for_the_image() -> None:
-    done = subprocess.run([sys.executable, "-m", "isthmus.kernels.levels"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "isthmus.codecs.kernels.levels"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split()[0] in ("x86-64", "generic")

@@ -6,19 +6,18 @@ from typing import Any
 import pytest
 
 from isthmus.errors import InputError
-from isthmus_services.settings import declared
 from isthmus_services.settings import resolve as s
-from isthmus_services.settings.declared import Command
+from isthmus_services.settings.command import Command, installed, names
 from isthmus_services.settings.resolve import Setting
 
-LISTS = [(c, f) for c in declared.ALL for f in s.fields(c.settings) if f.is_list]
+LISTS = [(c, f) for c in installed()[0] for f in s.fields(c.settings) if f.is_list]
 
 
 def parsed(name: str, *words: str, environment: dict[str, str] | None = None) -> Any:
-    command = next(c for c in declared.ALL if c.name == name)
+    command = next(c for c in installed()[0] if c.name == name)
     parser = argparse.ArgumentParser(exit_on_error=False)
     s.add_flags(parser, command.settings, environment or {})
-    return s.resolve(command.settings, name, parser.parse_args(words), environment or {}, declared.names()).values
+    return s.resolve(command.settings, name, parser.parse_args(words), environment or {}, names()).values
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from isthmus.errors import LogCorrupt, Unavailable
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.objects import CommitHeader, Healed, SegmentHeader
 from isthmus.log import Commit, gc
 from isthmus.log.commits import AHEAD_MAX
-from isthmus.records import frame
-from isthmus.records.frame import Body, Kind
-from isthmus.records.keys import commit_key
-from isthmus.records.objects import CommitHeader, Healed, SegmentHeader
 from support.written_log import ONE_WAY_S, Written
 
 

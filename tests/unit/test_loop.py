@@ -10,13 +10,13 @@ from torch import nn
 
 import isthmus
 from isthmus.errors import InputError
+from isthmus.format.rules import Hyperparameters
 from isthmus.integrations.hook import catch_up
-from isthmus.pytorch import loop as loops
-from isthmus.pytorch.local import LocalState, local_tensors
-from isthmus.pytorch.loop import IDLE_STEPS, Loop
-from isthmus.pytorch.moments import choose
-from isthmus.pytorch.optimizers import state_of
-from isthmus.rules import Hyperparameters
+from isthmus.torch import loop as loops
+from isthmus.torch.local import LocalState, local_tensors
+from isthmus.torch.loop import IDLE_STEPS, Loop
+from isthmus.torch.moments import choose
+from isthmus.torch.optimizers import state_of
 
 
 class Net(nn.Module):

@@ -1,7 +1,7 @@
 """Whom a round waits for, as time passes."""
 
+from isthmus.format.rules import Pace
 from isthmus.rounds.members import Members
-from isthmus.rules import Pace
 
 PACE = Pace(heartbeat_s=1.0, silence_s=4.0)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from isthmus.averages import smooth
+from isthmus.format.rules import Pace
 from isthmus.rounds.members import FORGET_SILENCES, LEFT_MAX, Members
-from isthmus.rules import Pace
+from isthmus.runtime.averages import smooth
 
 PACE = Pace(heartbeat_s=1.0, silence_s=3.0)
 

@@ -9,20 +9,20 @@ import pytest
 
 from isthmus.doctor import examine_trust
 from isthmus.errors import InputError, LogCorrupt, RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import RUN_KEY, members_key
+from isthmus.format.records.objects import MembersHeader, MemberSpec
+from isthmus.format.rules import MemberRole
+from isthmus.format.signing import Signer, fingerprint, public_line
+from isthmus.format.signing.keys import new_signer, write_signer
+from isthmus.format.signing.points import SMALL_ORDER
 from isthmus.log.creation import create_run
 from isthmus.log.histories import AUTHORS_MAX, KEPT_EACH, UNSAID, Histories
 from isthmus.log.membership import GRACE_VERSIONS, SUCCESSION, Members, changed, opened, require_may, succession, write
 from isthmus.log.run import Run, read_run
 from isthmus.log.trust import Trust, is_near, trust_of
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Kind
-from isthmus.records.keys import RUN_KEY, members_key
-from isthmus.records.objects import MembersHeader, MemberSpec
-from isthmus.rules import MemberRole
-from isthmus.signing import Signer, fingerprint, public_line
-from isthmus.signing.keys import new_signer, write_signer
-from isthmus.signing.points import SMALL_ORDER
 from support.world import World, seed_of, world
 
 OWNER = new_signer()

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from isthmus import memory
-from isthmus.memory import SMALLEST, Pool
-from isthmus.records import frame
-from isthmus.records.objects import SCHEMA, SegmentHeader
+from isthmus.format import memory
+from isthmus.format.memory import SMALLEST, Pool
+from isthmus.format.records import frame
+from isthmus.format.records.objects import SCHEMA, SegmentHeader
 
 SIZE = 2 * SMALLEST
 

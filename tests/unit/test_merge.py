@@ -8,15 +8,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from isthmus import kernels
-from isthmus.codecs import as_bytes, codec
-from isthmus.kernels import F32
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.codecs import as_bytes, codec, kernels
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.records import frame
+from isthmus.format.records.objects import SnapshotHeader, ValueHeader
+from isthmus.format.rules import Rules
 from isthmus.log import merge
-from isthmus.records import frame
-from isthmus.records.objects import SnapshotHeader, ValueHeader
-from isthmus.rules import Rules
-from isthmus.runtime import ALONE, Crew
+from isthmus.runtime.clock import ALONE, Crew
 
 FRAGMENT = partition(
     [

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from isthmus.link import Link
-from isthmus.metrics import LearnerMetrics, SyncerMetrics
+from isthmus.runtime.metrics import LearnerMetrics, SyncerMetrics
 from isthmus_services.process.minutes import Diary, LearnerMinute, SyncerMinute
 
 

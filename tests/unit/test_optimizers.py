@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from isthmus.errors import InputError
-from isthmus.pytorch import model as torch_model
-from isthmus.pytorch import optimizers
-from isthmus.pytorch.loop import Loop
-from isthmus.pytorch.optimizers import Stepped
-from isthmus.records import tree
+from isthmus.format.records import tree
+from isthmus.torch import model as torch_model
+from isthmus.torch import optimizers
+from isthmus.torch.loop import Loop
+from isthmus.torch.optimizers import Stepped
 
 
 def net(dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -5,13 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from isthmus import kernels
-from isthmus.codecs import CODECS, codec, cut, pack
+from isthmus.codecs import CODECS, codec, cut, kernels, pack
 from isthmus.codecs.base import PIECE
+from isthmus.codecs.kernels import F32, U8
 from isthmus.codecs.packed import Packed, add, keep_dropped, packed, plain
-from isthmus.kernels import F32, U8
-from isthmus.layout import Spec, TensorClass, partition
-from isthmus.runtime import ALONE, Crew
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.runtime.clock import ALONE, Crew
 
 FRAGMENT = partition(
     [

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from isthmus.errors import ObjectMissing, RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader
+from isthmus.format.records.tree import NOWHERE, Leaf, LeafSpec
 from isthmus.learner import parts
 from isthmus.learner.parts import Away, Lies
 from isthmus.log.select import parts_in
-from isthmus.pytorch import model as torch_model
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.objects import SCHEMA, CheckpointHeader, Part, PartHeader
-from isthmus.records.tree import NOWHERE, Leaf, LeafSpec
 from isthmus.store import Entry
+from isthmus.torch import model as torch_model
 from support.written_log import Written
 
 WHOLE = np.arange(7 * 5, dtype=np.uint16).reshape(7, 5)

@@ -8,12 +8,12 @@ import pytest
 
 from isthmus.bus import redis as redis_bus
 from isthmus.errors import Unavailable
+from isthmus.format.records.frame import Body
 from isthmus.log.run import read_run
-from isthmus.records.frame import Body
-from isthmus.runtime import Runtime, inline
-from isthmus.simulate.clock import Clock
+from isthmus.runtime.clock import Runtime, inline
 from isthmus.store import AT_START, RUNNING, EdgeStore, Store, s3
 from isthmus.store.retrying import Patience
+from isthmus_lab.simulate.clock import Clock
 
 TEN_S = 10.0
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from isthmus.averages import Usual
 from isthmus.errors import InputError
+from isthmus.format.rules import STEPS_MOST, Bounds, Pace, Rules
 from isthmus.rounds.events import Action, Announced, Appended, CallRound, ClosedBy, Fetch, Merge, Passed, Tick, Turn
 from isthmus.rounds.gate import Gate
 from isthmus.rounds.period import LAGS, next_period
-from isthmus.rules import STEPS_MOST, Bounds, Pace, Rules
+from isthmus.runtime.averages import Usual
 from support.round_story import STEP_S, Story, merged
 
 

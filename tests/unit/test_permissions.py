@@ -4,9 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.permissions import CREATE, DELETE, LIST, READ, REPLACE, STREAMS, Operation, Participant, may, streams
-from isthmus.records import keys
-from isthmus.records.messages import SYNCER_STREAM, learner_stream
+from isthmus.format.permissions import (
+    CREATE,
+    DELETE,
+    LIST,
+    READ,
+    REPLACE,
+    STREAMS,
+    Operation,
+    Participant,
+    may,
+    streams,
+)
+from isthmus.format.records import keys
+from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
 from isthmus_services.policies import AWS, CEPH, MINIO, Dialect, Identity, acl_rules, has_bus, policy
 from support.permission_cases import ALL, DIGEST, HEARS, IDENTITIES, KEYS, LISTS, SPEAKS
 from support.permission_page import page

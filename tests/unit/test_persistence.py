@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
-from isthmus.kernels import F32
+from isthmus.inspect import explain
+from isthmus.inspect.persistence import differences
 from isthmus.log import merge
-from isthmus.readers import explain
-from isthmus.readers.persistence import differences
 from support.written_log import Written
 
 

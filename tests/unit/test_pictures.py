@@ -8,9 +8,9 @@ import pytest
 
 matplotlib = pytest.importorskip("matplotlib")
 
-from isthmus_services import cli  # noqa: E402
+from isthmus_lab.commands.simulate import bandwidth, goodput  # noqa: E402
+from isthmus_services import main as cli  # noqa: E402
 from isthmus_services.commands import replay  # noqa: E402
-from isthmus_services.commands.simulate import bandwidth, goodput  # noqa: E402
 
 
 def styles(figure: Any) -> list[tuple[str, str]]:
@@ -55,7 +55,7 @@ def test_lines_differ_by_more_than_colour(
 
 
 def test_what_if_draws_its_two_norms_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from isthmus.readers.whatif import Departure
+    from isthmus.inspect.whatif import Departure
 
     rows = [
         Departure(version=v, inputs_recorded=1, inputs_other=1, difference=1.0 * v, way=2.0, cosine=0.9) for v in (1, 2)

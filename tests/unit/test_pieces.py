@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.digests import digest as digest_of
 from isthmus.errors import RecordInvalid
+from isthmus.format.digests import digest as digest_of
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.objects import SCHEMA, ClaimHeader, ValueHeader
+from isthmus.format.rules import Pace, Rules
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Body, Kind
-from isthmus.records.objects import SCHEMA, ClaimHeader, ValueHeader
-from isthmus.rules import Pace, Rules
-from isthmus.runtime import single_threaded, threaded
+from isthmus.runtime.clock import single_threaded, threaded
 from isthmus.store import FileStore, Layer, Store, checked
-from isthmus_services.cli import main
+from isthmus_services.main import main
 from support.world import seed_of, serving, train, world
 
 PIECE = 4096

@@ -14,20 +14,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus import speed
-from isthmus.forecast import speeds as modelled
-from isthmus.forecast.island import Island
-from isthmus.forecast.outcome import CHECKPOINT_SHARE, HEADROOM
-from isthmus.forecast.planner import PERIODS, Fixed, Plan, plan
-from isthmus.forecast.prices import Prices
-from isthmus.lab.experiment import base
-from isthmus.lab.setting import Shape, Wires
-from isthmus.lab.training import train
-from isthmus.layout import Spec, TensorClass
-from isthmus.rules import LONG_STEPS, Pace, Rules
-from isthmus.speed import Speeds
+from isthmus.agent import speed
+from isthmus.agent.speed import Speeds
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.rules import LONG_STEPS, Pace, Rules
 from isthmus.store.base import PART_BYTES, requests_to_read, requests_to_write
-from isthmus_services.cli import main
+from isthmus_lab.forecast import speeds as modelled
+from isthmus_lab.forecast.island import Island
+from isthmus_lab.forecast.outcome import CHECKPOINT_SHARE, HEADROOM
+from isthmus_lab.forecast.planner import PERIODS, Fixed, Plan, plan
+from isthmus_lab.training.experiment import base
+from isthmus_lab.training.setting import Shape, Wires
+from isthmus_lab.training.training import train
+from isthmus_services.board.prices import Prices
+from isthmus_services.main import main
 from isthmus_services.output import report
 from isthmus_services.settings import declared, shared
 

@@ -6,10 +6,10 @@ With 32 bits both ways a fragment is 0.4 GB; headers and messages, some kilobyte
 
 import pytest
 
-from isthmus.forecast.island import Island
-from isthmus.forecast.planner import Fixed, Plan, plan
-from isthmus.forecast.prices import Prices
-from isthmus.speed import Speeds
+from isthmus.agent.speed import Speeds
+from isthmus_lab.forecast.island import Island
+from isthmus_lab.forecast.planner import Fixed, Plan, plan
+from isthmus_services.board.prices import Prices
 
 PRICES = Prices(put_per_1000=0.005, get_per_1000=0.0004, storage_gb_month=0.03, egress_gb=0.02)
 DAY_S = 86_400

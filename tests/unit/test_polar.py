@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from isthmus import kernels
-from isthmus.isotropic import STEPS, flop
-from isthmus.kernels import F32
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32
+from isthmus.format.isotropic import STEPS, flop
 from isthmus.log.polar import QUINTICS, isotropic, polar_factor
-from isthmus.runtime import Crew
+from isthmus.runtime.clock import Crew
 
 SHAPES = [(2, 2), (3, 5), (64, 33), (33, 64), (257, 130), (300, 301)]
 

@@ -12,12 +12,12 @@ from hypothesis.extra.numpy import arrays
 
 from isthmus.codecs import BadCode, codec, pack, packed_bounds, packed_size, unpack
 from isthmus.codecs.base import PIECE
+from isthmus.codecs.kernels import F32, U8, rate
 from isthmus.codecs.rate import SMALL
 from isthmus.errors import InputError
-from isthmus.kernels import F32, U8, rate
-from isthmus.layout import Spec, TensorClass, partition
-from isthmus.rules import Rules
-from isthmus.runtime import ALONE, Crew
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import Rules
+from isthmus.runtime.clock import ALONE, Crew
 
 LARGE = 3 * PIECE + 777
 

@@ -3,12 +3,12 @@
 import pytest
 
 from isthmus.errors import RunMissing, Unavailable
+from isthmus.format.rules import Rules
 from isthmus.link.joining import START_S, Create, reach_or_create
 from isthmus.log.creation import Seed
 from isthmus.log.run import Run, read_run
-from isthmus.rules import Rules
-from isthmus.simulate.weather import Weather
-from isthmus.simulate.world import World
+from isthmus_lab.simulate.weather import Weather
+from isthmus_lab.simulate.world import World
 from support.world import seed_of
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.errors import RecordInvalid
+from isthmus.format.records import frame, messages
+from isthmus.format.records.frame import Body, Kind
+from isthmus.format.records.objects import UpdateHeader
 from isthmus.reasons import Reason
-from isthmus.records import frame, messages
-from isthmus.records.frame import Body, Kind
-from isthmus.records.objects import UpdateHeader
 
 UPDATE = UpdateHeader(
     schema=1,

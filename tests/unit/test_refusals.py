@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from isthmus.agent.tolerance import LATELY_S, REMIND_S, Tolerance, TolerantBus, TolerantStore
 from isthmus.errors import Denied, Unavailable
-from isthmus.simulate.world import World
-from isthmus.tolerance import LATELY_S, REMIND_S, Tolerance, TolerantBus, TolerantStore
+from isthmus_lab.simulate.world import World
 
 
 class Gate:

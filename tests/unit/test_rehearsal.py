@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from isthmus.errors import InputError
-from isthmus.layout import partition
-from isthmus.pytorch import model as torch_model
-from isthmus.pytorch import rehearsal
-from isthmus.pytorch.copies import Copies
-from isthmus.pytorch.rehearsal import rehearse
+from isthmus.format.layout import partition
+from isthmus.torch import model as torch_model
+from isthmus.torch import rehearsal
+from isthmus.torch.copies import Copies
+from isthmus.torch.rehearsal import rehearse
 from support.restarts import OPTIMIZERS, Masters
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from isthmus.codecs import as_bytes, codec, pack
+from isthmus.codecs.kernels import F32
 from isthmus.codecs.packed import Packed, packed
 from isthmus.errors import InputError
-from isthmus.kernels import F32
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import ROBUST, Bounds, MergeRule, Rules
+from isthmus.inspect.replay import replay
 from isthmus.log import fold, merge, robust
-from isthmus.readers.replay import replay
-from isthmus.rules import ROBUST, Bounds, MergeRule, Rules
-from isthmus.runtime import ALONE, Crew
+from isthmus.runtime.clock import ALONE, Crew
 from support.world import QUICK, all_commits, seed_of, serving, train, world
 
 FRAGMENT = partition(

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from isthmus import kernels
-from isthmus.codecs import CODECS, codec, pack, packed_size, unpack
+from isthmus.codecs import CODECS, codec, kernels, pack, packed_size, unpack
 from isthmus.codecs.base import PIECE
-from isthmus.kernels import F32
-from isthmus.layout import Fragment, Spec, TensorClass, partition
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import Fragment, Spec, TensorClass, partition
+from isthmus.format.rules import Rules
 from isthmus.log import merge
-from isthmus.rules import Rules
 
 ODD = partition([Spec(f"t{n}", (n,), "float32", TensorClass.DENSE) for n in (7, 129, 128, 1, 65, 256)], 1).fragments[0]
 """Tensors of which most take a number of bytes that is no multiple of four."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from isthmus.format.rules import Pace
 from isthmus.reasons import Reason
 from isthmus.rounds import rounds as rounds_module
 from isthmus.rounds.events import (
@@ -30,7 +31,6 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.rounds import Phase, Round
-from isthmus.rules import Pace
 from support.round_story import PACE, STEP_S, Story, merged
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from isthmus.format.records.objects import LISTED_MAX
+from isthmus.format.rules import Pace
 from isthmus.reasons import Reason
-from isthmus.records.objects import LISTED_MAX
 from isthmus.rounds.events import (
     Action,
     Appended,
@@ -20,7 +21,6 @@ from isthmus.rounds.events import (
     Unreachable,
 )
 from isthmus.rounds.rounds import AHEAD_MAX, FINAL_EACH, POINTERS_MAX, Phase
-from isthmus.rules import Pace
 from support.commits import committed, given, rejected
 from support.round_story import Story
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from isthmus import isotropic
 from isthmus.errors import InputError
-from isthmus.layout import Spec, TensorClass
-from isthmus.rules import LONG_STEPS, Rules, outer_for, overdrive
+from isthmus.format import isotropic
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.rules import LONG_STEPS, Rules, outer_for, overdrive
 
 
 def test_the_plain_rules_are_those_that_suit_them() -> None:

@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, RunMissing
-from isthmus.kernels import F32
-from isthmus.layout import Spec, Tensor, TensorClass
+from isthmus.format.layout import Spec, Tensor, TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob, Body, Data
+from isthmus.format.records.objects import RunHeader
+from isthmus.format.rules import FRAGMENTS_MAX, Pace, Rules
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, read_run
-from isthmus.records import frame
-from isthmus.records.frame import Blob, Body, Data
-from isthmus.records.objects import RunHeader
-from isthmus.rules import FRAGMENTS_MAX, Pace, Rules
-from isthmus.runtime import single_threaded
-from isthmus.simulate.store import Objects
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import Entry
+from isthmus_lab.simulate.store import Objects
 from support.world import seed_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import Unavailable
-from isthmus.runtime import single_threaded, threaded
+from isthmus.runtime.clock import single_threaded, threaded
 from isthmus.store import files
 from isthmus.store.files import ABANDONED_S, FileStore
 

@@ -11,12 +11,12 @@ import yaml
 from rich.console import Console
 
 from isthmus.errors import InputError
-from isthmus.rules import Pace, Rules, bounds
-from isthmus.urls import as_environment_says
-from isthmus_services.cli import main
+from isthmus.format.rules import Pace, Rules, bounds
+from isthmus.runtime.urls import as_environment_says
+from isthmus_services.main import main
 from isthmus_services.settings import declared, shared
 from isthmus_services.settings import resolve as s
-from isthmus_services.settings.declared import Command
+from isthmus_services.settings.command import Command, installed, names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +133,11 @@ def test_a_table_is_a_commands_even_where_a_setting_has_its_name(tmp_path: Path)
     """The file of docs/deploy.md: [learner] is a table, and `learner` a setting of learner and doctor."""
     (tmp_path / "i.toml").write_text('run = "r"\n[learner]\nlearner = "eu-1"\nsteps = 7\n')
     for name, expected in (("learner", "eu-1"), ("doctor", "doctor")):
-        command = next(c for c in declared.ALL if c.name == name)
+        command = next(c for c in installed()[0] if c.name == name)
         parser = argparse.ArgumentParser()
         s.add_flags(parser, command.settings, {})
         arguments = parser.parse_args(["--config", str(tmp_path / "i.toml")])
-        assert s.resolve(command.settings, name, arguments, {}, declared.names()).values.learner == expected
+        assert s.resolve(command.settings, name, arguments, {}, names()).values.learner == expected
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_the_run_comes_before_what_is_to_be_explained(
 ) -> None:
     parser = argparse.ArgumentParser()
     s.add_flags(parser, declared.Explain, environment)
-    found = s.resolve(declared.Explain, "explain", parser.parse_args(words), environment, declared.names()).values
+    found = s.resolve(declared.Explain, "explain", parser.parse_args(words), environment, names()).values
     assert (found.run, found.what) == (run, what)
 
 
 # --- the commands' own ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", declared.ALL, ids=lambda c: c.name)
+@pytest.mark.parametrize("command", installed()[0], ids=lambda c: c.name)
 def test_every_command_shows_its_settings(
     command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +226,7 @@ def test_what_a_new_run_would_get_is_shown(capsys: pytest.CaptureFixture[str]) -
 def test_names_mean_the_same_in_every_command() -> None:
     """A shared variable or file key must not be a number here and a path there."""
     types: dict[str, set[str]] = {}
-    for command in declared.ALL:
+    for command in installed()[0]:
         for f in s.fields(command.settings):
             if not f.flag_only:
                 types.setdefault(f.name, set()).add(str(f.type.__origin__))
@@ -236,7 +236,7 @@ def test_names_mean_the_same_in_every_command() -> None:
 def test_the_manifests_name_settings_that_exist() -> None:
     from infra.graph import ROOT
 
-    known = {s.PREFIX + name.upper() for names in declared.names().values() for name in names}
+    known = {s.PREFIX + name.upper() for of_command in names().values() for name in of_command}
     for path in sorted((ROOT / "infra" / "kubernetes").rglob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
             assert _isthmus_names(document) <= known, path

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from isthmus.pytorch.ranks import ranks_of  # noqa: E402
-from isthmus.pytorch.shards import Block, Piece, pieces_of  # noqa: E402
+from isthmus.torch.ranks import ranks_of  # noqa: E402
+from isthmus.torch.shards import Block, Piece, pieces_of  # noqa: E402
 
 
 def net() -> nn.Sequential:

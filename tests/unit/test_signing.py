@@ -9,10 +9,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from isthmus.errors import InputError
-from isthmus.signing import Forged, armored, fingerprint, public_key, public_line, read_signer, verify
-from isthmus.signing.keys import PASSPHRASE, PASSPHRASE_FILE, new_signer, read_public, write_signer
-from isthmus.signing.points import SMALL_ORDER, P, is_small_order
-from isthmus.signing.sshsig import to_sign
+from isthmus.format.signing import Forged, armored, fingerprint, public_key, public_line, read_signer, verify
+from isthmus.format.signing.keys import PASSPHRASE, PASSPHRASE_FILE, new_signer, read_public, write_signer
+from isthmus.format.signing.points import SMALL_ORDER, P, is_small_order
+from isthmus.format.signing.sshsig import to_sign
 
 SPACE = "isthmus-test"
 IDENTITY = (1).to_bytes(32, "little")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from isthmus import speed
+from isthmus.agent import speed
+from isthmus.agent.speed import PART_MAX, Speeds, glance, too_slow
 from isthmus.doctor import OK, WARNING, Finding, Role, RoleKind
 from isthmus.doctor import log as doctor_log
-from isthmus.isotropic import flop
-from isthmus.layout import Layout, Spec, TensorClass, partition
-from isthmus.rules import Rules
-from isthmus.speed import PART_MAX, Speeds, glance, too_slow
-from isthmus_services.cli import main
+from isthmus.format.isotropic import flop
+from isthmus.format.layout import Layout, Spec, TensorClass, partition
+from isthmus.format.rules import Rules
 from isthmus_services.commands import syncer as command
+from isthmus_services.main import main
 from support.world import all_commits, in_virtual_time, seed_of, serving, train, world
 
 MODEL = [Spec("a", (40, 30), "float32", TensorClass.DENSE), Spec("b", (50,), "float32", TensorClass.VECTOR)]

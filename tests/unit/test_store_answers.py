@@ -11,13 +11,13 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.records import frame
-from isthmus.runtime import single_threaded
-from isthmus.simulate.world import World
+from isthmus.format.records import frame
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import EdgeStore, Patience, Store
 from isthmus.store.atomic import why_not_create_only
 from isthmus.store.files import FileStore
 from isthmus.store.s3 import S3Store
+from isthmus_lab.simulate.world import World
 
 
 class Body:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replaced
 
+from isthmus.format.records.messages import Tally
 from isthmus.learner.summary import Summary
-from isthmus.records.messages import Tally
 
 LEDGER = Tally(processed=1000.0, merged=800.0, overwritten=150.0, late=0.0, pending=50.0, rejected=0.0, lost=0.0)
 NOTHING = Tally(processed=1000.0, merged=0.0, overwritten=0.0, late=0.0, pending=1000.0, rejected=0.0, lost=0.0)

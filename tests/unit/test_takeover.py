@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from isthmus.errors import Unavailable
+from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log
 from isthmus.log.merge import state_bytes
-from isthmus.rules import Pace, Rules
-from isthmus.simulate.weather import Weather
 from isthmus.store import EdgeStore, Patience
 from isthmus.syncer import Syncer, agent, follower
 from isthmus.syncer.snapshots import snapshot_after
+from isthmus_lab.simulate.weather import Weather
 from support.written_log import ONE_WAY_S, Asked, Written
 
 RULES = Rules(fragments=4, sync_every=4)

@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
+from isthmus.agent.tolerance import REFUSED_S, Tolerance, TolerantStore
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.records.frame import Body
-from isthmus.runtime import Runtime, inline
+from isthmus.format.records.frame import Body
+from isthmus.runtime.clock import Runtime, inline
 from isthmus.store import Store
-from isthmus.tolerance import REFUSED_S, Tolerance, TolerantStore
 
 
 class Clock:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from isthmus.readers.trace import SYNCERS, trace
-from isthmus.records.objects import CommitHeader
+from isthmus.format.records.objects import CommitHeader
+from isthmus.inspect.trace import SYNCERS, trace
 from support.commits import committed, given
 
 LOG = [

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from isthmus.errors import InputError, RecordInvalid
-from isthmus.pytorch import model as torch_model
-from isthmus.records import tree
+from isthmus.format.records import tree
+from isthmus.torch import model as torch_model
 
 
 def rebuilt(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from isthmus.errors import RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Body
+from isthmus.format.rules import Rules
 from isthmus.log.updates import GRADIENT_NORM_MAX, Update
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Body
-from isthmus.rules import Rules
 from support.opened import opened_update
 from support.written_log import Written
 

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isthmus.codecs.kernels import F32
 from isthmus.errors import Unavailable
-from isthmus.kernels import F32
-from isthmus.layout import Spec, TensorClass
+from isthmus.format.layout import Spec, TensorClass
+from isthmus.format.records.frame import Blob
+from isthmus.format.records.objects import Input, Rejection
+from isthmus.format.rules import Pace, Rules
 from isthmus.learner.boundary import BaseMerged, Captured, UploadDone, UploadFailed
 from isthmus.learner.steward import OwnSteward, here
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Commit, Log
 from isthmus.reasons import Reason
-from isthmus.records.frame import Blob
-from isthmus.records.objects import Input, Rejection
-from isthmus.rules import Pace, Rules
 from isthmus.store import Layer
 from support.commits import committed, digest_of, given
 from support.written_log import Written

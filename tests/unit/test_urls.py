@@ -6,9 +6,9 @@ import pytest
 
 from isthmus.bus import default_bus, open_bus
 from isthmus.errors import InputError
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
+from isthmus.runtime.urls import split, without_passwords
 from isthmus.store import open_store
-from isthmus.urls import split, without_passwords
 
 
 @pytest.mark.parametrize(

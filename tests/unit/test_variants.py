@@ -8,17 +8,17 @@ import pytest
 from numpy.typing import NDArray
 
 from isthmus.codecs import codec, pack, unpack
+from isthmus.codecs.kernels import F32
 from isthmus.codecs.packed import keep_dropped
 from isthmus.errors import InputError
-from isthmus.kernels import F32
-from isthmus.lab.variants import VARIANTS, filtered, sparse, variant
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import Adoption, Pace, Rules
 from isthmus.learner import boundary as boundary_module
 from isthmus.learner import steward
 from isthmus.learner.boundary import Boundary, Captured, Ready, UploadDone
 from isthmus.learner.steward import here
 from isthmus.log import merge
-from isthmus.rules import Adoption, Pace, Rules
+from isthmus_lab.training.variants import VARIANTS, filtered, sparse, variant
 
 FRAGMENT = partition([Spec("w", (12, 9), "float32", TensorClass.DENSE)], 1).fragments[0]
 RULES = Rules(merge="avg", outer_lr=0.5, outer_momentum=0.8)

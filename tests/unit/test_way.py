@@ -12,7 +12,7 @@ from isthmus.doctor import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind, 
 from isthmus.doctor.routes import Interface, Route
 from isthmus.doctor.way import GLOO, NCCL, Attempt, Way, judge, judge_ranks, proxy_for
 from isthmus.errors import IsthmusError
-from isthmus.runtime import single_threaded
+from isthmus.runtime.clock import single_threaded
 from isthmus.store import endpoint_of, open_store
 
 GOOD = Way(

@@ -7,10 +7,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from isthmus.format.records.objects import Healed, Seen, What
+from isthmus.format.rules import Pace, Rules
+from isthmus.inspect import whatif
 from isthmus.log import Commit, Log
-from isthmus.readers import whatif
-from isthmus.records.objects import Healed, Seen, What
-from isthmus.rules import Pace, Rules
 from support.commits import committed, given
 
 

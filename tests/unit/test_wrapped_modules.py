@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from isthmus.pytorch import model as torch_model
+from isthmus.torch import model as torch_model
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402

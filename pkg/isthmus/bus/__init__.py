@@ -7,7 +7,7 @@ from pathlib import Path
 from isthmus.bus.base import START, Bus, Said
 from isthmus.bus.sqlite import open_sqlite
 from isthmus.errors import InputError
-from isthmus.urls import redacted, split
+from isthmus.runtime.urls import redacted, split
 
 __all__ = ["START", "Bus", "Said", "default_bus", "open_bus"]
 

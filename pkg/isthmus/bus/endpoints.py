@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from isthmus.bus.base import NAMES_MAX, START, Bus, Said
 from isthmus.errors import Unavailable
-from isthmus.records.messages import AnyMessage, batches
-from isthmus.runtime import Runtime
-from isthmus.signing import Signer
+from isthmus.format.records.messages import AnyMessage, batches
+from isthmus.format.signing import Signer
+from isthmus.runtime.clock import Runtime
 
 UNSAID_MAX = 512
 """Messages kept while the bus is away; the oldest are dropped, since whatever matters is said again."""

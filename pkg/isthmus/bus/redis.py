@@ -18,8 +18,8 @@ from redis.exceptions import RedisError, ResponseError
 from isthmus.bus.base import NAMES_MAX, READ_MAX, RETAINED_MESSAGES, START, Said
 from isthmus.bus.replies import Action, meaning
 from isthmus.errors import Denied, InputError, Unavailable, told
-from isthmus.records.messages import SYNCER_STREAM, is_stream
-from isthmus.urls import redacted
+from isthmus.format.records.messages import SYNCER_STREAM, is_stream
+from isthmus.runtime.urls import redacted
 
 T = TypeVar("T")
 

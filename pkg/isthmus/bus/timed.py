@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.bus.base import Bus, Said
 from isthmus.errors import Unavailable
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 
 if TYPE_CHECKING:
-    from isthmus.metrics import Metrics
+    from isthmus.runtime.metrics import Metrics
 
 T = TypeVar("T")
 

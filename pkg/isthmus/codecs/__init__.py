@@ -4,17 +4,18 @@ from functools import cache
 
 import numpy as np
 
-from isthmus import kernels, memory
+from isthmus.codecs import kernels
 from isthmus.codecs.base import BadCode, Codec
 from isthmus.codecs.bf16 import BFloat16
 from isthmus.codecs.f32 import Float32
 from isthmus.codecs.int4 import Int4
 from isthmus.codecs.int8 import Int8
+from isthmus.codecs.kernels import F32, U8
 from isthmus.codecs.rate import SMALL, Rate
-from isthmus.kernels import F32, U8
-from isthmus.layout import Fragment
-from isthmus.rules import rate_of, require_codec
-from isthmus.runtime import ALONE, Crew
+from isthmus.format import memory
+from isthmus.format.layout import Fragment
+from isthmus.format.rules import rate_of, require_codec
+from isthmus.runtime.clock import ALONE, Crew
 
 __all__ = [
     "CODECS",

@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from isthmus import kernels
-from isthmus.kernels import BLOCK, F32, U8
-from isthmus.runtime import ALONE, Crew
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import BLOCK, F32, U8
+from isthmus.runtime.clock import ALONE, Crew
 
 PIECE = 1 << 16
 """Parameters unpacked at a time: 256 KiB. A multiple of the blocks of codecs and norms: it does not change a bit."""

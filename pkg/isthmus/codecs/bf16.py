@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from isthmus import kernels
+from isthmus.codecs import kernels
 from isthmus.codecs.base import Codec
-from isthmus.kernels import F32, U8
-from isthmus.rules import CodecName
-from isthmus.runtime import ALONE, Crew
+from isthmus.codecs.kernels import F32, U8
+from isthmus.format.rules import CodecName
+from isthmus.runtime.clock import ALONE, Crew
 
 
 class BFloat16(Codec):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isthmus import kernels, memory
-from isthmus.codecs import Codec, codec, cut
+from isthmus.codecs import Codec, codec, cut, kernels
 from isthmus.codecs.base import PIECE, SHARE, pieces
-from isthmus.kernels import F32, U8
-from isthmus.layout import Fragment
-from isthmus.rules import CodecName
-from isthmus.runtime import ALONE, Crew
+from isthmus.codecs.kernels import F32, U8
+from isthmus.format import memory
+from isthmus.format.layout import Fragment
+from isthmus.format.rules import CodecName
+from isthmus.runtime.clock import ALONE, Crew
 
 
 @dataclass(frozen=True, slots=True)

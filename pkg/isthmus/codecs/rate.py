@@ -9,13 +9,12 @@ import math
 
 import numpy as np
 
-from isthmus import kernels
-from isthmus.codecs import base
+from isthmus.codecs import base, kernels
 from isthmus.codecs.base import PIECE, SHARE, BadCode, Codec
 from isthmus.codecs.int4 import Int4
-from isthmus.kernels import F32, U8
-from isthmus.kernels import rate as kernel
-from isthmus.runtime import ALONE, Crew
+from isthmus.codecs.kernels import F32, U8
+from isthmus.codecs.kernels import rate as kernel
+from isthmus.runtime.clock import ALONE, Crew
 
 SMALL = 4096
 """Below that a table costs more than it saves: fewer parameters travel as int4."""

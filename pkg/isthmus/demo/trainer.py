@@ -10,9 +10,9 @@ import torch
 
 from isthmus.demo.gpt import CONTEXT, loss_of
 from isthmus.demo.text import corpus
+from isthmus.format.rules import CHECKPOINT_S
 from isthmus.learner.checkpoint import Stateful
 from isthmus.link import Link, join
-from isthmus.rules import CHECKPOINT_S
 from isthmus.sinks import Sink
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from isthmus.bus.base import VALUE_MAX
 from isthmus.bus.redis import RedisBus, ServerFacts
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, clock, in_the_clear, spread
 from isthmus.errors import Denied, InputError, IsthmusError
-from isthmus.records.messages import SYNCER_STREAM
-from isthmus.runtime import Runtime
-from isthmus.urls import split
+from isthmus.format.records.messages import SYNCER_STREAM
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.urls import split
 
 LATENCY_SAMPLES = 20
 OLDEST_VERSION = (6, 0)

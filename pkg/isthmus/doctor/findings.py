@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 
-from isthmus.permissions import ALL_STREAMS, DELETE, STREAMS, Operation, Participant, may, streams
-from isthmus.records.keys import LEARNERS, SCRATCH
-from isthmus.records.messages import SYNCER_STREAM, learner_stream
-from isthmus.urls import split
+from isthmus.format.permissions import ALL_STREAMS, DELETE, STREAMS, Operation, Participant, may, streams
+from isthmus.format.records.keys import LEARNERS, SCRATCH
+from isthmus.format.records.messages import SYNCER_STREAM, learner_stream
+from isthmus.runtime.urls import split
 
 
 class Outcome(StrEnum):

@@ -3,13 +3,13 @@
 import statistics
 from collections.abc import AsyncIterator, Sequence
 
+from isthmus.agent.speed import glance, too_slow
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Role, RoleKind
 from isthmus.errors import IsthmusError
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.log.state import STANDS, collects, look
-from isthmus.runtime import Runtime, cores
-from isthmus.speed import glance, too_slow
+from isthmus.runtime.clock import Runtime, cores
 from isthmus.store import EdgeStore
 
 NAMED_MAX = 8

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from isthmus import kernels
-from isthmus.codecs import CODECS, codec, pack
+from isthmus.codecs import CODECS, codec, kernels, pack
+from isthmus.codecs.kernels import ARITHMETIC, F32
 from isthmus.doctor.findings import FAILURE, OK, WARNING, Finding, Role, RoleKind, counted
-from isthmus.kernels import ARITHMETIC, F32
-from isthmus.layout import Spec, TensorClass, partition
+from isthmus.format.layout import Spec, TensorClass, partition
+from isthmus.format.rules import MergeRule, Rules
 from isthmus.log import merge
-from isthmus.rules import MergeRule, Rules
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 
 DISK_WARNING, DISK_FAILURE = 2 << 30, 100 << 20
 """Bytes free."""

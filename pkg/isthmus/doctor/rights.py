@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from isthmus.doctor.findings import FAILURE, NOTE, OK, SOMEBODY, WARNING, Finding, Role
 from isthmus.errors import Denied, IsthmusError, ObjectMissing
-from isthmus.permissions import (
+from isthmus.format.permissions import (
     CREATE,
     DELETE,
     FRAGMENT,
@@ -22,7 +22,7 @@ from isthmus.permissions import (
     Operation,
     grants,
 )
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 from isthmus.store import Probe, Store, open_probe
 
 AT_ONCE = 8

@@ -20,13 +20,13 @@ from isthmus.errors import (
     Unavailable,
     first_cause,
 )
+from isthmus.format.permissions import CREATE, LIST
+from isthmus.format.records.keys import LEARNERS, RUN_KEY, commit_key
 from isthmus.log.run import Run, read_run, run_below
-from isthmus.permissions import CREATE, LIST
-from isthmus.records.keys import LEARNERS, RUN_KEY, commit_key
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.urls import split
 from isthmus.store import BUCKETS, EdgeStore, Store, compares_sums, endpoint_of, open_store
 from isthmus.store.atomic import swept, why_not_create_only
-from isthmus.urls import split
 
 RACERS = 16
 LATENCY_SAMPLES = 9

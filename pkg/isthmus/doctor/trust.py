@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from isthmus.doctor.findings import OK, WARNING, Finding
+from isthmus.format.signing import fingerprint
 from isthmus.log.run import Run
 from isthmus.log.trust import is_near
-from isthmus.signing import fingerprint
+from isthmus.runtime.urls import redacted, split
 from isthmus.store import endpoint_of
-from isthmus.urls import redacted, split
 
 
 def examine_trust(url: str, bus: str, run: Run | None) -> Iterator[Finding]:

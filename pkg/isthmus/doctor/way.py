@@ -15,9 +15,9 @@ from isthmus.doctor import routes
 from isthmus.doctor.findings import FAILURE, NOTE, OK, WARNING, Finding, Outcome, Role, RoleKind
 from isthmus.doctor.routes import Interface, Route
 from isthmus.errors import InputError
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.urls import redacted, split
 from isthmus.store import endpoint_of
-from isthmus.urls import redacted, split
 
 CONNECT_S = 3.0
 """As long as the clients wait."""

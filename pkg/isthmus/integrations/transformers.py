@@ -10,7 +10,6 @@ import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from isthmus.errors import InputError, Unavailable
-from isthmus.following import follow
 from isthmus.integrations.hook import (
     Count,
     StepHook,
@@ -23,7 +22,8 @@ from isthmus.integrations.hook import (
     take_up,
 )
 from isthmus.link import Link, join
-from isthmus.pytorch.shards import is_sharded
+from isthmus.link.following import follow
+from isthmus.torch.shards import is_sharded
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from isthmus.agent.health import Vitals
+from isthmus.agent.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.bus import START, Bus
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
 from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
-from isthmus.health import Vitals
-from isthmus.layout import Layout
+from isthmus.format.layout import Layout
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.messages import (
+    SYNCER_STREAM,
+    Alive,
+    Announce,
+    Call,
+    Committed,
+    FromSyncer,
+    Heartbeat,
+    Progress,
+    learner_stream,
+)
+from isthmus.format.records.objects import CheckpointHeader
+from isthmus.format.rules import Adoption, Pace, named
 from isthmus.learner import history
 from isthmus.learner.boundary import (
     Adopted,
@@ -38,25 +53,10 @@ from isthmus.learner.uplink import Uplink
 from isthmus.learner.voice import Voice
 from isthmus.log import Log
 from isthmus.log.speech import heard, keep_members
-from isthmus.metrics import LearnerMetrics
 from isthmus.reasons import Reason
-from isthmus.records.keys import commit_key
-from isthmus.records.messages import (
-    SYNCER_STREAM,
-    Alive,
-    Announce,
-    Call,
-    Committed,
-    FromSyncer,
-    Heartbeat,
-    Progress,
-    learner_stream,
-)
-from isthmus.records.objects import CheckpointHeader
-from isthmus.rules import Adoption, Pace, named
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.metrics import LearnerMetrics
 from isthmus.store import EdgeStore
-from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from isthmus.averages import smooth
 from isthmus.errors import InputError, RankLost, told
-from isthmus.layout import Layout
+from isthmus.format.layout import Layout
+from isthmus.format.rules import Adoption, Pace
 from isthmus.learner.checkpoint import Frozen, LoopState, Point, Saver
 from isthmus.learner.steward import Arrays, Held, OwnArrays
 from isthmus.learner.upload_window import LIMIT_MAX, Window
-from isthmus.rules import Adoption, Pace
+from isthmus.runtime.averages import smooth
 
 logger = logging.getLogger(__name__)
 

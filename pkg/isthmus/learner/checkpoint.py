@@ -8,9 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 from msgspec import structs
 
-from isthmus import kernels
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import U8
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import U8
+from isthmus.format.records import frame, tree
+from isthmus.format.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Part, PartHeader, Sent
 from isthmus.learner import parts, residuals
 from isthmus.learner.ledger import Account
 from isthmus.learner.parts import Away, Lies
@@ -19,9 +21,7 @@ from isthmus.log import Log
 from isthmus.log.run import Run
 from isthmus.log.verified import Verified
 from isthmus.reasons import Reason
-from isthmus.records import frame, tree
-from isthmus.records.objects import SCHEMA, CheckpointHeader, FragmentPoint, Part, PartHeader, Sent
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 
 
 class Stateful(Protocol):

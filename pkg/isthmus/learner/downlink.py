@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from isthmus.averages import Usual
 from isthmus.codecs import codec, packed_size
 from isthmus.errors import LogCorrupt, Unavailable
+from isthmus.format.rules import Pace
 from isthmus.learner.boundary import Ready, ToTraining
 from isthmus.learner.steward import Held, Steward
 from isthmus.log import Commit, Log, fold
 from isthmus.log.histories import Histories
-from isthmus.rules import Pace
-from isthmus.runtime import Runtime
+from isthmus.runtime.averages import Usual
+from isthmus.runtime.clock import Runtime
 
 logger = logging.getLogger(__name__)
 

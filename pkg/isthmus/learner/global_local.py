@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from isthmus import kernels
+from isthmus.codecs import kernels
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
+from isthmus.format.records.keys import LEARNERS
+from isthmus.format.records.objects import CheckpointHeader
+from isthmus.format.records.tree import Leaf, rebuild
+from isthmus.format.rules import CHECKPOINT_S, CHECKPOINTS_KEPT
 from isthmus.learner import parts
 from isthmus.learner.history import read_checkpoint
 from isthmus.log import Log
 from isthmus.log.select import by_learner, checkpoints_in
 from isthmus.reasons import Reason
-from isthmus.records.keys import LEARNERS
-from isthmus.records.objects import CheckpointHeader
-from isthmus.records.tree import Leaf, rebuild
-from isthmus.rules import CHECKPOINT_S, CHECKPOINTS_KEPT
 from isthmus.store import Entry
 
 logger = logging.getLogger(__name__)

@@ -8,18 +8,11 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from isthmus import memory
 from isthmus.bus import START, Bus
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable, told
-from isthmus.learner import parts
-from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
-from isthmus.log import Log
-from isthmus.log.select import checkpoints_in
-from isthmus.log.speech import heard
-from isthmus.log.verified import Unverified, glance
-from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.keys import (
+from isthmus.format import memory
+from isthmus.format.records import frame
+from isthmus.format.records.keys import (
     LEARNERS,
     claim_key,
     claims_prefix,
@@ -29,9 +22,16 @@ from isthmus.records.keys import (
     updates_prefix,
     version_in,
 )
-from isthmus.records.messages import Announce, Heartbeat, Progress, learner_stream
-from isthmus.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
-from isthmus.rules import CHECKPOINTS_KEPT
+from isthmus.format.records.messages import Announce, Heartbeat, Progress, learner_stream
+from isthmus.format.records.objects import CheckpointHeader, ClaimHeader, Sent, UpdateHeader
+from isthmus.format.rules import CHECKPOINTS_KEPT
+from isthmus.learner import parts
+from isthmus.learner.checkpoint import Checkpoint, open_checkpoint
+from isthmus.log import Log
+from isthmus.log.select import checkpoints_in
+from isthmus.log.speech import heard
+from isthmus.log.verified import Unverified, glance
+from isthmus.reasons import Reason
 from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)

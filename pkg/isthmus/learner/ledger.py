@@ -6,7 +6,7 @@ on that base afterwards.
 
 from dataclasses import dataclass, field, replace
 
-from isthmus.records.messages import PARTS, Tally
+from isthmus.format.records.messages import PARTS, Tally
 
 
 @dataclass(slots=True)

@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from isthmus import digests
+from isthmus.codecs.kernels import U8
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import U8
+from isthmus.format import digests
+from isthmus.format.records import frame
+from isthmus.format.records.keys import part_key
+from isthmus.format.records.objects import CheckpointHeader, Part, PartHeader, Piece
+from isthmus.format.records.tree import Leaf, laid, numpy_leaf
 from isthmus.log import Log
 from isthmus.log.verified import head_of
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.keys import part_key
-from isthmus.records.objects import CheckpointHeader, Part, PartHeader, Piece
-from isthmus.records.tree import Leaf, laid, numpy_leaf
 
 Extent = tuple[int, ...]
 

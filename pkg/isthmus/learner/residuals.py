@@ -8,9 +8,10 @@ from typing import cast
 
 import numpy as np
 
-from isthmus import kernels, memory
-from isthmus.kernels import F32, U16
-from isthmus.layout import Fragment
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32, U16
+from isthmus.format import memory
+from isthmus.format.layout import Fragment
 
 Residual = F32 | U16
 """[n], float32, or the bits of bfloat16."""

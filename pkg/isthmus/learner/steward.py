@@ -1,7 +1,7 @@
 """What holds the arrays of a learner's fragments and computes with them, so that whoever decides looks into none.
 
 A learner of one process has one, `OwnSteward`, which works where everything lies. Of a learner of several processes
-each has the arrays of its fragments, and the one that decides asks the others (`isthmus.owners`).
+each has the arrays of its fragments, and the one that decides asks the others (`isthmus.learner.ranks`).
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from isthmus import kernels, memory
-from isthmus.codecs import codec, pack
+from isthmus.codecs import codec, kernels, pack
+from isthmus.codecs.kernels import F32, U8, U16
 from isthmus.codecs.packed import keep_dropped
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import F32, U8, U16
-from isthmus.layout import Fragment, Layout, Tensor
+from isthmus.format import memory
+from isthmus.format.layout import Fragment, Layout, Tensor
+from isthmus.format.records import frame
+from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
+from isthmus.format.rules import Adoption
 from isthmus.learner import parts, residuals
 from isthmus.learner.parts import Lies
 from isthmus.learner.residuals import Residual
 from isthmus.log import Commit, Log, fold
 from isthmus.log.polar import isotropic
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.objects import Part, PartHeader, UpdateHeader
-from isthmus.rules import Adoption
 
 BLEND = np.float32(0.5)
 """α of Streaming DiLoCo (arXiv 2501.18512): θ ← α θ_local + (1 − α) Θ."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isthmus.records.messages import PARTS, Tally
+from isthmus.format.records.messages import PARTS, Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from isthmus.errors import Denied, Fenced, LogCorrupt, ObjectMissing, RankLost, RecordInvalid, Unavailable, told
+from isthmus.format.records import frame
+from isthmus.format.records.keys import checkpoint_key, claim_key
+from isthmus.format.records.objects import SCHEMA, ClaimHeader
+from isthmus.format.rules import CHECKPOINTS_KEPT
 from isthmus.learner.boundary import Freeze, ToTraining
 from isthmus.learner.checkpoint import Draft, Frozen, Saver, UplinkPoint, draft, moved, why_useless
 from isthmus.learner.history import History, read_claim
 from isthmus.learner.steward import Steward
 from isthmus.learner.uplink import Uplink
 from isthmus.log import Log
-from isthmus.metrics import LearnerMetrics
-from isthmus.records import frame
-from isthmus.records.keys import checkpoint_key, claim_key
-from isthmus.records.objects import SCHEMA, ClaimHeader
-from isthmus.rules import CHECKPOINTS_KEPT
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.metrics import LearnerMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from isthmus.averages import smooth
 from isthmus.codecs import codec
 from isthmus.errors import Unavailable
+from isthmus.format.records.keys import update_key
+from isthmus.format.records.objects import SCHEMA, Input, Sent, UpdateHeader
+from isthmus.format.rules import Pace
 from isthmus.learner.boundary import Adopted, BaseMerged, Captured, ToTraining, UploadDone, UploadFailed
 from isthmus.learner.checkpoint import Point, UplinkPoint
 from isthmus.learner.history import History
@@ -18,10 +20,8 @@ from isthmus.learner.upload_window import Window
 from isthmus.log import Commit, Log
 from isthmus.log.run import Run
 from isthmus.reasons import FINAL, Reason
-from isthmus.records.keys import update_key
-from isthmus.records.objects import SCHEMA, Input, Sent, UpdateHeader
-from isthmus.rules import Pace
-from isthmus.runtime import Runtime
+from isthmus.runtime.averages import smooth
+from isthmus.runtime.clock import Runtime
 
 logger = logging.getLogger(__name__)
 

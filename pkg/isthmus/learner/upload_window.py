@@ -10,7 +10,7 @@ The agent measures, the training thread only asks (`room`): plain attributes, re
 
 from collections import deque
 
-from isthmus.averages import smooth
+from isthmus.runtime.averages import smooth
 
 LIMIT_MAX = 4
 """Uploads at once at most."""

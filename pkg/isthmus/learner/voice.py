@@ -5,10 +5,13 @@ import logging
 import math
 from collections.abc import Mapping
 
+from isthmus.agent.concern import Concern, Reach, Trouble
+from isthmus.agent.tolerance import Tolerance
 from isthmus.bus.base import Bus
 from isthmus.bus.endpoints import Listener, Speaker
-from isthmus.concern import Concern, Reach, Trouble
 from isthmus.errors import Denied, Unavailable, told
+from isthmus.format.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
+from isthmus.format.rules import Pace
 from isthmus.learner.boundary import Boundary
 from isthmus.learner.downlink import Downlink
 from isthmus.learner.ledger import weigh
@@ -17,12 +20,9 @@ from isthmus.learner.tenure import Tenure
 from isthmus.learner.uplink import Attempt, Uplink
 from isthmus.log import Log
 from isthmus.log.histories import UNSAID
-from isthmus.metrics import LearnerMetrics
-from isthmus.records.messages import PARTS, Announce, Heartbeat, Leave, Pass, Progress
-from isthmus.rules import Pace
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.metrics import LearnerMetrics
 from isthmus.store import EdgeStore
-from isthmus.tolerance import Tolerance
 
 logger = logging.getLogger(__name__)
 

@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from isthmus.agent.ports import TRUSTING, known_run
 from isthmus.bus import default_bus
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, RunMissing, Unavailable
-from isthmus.kernels import F32
-from isthmus.layout import Layout, Spec, Tensor
+from isthmus.format.layout import Layout, Spec, Tensor
+from isthmus.format.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
+from isthmus.format.signing import Signer
 from isthmus.learner import LearnerAgent, Replica, parts
 from isthmus.learner.checkpoint import Checkpoint, Stateful
 from isthmus.learner.steward import Arrays
 from isthmus.link.link import Link
 from isthmus.link.ranks import Joined, follow, spread
+from isthmus.link.shell import Shell
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run
 from isthmus.log.trust import Trust, trust_of
-from isthmus.ports import TRUSTING, known_run
-from isthmus.rules import CHECKPOINT_S, Adoption, FrozenCheck, Hyperparameters, Pace, Rules, named
-from isthmus.shell import Shell
-from isthmus.signing import Signer
+from isthmus.runtime.urls import as_environment_says
 from isthmus.sinks import Sink
 from isthmus.store import EdgeStore, require_create_only
-from isthmus.urls import as_environment_says
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from isthmus.pytorch.device import Lane
-    from isthmus.pytorch.loop import Loop
+    from isthmus.torch.device import Lane
+    from isthmus.torch.loop import Loop
 
 
 START_S = 60.0
@@ -137,12 +137,12 @@ def join(
         Unavailable, Denied: store or bus cannot be reached or used.
         RankLost: a rank of the job is gone.
     """
-    from isthmus.pytorch import device, moments
-    from isthmus.pytorch import model as torch_model
-    from isthmus.pytorch.frozen import digests_of
-    from isthmus.pytorch.loop import Loop
-    from isthmus.pytorch.ranks import ranks_of
-    from isthmus.pytorch.sharded import Sharded
+    from isthmus.torch import device, moments
+    from isthmus.torch import model as torch_model
+    from isthmus.torch.frozen import digests_of
+    from isthmus.torch.loop import Loop
+    from isthmus.torch.ranks import ranks_of
+    from isthmus.torch.sharded import Sharded
 
     if create is not None and not (isinstance(create, Rules) or callable(create)):
         raise InputError(
@@ -233,8 +233,8 @@ def join(
 
 
 def _replica(loop: "Loop", layout: Layout, lane: "Lane | None") -> tuple[Replica, Arrays | None]:
-    from isthmus.pytorch.device import DeviceArrays
-    from isthmus.pytorch.model import TorchReplica
+    from isthmus.torch.device import DeviceArrays
+    from isthmus.torch.model import TorchReplica
 
     if lane is None:
         return TorchReplica(loop.model, layout, loop.copies.follow), None

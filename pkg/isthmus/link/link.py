@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
+from isthmus.agent.health import Vitals
 from isthmus.errors import InputError
-from isthmus.health import Vitals
 from isthmus.interrupts import held_back
 from isthmus.learner import Boundary
 from isthmus.learner.agent import WAIT_S
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
+from isthmus.link.shell import Shell
 from isthmus.log.run import Run
-from isthmus.metrics import LearnerMetrics
-from isthmus.shell import Shell
+from isthmus.runtime.metrics import LearnerMetrics
 
 if TYPE_CHECKING:
-    from isthmus.pytorch.loop import Loop
-    from isthmus.pytorch.sharded import Sharded
+    from isthmus.torch.loop import Loop
+    from isthmus.torch.sharded import Sharded
 
 
 logger = logging.getLogger(__name__)
@@ -227,6 +227,6 @@ def rate_of(fresh_into_flight: bool, steps: int, warmup: int) -> float:
     """Return the factor on the learning rate so many steps after a start; see `Link.rate`."""
     if not fresh_into_flight:
         return 1.0
-    from isthmus.pytorch.moments import warmth
+    from isthmus.torch.moments import warmth
 
     return warmth(steps, warmup)

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, SupportsFloat, SupportsInt
 
 import msgspec
 
+from isthmus.agent.health import Vitals
+from isthmus.agent.ports import Ports
 from isthmus.errors import InputError
-from isthmus.health import Vitals
-from isthmus.layout import Layout
+from isthmus.format.layout import Layout
+from isthmus.format.signing import Signer
 from isthmus.learner import parts
+from isthmus.learner.ranks.asked import Peers, Spread, Told, interfaces
+from isthmus.learner.ranks.served import Keeper, own_keeper, serve
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
 from isthmus.link.link import Link, rate_of
+from isthmus.link.shell import OwnerThread, Shell
 from isthmus.log.run import Run, heard_run, told_run
-from isthmus.metrics import LearnerMetrics
-from isthmus.owners.asked import Peers, Spread, Told, interfaces
-from isthmus.owners.served import Keeper, own_keeper, serve
-from isthmus.ports import Ports
-from isthmus.runtime import clock, cores
-from isthmus.shell import OwnerThread, Shell
-from isthmus.signing import Signer
+from isthmus.runtime.clock import clock, cores
+from isthmus.runtime.metrics import LearnerMetrics
 
 if TYPE_CHECKING:
-    from isthmus.pytorch.sharded import Sharded
+    from isthmus.torch.sharded import Sharded
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ async def spread(sharded: "Sharded | None", shell: Shell, ports: Ports) -> Async
 
 def _keeper(sharded: "Sharded") -> Keeper:
     """Return what makes the steward of what this rank owns."""
-    from isthmus.pytorch import device
+    from isthmus.torch import device
 
     return own_keeper if sharded.lane is None else partial(device.steward, sharded.lane)
 

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from isthmus.errors import LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob, Body, Gathered, Kind
+from isthmus.format.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
+from isthmus.format.records.objects import CheckpointHeader, PackedHeader, SegmentHeader
+from isthmus.format.signing import Signer
 from isthmus.log.membership import Members
 from isthmus.log.run import Run
 from isthmus.log.verified import Commit, Gate, H, Verified
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Blob, Body, Gathered, Kind
-from isthmus.records.keys import commit_key, is_versioned, snapshots_prefix, version_in
-from isthmus.records.objects import CheckpointHeader, PackedHeader, SegmentHeader
-from isthmus.runtime import Runtime
-from isthmus.signing import Signer
+from isthmus.runtime.clock import Runtime
 from isthmus.store import EdgeStore, Store, checked
 
 AHEAD_MAX = 16

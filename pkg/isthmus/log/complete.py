@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.format.records.keys import commit_in, commit_key, commits_prefix, is_versioned, values_prefix, version_in
+from isthmus.format.records.objects import SnapshotHeader, ValueHeader
+from isthmus.format.rules import MemberRole
 from isthmus.log import Log
 from isthmus.log.select import earliest
 from isthmus.log.verified import KINDS
-from isthmus.records.keys import commit_in, commit_key, commits_prefix, is_versioned, values_prefix, version_in
-from isthmus.records.objects import SnapshotHeader, ValueHeader
-from isthmus.rules import MemberRole
 from isthmus.store.base import is_there
 
 AHEAD = 8

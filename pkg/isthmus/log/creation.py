@@ -7,18 +7,19 @@ import msgpack
 import msgspec
 import numpy as np
 
-from isthmus import kernels, memory
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError, RecordInvalid, RunExists, RunMissing
-from isthmus.kernels import F32
-from isthmus.layout import Layout, Spec, Tensor, first_difference, partition
+from isthmus.format import memory
+from isthmus.format.layout import Layout, Spec, Tensor, first_difference, partition
+from isthmus.format.records import frame
+from isthmus.format.records.keys import RUN_KEY, snapshot_key
+from isthmus.format.records.objects import SCHEMA, RunHeader
+from isthmus.format.rules import BOUNDS, Bounds, MergeRule, Pace, Rules
+from isthmus.format.signing import Signer, fingerprint
 from isthmus.log import merge
 from isthmus.log.run import Run, described, parsed, read_run
-from isthmus.records import frame
-from isthmus.records.keys import RUN_KEY, snapshot_key
-from isthmus.records.objects import SCHEMA, RunHeader
-from isthmus.rules import BOUNDS, Bounds, MergeRule, Pace, Rules
-from isthmus.runtime import Runtime
-from isthmus.signing import Signer, fingerprint
+from isthmus.runtime.clock import Runtime
 from isthmus.store import Store
 
 Take = Callable[[Tensor], Awaitable[F32]]

@@ -8,11 +8,11 @@ import math
 from dataclasses import dataclass
 
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.fields import require_name
+from isthmus.format.records.keys import EVALUATIONS, evaluation_key, evaluations_prefix, is_versioned, version_in
+from isthmus.format.records.objects import SCHEMA, EvaluationHeader
 from isthmus.log.commits import Log
-from isthmus.records import frame
-from isthmus.records.fields import require_name
-from isthmus.records.keys import EVALUATIONS, evaluation_key, evaluations_prefix, is_versioned, version_in
-from isthmus.records.objects import SCHEMA, EvaluationHeader
 
 AT_ONCE = 16
 

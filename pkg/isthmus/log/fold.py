@@ -17,19 +17,19 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from isthmus import memory
 from isthmus.codecs import BadCode, Codec, as_bytes, codec, unpack
+from isthmus.codecs.kernels import F32
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid
-from isthmus.kernels import F32
-from isthmus.layout import Fragment
+from isthmus.format import memory
+from isthmus.format.layout import Fragment
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob
+from isthmus.format.records.keys import commit_key, snapshot_key, snapshots_prefix
+from isthmus.format.records.objects import CommitHeader, Input, Outer
 from isthmus.log import Commit, Log, merge
 from isthmus.log.merge import Accumulator, Advance, State, by_class
 from isthmus.log.updates import Update, open_update
 from isthmus.log.verified import Gate
-from isthmus.records import frame
-from isthmus.records.frame import Blob
-from isthmus.records.keys import commit_key, snapshot_key, snapshots_prefix
-from isthmus.records.objects import CommitHeader, Input, Outer
 from isthmus.store import checked
 
 INPUTS_AT_ONCE = 4

@@ -12,12 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, StoreFull, Unavailable
-from isthmus.log import Commit, Log, fold
-from isthmus.log.select import by_learner, checkpoints_in, parts_in
-from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Blob, Kind
-from isthmus.records.keys import (
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob, Kind
+from isthmus.format.records.keys import (
     LEARNERS,
     SCRATCH,
     UPDATES,
@@ -30,8 +27,11 @@ from isthmus.records.keys import (
     values_prefix,
     version_in,
 )
-from isthmus.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, ClaimHeader, PackedHeader, SegmentHeader
-from isthmus.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX, MemberRole
+from isthmus.format.records.objects import SCHEMA, SEGMENT_COMMITS_MAX, ClaimHeader, PackedHeader, SegmentHeader
+from isthmus.format.rules import CHECKPOINTS_KEPT, KEPT_VERSIONS, MIN_AGE_S, STALENESS_MAX, MemberRole
+from isthmus.log import Commit, Log, fold
+from isthmus.log.select import by_learner, checkpoints_in, parts_in
+from isthmus.reasons import Reason
 from isthmus.store import Entry, checked
 
 logger = logging.getLogger(__name__)

@@ -10,16 +10,16 @@ be verified any more. What the codec had still to publish at that moment, and th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from isthmus.codecs.kernels import ARITHMETIC, F32
 from isthmus.errors import Denied, LogCorrupt
-from isthmus.kernels import ARITHMETIC, F32
-from isthmus.layout import TensorClass
+from isthmus.format.layout import TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.keys import snapshot_key, value_key
+from isthmus.format.records.objects import SCHEMA, CommitHeader, Healed, Waited
 from isthmus.log import Commit, Log, fold, merge
 from isthmus.log.complete import require_chain, require_whole
 from isthmus.log.select import all_or
 from isthmus.log.verified import HEALER
-from isthmus.records import frame
-from isthmus.records.keys import snapshot_key, value_key
-from isthmus.records.objects import SCHEMA, CommitHeader, Healed, Waited
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Whoever says which commits it has read, in words that it signs, makes that show.
 import logging
 from collections.abc import Callable
 
-from isthmus.records.keys import commit_key
+from isthmus.format.records.keys import commit_key
 
 logger = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob, Kind
+from isthmus.format.records.keys import learner_in, members_key
+from isthmus.format.records.objects import SCHEMA, MembersHeader, MemberSpec
+from isthmus.format.rules import MemberRole as Role
+from isthmus.format.signing import Forged, Signer, fingerprint, verify
+from isthmus.format.signing.points import is_small_order
 from isthmus.log.run import Run
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Blob, Kind
-from isthmus.records.keys import learner_in, members_key
-from isthmus.records.objects import SCHEMA, MembersHeader, MemberSpec
-from isthmus.rules import MemberRole as Role
-from isthmus.signing import Forged, Signer, fingerprint, verify
-from isthmus.signing.points import is_small_order
 from isthmus.store import Store, checked
 
 SUCCESSION = "isthmus-succession"

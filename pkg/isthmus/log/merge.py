@@ -17,18 +17,18 @@ from functools import cached_property, partial
 import msgspec
 import numpy as np
 
-from isthmus import digests, kernels, memory
-from isthmus.codecs import Codec, codec, cut, pack
+from isthmus.codecs import Codec, codec, cut, kernels, pack
 from isthmus.codecs.base import PIECE, SHARE, pieces
+from isthmus.codecs.kernels import F32, U8
 from isthmus.codecs.packed import Packed, add, length_of, plain
-from isthmus.kernels import F32, U8
-from isthmus.layout import Fragment, Tensor, TensorClass
+from isthmus.format import digests, memory
+from isthmus.format.layout import Fragment, Tensor, TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
+from isthmus.format.rules import ROBUST, CodecName, MergeRule, Rules
 from isthmus.log import robust
 from isthmus.log.polar import isotropic
-from isthmus.records import frame
-from isthmus.records.objects import SCHEMA, Outer, SnapshotHeader, ValueHeader
-from isthmus.rules import ROBUST, CodecName, MergeRule, Rules
-from isthmus.runtime import ALONE, Crew
+from isthmus.runtime.clock import ALONE, Crew
 
 Then = Callable[[slice, F32, F32], None]
 

@@ -10,10 +10,10 @@ made of a direction that the mean does not have.
 
 import numpy as np
 
-from isthmus import kernels
-from isthmus.isotropic import cut
-from isthmus.kernels import F32
-from isthmus.runtime import ALONE, Crew
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32
+from isthmus.format.isotropic import cut
+from isthmus.runtime.clock import ALONE, Crew
 
 QUINTICS = (
     (8.383673612923168, -24.765905857974545, 18.357081892887603),

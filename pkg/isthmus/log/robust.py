@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isthmus import kernels
+from isthmus.codecs import kernels
 from isthmus.codecs.base import PIECE, SHARE, pieces
+from isthmus.codecs.kernels import F32, F64
 from isthmus.codecs.packed import Packed, length_of
-from isthmus.kernels import F32, F64
-from isthmus.runtime import Crew
+from isthmus.runtime.clock import Crew
 
 WEISZFELD_STEPS = 32
 SMOOTHING = 1e-3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgpack
 import msgspec
 
-from isthmus import kernels
+from isthmus.codecs import kernels
 from isthmus.errors import (
     InputError,
     IsthmusError,
@@ -18,13 +18,13 @@ from isthmus.errors import (
     RunExists,
     RunMissing,
 )
-from isthmus.layout import Layout, Spec, first_difference, place
+from isthmus.format.layout import Layout, Spec, first_difference, place
+from isthmus.format.records import frame
+from isthmus.format.records.keys import RUN_KEY
+from isthmus.format.records.objects import RunHeader, RunLayout, TensorSpec
+from isthmus.format.rules import Pace, Rules
+from isthmus.format.signing.points import is_small_order
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.keys import RUN_KEY
-from isthmus.records.objects import RunHeader, RunLayout, TensorSpec
-from isthmus.rules import Pace, Rules
-from isthmus.signing.points import is_small_order
 from isthmus.store import Store, checked
 
 UNTOLD = bytes(32)

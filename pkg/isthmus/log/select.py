@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 
 from isthmus.errors import InputError, LogCorrupt
+from isthmus.format.records.fields import NAME
+from isthmus.format.records.keys import learner_in, version_in
 from isthmus.log.commits import Log
-from isthmus.records.fields import NAME
-from isthmus.records.keys import learner_in, version_in
 from isthmus.store import Entry
 
 ShareDone = Callable[[float], None]

@@ -5,12 +5,9 @@ import contextlib
 import logging
 
 from isthmus.errors import LogCorrupt, RecordInvalid, Unavailable
-from isthmus.log.commits import Log
-from isthmus.log.membership import Members
-from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Blob, Kind
-from isthmus.records.messages import (
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob, Kind
+from isthmus.format.records.messages import (
     SYNCER_STREAM,
     AnyMessage,
     FromSyncer,
@@ -19,7 +16,10 @@ from isthmus.records.messages import (
     learner_of,
     learner_stream,
 )
-from isthmus.rules import MemberRole
+from isthmus.format.rules import MemberRole
+from isthmus.log.commits import Log
+from isthmus.log.membership import Members
+from isthmus.reasons import Reason
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from isthmus.errors import LogCorrupt
+from isthmus.format.rules import KEPT_VERSIONS
 from isthmus.log import Commit, Log
 from isthmus.log.complete import require_commits
-from isthmus.rules import KEPT_VERSIONS
 
 STANDS = 8
 """A fragment stands still when most of the others were merged so many times since it last was."""

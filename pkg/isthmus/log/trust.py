@@ -9,15 +9,15 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from isthmus.errors import InputError, RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob
+from isthmus.format.rules import MemberRole
+from isthmus.format.signing import Signer, fingerprint, read_signer
+from isthmus.format.signing.keys import read_public
 from isthmus.log.membership import Members, require_may
 from isthmus.log.run import Run
-from isthmus.records import frame
-from isthmus.records.frame import Blob
-from isthmus.rules import MemberRole
-from isthmus.signing import Signer, fingerprint, read_signer
-from isthmus.signing.keys import read_public
+from isthmus.runtime.urls import redacted, split
 from isthmus.store import endpoint_of
-from isthmus.urls import redacted, split
 
 logger = logging.getLogger(__name__)
 

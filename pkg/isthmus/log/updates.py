@@ -4,16 +4,16 @@ import math
 from dataclasses import dataclass
 
 from isthmus.codecs import BadCode, as_bytes, codec
+from isthmus.codecs.kernels import require_denormals
 from isthmus.codecs.packed import Packed, packed
 from isthmus.errors import RecordInvalid
-from isthmus.kernels import require_denormals
-from isthmus.layout import Fragment
+from isthmus.format.layout import Fragment
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob
+from isthmus.format.records.objects import UpdateHeader
 from isthmus.log.verified import Gate
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Blob
-from isthmus.records.objects import UpdateHeader
-from isthmus.runtime import ALONE, Crew
+from isthmus.runtime.clock import ALONE, Crew
 
 GRADIENT_NORM_MAX = 1e18
 """Length of an update above which it is turned away: sums of such numbers leave float32's range."""

@@ -21,19 +21,15 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from isthmus import digests
 from isthmus.codecs import codec, packed_bounds
+from isthmus.codecs.kernels import ARITHMETIC, F32
 from isthmus.errors import LogCorrupt, RecordInvalid
-from isthmus.kernels import ARITHMETIC, F32
-from isthmus.layout import TensorClass
-from isthmus.log import merge
-from isthmus.log.membership import WRITERS, Members
-from isthmus.log.run import Run
-from isthmus.reasons import Clip, Reason
-from isthmus.records import frame, keys
-from isthmus.records.frame import Blob, Kind
-from isthmus.records.keys import learner_in
-from isthmus.records.objects import (
+from isthmus.format import digests
+from isthmus.format.layout import TensorClass
+from isthmus.format.records import frame, keys
+from isthmus.format.records.frame import Blob, Kind
+from isthmus.format.records.keys import learner_in
+from isthmus.format.records.objects import (
     CheckpointHeader,
     ClaimHeader,
     CommitHeader,
@@ -47,7 +43,11 @@ from isthmus.records.objects import (
     UpdateHeader,
     ValueHeader,
 )
-from isthmus.rules import STALENESS_MAX, CodecName
+from isthmus.format.rules import STALENESS_MAX, CodecName
+from isthmus.log import merge
+from isthmus.log.membership import WRITERS, Members
+from isthmus.log.run import Run
+from isthmus.reasons import Clip, Reason
 
 H = TypeVar("H", bound=Record)
 

@@ -2,7 +2,7 @@
 
 Everything is relative: to what is usual, which the log says; to what this learner counted for before; to the time since
 the version that an update is based on. What is beyond is clipped, and the commit records it. What is usual follows from
-the newest commits alone, so that whoever reads the log finds every weight and scale again (`isthmus.readers.replay`);
+the newest commits alone, so that whoever reads the log finds every weight and scale again (`isthmus.inspect.replay`);
 only how many steps were believed rests on a clock, and is recorded.
 
 Usual among three or more learners is the median of what each said last: less than half of them cannot move it. One or
@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from isthmus.format.records.objects import Input
+from isthmus.format.rules import Bounds
 from isthmus.reasons import Clip
-from isthmus.records.objects import Input
-from isthmus.rules import Bounds
 
 LEAST = 1e-6
 """An update weighs at least so much of the median."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from isthmus.format.records.objects import CommitHeader
 from isthmus.reasons import Reason
-from isthmus.records.objects import CommitHeader
 
 
 @dataclass(frozen=True, slots=True)

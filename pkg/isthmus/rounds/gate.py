@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isthmus.averages import smooth
+from isthmus.runtime.averages import smooth
 
 FETCHES_TIMED = 64
 """Of the last so many fetches the median is taken: one learner's slow bodies say nothing of the others'."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from isthmus.rules import Pace
+from isthmus.format.rules import Pace
 
 
 @dataclass(frozen=True, slots=True)

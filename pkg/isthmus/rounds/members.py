@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isthmus.averages import smooth
+from isthmus.format.rules import BOUNDS, Bounds, Pace
 from isthmus.rounds.grace import Terms
-from isthmus.rules import BOUNDS, Bounds, Pace
+from isthmus.runtime.averages import smooth
 
 FORGET_SILENCES = 100
 """Times L after which a silent learner is a stranger again."""

@@ -12,9 +12,18 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from isthmus.averages import Usual
+from isthmus.format.records.objects import (
+    CHANGES_MAX,
+    INPUTS_MAX,
+    LISTED_MAX,
+    CommitHeader,
+    Late,
+    Rejection,
+    Seen,
+    What,
+)
+from isthmus.format.rules import BOUNDS, Bounds, Pace
 from isthmus.reasons import FINAL, Reason
-from isthmus.records.objects import CHANGES_MAX, INPUTS_MAX, LISTED_MAX, CommitHeader, Late, Rejection, Seen, What
 from isthmus.rounds.events import (
     Abandon,
     Action,
@@ -45,7 +54,7 @@ from isthmus.rounds.gate import Gate
 from isthmus.rounds.grace import Terms, adaptive_grace
 from isthmus.rounds.members import Members
 from isthmus.rounds.period import next_period
-from isthmus.rules import BOUNDS, Bounds, Pace
+from isthmus.runtime.averages import Usual
 
 POINTERS_MAX = 4096
 """Updates of one fragment that wait at most; beyond that a newcomer is turned away."""

@@ -6,7 +6,8 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from isthmus.errors import InputError
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.urls import BUCKETS, redacted, split
 from isthmus.store.atomic import require_create_only
 from isthmus.store.base import Entry, Store
 from isthmus.store.edge import EdgeStore
@@ -16,7 +17,6 @@ from isthmus.store.measured import Traffic
 from isthmus.store.regions import Regions
 from isthmus.store.retrying import AT_START, BESIDE, RUNNING, Patience
 from isthmus.store.watched import Outage
-from isthmus.urls import BUCKETS, redacted, split
 
 __all__ = [
     "AT_START",

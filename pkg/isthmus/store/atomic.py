@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from isthmus.errors import Denied, IsthmusError, ObjectMissing, first_cause
-from isthmus.records.keys import SCRATCH
-from isthmus.runtime import Runtime
+from isthmus.format.records.keys import SCRATCH
+from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
 
 RACES_AT_START = 4

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from isthmus.errors import ObjectMissing
-from isthmus.records.frame import Blob, Body, Data, Gathered
-from isthmus.runtime import Runtime
+from isthmus.format.records.frame import Blob, Body, Data, Gathered
+from isthmus.runtime.clock import Runtime
 
 PART_BYTES = 64 << 20
 """No request to a bucket carries more: larger objects go in parts, several at once."""

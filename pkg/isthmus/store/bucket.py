@@ -26,8 +26,8 @@ from obstore.exceptions import (
 )
 
 from isthmus.errors import Denied, InputError, Unavailable, first_cause
-from isthmus.records.frame import Blob, Body, Data, Gathered, blank, fill
-from isthmus.runtime import Runtime, wait_for_foreign_threads
+from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank, fill
+from isthmus.runtime.clock import Runtime, wait_for_foreign_threads
 from isthmus.store.base import PART_BYTES, RANGE_BYTES, Entry, is_there, part_of
 from isthmus.store.credentials import Identity, access
 from isthmus.store.refused import DENIED, EXPIRED, MISSING, RangeBeyondEnd, refusal, refused_read

@@ -8,12 +8,12 @@ import asyncio
 
 import numpy as np
 
-from isthmus import digests
 from isthmus.errors import RecordInvalid, first_cause
+from isthmus.format import digests
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Blob, Body
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.frame import Blob, Body
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
 
 PIECES_AT_ONCE = 8

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from isthmus.errors import Unavailable
-from isthmus.records.frame import Blob, Body, Data
-from isthmus.runtime import Runtime
+from isthmus.format.records.frame import Blob, Body, Data
+from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Entry, Store
 from isthmus.store.limited import LimitedStore
 from isthmus.store.measured import MeasuredStore, Traffic
@@ -14,7 +14,7 @@ from isthmus.store.retrying import AT_START, RUNNING, Patience, RetryingStore
 from isthmus.store.watched import Outage, WatchedStore
 
 if TYPE_CHECKING:
-    from isthmus.metrics import Metrics
+    from isthmus.runtime.metrics import Metrics
 
 
 class EdgeStore(RetryingStore):

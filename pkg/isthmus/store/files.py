@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, StoreFull, Unavailable
-from isthmus.records.frame import Blob, Body, Data, Gathered, blank
-from isthmus.records.keys import RUN_KEY
-from isthmus.runtime import Runtime
+from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
+from isthmus.format.records.keys import RUN_KEY
+from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Entry
 
 T = TypeVar("T")

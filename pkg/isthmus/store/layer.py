@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from isthmus.records.frame import Blob, Body, Data
+from isthmus.format.records.frame import Blob, Body, Data
 from isthmus.store.base import Entry, Store
 
 T = TypeVar("T")

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.records.frame import Blob, Body, Data
-from isthmus.runtime import Runtime
+from isthmus.format.records.frame import Blob, Body, Data
+from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
 from isthmus.store.layer import Layer, Send
 
 if TYPE_CHECKING:
-    from isthmus.metrics import Metrics
+    from isthmus.runtime.metrics import Metrics
 
 T = TypeVar("T")
 

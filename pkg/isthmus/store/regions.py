@@ -12,10 +12,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Protocol, TypeVar
 
 from isthmus.errors import Denied, InputError, ObjectMissing, Unavailable
-from isthmus.records.keys import UPDATES
-from isthmus.runtime import Runtime
+from isthmus.format.records.keys import UPDATES
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.urls import redacted
 from isthmus.store.base import Entry, Store
-from isthmus.urls import redacted
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
 from isthmus.errors import Unavailable
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
 from isthmus.store.layer import Layer, Send
 

@@ -25,8 +25,8 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from isthmus.errors import InputError, Unavailable, first_cause, told
-from isthmus.records.frame import Blob, Body, Data, Gathered, blank
-from isthmus.runtime import Runtime
+from isthmus.format.records.frame import Blob, Body, Data, Gathered, blank
+from isthmus.runtime.clock import Runtime
 from isthmus.store.base import PART_BYTES, Entry, is_there, part_of
 from isthmus.store.credentials import Identity, access
 from isthmus.store.refused import DENIED, EXISTS, EXPIRED, MISSING, NO_UPLOAD, RangeBeyondEnd, refusal, refused_read

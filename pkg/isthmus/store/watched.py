@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 from isthmus.errors import Denied, ObjectMissing, Unavailable
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 from isthmus.store.base import Store
 from isthmus.store.layer import Layer, Send
 

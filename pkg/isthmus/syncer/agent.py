@@ -10,22 +10,18 @@ import logging
 import math
 from functools import partial
 
+from isthmus.agent.concern import Concern, Reach
+from isthmus.agent.health import Vitals
+from isthmus.agent.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.bus import Bus
 from isthmus.bus.base import Said
 from isthmus.bus.endpoints import Listener, Speaker
 from isthmus.bus.timed import TimedBus
 from isthmus.codecs import codec, packed_bounds
-from isthmus.concern import Concern, Reach
 from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable, told
-from isthmus.health import Vitals
-from isthmus.log import Log
-from isthmus.log.merge import state_bytes
-from isthmus.log.speech import heard, keep_members, may_speak, streams_of
-from isthmus.metrics import SyncerMetrics
-from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.keys import RUN_KEY, snapshots_prefix, update_key
-from isthmus.records.messages import (
+from isthmus.format.records import frame
+from isthmus.format.records.keys import RUN_KEY, snapshots_prefix, update_key
+from isthmus.format.records.messages import (
     DROPPED_LISTED,
     SYNCER_STREAM,
     Alive,
@@ -41,18 +37,22 @@ from isthmus.records.messages import (
     is_stream,
     learner_of,
 )
+from isthmus.format.rules import Pace
+from isthmus.log import Log
+from isthmus.log.merge import state_bytes
+from isthmus.log.speech import heard, keep_members, may_speak, streams_of
+from isthmus.reasons import Reason
 from isthmus.rounds.events import Announced, Called, Invalid, Passed, Pointer
 from isthmus.rounds.gate import Gate
 from isthmus.rounds.members import Members
-from isthmus.rules import Pace
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.metrics import SyncerMetrics
 from isthmus.store import EdgeStore
 from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
 from isthmus.syncer.keeper import Keeper
 from isthmus.syncer.shared import Kept, Limits, Tallies
-from isthmus.tolerance import Tolerance, TolerantBus, TolerantStore
 from isthmus.version import __version__
 
 logger = logging.getLogger(__name__)

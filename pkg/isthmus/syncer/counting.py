@@ -1,8 +1,8 @@
 """What the commits of one fragment say, as metrics: rounds that this syncer wrote itself, and the age of the newest."""
 
-from isthmus.metrics import SyncerMetrics
-from isthmus.records.objects import CommitHeader
-from isthmus.runtime import Runtime
+from isthmus.format.records.objects import CommitHeader
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.metrics import SyncerMetrics
 
 
 class Counting:

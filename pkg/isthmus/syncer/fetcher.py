@@ -4,13 +4,13 @@ import asyncio
 import logging
 
 from isthmus.errors import Denied, ObjectMissing, RecordInvalid, Unavailable
-from isthmus.layout import Fragment
+from isthmus.format.layout import Fragment
+from isthmus.format.records.keys import RUN_KEY
 from isthmus.log import Log
 from isthmus.log.updates import Update, open_update
 from isthmus.reasons import Reason
-from isthmus.records.keys import RUN_KEY
 from isthmus.rounds.events import Pointer
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 from isthmus.store import Store, checked
 from isthmus.syncer.fairness import FairSlots
 

@@ -4,13 +4,13 @@ import logging
 from collections.abc import AsyncIterator
 
 from isthmus.errors import LogCorrupt, Unavailable
-from isthmus.layout import Fragment
+from isthmus.format.layout import Fragment
+from isthmus.format.rules import Pace
 from isthmus.log import Log, fold
 from isthmus.log.complete import require_whole
 from isthmus.log.merge import State, state_bytes
 from isthmus.rounds.bounds import REMEMBERED
-from isthmus.rules import Pace
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 
 logger = logging.getLogger(__name__)
 

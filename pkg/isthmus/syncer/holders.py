@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from isthmus.rules import Pace
+from isthmus.format.rules import Pace
 
 BEATS_PER_INTERVAL = 4
 """Signs of life of a syncer per heartbeat interval: a dead one is to be noticed sooner than a dead learner."""

@@ -14,20 +14,20 @@ from dataclasses import replace
 import msgspec
 
 from isthmus.codecs import codec
+from isthmus.codecs.kernels import ARITHMETIC, norm
 from isthmus.codecs.packed import Packed
 from isthmus.errors import LogCorrupt, Unavailable
-from isthmus.kernels import ARITHMETIC, norm
-from isthmus.layout import TensorClass
+from isthmus.format.layout import TensorClass
+from isthmus.format.records import frame
+from isthmus.format.records.keys import value_key
+from isthmus.format.records.messages import Call, Committed, FromSyncer
+from isthmus.format.records.objects import SCHEMA, CommitHeader, Input
+from isthmus.format.rules import MemberRole, Pace
 from isthmus.log import Commit, Log, merge
 from isthmus.log.histories import Histories
 from isthmus.log.merge import Accumulator, Advance, State
 from isthmus.log.updates import Update
-from isthmus.metrics import SyncerMetrics
 from isthmus.reasons import Reason
-from isthmus.records import frame
-from isthmus.records.keys import value_key
-from isthmus.records.messages import Call, Committed, FromSyncer
-from isthmus.records.objects import SCHEMA, CommitHeader, Input
 from isthmus.rounds.bounds import Believed, Claim, Influence, first_norm
 from isthmus.rounds.events import (
     Abandon,
@@ -56,8 +56,8 @@ from isthmus.rounds.events import (
 )
 from isthmus.rounds.members import Members
 from isthmus.rounds.rounds import Rounds
-from isthmus.rules import MemberRole, Pace
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
+from isthmus.runtime.metrics import SyncerMetrics
 from isthmus.store import Store
 from isthmus.syncer.counting import Counting
 from isthmus.syncer.fairness import FairQueue

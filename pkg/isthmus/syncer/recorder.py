@@ -1,11 +1,11 @@
 """What a commit records beside its values: whose updates it merged, when they came, and how its round waited."""
 
+from isthmus.format.records.fields import SECONDS_MAX
+from isthmus.format.records.objects import INPUTS_MAX, SEEN_MAX, Input, Passing, UpdateHeader, Waited
 from isthmus.log.merge import weight
-from isthmus.records.fields import SECONDS_MAX
-from isthmus.records.objects import INPUTS_MAX, SEEN_MAX, Input, Passing, UpdateHeader, Waited
 from isthmus.rounds.events import ClosedBy, Pointer
 from isthmus.rounds.rounds import Round
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 
 
 class Recorder:

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable
 
 from isthmus.errors import Denied, LogCorrupt, Unavailable
-from isthmus.layout import Fragment
+from isthmus.format.layout import Fragment
+from isthmus.format.records.keys import snapshot_key
+from isthmus.format.rules import Pace, Rules
 from isthmus.log import Log, merge
 from isthmus.log.complete import require_commits
 from isthmus.log.merge import State, state_bytes
-from isthmus.records.keys import snapshot_key
-from isthmus.rules import Pace, Rules
-from isthmus.runtime import Runtime
+from isthmus.runtime.clock import Runtime
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.codecs import codec, packed_size
-from isthmus.forecast.prices import Prices
-from isthmus.readers import views
-from isthmus.readers.chronicle import BEAT, Chronicle
-from isthmus.readers.views import Answer
+from isthmus_services.board.history import views
+from isthmus_services.board.history.chronicle import BEAT, Chronicle
+from isthmus_services.board.history.views import Answer
+from isthmus_services.board.prices import Prices
 
 MONTH_S = 30 * 86400.0
 

@@ -8,20 +8,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from isthmus.errors import Denied, InputError
+from isthmus.format.records.fields import require_name
+from isthmus.format.records.keys import LEARNERS
+from isthmus.inspect import whatif
+from isthmus.inspect.explain import explain
+from isthmus.inspect.status import Status, read_ledgers
 from isthmus.log import evaluations
 from isthmus.log.select import all_or, checkpoints_in
-from isthmus.readers import scenes, views, whatif
-from isthmus.readers.explain import explain
-from isthmus.readers.status import Status, read_ledgers
-from isthmus.readers.views import Answer
-from isthmus.readers.warnings import warnings
-from isthmus.records.fields import require_name
-from isthmus.records.keys import LEARNERS
-from isthmus.urls import redacted
+from isthmus.runtime.urls import redacted
 from isthmus.version import __version__
 from isthmus_services.board import accounts
 from isthmus_services.board.accounts import Costs
 from isthmus_services.board.feed import Feed, spread
+from isthmus_services.board.history import scenes, views
+from isthmus_services.board.history.views import Answer
+from isthmus_services.board.history.warnings import warnings
 
 Query = Mapping[str, Sequence[str]]
 

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from isthmus.errors import InputError, IsthmusError
-from isthmus.readers import views
 from isthmus_services.board.api import Api
+from isthmus_services.board.history import views
 from isthmus_services.board.server import SCRIPTS, STATIC, STYLES
 
 LISTEN_S = 3.0

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from isthmus.bus import Bus, Said
 from isthmus.errors import Denied, IsthmusError, Unavailable
+from isthmus.format.records.keys import RUN_KEY, commit_key
+from isthmus.format.records.messages import PARTS, SYNCER_STREAM
+from isthmus.inspect.heard import LearnerView
+from isthmus.inspect.status import Live
 from isthmus.log import Commit, Log
-from isthmus.readers.chronicle import Chronicle, write
-from isthmus.readers.heard import LearnerView
-from isthmus.readers.status import Live
-from isthmus.records.keys import RUN_KEY, commit_key
-from isthmus.records.messages import PARTS, SYNCER_STREAM
 from isthmus.store import EdgeStore, Patience
+from isthmus_services.board.history.chronicle import Chronicle, write
 
 logger = logging.getLogger("isthmus.services.board")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from isthmus.bus.base import VALUE_MAX
 from isthmus.errors import InputError
-from isthmus.permissions import Participant
-from isthmus.records.fields import require_name
+from isthmus.format.permissions import Participant
+from isthmus.format.records.fields import require_name
+from isthmus.runtime.urls import redacted, split
 from isthmus.store import BUCKETS
-from isthmus.urls import redacted, split
 from isthmus_services.output.report import write_json
 from isthmus_services.policies import (
     AWS,

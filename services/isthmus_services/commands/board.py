@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from isthmus.agent.ports import bus_answers, open_log, open_ports
 from isthmus.bus import default_bus
 from isthmus.errors import InputError, Unavailable
-from isthmus.ports import bus_answers, open_log, open_ports
+from isthmus.runtime.urls import split
 from isthmus.store import EdgeStore
-from isthmus.urls import split
 from isthmus_services.board.accounts import Costs
 from isthmus_services.board.api import Api
 from isthmus_services.board.feed import Feed, cache_of, following

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from rich.console import Console
 from rich.text import Text
 
+from isthmus.agent.ports import THREADS
 from isthmus.doctor import (
     FAILURE,
     NOTE,
@@ -24,11 +25,10 @@ from isthmus.doctor import (
     examine_way,
 )
 from isthmus.errors import legible
+from isthmus.format.records.fields import require_name
 from isthmus.log.run import Run
-from isthmus.ports import THREADS
-from isthmus.records.fields import require_name
-from isthmus.runtime import Runtime, threaded
-from isthmus.urls import split, without_passwords
+from isthmus.runtime.clock import Runtime, threaded
+from isthmus.runtime.urls import split, without_passwords
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.process import logs
 from isthmus_services.settings import declared, shared

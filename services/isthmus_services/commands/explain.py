@@ -2,8 +2,8 @@
 
 import asyncio
 
-from isthmus.ports import open_log
-from isthmus.readers.explain import Told, explain
+from isthmus.agent.ports import open_log
+from isthmus.inspect.explain import Told, explain
 from isthmus_services.output.report import write_json
 from isthmus_services.settings import declared, shared
 

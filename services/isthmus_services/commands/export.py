@@ -6,13 +6,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from isthmus import kernels
+from isthmus.agent.ports import open_log
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32
 from isthmus.errors import InputError
-from isthmus.kernels import F32
+from isthmus.inspect import export as exports
 from isthmus.learner.global_local import global_local
 from isthmus.log.run import Run
-from isthmus.ports import open_log
-from isthmus.readers import export as exports
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_empty, require_free, write_json
 from isthmus_services.settings import declared, shared
@@ -49,7 +49,7 @@ def run(settings: declared.Export) -> int:
             if settings.hf is not None:
                 _write_hf(settings, log.run, values, versions, module, local)
             if settings.dcp is not None:
-                from isthmus.pytorch import dcp
+                from isthmus.torch import dcp
 
                 dcp.write(Path(settings.dcp), log.run, dict(enumerate(values)), settings.dtype, local)
             if local:
@@ -96,7 +96,7 @@ def _write_hf(
         raise InputError(f"{folder} cannot be written: {error}") from None
     import torch
 
-    from isthmus.pytorch import model as torch_model
+    from isthmus.torch import model as torch_model
 
     whole = exports.tensors(run, dict(enumerate(values)))
     torch_model.load_named(module, run.layout.specs, [whole[spec.name].reshape(-1) for spec in run.layout.specs])

@@ -9,13 +9,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from isthmus import kernels
+from isthmus.agent.ports import open_log
+from isthmus.codecs import kernels
 from isthmus.errors import InputError, Unavailable
+from isthmus.format.records.fields import require_name
+from isthmus.inspect import follow
 from isthmus.learner.global_local import Buffers
 from isthmus.log import Log, evaluations
-from isthmus.ports import open_log
-from isthmus.readers import follow
-from isthmus.records.fields import require_name
 from isthmus_services.settings import declared, shared
 
 LAST_LINE = 4096

@@ -7,11 +7,11 @@ from typing import NoReturn
 
 from rich.text import Text
 
+from isthmus.agent.ports import open_log
 from isthmus.errors import Denied, InputError, LogCorrupt, Unavailable, told
+from isthmus.format.rules import MemberRole
 from isthmus.log import Log, gc
 from isthmus.log.membership import require_may
-from isthmus.ports import open_log
-from isthmus.rules import MemberRole
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.output.tables import Column, fitted

@@ -3,11 +3,11 @@ published. Without it nothing is written."""
 
 import asyncio
 
+from isthmus.agent.ports import open_log
+from isthmus.format.rules import MemberRole
 from isthmus.log import Commit, heal
 from isthmus.log.heal import Diagnosis
 from isthmus.log.membership import require_may
-from isthmus.ports import open_log
-from isthmus.rules import MemberRole
 from isthmus_services.output import report
 from isthmus_services.output.progress import progress
 from isthmus_services.settings import declared, shared

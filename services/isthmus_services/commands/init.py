@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from isthmus import isotropic
+from isthmus.agent.ports import TRUSTING, open_place
 from isthmus.errors import InputError, RunMissing
-from isthmus.layout import Spec
+from isthmus.format import isotropic
+from isthmus.format.layout import Spec
+from isthmus.format.rules import FrozenCheck, Pace, Rules, overdrive
+from isthmus.format.signing import fingerprint
+from isthmus.inspect import export as exports
 from isthmus.log.creation import Seed, create_run
 from isthmus.log.run import Run, read_run, run_below
 from isthmus.log.trust import Trust
-from isthmus.ports import TRUSTING, open_place
-from isthmus.readers import export as exports
-from isthmus.rules import FrozenCheck, Pace, Rules, overdrive
-from isthmus.signing import fingerprint
 from isthmus.store import require_create_only
 from isthmus_services.settings import declared, shared
 
@@ -66,8 +66,8 @@ def create(
     shared.need("torch", "torch")
     import torch
 
-    from isthmus.pytorch import model as torch_model
-    from isthmus.pytorch.frozen import digests_of
+    from isthmus.torch import model as torch_model
+    from isthmus.torch.frozen import digests_of
 
     shared.rules_of(settings, ())  # what is wrong is said before the model is made
     pace = shared.pace_of(settings, Pace())
@@ -107,7 +107,7 @@ def _flop_s(settings: declared.Init | declared.Demo, specs: Sequence[Spec], ther
     """Return the operations a second that this machine makes, where they decide how updates are merged."""
     if settings.merge or there or not isotropic.suits(specs, settings.iso_block):
         return isotropic.SOUND_FLOP_S
-    from isthmus.speed import SIDE, products  # with it come the kernels
+    from isthmus.agent.speed import SIDE, products  # with it come the kernels
 
     measured = products(time.perf_counter, side=SIDE)
     if not isotropic.suits(specs, settings.iso_block, measured):
@@ -123,7 +123,7 @@ def _read(path: Path) -> exports.ModelFile:
     """Read a model file, or what lies in a folder: a Distributed Checkpoint, or what `from_pretrained` reads."""
     if not path.is_dir():
         return exports.read(path)
-    from isthmus.pytorch import dcp
+    from isthmus.torch import dcp
 
     return dcp.read(path) if (path / dcp.METADATA).exists() else exports.read_folder(path)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isthmus import codecs
+from isthmus.agent.ports import open_log
 from isthmus.errors import InputError, told
+from isthmus.format.records.fields import require_name
 from isthmus.link import Link
 from isthmus.log.run import Run
-from isthmus.ports import open_log
-from isthmus.records.fields import require_name
 from isthmus.sinks import TensorBoard
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown

@@ -4,15 +4,15 @@ import asyncio
 import math
 from pathlib import Path
 
-from isthmus import kernels
+from isthmus.agent.ports import open_log
+from isthmus.codecs import kernels
 from isthmus.errors import InputError
+from isthmus.inspect import export as exports
+from isthmus.inspect import replay as replays
+from isthmus.inspect import whatif
+from isthmus.inspect.trace import trace
 from isthmus.log import Log
 from isthmus.log.select import all_or
-from isthmus.ports import open_log
-from isthmus.readers import export as exports
-from isthmus.readers import replay as replays
-from isthmus.readers import whatif
-from isthmus.readers.trace import trace
 from isthmus_services.output.progress import progress
 from isthmus_services.output.report import require_free, stdout, write_json
 from isthmus_services.output.tables import Column, fitted

@@ -9,16 +9,16 @@ from rich.console import Console, Group
 from rich.live import Live as Display
 from rich.text import Text
 
+from isthmus.agent.ports import bus_answers, open_ports
 from isthmus.errors import Denied, InputError, Unavailable
+from isthmus.format.records.keys import LEARNERS
+from isthmus.inspect.status import Ledger, Live, Status, read_ledgers, read_status
+from isthmus.inspect.verdict import health
 from isthmus.log import evaluations
 from isthmus.log.evaluations import Point
 from isthmus.log.run import Run
 from isthmus.log.select import checkpoints_in
 from isthmus.log.state import collects
-from isthmus.ports import bus_answers, open_ports
-from isthmus.readers.status import Ledger, Live, Status, read_ledgers, read_status
-from isthmus.readers.verdict import health
-from isthmus.records.keys import LEARNERS
 from isthmus_services.output import pictures, view
 from isthmus_services.output.report import stdout, write_json
 from isthmus_services.output.tables import WIDEN, in_view

@@ -9,22 +9,22 @@ import signal
 from collections.abc import Awaitable, Callable
 
 from isthmus import codecs
+from isthmus.agent.ports import bus_answers, known_run, open_place, open_ports, patiently
+from isthmus.agent.speed import Speeds, glance, too_slow
 from isthmus.bus import open_bus
 from isthmus.errors import IsthmusError
+from isthmus.format.records.fields import require_name
+from isthmus.format.rules import MemberRole, Rules
 from isthmus.log import Log
 from isthmus.log import gc as garbage
 from isthmus.log.membership import require_may
 from isthmus.log.run import read_run
 from isthmus.log.state import collects, uncollected
 from isthmus.log.trust import Trust
-from isthmus.ports import bus_answers, known_run, open_place, open_ports, patiently
-from isthmus.records.fields import require_name
-from isthmus.rules import MemberRole, Rules
-from isthmus.runtime import Runtime, cores, random_id
-from isthmus.speed import Speeds, glance, too_slow
+from isthmus.runtime.clock import Runtime, cores, random_id
+from isthmus.runtime.urls import split
 from isthmus.store import require_create_only
 from isthmus.syncer import Syncer
-from isthmus.urls import split
 from isthmus_services.commands.gc import line_of
 from isthmus_services.process import logs
 from isthmus_services.process.health_server import Board, shown

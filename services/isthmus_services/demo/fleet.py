@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.errors import InputError
-from isthmus.readers.heard import Hearing
+from isthmus.inspect.heard import Hearing
 from isthmus_services.commands.learner import NEVER_MERGED
 from isthmus_services.processes import end
 

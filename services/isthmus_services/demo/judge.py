@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from isthmus.codecs.kernels import F32
 from isthmus.demo.text import Corpus
-from isthmus.kernels import F32
 from isthmus.log import Commit, Log, fold
 from isthmus.store import Store
 from isthmus_services.demo.fleet import Kill
@@ -109,7 +109,7 @@ async def global_curve(
 ) -> list[Point]:
     """Return the held-out loss of the global model along the run, and leave its last version in the model."""
     from isthmus.demo.gpt import held_out_loss
-    from isthmus.pytorch import model as torch_model
+    from isthmus.torch import model as torch_model
 
     values: list[F32] = [await fold.initial(log, f.index) for f in log.run.layout.fragments]
     publishing = fold.Publishing(log)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from isthmus.bus import EMBEDDED_FILE
 from isthmus.errors import InputError
-from isthmus.records.keys import RUN_KEY
+from isthmus.format.records.keys import RUN_KEY
 from isthmus.version import __version__
 
 MARK = ".isthmus-demo"

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from isthmus import codecs
+from isthmus.agent.ports import bus_answers, open_place, open_ports
 from isthmus.bus.base import Said
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.format.records.keys import RUN_KEY
+from isthmus.format.records.messages import Heartbeat, decode
+from isthmus.inspect.heard import Hearing
+from isthmus.inspect.status import Live
 from isthmus.log import Log
-from isthmus.ports import bus_answers, open_place, open_ports
-from isthmus.readers.heard import Hearing
-from isthmus.readers.status import Live
-from isthmus.records.keys import RUN_KEY
-from isthmus.records.messages import Heartbeat, decode
+from isthmus.runtime.urls import split
 from isthmus.store import EdgeStore
-from isthmus.urls import split
 from isthmus_services.commands import init
 from isthmus_services.demo import board, judge, mark, report
 from isthmus_services.demo.fleet import Fleet, Worker

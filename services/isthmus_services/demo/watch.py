@@ -9,8 +9,8 @@ from rich.live import Live as Display
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from isthmus.inspect.status import Live
 from isthmus.log import Commit
-from isthmus.readers.status import Live
 from isthmus_services.demo.left import LAST, TRAINING, Left
 from isthmus_services.output import view
 from isthmus_services.output.tables import WIDEN, in_view

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from isthmus.format.records.messages import PARTS
+from isthmus.inspect.heard import LearnerView
+from isthmus.inspect.status import Ledger, Status
 from isthmus.log.evaluations import Point
-from isthmus.readers.heard import LearnerView
-from isthmus.readers.status import Ledger, Status
 from isthmus.reasons import HARMLESS
-from isthmus.records.messages import PARTS
 from isthmus_services.output.tables import OR_JSON, Column, fitted
 
 

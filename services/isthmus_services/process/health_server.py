@@ -17,9 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, disable_created_metrics, generate_latest
 
+from isthmus.agent.health import Pulse, Vitals
 from isthmus.errors import InputError
-from isthmus.health import Pulse, Vitals
-from isthmus.metrics import Metrics
+from isthmus.runtime.metrics import Metrics
 
 logger = logging.getLogger("isthmus.services.board")
 

@@ -4,7 +4,7 @@ import logging
 import sys
 
 from isthmus.errors import legible
-from isthmus.urls import without_passwords
+from isthmus.runtime.urls import without_passwords
 
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _NOISY = ("botocore", "aiobotocore", "aiohttp", "asyncio", "numba", "matplotlib")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from isthmus.metrics import PREFIX, SyncerMetrics
-from isthmus.records.messages import PARTS
+from isthmus.format.records.messages import PARTS
+from isthmus.runtime.metrics import PREFIX, SyncerMetrics
 
 if TYPE_CHECKING:
     from isthmus.link import Link

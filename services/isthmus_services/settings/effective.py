@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+from isthmus.agent.ports import open_log
 from isthmus.bus import default_bus
 from isthmus.errors import IsthmusError, RunMissing
+from isthmus.format.rules import Pace
 from isthmus.log.run import Run
-from isthmus.ports import open_log
-from isthmus.rules import Pace
 from isthmus_services.settings import declared
 from isthmus_services.settings.shared import ArithmeticOfRun, OnBus, PaceOfRun, rules_of
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from isthmus.forecast.prices import Prices
+from isthmus_services.board.prices import Prices
 from isthmus_services.settings.tables import converted, read_table
 
 PRICES = Path(__file__).with_name("prices.toml")

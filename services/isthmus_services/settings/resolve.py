@@ -22,8 +22,8 @@ if typing.TYPE_CHECKING:
     from rich.console import Console
 
 from isthmus.errors import InputError, plainly
-from isthmus.rules import Pace, Rules, bounds
-from isthmus.urls import redacted
+from isthmus.format.rules import Pace, Rules, bounds
+from isthmus.runtime.urls import redacted
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ NOT_SET = "not set"
 _AWS_SHOWN = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 _AWS_HIDDEN = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _ELSEWHERE = frozenset({"ISTHMUS_KERNELS", "ISTHMUS_KEY_PASSPHRASE", "ISTHMUS_KEY_PASSPHRASE_FILE"})
-"""Variables that are no command's setting: `isthmus.kernels.levels` and `isthmus.signing.keys` read them."""
+"""Variables that are no command's setting; `isthmus.codecs.kernels` and `isthmus.format.signing` read them."""
 
 _OF_TESTS = PREFIX + "REQUIRE_"
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from isthmus.errors import InputError
-from isthmus.isotropic import SOUND_FLOP_S
-from isthmus.layout import Spec
-from isthmus.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
-from isthmus.urls import as_user, trusting
+from isthmus.format.isotropic import SOUND_FLOP_S
+from isthmus.format.layout import Spec
+from isthmus.format.rules import LONG_STEPS, SENT_ISOTROPIC, CodecName, MergeRule, Pace, Rules, outer_for, require_codec
+from isthmus.runtime.urls import as_user, trusting
 from isthmus_services.settings.resolve import Setting
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ MUTANTS = [
         row("another-thread-may-flush", "kernels.require_denormals()  # of the thread that this is\n", "pass\n"),
     ),
     *of(
-        "isotropic.py",
+        "format/isotropic.py",
         "tests/unit/test_polar.py tests/unit/test_rules.py",
         row("blocks-overlap", "length * (i + 1) // parts", "length * (i + 1) // parts + 1"),
         row("what-is-dear-is-the-default", "0.0 < operations <= FLOP_MAX", "0.0 < operations <= 4.0 * FLOP_MAX"),
@@ -22,7 +22,7 @@ MUTANTS = [
         row("embeddings-count", "if s.is_matrix and s.role == TensorClass.DENSE", "if s.is_matrix"),
     ),
     *of(
-        "runtime.py",
+        "runtime/clock.py",
         "tests/unit/test_polar.py tests/unit/test_merge.py",
         row("a-crew-leaves-the-last-part", "pairwise(cuts)]:", "pairwise(cuts[:-1])]:"),
         row("a-crew-is-not-waited-for", "            part.result()\n", "            pass\n"),
@@ -157,7 +157,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "kernels/matrices.py",
+        "codecs/kernels/matrices.py",
         "tests/unit/test_polar.py",
         row("a-product-starts-anew-in-each-block", "                if l0 > 0:\n", "                if l0 > _DEPTH:\n"),
         row("columns-beyond-the-last-block-are-left", "width = min(_WIDTH, n - j0)", "width = min(_WIDTH, n - j0 - 1)"),
@@ -170,7 +170,7 @@ MUTANTS = [
         row("mirrored-from-above", "x[j, i] = x[i, j]", "x[i, j] = x[j, i]"),
     ),
     *of(
-        "kernels/matrices.py",
+        "codecs/kernels/matrices.py",
         "tests/unit/test_fma.py",
         row("a-sum-half-way-is-rounded-twice", "_HALF = 1 << 28", "_HALF = 1 << 27"),
         row("a-denormal-sum-is-rounded-twice", "_TINY = (1023 - 126) << 52", "_TINY = (1023 - 145) << 52"),
@@ -181,7 +181,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "kernels/levels.py",
+        "codecs/kernels/levels.py",
         "tests/unit/test_levels.py",
         row(
             "a-level-by-one-of-its-features",
@@ -197,7 +197,7 @@ MUTANTS = [
         row("the-features-of-the-machine-remain", '    os.environ["NUMBA_CPU_FEATURES"] = ""\n', ""),
     ),
     *of(
-        "kernels/vectors.py",
+        "codecs/kernels/vectors.py",
         "tests/unit/test_polar.py tests/unit/test_rounding.py tests/unit/test_merge.py",
         row(
             "lanes-are-folded-one-by-one",
@@ -213,7 +213,7 @@ MUTANTS = [
         row("momentum-without-nesterov", "rate * (gradient + mu * b)", "rate * b"),
     ),
     *of(
-        "kernels/formats.py",
+        "codecs/kernels/formats.py",
         "tests/unit/test_rounding.py tests/unit/test_codecs.py",
         row(
             "bfloat16-rounds-half-up",
@@ -291,7 +291,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "kernels/rate.py",
+        "codecs/kernels/rate.py",
         "tests/unit/test_rate.py",
         row("tables-cost-nothing", "if found + overhead <= bits:", "if found <= bits:"),
         row("signs-cost-nothing", "+ (total - counts[0])) / total, top", ") / total, top"),

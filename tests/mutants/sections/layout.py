@@ -4,7 +4,7 @@ from mutants.mutant import of, row
 
 MUTANTS = [
     *of(
-        "layout.py",
+        "format/layout.py",
         "tests/unit/test_layout.py",
         row("no-tensor-is-cut", "if spec.size > max(limit, CUT_FROM) else 1", "if spec.size < 0 else 1"),
         row("small-tensors-are-cut-too", "if spec.size > max(limit, CUT_FROM) else 1", "if spec.size > limit else 1"),
@@ -14,7 +14,7 @@ MUTANTS = [
         row("rows-may-be-missing", "if sum(rows for _, rows in cuts) != height:", "if not cuts:"),
     ),
     *of(
-        "pytorch/shards.py",
+        "torch/shards.py",
         "tests/unit/test_shards.py",
         row("overlaps-are-no-matter", "if not (apart and inside and", "if not (inside and"),
         row("gaps-are-no-matter", "and sum(p.block.size for p in found) == prod(shape)):", "):"),
@@ -26,7 +26,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "pytorch/ranks.py",
+        "torch/ranks.py",
         "tests/unit/test_shards.py",
         row("any-dimension-is-a-shard", "if dimension in REFUSED:", "if dimension in ():"),
         row("one-long-is-several", "            if size > 1:\n", "            if size > 0:\n"),
@@ -37,7 +37,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "memory.py",
+        "format/memory.py",
         "tests/unit/test_memory.py",
         row(
             "what-a-view-shows-is-given-away",

@@ -256,7 +256,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "tolerance.py",
+        "agent/tolerance.py",
         "tests/unit/test_refusals.py tests/unit/test_tolerance.py",
         row(
             "what-never-worked-is-ridden-out",

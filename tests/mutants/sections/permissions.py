@@ -4,7 +4,7 @@ from mutants.mutant import of, row
 
 MUTANTS = [
     *of(
-        "signing/sshsig.py",
+        "format/signing/sshsig.py",
         "tests/unit/test_signing.py",
         row("any-key-is-a-key", "if is_small_order(author) or is_small_order(signature[:32]):", "if False:"),
         row("r-is-not-looked-at", "or is_small_order(signature[:32]):", "or False:"),
@@ -15,13 +15,13 @@ MUTANTS = [
         ),
     ),
     *of(
-        "signing/keys.py",
+        "format/signing/keys.py",
         "tests/unit/test_signing.py",
         row("others-may-read-it", "and not _is_mounted(path):", "and False:"),
         row("keys-are-written-over", "        if file.exists():\n", "        if False:\n"),
     ),
     *of(
-        "records/frame.py",
+        "format/records/frame.py",
         "tests/integration/test_signed.py",
         row(
             "the-payload-is-not-signed",
@@ -158,7 +158,7 @@ MUTANTS = [
         row("an-overflow-turns-all-away", "if pointer.digest in by:", "if True:"),
     ),
     *of(
-        "permissions.py",
+        "format/permissions.py",
         "tests/unit/test_permissions.py",
         row("a-fragment-reaches-across-slashes", 'FRAGMENT: "[0-9]{5}"', 'FRAGMENT: ".*"'),
         row("a-learner-deletes-claims", "_grant(DELETE, _CHECKPOINTS,", '_grant(DELETE, f"learners/{OWN}/*",'),
@@ -202,7 +202,7 @@ MUTANTS = [
         row("tls-is-in-the-clear", 'if parts.scheme in ("https", "rediss"):', 'if parts.scheme in ("https",):'),
     ),
     *of(
-        "urls.py",
+        "runtime/urls.py",
         "tests/integration/test_tls.py",
         row("authorities-for-what-shows-none", 'if parts.scheme != "rediss":', 'if parts.scheme == "sqlite":'),
         row("authorities-that-are-not-there", "if not Path(authorities).is_file():", "if not authorities:"),

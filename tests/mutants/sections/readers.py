@@ -4,7 +4,7 @@ from mutants.mutant import of, row
 
 MUTANTS = [
     *of(
-        "readers/whatif.py",
+        "inspect/whatif.py",
         "tests/unit/test_whatif_decides.py tests/unit/test_decided_late.py",
         row(
             "late-here-is-late-for-the-next-round",
@@ -39,7 +39,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "readers/explain.py",
+        "inspect/explain.py",
         "tests/unit/test_explain.py",
         row(
             "everything-is-a-version-later",
@@ -48,7 +48,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "readers/trace.py",
+        "inspect/trace.py",
         "tests/unit/test_trace.py",
         row(
             "versions-point-to-the-training-before",
@@ -57,7 +57,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "forecast/outcome.py",
+        "isthmus_lab/forecast/outcome.py",
         "tests/unit/test_plan_figures.py",
         row(
             "a-month-is-a-day",
@@ -71,7 +71,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "pytorch/frozen.py",
+        "torch/frozen.py",
         "tests/unit/test_frozen.py",
         row("scales-are-left-out", "sorted(scales.as_dict(packed=False).items())", "()"),
         row(
@@ -87,13 +87,13 @@ MUTANTS = [
         row("who-trusts-is-asked-for-bytes", " and UNTOLD not in (frozen[name], self.frozen[name])", ""),
     ),
     *of(
-        "following.py",
+        "link/following.py",
         "tests/e2e/test_follow.py",
         row("a-cut-is-given-again", "if cut is None or cut is self._given:", "if cut is None:"),
         row("what-is-returned-is-forgotten", "(found or {}).items()", "{}.items()"),
     ),
     *of(
-        "pytorch/served.py",
+        "torch/served.py",
         "tests/e2e/test_follow.py",
         row(
             "more-than-the-run-has-is-left-alone", "        if name not in known:", "        if name not in parameters:"
@@ -105,12 +105,12 @@ MUTANTS = [
         ),
     ),
     *of(
-        "readers/follow.py",
+        "inspect/follow.py",
         "tests/e2e/test_follow.py",
         row("a-mixture-is-of-the-least", "number = sum(versions.values())", "number = min(versions.values())"),
     ),
     *of(
-        "readers/export.py",
+        "inspect/export.py",
         "tests/e2e/test_follow.py",
         row(
             "half-a-tensor-is-one",
@@ -124,7 +124,7 @@ MUTANTS = [
         row("the-earlier-one-counts", "key=lambda p: (p.cut, p.at)", "key=lambda p: (p.cut, -p.at)"),
     ),
     *of(
-        "pytorch/dcp.py",
+        "torch/dcp.py",
         "tests/e2e/test_exchange.py",
         row("a-block-of-any-size", "if len(words) != prod(shape) * dtype.itemsize:", "if not held:"),
         row("the-whole-checkpoint-is-the-model", "if not name.startswith(below) or", "if not name.startswith('') or"),
@@ -151,7 +151,7 @@ MUTANTS = [
         row("loops-begin-anew", 'self._trainer.fit_loop.load_state_dict(state_dict["fit_loop"])', "pass"),
     ),
     *of(
-        "readers/moments.py",
+        "isthmus_services/board/history/moments.py",
         "tests/unit/test_chronicle.py",
         row("one-moment-too-many", "while number >= self.most:", "while number > self.most:"),
         row("halves-that-are-forgotten", "merged = first + second if", "merged = first if"),
@@ -173,7 +173,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "readers/rows.py",
+        "isthmus_services/board/history/rows.py",
         "tests/unit/test_chronicle.py",
         row("the-last-written-is-the-newest", "order[np.maximum.accumulate(first)]", "order"),
         row("out-of-order", "self._sorted = False", "pass"),
@@ -188,7 +188,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "readers/chronicle.py",
+        "isthmus_services/board/history/chronicle.py",
         "tests/unit/test_chronicle.py",
         row(
             "each-fragment-counts-in-full",
@@ -214,7 +214,7 @@ MUTANTS = [
         row("a-commit-that-does-not-follow", "assert h.version == end.version + 1", "assert h.version > 0"),
     ),
     *of(
-        "readers/views.py",
+        "isthmus_services/board/history/views.py",
         "tests/unit/test_chronicle.py tests/integration/test_board.py",
         row("what-came-after-is-of-the-past", "last = moments.whole(at)\n", "last = moments.whole(at) + 1\n"),
         row("as-old-as-another-clock-says", "at if now is None else now\n", "at\n"),
@@ -232,7 +232,7 @@ MUTANTS = [
         row("the-oldest-first", "matching = chosen[wanted][::-1]", "matching = chosen[wanted]"),
     ),
     *of(
-        "readers/scenes.py",
+        "isthmus_services/board/history/scenes.py",
         "tests/unit/test_chronicle.py tests/integration/test_board.py",
         row("asking-makes-room", "c.by_learner.whole(at) + 1]", "c.by_learner.place(at) + 1]"),
         row("it-waits-for-who-has-answered", "- gone - here - answered - passed)", "- gone - here - passed)"),
@@ -240,7 +240,7 @@ MUTANTS = [
         row("marks-from-the-boundary-on", '("closed", closed, f"closed', '("closed", closed + w.boundary_s, f"closed'),
     ),
     *of(
-        "readers/whatif.py",
+        "inspect/whatif.py",
         "tests/integration/test_board.py",
         row(
             "one-round-after-itself",

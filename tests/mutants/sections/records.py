@@ -4,7 +4,7 @@ from mutants.mutant import of, row
 
 MUTANTS = [
     *of(
-        "records/frame.py",
+        "format/records/frame.py",
         "tests/unit/test_frame_limits.py tests/unit/test_records.py",
         row("headers-are-not-checked", "if zlib.crc32(raw) != PREFIX.unpack_from(view)[5]:", "if False:"),
         row("padding-may-hold-anything", "if any(view[PREFIX.size + header_size + 32 * pieces : start]):", "if False:"),
@@ -32,7 +32,7 @@ MUTANTS = [
         row("half-a-head-is-read", "if len(blob) < PREFIX.size + header_size:", "if len(blob) < header_size:"),
     ),
     *of(
-        "records/frame.py",
+        "format/records/frame.py",
         "tests/unit/test_pieces.py",
         row(
             "the-last-piece-is-forgotten",
@@ -67,12 +67,12 @@ MUTANTS = [
         row("all-of-it-is-read", "if first is None or piece[0] < first]", "]"),
     ),
     *of(
-        "records/keys.py",
+        "format/records/keys.py",
         "tests/unit/test_frame_limits.py",
         row("whatever-begins-like-a-key", "_VERSIONED.fullmatch(key)", "_VERSIONED.match(key)"),
     ),
     *of(
-        "records/fields.py",
+        "format/records/fields.py",
         "tests/unit/test_frame_limits.py tests/unit/test_records.py",
         row("a-name-may-end-a-line", '{NAME}\\Z"', '{NAME}$"'),
         row("a-key-may-lead-out-of-the-run", '_SEGMENT = r"[A-Za-z0-9_-]', '_SEGMENT = r"[A-Za-z0-9._-]'),

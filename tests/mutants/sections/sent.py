@@ -143,23 +143,23 @@ MUTANTS = [
         row("all-parts-go", "if _stand(e.key) not in kept)", "if _stand(e.key))"),
     ),
     *of(
-        "owners/asked.py",
+        "learner/ranks/asked.py",
         "tests/integration/test_owners.py",
         row("strangers-are-heard", "not is_secret(hello.secret, self._secret)", "not hello.secret"),
         row("who-is-lost-is-asked-on", "            raise self._lost\n", "            pass\n"),
     ),
     *of(
-        "owners/served.py",
+        "learner/ranks/served.py",
         "tests/integration/test_owners.py",
         row("bytes-are-told-twice", "before, self._told = self._told, (up, down)", "before = self._told"),
     ),
     *of(
-        "owners/shelf.py",
+        "learner/ranks/shelf.py",
         "tests/integration/test_owners.py",
         row("what-is-forgotten-comes-all-the-same", "if number in self._forgotten:", "if number < 0:"),
     ),
     *of(
-        "pytorch/device.py",
+        "torch/device.py",
         "tests/integration/test_device.py",
         row("rounding-is-local-work", "before = before.to(values.dtype).float()", "before = before.float()"),
         row("what-was-dropped-is-all-there-was", "                        gradient -= said\n", ""),
@@ -171,7 +171,7 @@ MUTANTS = [
         row("not-finite-is-sent", "if not bool(torch.isfinite(gradient).all()):", "if gradient is None:"),
     ),
     *of(
-        "pytorch/device_codecs.py",
+        "torch/device_codecs.py",
         "tests/unit/test_device_codecs.py",
         row("halves-are-swapped", "(low | (high << 4))", "(high | (low << 4))"),
         row("small-scales-stay", "scales.float() < _SMALLEST", "scales.float() < 0.0"),
@@ -210,7 +210,7 @@ MUTANTS = [
         ),
     ),
     *of(
-        "rules.py",
+        "format/rules.py",
         "tests/unit/test_uplink_settles.py",
         row(
             "embeddings-are-sent-isotropically",
@@ -236,7 +236,7 @@ MUTANTS = [
         row("anybody-is-a-donor", "if name != learner and name in among", "if name != learner"),
     ),
     *of(
-        "pytorch/loop.py",
+        "torch/loop.py",
         "tests/integration/test_donors.py",
         row("the-samplers-state-moves-on", "tree.copied(one.state_dict())", "one.state_dict()"),
     ),

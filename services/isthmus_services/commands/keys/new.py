@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from isthmus.records.fields import require_name
-from isthmus.signing import fingerprint, public_line
-from isthmus.signing.keys import new_signer, write_signer
+from isthmus.format.records.fields import require_name
+from isthmus.format.signing import fingerprint, public_line
+from isthmus.format.signing.keys import new_signer, write_signer
 from isthmus_services.settings import declared
 
 

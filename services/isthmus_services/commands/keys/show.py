@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from isthmus.errors import InputError
-from isthmus.signing import fingerprint, public_line, read_signer
-from isthmus.signing.keys import read_public
+from isthmus.format.signing import fingerprint, public_line, read_signer
+from isthmus.format.signing.keys import read_public
 from isthmus_services.settings import declared
 
 

@@ -3,16 +3,16 @@
 import asyncio
 from pathlib import Path
 
-from isthmus import memory
+from isthmus.agent.ports import open_log
 from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.format import memory
+from isthmus.format.records import frame
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import RUN_KEY, can_be_named, commit_in, learner_in
+from isthmus.format.signing import armored, fingerprint, namespace_of, public_line
 from isthmus.log import Log
 from isthmus.log.membership import WRITERS, Membership
 from isthmus.log.verified import KINDS
-from isthmus.ports import open_log
-from isthmus.records import frame
-from isthmus.records.frame import Kind
-from isthmus.records.keys import RUN_KEY, can_be_named, commit_in, learner_in
-from isthmus.signing import armored, fingerprint, namespace_of, public_line
 from isthmus.store import checked
 from isthmus_services.settings import declared, shared
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from isthmus.agent.ports import open_log
 from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.format.records import frame
+from isthmus.format.records.keys import LEARNERS
+from isthmus.format.records.objects import VOUCHED_MAX, CheckpointHeader, MemberSpec
+from isthmus.format.rules import MemberRole
+from isthmus.format.signing import Signer, fingerprint
 from isthmus.log import Log
 from isthmus.log.membership import Membership, write
 from isthmus.log.select import by_learner, checkpoints_in
-from isthmus.ports import open_log
-from isthmus.records import frame
-from isthmus.records.keys import LEARNERS
-from isthmus.records.objects import VOUCHED_MAX, CheckpointHeader, MemberSpec
-from isthmus.rules import MemberRole
-from isthmus.signing import Signer, fingerprint
+from isthmus.runtime.urls import redacted, split
 from isthmus.store import BUCKETS, Entry, checked
-from isthmus.urls import redacted, split
 from isthmus_services.settings import declared, shared
 
 logger = logging.getLogger(__name__)

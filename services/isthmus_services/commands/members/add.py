@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from isthmus.errors import InputError
+from isthmus.format.records.fields import require_name
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.rules import MemberRole
+from isthmus.format.signing.keys import read_public
 from isthmus.log.membership import Membership, changed
-from isthmus.records.fields import require_name
-from isthmus.records.objects import MemberSpec
-from isthmus.rules import MemberRole
-from isthmus.signing.keys import read_public
 from isthmus_services.commands.members import bucket_of, change
 from isthmus_services.settings import declared
 

@@ -6,9 +6,9 @@ import time
 from rich.table import Table
 from rich.text import Text
 
+from isthmus.agent.ports import open_log
+from isthmus.format.signing import fingerprint
 from isthmus.log.membership import Members
-from isthmus.ports import open_log
-from isthmus.signing import fingerprint
 from isthmus_services.commands.keys.verify import allowed_signers
 from isthmus_services.commands.members import require_signed
 from isthmus_services.output.report import stdout, write_json

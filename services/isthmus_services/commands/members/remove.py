@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from isthmus.errors import InputError
+from isthmus.format.records.objects import MemberSpec
 from isthmus.log.membership import Membership, changed
-from isthmus.records.objects import MemberSpec
 from isthmus_services.commands.members import change
 from isthmus_services.settings import declared
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from isthmus.errors import InputError
+from isthmus.format.records.objects import MemberSpec
+from isthmus.format.signing import read_signer
+from isthmus.format.signing.keys import read_public
 from isthmus.log.membership import Membership, changed
-from isthmus.records.objects import MemberSpec
-from isthmus.signing import read_signer
-from isthmus.signing.keys import read_public
 from isthmus_services.commands.members import bucket_of, change
 from isthmus_services.settings import declared
 

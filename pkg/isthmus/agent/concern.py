@@ -1,0 +1,114 @@
+"""What keeps an agent from its work, said on its log: soon, then ever more seldom, and once when it is over.
+
+A training loop that nobody merges looks like one that is: its loss falls, nothing fails. A syncer that hears nobody
+looks like one whose learners rest. So each says what it waits for and what to do about it.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from isthmus.agent.tolerance import Tolerance
+from isthmus.bus.endpoints import Listener, Speaker
+from isthmus.runtime.clock import Runtime
+from isthmus.store import EdgeStore
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""Trouble shorter than this, or than two silences of a member, is not worth a word."""
+
+REMIND_S = 60.0
+REMIND_S_MAX = 3600.0
+
+Trouble = tuple[float, str, str]
+"""Seconds it has lasted, what it is, what to do about it."""
+
+
+class Reach:
+    """What an agent reaches just now: its store, what it was allowed, its bus."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: EdgeStore,
+        tolerance: Tolerance,
+        listener: Listener,
+        speaker: Speaker,
+        bus_url: str,
+    ) -> None:
+        self._runtime = runtime
+        self._store = store
+        self._tolerance = tolerance
+        self._listener = listener
+        self._speaker = speaker
+        self._bus_url = bus_url
+
+    @property
+    def store_down_s(self) -> float:
+        """Seconds since the store was last reached; 0 while it answers."""
+        return self._store.outage.down_s
+
+    @property
+    def refused_s(self) -> float:
+        """Seconds for which what worked before has been refused; 0 where nothing is."""
+        return self._tolerance.refused_s
+
+    @property
+    def bus_down_s(self) -> float:
+        """Seconds for which the agent has been deaf or mute; 0 while it hears and is heard."""
+        since = (self._listener.down_since, self._speaker.down_since)
+        return self._runtime.now() - min((at for at in since if at is not None), default=self._runtime.now())
+
+    @property
+    def bus_is_down(self) -> bool:
+        """Whether the agent is deaf or mute, if only since this moment."""
+        return self._listener.down_since is not None or self._speaker.down_since is not None
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """What does not answer just now, as signs of life say it."""
+        waiting = []
+        if self.store_down_s:
+            waiting.append(f"store ({self.store_down_s:.0f} s)")
+        if self.refused_s:
+            waiting.append(f"being let in again ({self.refused_s:.0f} s)")
+        if self.bus_is_down:
+            waiting.append("bus")
+        return waiting
+
+    def troubles(self) -> list[Trouble]:
+        """Return the same with what to do about it, the root cause first."""
+        return [
+            (self.store_down_s, "the store does not answer", f"see whether {self._store.url} is there"),
+            (self.refused_s, "what was allowed before is refused", "see to credentials and policies"),
+            (self.bus_down_s, "the bus does not answer", f"see whether {self._bus_url} is there"),
+        ]
+
+
+class Concern:
+    """The trouble of one agent, as last said."""
+
+    def __init__(self, name: str, silence_s: float, meanwhile: str) -> None:
+        """`meanwhile`: what the trouble means for as long as it lasts."""
+        self._name = name
+        self._meanwhile = meanwhile
+        self._patience_s = max(PATIENCE_S, 2.0 * silence_s)
+        self._say_at = 0.0
+        self._pause_s = REMIND_S
+        self.said = ""
+        """What it is in now, or empty: what was worth a word and is not over."""
+
+    def look(self, now: float, troubles: Sequence[Trouble]) -> None:
+        """Say what there is to say; the root cause comes first among `troubles`."""
+        lasting = [(for_s, what, remedy) for for_s, what, remedy in troubles if for_s >= self._patience_s]
+        if not lasting:
+            if self.said:
+                logger.warning("%s: %s: over", self._name, self.said)
+            self.said, self._pause_s = "", REMIND_S
+            return
+        for_s, what, remedy = lasting[0]
+        if what == self.said and now < self._say_at:
+            return
+        self._pause_s = min(REMIND_S_MAX, 2.0 * self._pause_s) if what == self.said else REMIND_S
+        self.said, self._say_at = what, now + self._pause_s
+        logger.warning("%s: %s (for %.0f s): %s; %s", self._name, what, for_s, self._meanwhile, remedy)

@@ -1,0 +1,104 @@
+"""How fast this machine merges: its arithmetic timed in some milliseconds, and what that means for a run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from isthmus.codecs import codec, pack
+from isthmus.codecs.packed import packed
+from isthmus.format.isotropic import flop, taken
+from isthmus.format.layout import Fragment, Layout, Spec, TensorClass, partition
+from isthmus.format.records import frame
+from isthmus.format.rules import MergeRule, Rules
+from isthmus.log import polar
+from isthmus.log.merge import Accumulator, advance, initial, outers
+
+SIDE, SIZE, REPEATS = 192, 1 << 16, 3
+"""What a glance times: a matrix of this side, a fragment of this many parameters, this often."""
+
+PART_MAX = 0.5
+"""Part of a period that merging all fragments may take. Rounds wait for one another beyond that, and come late."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speeds:
+    """Seconds per parameter of the syncer's arithmetic, one core."""
+
+    add_s: float
+    """Fetching aside, per update: verify, decode, accumulate."""
+    round_s: float
+    """Per round: outer step, encode, digests."""
+    flop_s: float = 5e10
+    """Floating-point operations a second of the matrix products of isotropic merges."""
+
+    def __str__(self) -> str:
+        return f"{4e-9 / (self.add_s + self.round_s):.2g} GB/s of float32, {self.flop_s / 1e9:.2g} GFLOP/s"
+
+    def merge_s(self, layout: Layout, rules: Rules, learners: int) -> float:
+        """Return the seconds of one core that one round of every fragment takes, of updates of so many learners."""
+        seconds = layout.size * (learners * self.add_s + self.round_s)
+        if rules.merge == MergeRule.ISO:
+            seconds += sum(flop(m, n, rules.iso_block) for m, n in taken(layout.specs)) / self.flop_s
+        return seconds
+
+
+def too_slow(speeds: Speeds, layout: Layout, rules: Rules, *, learners: int, step_s: float, cores: float) -> str | None:
+    """Return what to say where merging takes more than `PART_MAX` of a period of H steps; None where it does not.
+
+    `step_s`: a learner's usual step [s], 0 while unknown. `cores`: of all syncers together, for all fragments.
+    """
+    takes_s, period_s = speeds.merge_s(layout, rules, max(1, learners)) / cores, rules.sync_every * step_s
+    if takes_s <= PART_MAX * period_s or not step_s:
+        return None
+    return (
+        f"merging every fragment once takes {takes_s:.2g} s of {cores:.3g} cores, and learners have a new update for "
+        f"each every {period_s:.2g} s ({rules.sync_every} steps): rounds will come late and work will be lost. Give "
+        f"syncers more cores or faster ones (this one: {speeds}), or create a run with a longer sync_every"
+    )
+
+
+def glance(now: Callable[[], float], rules: Rules) -> Speeds:
+    """Time what merging under these rules needs, in some 40 ms where kernels are loaded; longer on a busy machine."""
+    speeds = measure(now, rules.codec_up, rules.codec_down, SIZE, REPEATS)
+    return replace(speeds, flop_s=products(now, REPEATS, SIDE))
+
+
+def products(now: Callable[[], float], repeats: int = 5, side: int = 1024) -> float:
+    """Time isotropic merges of a square matrix: floating-point operations a second, the fastest of a few repeats."""
+    d = np.random.default_rng(0).standard_normal((side, side), dtype=np.float32)
+    took = []
+    for _ in range(repeats + 1):
+        began = now()
+        polar.isotropic(d)
+        took.append(now() - began)
+    return flop(side, side) / min(took[1:])
+
+
+def measure(now: Callable[[], float], codec_up: str, codec_down: str, size: int = 1 << 20, repeats: int = 5) -> Speeds:
+    """Time the syncer's arithmetic on this machine, on a fragment of so many parameters: the fastest of a few repeats.
+
+    Whatever else the machine does makes it slower and never faster.
+    """
+    rules = Rules(codec_up=codec_up, codec_down=codec_down)
+    fragment = _fragment(size)
+    draw = np.random.default_rng(0)
+    values = draw.standard_normal(fragment.size, dtype=np.float32)
+    state = initial(values)
+    update = pack(codec(codec_up), fragment, values)
+    adds, rounds = [], []
+    for _ in range(repeats + 1):
+        accumulator = Accumulator(fragment, outers(rules))
+        began = now()
+        frame.digest(update.data)
+        accumulator.add(packed(fragment, codec(codec_up), update), 1.0)
+        adds.append(now() - began)
+        began = now()
+        advance(state, accumulator, codec(codec_down), bytes(32))
+        rounds.append(now() - began)
+    # The first of each compiles.
+    return Speeds(add_s=min(adds[1:]) / fragment.size, round_s=min(rounds[1:]) / fragment.size)
+
+
+def _fragment(size: int) -> Fragment:
+    return partition([Spec("weight", (max(1, size // 1024), 1024), "float32", TensorClass.DENSE)], 1).fragments[0]

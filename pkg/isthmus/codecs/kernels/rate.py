@@ -1,0 +1,422 @@
+"""A uniform quantiser with a dead zone and centroids, and the entropy stage behind it, at a stated rate.
+
+A value x becomes the level sign(x) · ⌊|x| / step + `ROUNDING`⌋; a level stands for the mean of what became it. Levels
+are symbols (0, +1, −1, +2, −2, …) of a range asymmetric numeral system (J. Duda, arXiv 1311.2540) with one table of
+`TOTAL` per tensor: `LANES` states of 31 bits take turns, so that they do not wait for one another, and share one
+stream of 16-bit words. A word is read in the order opposite to that in which it was written.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from isthmus.codecs.kernels.compiled import F32, F64, I64, U8, U16, kernel
+
+ROUNDING = np.float32(0.45)
+"""What is added before rounding down: less than a half widens the dead zone, which costs entropy the least."""
+
+LEVELS = 127
+"""The largest magnitude of a level."""
+
+TABLE_BITS = 12
+TOTAL = 1 << TABLE_BITS
+"""What the frequencies of a table add up to."""
+
+LANES = 4
+_LOW = 1 << 15  # a state is at least that, and below 2³¹: one word more or less brings it back
+
+_U64: Any = np.uint64  # of an index that cannot be negative
+
+_STEPS, _ROOT = 32, 1.0218971486541166  # so many steps an octave, so far apart
+_OCTAVES = (-6, 5)  # of the root mean square
+_STEP_MAX, _SMALLEST = 8e37, 1e-36
+
+OK, SHORT, HEADER, TABLE, LENGTHS, STREAM = range(6)
+"""What a decoder finds: nothing wrong, too few bytes, no header, no table, other lengths, or a damaged stream."""
+
+
+@kernel
+def _log2(v: float) -> float:
+    """Return the binary logarithm of v ≥ 1, to 1e-9; by sums and products alone, which are the same everywhere."""
+    whole = 0.0
+    while v >= 2.0:
+        v *= 0.5
+        whole += 1.0
+    # ln m = 2 artanh((m − 1) / (m + 1)), about √2
+    z = (v - 1.4142135623730951) / (v + 1.4142135623730951)
+    square = z * z
+    series = 1.0 + square * (
+        0.3333333333333333 + square * (0.2 + square * (0.14285714285714285 + square * 0.1111111111111111))
+    )
+    return whole + 0.5 + 2.8853900817779268 * z * series
+
+
+@kernel
+def largest(x: F32) -> float:
+    """Return the largest magnitude in finite x [n]."""
+    bits = x.view(np.int32)
+    found = np.zeros(1, np.int32)
+    for i in range(bits.size):  # of numbers without a sign the larger has the larger bits
+        found[0] = max(found[0], bits[i] & np.int32(0x7FFFFFFF))
+    return np.float64(found.view(np.float32)[0])
+
+
+@kernel
+def _entropy(x: F32, block: int, every: int, inverse: np.float32, counts: I64) -> tuple[float, int]:
+    """Return bits per parameter of the levels of blocks 0, every, 2 every, … of x, and the largest level."""
+    counts[:] = 0
+    n = 0
+    for start in range(0, x.size, block * every):
+        stop = min(start + block, x.size)
+        for i in range(start, stop):
+            level = int(abs(x[i]) * inverse + ROUNDING)
+            counts[min(level, LEVELS)] += 1
+        n += stop - start
+    bits = 0.0
+    top = 0
+    for level in range(LEVELS + 1):
+        c = counts[level]
+        if c > 0:
+            top = level
+            bits -= c * _log2(np.float64(c))
+    total = np.float64(n)
+    # A sign each, of all that is not zero.
+    return (bits + total * _log2(total) + (total - counts[0])) / total, top
+
+
+@kernel
+def choose_step(x: F32, rms: float, largest: float, bits: float, block: int, every: int, pieces: int) -> float:
+    """Return the smallest step at which blocks 0, every, … of x take no more than so many bits a parameter.
+
+    Tables are part of them. 0: all of x is to be zero. No level is beyond `LEVELS`.
+    """
+    if largest < _SMALLEST:
+        return 0.0
+    counts = np.empty(LEVELS + 1, np.int64)
+    least = largest / LEVELS
+    low, high = _OCTAVES[0] * _STEPS, _OCTAVES[1] * _STEPS
+    while low < high:
+        middle = (low + high) // 2
+        step = min(max(rms * _power(middle), least), _STEP_MAX)
+        found, top = _entropy(x, block, every, np.float32(1.0 / step), counts)
+        overhead = 8.0 * (12 + 8 * top + (4 + 4 * LANES) * pieces) / x.size
+        if found + overhead <= bits:
+            high = middle
+        else:
+            low = middle + 1
+    return min(max(rms * _power(low), least), _STEP_MAX)
+
+
+@kernel
+def _power(k: int) -> float:
+    """Return 2^(k / `_STEPS`)."""
+    octave = k // _STEPS
+    found = 1.0
+    for _ in range(k - _STEPS * octave):
+        found *= _ROOT
+    while octave > 0:
+        found *= 2.0
+        octave -= 1
+    while octave < 0:
+        found *= 0.5
+        octave += 1
+    return found
+
+
+@kernel
+def quantise(x: F32, inverse: np.float32, symbols: U8) -> None:
+    """Write the symbols [n] of x [n], in steps of 1 / inverse."""
+    for i in range(x.size):
+        level = min(np.int32(abs(x[i]) * inverse + ROUNDING), np.int32(LEVELS))
+        symbols[i] = np.uint8(2 * level - np.int32((x[i] > np.float32(0.0)) & (level > 0)))
+
+
+@kernel
+def count(x: F32, symbols: U8, counts: I64, sums: F64) -> None:
+    """Write how many of each symbol there are to counts [s], and to sums [s] what became each of them, summed.
+
+    Four counts and sums take turns, so that they do not wait for one another.
+    """
+    a, b, c, d = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64)
+    p, q, r, t = np.zeros(256), np.zeros(256), np.zeros(256), np.zeros(256)
+    whole = x.size // 4 * 4
+    for k in range(_U64(whole // 4)):
+        i = k * _U64(4)
+        s = _U64(symbols[i])
+        a[s] += 1
+        p[s] += np.float64(x[i])
+        s = _U64(symbols[i + _U64(1)])
+        b[s] += 1
+        q[s] += np.float64(x[i + _U64(1)])
+        s = _U64(symbols[i + _U64(2)])
+        c[s] += 1
+        r[s] += np.float64(x[i + _U64(2)])
+        s = _U64(symbols[i + _U64(3)])
+        d[s] += 1
+        t[s] += np.float64(x[i + _U64(3)])
+    for i in range(whole, x.size):
+        s = _U64(symbols[i])
+        if i == whole:
+            a[s] += 1
+            p[s] += np.float64(x[i])
+        elif i == whole + 1:
+            b[s] += 1
+            q[s] += np.float64(x[i])
+        else:
+            c[s] += 1
+            r[s] += np.float64(x[i])
+    for s in range(counts.size):
+        counts[s] = (a[s] + b[s]) + (c[s] + d[s])
+        sums[s] = (p[s] + q[s]) + (r[s] + t[s])
+
+
+@kernel
+def frequencies(counts: I64, out: I64) -> None:
+    """Scale counts [s] to frequencies [s] that add up to `TOTAL`; whatever occurs has one of at least 1."""
+    n = counts.sum()
+    rest = TOTAL
+    for s in range(counts.size):
+        out[s] = 0
+        if counts[s] > 0:
+            out[s] = max(1, counts[s] * TOTAL // n)
+            rest -= out[s]
+    while rest != 0:
+        most = 0
+        for s in range(counts.size):
+            if out[s] > out[most]:
+                most = s
+        by = rest if rest > 0 else -1
+        out[most] += by
+        rest -= by
+
+
+@kernel
+def encode(symbols: U8, table: I64, out: U16) -> int:
+    """Code symbols [n] with a table [s] to the end of out; return where they begin: the states, then the words.
+
+    `out` must hold 3 n / 4 + 2 `LANES` + 1 words. x → ⌊x / f⌋ · TOTAL + c + x mod f; ⌊x / f⌋ by a product, exact for 31
+    bits (Granlund and Montgomery, 1994). A word is always written, and kept where the state had to give one: no branch
+    that cannot be foreseen. Four states by name, as in `decode`.
+    """
+    size = table.size
+    inverse, shift, start = np.empty(size, np.uint64), np.empty(size, np.uint64), np.empty(size, np.uint64)
+    limit, rest = np.empty(size, np.uint64), np.empty(size, np.uint64)
+    total = 0
+    for s in range(size):
+        start[s] = total
+        total += table[s]
+        bits = 0
+        while (1 << bits) < table[s]:
+            bits += 1
+        shift[s] = 31 + bits
+        inverse[s] = ((1 << (31 + bits)) + table[s] - 1) // max(1, table[s])
+        limit[s] = table[s] << (31 - TABLE_BITS)
+        rest[s] = TOTAL - table[s]
+    one, word = _U64(1), _U64(16)
+    a = b = c = d = _U64(_LOW)
+    at = _U64(out.size)
+    whole = symbols.size // LANES * LANES
+    for i in range(symbols.size - 1, whole - 1, -1):
+        s = _U64(symbols[i])
+        x = a if i == whole else b if i == whole + 1 else c
+        full = _U64(x >= limit[s])
+        out[at - one] = np.uint16(x)
+        at -= full
+        x >>= word * full
+        x += start[s] + ((x * inverse[s]) >> shift[s]) * rest[s]
+        a, b, c = x if i == whole else a, x if i == whole + 1 else b, x if i == whole + 2 else c
+    for k in range(_U64(whole // LANES)):
+        i = _U64(whole) - _U64(LANES) * (k + one)
+        s = _U64(symbols[i + _U64(3)])
+        full = _U64(d >= limit[s])
+        out[at - one] = np.uint16(d)
+        at -= full
+        d >>= word * full
+        d += start[s] + ((d * inverse[s]) >> shift[s]) * rest[s]
+        s = _U64(symbols[i + _U64(2)])
+        full = _U64(c >= limit[s])
+        out[at - one] = np.uint16(c)
+        at -= full
+        c >>= word * full
+        c += start[s] + ((c * inverse[s]) >> shift[s]) * rest[s]
+        s = _U64(symbols[i + one])
+        full = _U64(b >= limit[s])
+        out[at - one] = np.uint16(b)
+        at -= full
+        b >>= word * full
+        b += start[s] + ((b * inverse[s]) >> shift[s]) * rest[s]
+        s = _U64(symbols[i])
+        full = _U64(a >= limit[s])
+        out[at - one] = np.uint16(a)
+        at -= full
+        a >>= word * full
+        a += start[s] + ((a * inverse[s]) >> shift[s]) * rest[s]
+    for x in (d, c, b, a):
+        at -= _U64(2)
+        out[at] = np.uint16(x)
+        out[at + one] = np.uint16(x >> word)
+    return int(at)
+
+
+@kernel
+def _number(data: U8, at: int, size: int) -> int:
+    """Return `size` bytes at a place as an unsigned number."""
+    found = 0
+    for byte in range(size):
+        found |= int(data[at + byte]) << (8 * byte)
+    return found
+
+
+@kernel
+def header_size(levels: int, pieces: int) -> int:
+    """Return the bytes before the first stream."""
+    return 8 + 4 * levels + (2 * (2 * levels + 1) + 3) // 4 * 4 + 4 * pieces
+
+
+@kernel
+def check(data: U8, n: int, piece: int) -> tuple[int, int]:
+    """Return what is wrong with what a packed tensor of n parameters says of itself, and how many bytes it has.
+
+    Centroids must be finite, frequencies add up to `TOTAL`, and lengths to what is there.
+    """
+    if data.size < 8:
+        return SHORT, 0
+    size, levels = _number(data, 0, 4), _number(data, 4, 2)
+    if levels > LEVELS or _number(data, 6, 2) != 0 or size % 4 != 0:
+        return HEADER, 0
+    if levels == 0:
+        return (OK if size == 8 else LENGTHS), 8
+    pieces = (n + piece - 1) // piece
+    start = header_size(levels, pieces)
+    if size < start or data.size < size:
+        return SHORT, 0
+    for level in range(levels):
+        if (_number(data, 8 + 4 * level, 4) >> 23) >= 0xFF:  # negative, infinite, or none
+            return TABLE, 0
+    total = 0
+    for s in range(2 * levels + 1):
+        total += _number(data, 8 + 4 * levels + 2 * s, 2)
+    if total != TOTAL:
+        return TABLE, 0
+    at = start
+    for p in range(pieces):
+        length = _number(data, start - 4 * pieces + 4 * p, 4)
+        if length < 4 * LANES or length % 2 != 0:
+            return LENGTHS, 0
+        at += length
+    if (at + 3) // 4 * 4 != size:
+        return LENGTHS, 0
+    for rest in range(at, size):
+        if data[rest] != 0:
+            return LENGTHS, 0
+    return OK, size
+
+
+@kernel
+def decode(data: U8, n: int, piece: int, number: int, out: F32) -> int:
+    """Decode one piece of a packed tensor that was checked to out [m]; return what is wrong with its stream.
+
+    Four states by name: numba keeps no array in registers, and counts references around every call that takes one.
+    """
+    levels = _number(data, 4, 2)
+    if levels == 0:
+        out[:] = np.float32(0.0)
+        return OK
+    # By slot: the frequency of its symbol above its place in it, and what the symbol stands for.
+    entries, values = np.empty(TOTAL, np.int64), np.empty(TOTAL, np.float32)
+    one = np.zeros(1, np.uint32)
+    slot = 0
+    for s in range(2 * levels + 1):
+        one[0] = np.uint32(_number(data, 4 + 4 * ((s + 1) // 2), 4)) if s > 0 else np.uint32(0)
+        centroid = one.view(np.float32)[0] if s % 2 == 1 else -one.view(np.float32)[0]
+        f = _number(data, 8 + 4 * levels + 2 * s, 2)
+        for place in range(f):
+            entries[slot] = f << TABLE_BITS | place
+            values[slot] = centroid if s > 0 else np.float32(0.0)
+            slot += 1
+    pieces = (n + piece - 1) // piece
+    first = header_size(levels, pieces)
+    at = first
+    for p in range(number):
+        at += _number(data, first - 4 * pieces + 4 * p, 4)
+    stop = at + _number(data, first - 4 * pieces + 4 * number, 4)
+    a, b, c, d = _number(data, at, 4), _number(data, at + 4, 4), _number(data, at + 8, 4), _number(data, at + 12, 4)
+    if min(a, b, c, d) < _LOW or max(a, b, c, d) >= 1 << 31:
+        return STREAM
+    at += 4 * LANES
+    mask, done = TOTAL - 1, 0
+    for i in range(0, out.size, LANES):
+        if at + 2 * LANES > stop or i + LANES > out.size:
+            break
+        slot = a & mask
+        out[i] = values[slot]
+        a = (entries[slot] >> TABLE_BITS) * (a >> TABLE_BITS) + (entries[slot] & mask)
+        if a < _LOW:
+            a = a << 16 | data[at] | np.int64(data[at + 1]) << 8
+            at += 2
+        slot = b & mask
+        out[i + 1] = values[slot]
+        b = (entries[slot] >> TABLE_BITS) * (b >> TABLE_BITS) + (entries[slot] & mask)
+        if b < _LOW:
+            b = b << 16 | data[at] | np.int64(data[at + 1]) << 8
+            at += 2
+        slot = c & mask
+        out[i + 2] = values[slot]
+        c = (entries[slot] >> TABLE_BITS) * (c >> TABLE_BITS) + (entries[slot] & mask)
+        if c < _LOW:
+            c = c << 16 | data[at] | np.int64(data[at + 1]) << 8
+            at += 2
+        slot = d & mask
+        out[i + 3] = values[slot]
+        d = (entries[slot] >> TABLE_BITS) * (d >> TABLE_BITS) + (entries[slot] & mask)
+        if d < _LOW:
+            d = d << 16 | data[at] | np.int64(data[at + 1]) << 8
+            at += 2
+        done = i + LANES
+    # What is left may need fewer words than four, and must not read beyond them.
+    for i in range(done, out.size):
+        x = (a, b, c, d)[i % LANES]
+        slot = x & mask
+        out[i] = values[slot]
+        x = (entries[slot] >> TABLE_BITS) * (x >> TABLE_BITS) + (entries[slot] & mask)
+        if x < _LOW:
+            if at + 2 > stop:
+                return STREAM
+            x = x << 16 | data[at] | np.int64(data[at + 1]) << 8
+            at += 2
+        lane = i % LANES
+        a, b, c, d = x if lane == 0 else a, x if lane == 1 else b, x if lane == 2 else c, x if lane == 3 else d
+    return OK if at == stop and a == _LOW and b == _LOW and c == _LOW and d == _LOW else STREAM
+
+
+@kernel
+def folded(counts: I64, sums: F64) -> tuple[I64, F32, int]:
+    """Add up what pieces counted, counts and sums [p, s], in order; return the counts of symbols [s], the means of the
+    levels from 1 on [l − 1] and the largest level that occurs."""
+    symbols, total = np.zeros(counts.shape[1], np.int64), np.zeros(counts.shape[1], np.float64)
+    for p in range(counts.shape[0]):
+        for s in range(symbols.size):
+            symbols[s] += counts[p, s]
+            total[s] += sums[p, s]
+    top = 0
+    means = np.zeros(symbols.size // 2, np.float32)
+    for level in range(1, symbols.size // 2 + 1):
+        n = symbols[2 * level - 1] + symbols[2 * level]
+        if n > 0:
+            top = level
+            means[level - 1] = np.float32((total[2 * level - 1] - total[2 * level]) / n)
+    return symbols, means, top
+
+
+@kernel
+def lengthen(counts: I64, means: F32, norm: float) -> None:
+    """Scale the means of levels so that what they stand for, counts [s] of symbols, has this Euclidean norm."""
+    squares = 0.0
+    for level in range(1, means.size + 1):
+        n = np.float64(counts[2 * level - 1] + counts[2 * level])
+        squares += n * (np.float64(means[level - 1]) * np.float64(means[level - 1]))
+    if squares > 0.0:
+        by = norm / math.sqrt(squares)
+        for level in range(means.size):
+            means[level] = np.float32(min(by * np.float64(means[level]), 3.4e38))

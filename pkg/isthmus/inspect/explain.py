@@ -1,0 +1,392 @@
+"""The story of one update, of one commit or of one fragment, told from what the log recorded."""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from isthmus.errors import InputError, ObjectMissing, RecordInvalid
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import commit_key, is_versioned, update_key, updates_prefix, version_in
+from isthmus.format.records.objects import CommitHeader, Healed, Input, Late, Rejection, UpdateHeader
+from isthmus.format.rules import STALENESS_MAX
+from isthmus.inspect.persistence import differences
+from isthmus.log import Commit, Log
+from isthmus.log.select import all_or
+from isthmus.reasons import FINAL, Reason
+
+_COMMIT = re.compile(r"(?:commits/)?(\d+)/(\d+)")
+_UPDATE_KEY = re.compile(r"updates/(\d+)/([^/]+)/(\d+)-([0-9a-f]{16})")
+_UPDATE = re.compile(r"(\d+)/([^/]+)/(\d+)")
+
+_WHY = {
+    Reason.STALE: "its base was more versions old than the staleness bound allows",
+    Reason.BASE_MERGED: "an update of this learner on this or a newer base was merged already",
+    Reason.SUPERSEDED: "the same learner sent an update with more tokens on the same base",
+    Reason.OVERTAKEN: "a newer base of the same learner was already in the round",
+    Reason.DUPLICATE: "it was said again while the first word of it was being dealt with",
+    Reason.UNKNOWN_BASE: "its base did not exist yet",
+    Reason.MISSING: "nothing was stored under its key when it was fetched",
+    Reason.NON_FINITE: "it holds a NaN or an infinity",
+    Reason.OVERFLOW: "merging it would leave float32's range",
+}
+
+
+@dataclass(slots=True)
+class Told:
+    """A story: lines for people, facts for programs."""
+
+    subject: str
+    lines: list[str] = field(default_factory=list)
+    facts: dict[str, object] = field(default_factory=dict)
+
+    def say(self, line: str) -> None:
+        """Add a line."""
+        self.lines.append(line)
+
+
+async def explain(log: Log, what: str) -> Told:
+    """Tell the story of `commits/P/V` or P/V, of an update's key, of P/LEARNER/BASE, or of a whole fragment, P.
+
+    Raises `InputError` for what is none of these or is not in the run.
+    """
+    if found := _UPDATE_KEY.fullmatch(what):
+        return await _update(log, int(found[1]), found[2], int(found[3]), found[4])
+    if found := _COMMIT.fullmatch(what):
+        return await _commit(log, int(found[1]), int(found[2]))
+    if found := _UPDATE.fullmatch(what):
+        return await _update(log, int(found[1]), found[2], int(found[3]), "")
+    if what.isdecimal():
+        return await _fragment(log, int(what))
+    raise InputError(
+        f"{what}: name a commit as FRAGMENT/VERSION, an update by its key or as FRAGMENT/LEARNER/BASE, or a FRAGMENT"
+    )
+
+
+# --- one fragment -----------------------------------------------------------------------------------------------------
+
+
+async def _fragment(log: Log, p: int) -> Told:
+    all_or(log, [p])
+    found = await differences(log, p)
+    told = Told(f"fragment {p}")
+    tensors = log.run.layout.fragments[p].tensors
+    told.say(f"fragment {p}: {sum(t.size for t in tensors):,} parameters in {len(tensors)} tensors")
+    if not found:
+        told.say("nothing was merged that could be folded")
+        return told
+    cosines = [d.cosine for d in found if d.cosine is not None]
+    lengths = [d.length for d in found]
+    told.say(
+        f"versions {found[0].version} to {found[-1].version}: merged differences are {lengths[0]:.3g} long at first, "
+        f"{lengths[-1]:.3g} at last"
+    )
+    if cosines:
+        third = max(1, len(cosines) // 3)
+        told.say(
+            f"each resembles the one before it by a cosine of {statistics.fmean(cosines):.2f} in the mean "
+            f"({statistics.fmean(cosines[:third]):.2f} in the first third, {statistics.fmean(cosines[-third:]):.2f} in "
+            f"the last); the outer momentum is {log.run.rules.outer_momentum:g}"
+        )
+    told.facts = {
+        "fragment": p,
+        "momentum": log.run.rules.outer_momentum,
+        "differences": [{"version": d.version, "length": d.length, "cosine": d.cosine} for d in found],
+    }
+    return told
+
+
+# --- one commit -------------------------------------------------------------------------------------------------------
+
+
+async def _commit(log: Log, p: int, version: int) -> Told:
+    commit = await log.commit(p, version) if p < len(log.run.layout.fragments) and version > 0 else None
+    if commit is None:
+        raise InputError(f"there is no commit {p}/{version} in {log.run.url}")
+    h, w = commit.header, commit.header.waited
+    told = Told(commit_key(p, version))
+    told.say(f"{told.subject}: version {version} of fragment {p}, by {h.writer}")
+    if h.healed is not None:
+        return _healed(told, h, h.healed)
+    if h.members:
+        told.say(f"signed by {h.writer}'s key, and made under version {h.members} of the membership")
+    told.say(f"opened {_s(w.opened_at - w.boundary_at)} after a step boundary, called by {w.called_by}")
+    fresh = [i for i in h.inputs if i.base == version - 1]
+    quorum = f"quorum of {w.quorum} after {_s(w.quorum_s)} from that boundary"
+    told.say(quorum if not w.quorum_missed else f"quorum of {w.quorum} missed: {len(fresh)} fresh updates were in")
+    told.say(f"grace granted {_s(w.grace_s)} (cap {_s(w.cap_s)}, effective overlap {w.overlap_steps:.1f} steps)")
+    told.say(f"closed by {w.closed_by} after {_s(w.waited_s)}")
+    if w.own_s:
+        told.say(f"  kept open beyond grace for updates that {h.writer} had heard of and had still to read")
+    if not h.inputs:
+        told.say("  it merged no update")
+    total = sum(i.weight for i in h.inputs)
+    for number, i in enumerate(h.inputs, 1):
+        late = "" if i.base == version - 1 else f", {version - 1 - i.base} version(s) late"
+        told.say(
+            f"  in {number}: {i.learner} (life {i.incarnation}) from version {i.base}{late}: {i.steps} steps, "
+            f"{i.tokens:,} tokens, {i.weight / total:.1%} of the weight{_cut(i)}; arrived "
+            f"{_s(i.arrived_at - w.opened_at)} after opening"
+        )
+    for name, who in (("missing", w.missing), ("passed", [f.learner for f in w.passed])):
+        if who:
+            told.say(f"  {name}: {', '.join(who)}")
+    for late_one in h.late:
+        told.say(f"  late: {late_one.learner} from version {late_one.base}, heard {_missed(late_one, w.closed_at)}")
+    for r in h.rejected:
+        told.say(f"  rejected: {r.learner} from version {r.base}, {r.count} times: {_reason(r)}")
+    told.say(
+        f"merged in {_s(w.merge_s)} ({h.dense.merge}, embeddings {h.embedding.merge}, rate {h.dense.learning_rate:g}, "
+        f"momentum {h.dense.momentum:g}"
+        + (f", {h.cancelled} tensors cancelled" if h.cancelled else "")
+        + f"), published in {_s(w.publish_s)} as {h.value_key}"
+    )
+    told.say(f"in the log {_s(h.written_at - w.closed_at)} after closing")
+    period, rules = h.period or float(log.run.rules.sync_every), log.run.rules
+    told.say(
+        f"period from here on: {math.ceil(period)} steps"
+        + ("" if period <= rules.sync_every else f" (the rules ask for {rules.sync_every}; rounds take long)")
+    )
+    if commit.packed:
+        told.say("old: its bytes are in a segment, what it merged may be collected")
+    told.facts = {
+        "commit": told.subject,
+        "inputs": [i.key for i in h.inputs],
+        "expected": list(w.expected),
+        "missing": list(w.missing),
+        "passed": [f.learner for f in w.passed],
+        "closed_by": w.closed_by,
+        "period": period,
+        "seconds": {
+            "boundary_to_open": w.opened_at - w.boundary_at,
+            "quorum": w.quorum_s,
+            "grace": w.grace_s,
+            "waited": w.waited_s,
+            "kept_open": w.own_s,
+            "merge": w.merge_s,
+            "publish": w.publish_s,
+            "close_to_commit": h.written_at - w.closed_at,
+        },
+    }
+    return told
+
+
+def _healed(told: Told, h: CommitHeader, healed: Healed) -> Told:
+    told.say("merges nothing: it starts the fragment again, because it could not be folded to its end any more")
+    told.say(f"  {healed.key}: {healed.why}")
+    told.say(f"from the published value of version {healed.source}, with a master equal to it and no momentum")
+    if healed.broken_at < h.version:
+        told.say(f"versions {healed.broken_at} to {h.version - 1} cannot be verified any more")
+    told.facts = {
+        "commit": told.subject,
+        "writer": h.writer,
+        "healed": {"source": healed.source, "broken_at": healed.broken_at, "key": healed.key, "why": healed.why},
+    }
+    return told
+
+
+# --- one update -------------------------------------------------------------------------------------------------------
+
+
+async def _update(log: Log, p: int, learner: str, base: int, digest: str) -> Told:
+    """Tell of the update of this digest, or of every update on the base, the merged one first."""
+    if p >= len(log.run.layout.fragments):
+        raise InputError(f"there is no fragment {p} in {log.run.url}")
+    stored = await _stored(log, p, learner, base, digest)
+    commits = list[Commit]()
+    for version in range(base + 1, base + 2 + STALENESS_MAX):
+        if (commit := await log.commit(p, version)) is None:
+            break
+        commits.append(commit)
+    named = _named(commits, p, learner, base)
+    if digest:
+        key = update_key(p, learner, base, bytes.fromhex(digest))
+        keys = [key] if key in stored or named else []
+    else:
+        keys = sorted(stored.keys() | named)
+    if not keys:
+        raise InputError(f"{log.run.url} knows nothing of an update of {learner} on version {base} of fragment {p}")
+    stories = [_story(commits, p, learner, base, key, stored.get(key)) for key in keys]
+    stories.sort(key=lambda told: (told.facts["fate"] != "merged", -_tokens(stored.get(told.subject)), told.subject))
+    first, *others = stories
+    for other in others:
+        first.say(f"another one of {learner} on version {base}:")
+        first.lines += [f"  {line}" for line in other.lines]
+    first.facts["others"] = [{name: other.facts.get(name) for name in ("key", "fate", "reason")} for other in others]
+    return first
+
+
+def _named(commits: Sequence[Commit], p: int, learner: str, base: int) -> set[str]:
+    """Return the keys of all updates on a base that commits speak of: two may go by one base, never by one digest."""
+    said = list[Input | Late | Rejection]()
+    for commit in commits:
+        said += [*commit.header.inputs, *commit.header.late, *commit.header.rejected]
+    return {update_key(p, learner, base, x.digest) for x in said if (x.learner, x.base) == (learner, base)}
+
+
+def _story(commits: Sequence[Commit], p: int, learner: str, base: int, key: str, header: UpdateHeader | None) -> Told:
+    """Tell of one update, from what the commits after its base say."""
+    told = Told(key)
+    told.facts = {"key": key, "learner": learner, "fragment": p, "base": base, "fate": "unknown"}
+    told.say(key)
+    if header is not None:
+        told.say(
+            f"trained by {learner} (life {header.incarnation}) from version {base}: {header.steps} steps, "
+            f"{header.tokens:,} tokens in {_s(header.train_s)}, up to its step {header.step}"
+        )
+    else:
+        told.say(_gone(commits, learner, base, key))
+    heard, passed_by = False, list[Commit]()
+    for commit in commits:
+        heard |= _in_commit(told, commit, key, passed_by)
+        if told.facts["fate"] == "merged":
+            break  # said again afterwards, it is turned away: no part of its story
+        passed_by.append(commit)
+    if told.facts["fate"] == "unknown":
+        last = commits[-1].version if commits else base
+        told.say(
+            f"no commit up to version {last} settles it: it was never announced, or its announcement was lost"
+            if not heard
+            else f"no commit up to version {last} settles it further"
+        )
+    return told
+
+
+def _gone(commits: Sequence[Commit], learner: str, base: int, key: str) -> str:
+    """Say why an update is not in the store, as far as the commits after its base know."""
+    for commit in commits:
+        if any((i.learner, i.base) == (learner, base) and i.key == key for i in commit.header.inputs):
+            return (
+                f"not in the store any more: collected by `isthmus gc`, which has packed version {commit.version}"
+                if commit.packed
+                else f"missing, though version {commit.version} merged it and `isthmus gc` has not passed it: damage"
+            )
+    return "not in the store: never uploaded, or collected since"
+
+
+def _in_commit(told: Told, commit: Commit, key: str, passed_by: Sequence[Commit]) -> bool:
+    """Tell what a commit says of the update; return whether it says anything."""
+    h, said = commit.header, False
+    learner, base = told.facts["learner"], told.facts["base"]
+
+    def is_it(x: Input | Late | Rejection) -> bool:
+        return (x.learner, x.base) == (learner, base) and update_key(h.fragment, x.learner, x.base, x.digest) == key
+
+    for late in filter(is_it, h.late):
+        missed = _missed(late, h.waited.closed_at)
+        told.say(f"not in version {h.version} (closed by {h.waited.closed_by}): heard of {missed}")
+        told.facts |= {"fate": "late", "missed_s": late.heard_at - h.waited.closed_at, "late_for": h.version}
+        said = True
+    for r in filter(is_it, h.rejected):
+        told.say(f"turned away before version {h.version}, {r.count} times: {_reason(r)}")
+        if told.facts["fate"] == "base-merged":
+            told.facts["reason"] = r.reason
+        elif r.reason != Reason.DUPLICATE or told.facts["fate"] == "unknown":
+            told.facts |= {"fate": "rejected", "reason": r.reason}
+        said = True
+    for number, i in enumerate(h.inputs, 1):
+        if (i.learner, i.base) != (learner, base):
+            continue
+        if is_it(i):
+            for earlier in passed_by:
+                closed_at = earlier.header.waited.closed_at
+                told.say(f"missed version {earlier.version} by {_s(i.arrived_at - closed_at)}: {_how(i, closed_at)}")
+                told.facts["missed_s"] = i.arrived_at - closed_at
+            _merged(told, commit, i, number)
+        else:
+            told.say(f"version {h.version} merged another update on the same base instead: {i.key}")
+            told.facts["instead"] = i.key
+            if told.facts.get("reason") not in FINAL:
+                told.facts |= {"fate": "base-merged", "reason": told.facts.get("reason", Reason.BASE_MERGED.value)}
+        said = True
+    return said
+
+
+def _merged(told: Told, commit: Commit, i: Input, number: int) -> None:
+    h, w = commit.header, commit.header.waited
+    told.say(
+        f"announced and heard {_s(i.heard_at - i.taken_at)} after its step boundary (packing and upload in between)"
+    )
+    told.say(
+        f"fetched and checked {_s(i.fetched_at - i.heard_at)} later, "
+        f"accumulated {_s(i.arrived_at - i.fetched_at)} after that"
+    )
+    late = "" if i.base == h.version - 1 else f", {h.version - 1 - i.base} version(s) late"
+    share = i.weight / sum(x.weight for x in h.inputs)
+    told.say(
+        f"merged into version {h.version} as input {number} of {len(h.inputs)}{late}: {share:.1%} of the weight"
+        f"{_cut(i)}; "
+        f"the round closed {_s(w.closed_at - i.arrived_at)} later by {w.closed_by}"
+    )
+    told.say(f"in the log {_s(h.written_at - i.taken_at)} after its step boundary, by {h.writer}")
+    told.facts |= {
+        "fate": "merged",
+        "version": h.version,
+        "seconds": {
+            "train": i.train_s,
+            "upload": i.heard_at - i.taken_at,
+            "fetch": i.fetched_at - i.heard_at,
+            "accumulate": i.arrived_at - i.fetched_at,
+            "wait": w.closed_at - i.arrived_at,
+            "commit": h.written_at - w.closed_at,
+        },
+    }
+
+
+async def _stored(log: Log, p: int, learner: str, base: int, digest: str) -> dict[str, UpdateHeader]:
+    """Return the headers of the learner's stored updates on this base by key: all, or the one of this digest."""
+    if digest:
+        keys = [update_key(p, learner, base, bytes.fromhex(digest))]
+    else:
+        entries = await log.store.list(updates_prefix(p, learner))
+        keys = [e.key for e in entries if is_versioned(e.key) and version_in(e.key) == base]
+    found = {}
+    for key in keys:
+        try:
+            found[key] = (await log.open(await log.fetch(key, Kind.UPDATE, p), key, UpdateHeader)).header
+        except ObjectMissing:
+            continue
+        except RecordInvalid as error:
+            raise InputError(f"{key} is damaged: {error}") from None
+    return found
+
+
+def _tokens(header: UpdateHeader | None) -> int:
+    return header.tokens if header else 0
+
+
+def _how(i: Input, closed_at: float) -> str:
+    if i.taken_at > closed_at:
+        return f"it was taken only {_s(i.taken_at - closed_at)} after that round closed"
+    if i.heard_at > closed_at:
+        return f"taken {_s(closed_at - i.taken_at)} before that round closed, heard of after it"
+    return f"heard of {_s(closed_at - i.heard_at)} before that round closed, its bytes came after it"
+
+
+def _missed(late: Late, closed_at: float) -> str:
+    after = late.heard_at - closed_at
+    return f"{_s(after)} after it closed" if after >= 0 else f"{_s(-after)} before it closed, its bytes came too late"
+
+
+def _cut(given: Input) -> str:
+    """Return in words for how much less than it said an update counted, and why."""
+    if not given.clipped:
+        return ""
+    asked = given.tokens * (given.tokens / max(1, given.steps))
+    length = f", at {given.scale:.2g} of its length" if given.scale < 1.0 else ""
+    return f", cut to {given.weight / asked:.2g} of what it asked for{length} ({', '.join(given.clipped)})"
+
+
+def why_of(reason: str) -> str:
+    """Return in words why updates are turned away under this name, or an empty text."""
+    return _WHY.get(Reason(reason), "") if reason in set(Reason) else ""
+
+
+def _reason(r: Rejection) -> str:
+    why = why_of(r.reason)
+    return f"{r.reason} ({why})" if why else r.reason
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if abs(seconds) < 1.0 else f"{seconds:.2f} s"

@@ -1,0 +1,214 @@
+"""Follow a run: its global model, one cut after another, for whoever serves it, judges it or samples from it.
+
+A cut is the same version of every fragment: cut v is what `isthmus export --version v` writes, whoever follows,
+whenever, and however many syncers there are. Versions are mixed only where that is asked for: then a cut is each
+fragment's newest one, and its number the sum of them. No more is fetched than has changed: each fragment is carried
+from its last version by what was published since, checked against the log on the way.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.codecs.kernels import F32
+from isthmus.errors import InputError, LogCorrupt, Unavailable, told
+from isthmus.inspect import export
+from isthmus.log import Log, fold
+from isthmus.log.run import Run
+from isthmus.runtime.clock import Runtime
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""The log is looked at this often while it has nothing new; a look is one small request for each fragment."""
+
+FRAGMENTS_AT_ONCE = 8
+NEWEST = "newest"
+"""Name of the link to the newest cut in a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The global model at one version of every fragment, or of some of them."""
+
+    run: Run
+    number: int
+    """The version of all of them; of a mixture, the sum of their versions."""
+    values: Mapping[int, F32]
+    """Published value [n] of each fragment that is followed. They are never written to again."""
+    versions: Mapping[int, int]
+    """The version of each of them."""
+    local: export.Local = field(default_factory=dict)
+    """Tensors that are not merged, such as running statistics; of a cut of all fragments."""
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Return the tensors that lie in the fragments followed, in their shapes, as float32; tied ones once."""
+        return export.tensors(self.run, self.values)
+
+    def buffers(self) -> dict[str, NDArray[Any]]:
+        """Return the tensors that are not merged, in their shapes: float32 where they are of floating point numbers."""
+        return {
+            name: values.astype(np.float32) if values.dtype == np.float64 else values
+            for name, (_, values) in self.local.items()
+        }
+
+
+class Follower:
+    """A run's published values, as far as they were followed."""
+
+    def __init__(self, log: Log, fragments: Sequence[int] | None = None) -> None:
+        """`fragments`: the ones that are followed; all. Raises `InputError` for one that the run does not have."""
+        self._log, self._carry = log, fold.Publishing(log)
+        there = range(len(log.run.layout.fragments))
+        self.fragments = sorted(set(there if fragments is None else fragments))
+        if not self.fragments or not set(self.fragments) <= set(there):
+            raise InputError(f"fragments {fragments}: the run has 0 to {there.stop - 1}")
+        self._at: dict[int, fold.At[F32]] = {}
+        self._seen = dict.fromkeys(self.fragments, 0)
+        """The newest version of each fragment that was seen."""
+
+    async def heads(self) -> dict[int, int]:
+        """Return the newest version of each fragment. Raises `Unavailable`, `Denied`, `LogCorrupt`."""
+        await self._look(self.fragments)
+        return dict(self._seen)
+
+    async def head(self, wanted: int) -> int:
+        """Return the newest version that every fragment has; where not all have `wanted`, one before that.
+
+        Raises `Unavailable`, `Denied`, `LogCorrupt`.
+        """
+        behind = [p for p, seen in self._seen.items() if seen < wanted]
+        await self._look(behind)
+        if min(self._seen.values()) >= wanted:  # then the others are looked at, too: they may be further by now
+            await self._look([p for p in self.fragments if p not in behind])
+        return min(self._seen.values())
+
+    async def _look(self, fragments: Sequence[int]) -> None:
+        gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
+
+        async def look(p: int) -> None:
+            async with gate:
+                newest = await self._log.newest(p, self._seen[p])
+                self._seen[p] = newest.version if newest else 0
+
+        await asyncio.gather(*map(look, fragments))
+
+    async def cut(self, number: int, versions: Mapping[int, int] | None = None) -> Cut:
+        """Return the cut of a version that every fragment has, or of `versions`. Raises `Unavailable`, `Denied`,
+        `LogCorrupt`."""
+        gate = asyncio.Semaphore(FRAGMENTS_AT_ONCE)
+        versions = dict.fromkeys(self.fragments, number) if versions is None else versions
+
+        async def bring(p: int) -> None:
+            async with gate:
+                self._at[p] = await self._brought(p, versions[p])
+
+        await asyncio.gather(*map(bring, self.fragments))
+        return Cut(self._log.run, number, {p: self._at[p].carried for p in self.fragments}, versions)
+
+    async def _brought(self, p: int, version: int) -> fold.At[F32]:
+        at = self._at.get(p)
+        if at is not None and at.version <= version:
+            try:
+                async for further in fold.onward(self._log, p, self._carry, at, until=version):
+                    at = further
+            except LogCorrupt as error:
+                # What lies between may have been collected while nobody looked.
+                logger.info("fragment %d is followed from a snapshot: %s", p, error)
+            else:
+                if at.version == version:
+                    return at
+        return await fold.fold(self._log, p, self._carry, until=version)
+
+
+async def cuts(
+    log: Log,
+    runtime: Runtime,
+    *,
+    after: int = -1,
+    every: int = 1,
+    apart_s: float = 0.0,
+    fragments: Sequence[int] | None = None,
+    mixed: bool = False,
+) -> AsyncIterator[Cut]:
+    """Yield cuts whose number is a multiple of `every`, beyond `after`: the newest each time, and so not all of them,
+    at least `apart_s` seconds apart. For ever. Of a mixture, those that have come `every` merges further.
+
+    An outage is waited for. Raises `Denied`, `LogCorrupt` where a cut cannot be had any more, and `InputError`.
+    """
+    follower, away = Follower(log, fragments), False
+    while True:
+        began = runtime.now()
+        wanted = max(0, (after // every + 1) * every)
+        try:
+            if mixed:
+                versions = await follower.heads()
+                number = sum(versions.values())
+                cut = await follower.cut(number, versions) if after < 0 or number >= after + every else None
+            else:
+                head = await follower.head(wanted) // every * every
+                cut = await follower.cut(head) if head >= wanted else None
+        except Unavailable as error:
+            if not away:
+                logger.warning("the run cannot be followed for now: %s", told(error))
+            away = True
+            await asyncio.sleep(LOOK_S)
+            continue
+        if away:
+            logger.warning("the run is followed again")
+        away = False
+        if cut is not None:
+            after = cut.number
+            yield cut
+        await asyncio.sleep(max(LOOK_S if cut is None else 0.0, (began + apart_s - runtime.now()) if cut else 0.0))
+
+
+# --- cuts in a folder -------------------------------------------------------------------------------------------------
+
+
+def newest_in(folder: Path) -> int:
+    """Return the version of the newest cut that a folder points to, -1 where it points to none."""
+    try:
+        return int(os.readlink(folder / NEWEST).removeprefix("cut-"))
+    except (OSError, ValueError):
+        return -1
+
+
+def _cuts_in(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("cut-*") if path.name[4:].isdigit()]
+    return sorted(found, key=lambda path: int(path.name[4:]))
+
+
+def store(cut: Cut, folder: Path, *, dtype: str | None, largest: int, keep: int) -> Path:
+    """Write a cut below a folder, whole or not at all: `cut-000123`, to which `newest` points then; return it.
+
+    Safetensors of at most `largest` bytes each (but a tensor is never divided) with the index that `from_pretrained`
+    reads, in the run's dtypes or in one. Of earlier cuts `keep` - 1 stay. Raises `InputError` where it cannot be
+    written.
+    """
+    path = folder / f"cut-{cut.number:06d}"
+    scratch = folder / f".{path.name}.new"
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        export.write_parts(scratch, cut.run, cut.values, cut.versions, dtype=dtype, largest=largest, local=cut.local)
+        if path.exists():
+            shutil.rmtree(path)
+        scratch.rename(path)
+        link = folder / f".{NEWEST}.new"
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name)
+        os.replace(link, folder / NEWEST)
+        for gone in _cuts_in(folder)[:-keep]:
+            shutil.rmtree(gone)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error}") from None
+    return path

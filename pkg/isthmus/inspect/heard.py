@@ -1,0 +1,135 @@
+"""What the bus says about a run: learners, syncers, rounds in flight. Pure: holds what the messages add up to."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from isthmus.bus.base import Said
+from isthmus.errors import RecordInvalid
+from isthmus.format.records.messages import (
+    Alive,
+    Announce,
+    AnyMessage,
+    Call,
+    Committed,
+    Heartbeat,
+    Leave,
+    Pass,
+    Progress,
+)
+from isthmus.log.membership import Members
+from isthmus.log.speech import heard
+from isthmus.reasons import Reason
+
+
+@dataclass(slots=True)
+class LearnerView:
+    """One learner, as its messages show it."""
+
+    name: str
+    incarnation: int = 0
+    step: int = 0
+    heartbeat: Heartbeat | None = None
+    left: Leave | None = None
+    heard_at: float | None = None
+    """When it last spoke while somebody listened, on the listener's clock."""
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """A round that was called and is not committed yet, as far as one hears."""
+
+    version: int
+    answered: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Hearing:
+    """Feed it every message of a run (by its digest)."""
+
+    run: bytes
+    members: Members | None = None
+    """By whom it judges who said something; None: by the stream alone."""
+    learners: dict[str, LearnerView] = field(default_factory=dict)
+    syncers: dict[str, Alive] = field(default_factory=dict)
+    syncers_heard: dict[str, float] = field(default_factory=dict)
+    """When each last spoke while somebody listened."""
+    heads: dict[int, int] = field(default_factory=dict)
+    rounds: dict[int, OpenRound] = field(default_factory=dict)
+    invalid: Counter[str] = field(default_factory=Counter)
+
+    def take(self, stream: str, said: Said, at: float | None) -> None:
+        """Note what was said at once, heard at this time; None: it was said before we listened and proves no life."""
+        if not said.body:
+            return
+        try:
+            messages = heard(stream, said.body, self.run, self.members)
+        except RecordInvalid as error:
+            if error.reason != Reason.WRONG_RUN:
+                self.invalid[error.reason.value] += 1
+            return
+        for message in messages:
+            self._note(message, at)
+
+    def _note(self, message: AnyMessage, at: float | None) -> None:
+        match message:
+            case Alive():
+                if self.members is not None:
+                    self.members.said(message.members, message.syncer)
+                self.syncers[message.syncer] = message
+                if at is not None:
+                    self.syncers_heard[message.syncer] = at
+                for p, version in enumerate(message.heads):
+                    self._committed(p, version)
+            case Committed():
+                self._committed(message.fragment, message.version)
+            case Call():
+                known = self.rounds.get(message.fragment)
+                if message.version > max(self.heads.get(message.fragment, 0), known.version if known else 0):
+                    self.rounds[message.fragment] = OpenRound(message.version)
+            case Heartbeat() | Progress() | Announce() | Leave() | Pass():
+                if isinstance(message, Heartbeat) and self.members is not None:
+                    self.members.said(message.members, message.learner)
+                self._learner(message, at)
+
+    def waited_for(self, fragment: int, live: set[str]) -> set[str]:
+        """Return which of these learners the open round of a fragment has not heard from."""
+        open_round = self.rounds.get(fragment)
+        return live - open_round.answered - open_round.passed if open_round else set()
+
+    def live(self, since: float) -> set[str]:
+        """Return the learners heard since then that have not left."""
+        return {
+            v.name for v in self.learners.values() if v.left is None and v.heard_at is not None and v.heard_at >= since
+        }
+
+    def _committed(self, fragment: int, version: int) -> None:
+        self.heads[fragment] = max(version, self.heads.get(fragment, 0))
+        known = self.rounds.get(fragment)
+        if known is not None and known.version <= version:
+            del self.rounds[fragment]
+
+    def _learner(self, message: Heartbeat | Progress | Announce | Leave | Pass, at: float | None) -> None:
+        view = self.learners.setdefault(message.learner, LearnerView(message.learner))
+        if isinstance(message, Announce | Pass):
+            self._answer(message)
+        if isinstance(message, Pass) or message.incarnation < view.incarnation:
+            return
+        if message.incarnation > view.incarnation:
+            view.incarnation, view.left = message.incarnation, None
+        view.step = message.step
+        view.heard_at = view.heard_at if at is None else at
+        if isinstance(message, Heartbeat):
+            view.heartbeat = message
+        elif isinstance(message, Leave):
+            view.left = message
+
+    def _answer(self, message: Announce | Pass) -> None:
+        open_round = self.rounds.get(message.fragment)
+        if open_round is None:
+            return
+        if isinstance(message, Pass):
+            if message.version == open_round.version:
+                open_round.passed.add(message.learner)
+        elif message.base == open_round.version - 1:
+            open_round.answered.add(message.learner)

@@ -1,0 +1,448 @@
+"""Replay: the fold of a log once more, compared with everything the commits recorded. It reads and never writes."""
+
+import asyncio
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32
+from isthmus.errors import InputError, LogCorrupt, ObjectMissing, RecordInvalid
+from isthmus.format.layout import Fragment
+from isthmus.format.records import frame
+from isthmus.format.records.fields import VERSION_MAX
+from isthmus.format.records.frame import Kind
+from isthmus.format.records.keys import commit_key
+from isthmus.format.records.objects import CommitHeader, Input, SnapshotHeader
+from isthmus.format.rules import STALENESS_MAX, Bounds
+from isthmus.log import Commit, Log, fold
+from isthmus.log.complete import require_whole
+from isthmus.log.merge import Advance, State
+from isthmus.log.select import ShareDone, all_or, earliest
+from isthmus.log.updates import Update
+from isthmus.reasons import Reason
+from isthmus.rounds.bounds import REMEMBERED, Influence, claim_of, first_norm
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """How far one tensor of a replayed published value is from the recorded one."""
+
+    name: str
+    elements: int
+    different: int
+    largest: float
+    """Largest absolute difference of an element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first version of a fragment that did not come out as recorded, and what can be said of it."""
+
+    fragment: int
+    version: int
+    key: str
+    detail: str
+    inputs: tuple[str, ...] = ()
+    """Inputs that are not what the commit says of them."""
+    tensors: tuple[TensorDifference, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return it in words."""
+        said = [f"fragment {self.fragment}, version {self.version} differs: {self.key}: {self.detail}"]
+        said += [f"  input {line}" for line in self.inputs]
+        said += [
+            f"  tensor {t.name}: {t.different:,} of {t.elements:,} elements differ, by up to {t.largest:.3g}"
+            for t in self.tensors
+        ]
+        return [*said, f"  fragment {self.fragment} is as recorded up to version {self.version - 1}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Versions that cannot be folded any more, up to a commit that healed the fragment."""
+
+    first: int
+    last: int
+    key: str
+    detail: str
+    writers: tuple[str, ...] = ()
+    """The syncers that wrote them: what they published is their word alone."""
+
+    def line(self, fragment: int) -> str:
+        """Return it in words."""
+        by = ", ".join(self.writers) or "nobody"
+        return (
+            f"fragment {fragment}, versions {self.first} to {self.last} (by {by}) cannot be verified: {self.key}: "
+            f"{self.detail}; healed at version {self.last + 1}"
+        )
+
+
+BEFORE = max(REMEMBERED, STALENESS_MAX + 1)
+"""Commits before the first that is compared which say what is usual, and what was merged before."""
+
+LEAPS, FEW = 8.0, 3
+"""Times the longest way of the newest verified versions that one which cannot be verified may go, where there are so
+many to compare with."""
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What became of one fragment."""
+
+    fragment: int
+    start: int
+    """The version the fold began with: compared are those after it."""
+    earliest: int
+    """The earliest version one can begin with; before it the inputs were collected."""
+    compared: int = 0
+    difference: Difference | None = None
+    gaps: list[Gap] = field(default_factory=list)
+    """Where a commit that heals says that what was before it is gone: no difference, and no proof."""
+    nobodys: list[str] = field(default_factory=list)
+    """Snapshots of a signed run that no syncer wrote, or that are damaged: they count as not there, and why."""
+    unproven: int = 0
+    """Commits before which updates were turned away as too long: what the others counted for rests on those, too."""
+    untimely: list[str] = field(default_factory=list)
+    """Inputs of which more steps were believed than the times in the log have room for, and what was believed."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Compares each input with what the commit says of it, while it is merged anyway."""
+
+    odd: list[str] = field(default_factory=list)
+
+    def __call__(self, given: Input, update: Update) -> None:
+        h = update.header
+        facts: dict[str, tuple[float, float]] = {
+            "incarnation": (given.incarnation, h.incarnation),
+            "steps": (given.steps, h.steps),
+            "tokens": (given.tokens, h.tokens),
+            "step": (given.step, h.step),
+            "tokens_seen": (given.tokens_seen, h.tokens_seen),
+            "norm": (given.norm, update.gradient.norm),
+        }
+        for what, (recorded, found) in facts.items():
+            if recorded != found:
+                self.odd.append(f"{given.key}: its {what} is {found}, the commit merged it with {recorded}")
+
+
+class _Judge:
+    """Finds again what each input of a fragment counted for: it follows from the log before it (`rounds.bounds`)."""
+
+    def __init__(self, bounds: Bounds, size: int, last: Sequence[Commit]) -> None:
+        """`last`: the newest commits before the first that is judged."""
+        self._influence = Influence(bounds)
+        self._bounds = bounds
+        self._size = size
+        self._bases: dict[str, int] = {}
+        self._written_at: dict[int, float] = {}
+        """When the newest versions were, by the clocks of whoever wrote them."""
+        for commit in last:
+            self.note(commit)
+
+    def note(self, commit: Commit) -> None:
+        """Take a commit."""
+        h = commit.header
+        self._influence.note(h.version, h.inputs, h.usual_length)
+        for given in h.inputs:
+            self._bases[given.learner] = max(given.base, self._bases.get(given.learner, -1))
+        self._written_at[h.version] = h.written_at
+        self._written_at.pop(h.version - REMEMBERED, None)
+
+    def untimely(self, h: CommitHeader) -> list[str]:
+        """Return of which inputs more steps were believed than there was time for, and than others take."""
+        found, step_s = list[str](), h.waited.fastest_step_s / self._bounds.slow
+        for given in h.inputs:
+            usual = self._influence.usual_steps(given.learner)
+            if step_s <= 0.0 or not usual or given.base not in self._written_at:
+                continue
+            elapsed_s = max(0.0, given.fetched_at - self._written_at[given.base])
+            steps = given.believed or given.steps
+            if steps > max(1.0 + elapsed_s / step_s, self._bounds.slow * usual):
+                found.append(
+                    f"{given.key}: {steps} steps were believed; {elapsed_s:.0f} s had passed since version "
+                    f"{given.base}, and others' updates are of {usual:g}"
+                )
+        return found
+
+    def odd(self, h: CommitHeader, before: F32) -> list[str]:
+        """Return which inputs count for something else than they do by the run's bounds, or count again.
+
+        `before`: the published value [n] of the version before.
+        """
+        influence, found, exact = self._influence, list[str](), not _unproven(h)
+        first = math.inf if influence.length else first_norm(kernels.norm(before), self._size)
+        claims = [claim_of(given) for given in h.inputs]
+        weights = dict[str, float]()
+        for number, (given, claim) in enumerate(zip(h.inputs, claims, strict=True)):
+            among = claims[:number] if influence.known else claims
+            by = influence.judge(claim, among, already=weights.get(given.learner, 0.0), first=first)
+            weights[given.learner] = weights.get(given.learner, 0.0) + given.weight
+            counts = by.weight, by.scale, tuple(map(str, by.clipped))
+            if exact and counts != (given.weight, given.scale, given.clipped):
+                said = _counts(given.weight, given.scale, given.clipped)
+                found.append(f"{given.key} counts for {said}; by the run's bounds it is {_counts(*counts)}")
+            if given.base <= (merged := self._bases.get(given.learner, -1)):
+                found.append(f"{given.key}: work of {given.learner} on base {merged} was merged before")
+        usual = influence.after(h.inputs) if h.healed is None else influence.length
+        if exact and usual != h.usual_length:
+            found.append(f"the usual length is {usual:g}, the commit says {h.usual_length:g}")
+        if not exact and self._has_majority(h):
+            found += self._too_long(h)
+        return found
+
+    def _has_majority(self, h: CommitHeader) -> bool:
+        """Return whether those who were turned away as too long are less than half, so that they move nothing far."""
+        turned_away = {r.learner for r in h.rejected if r.reason == Reason.TOO_LONG}
+        return 2 * len(turned_away) < len(self._influence.learners(h.inputs) | turned_away)
+
+    def _too_long(self, h: CommitHeader) -> list[str]:
+        """Return what is longer than it can be, whatever was turned away: the usual is no more than the longest."""
+        # Of one or two the usual falls slowly, and may be more than all that is seen.
+        longest, found = max(self._influence.longest(h.inputs), self._influence.length), list[str]()
+        if h.usual_length > longest:
+            found.append(f"the usual length is {longest:g} at most, the commit says {h.usual_length:g}")
+        for given in h.inputs:
+            most = self._bounds.norm * longest * math.sqrt(given.believed or max(1, given.steps))
+            if given.scale * given.norm > most * (1.0 + 1e-9):
+                found.append(f"{given.key} counts for a length of {given.scale * given.norm:g}; the most is {most:g}")
+        return found
+
+
+def _counts(weight: float, scale: float, clipped: Sequence[str]) -> str:
+    return f"{weight:g} at {scale:g} of its length ({', '.join(clipped) or 'in full'})"
+
+
+def _unproven(h: CommitHeader) -> bool:
+    """Return whether what was turned away as too long had a say in what is usual: the log does not hold it."""
+    return any(rejection.reason == Reason.TOO_LONG for rejection in h.rejected)
+
+
+async def replay(
+    log: Log,
+    *,
+    fragments: Sequence[int] | None = None,
+    first: int = 1,
+    last: int | None = None,
+    at_once: int = 2,
+    progress: ShareDone = lambda _: None,
+) -> list[Replayed]:
+    """Fold versions `first` … `last` (all that can be, by default) and compare; a fragment stops where it differs.
+
+    Raises `InputError` for a fragment or range that does not exist.
+    """
+    chosen = all_or(log, fragments)
+    tops = [min(await _end(log, p), VERSION_MAX if last is None else last) for p in chosen]
+    if first < 1 or (last is not None and (last < first or max(tops) < last)):
+        raise InputError(f"versions {first} to {last}: the newest version is {max(tops)}, the first is 1")
+    total, done = max(1, sum(max(0, top - first + 1) for top in tops)), 0
+    gate = asyncio.Semaphore(at_once)
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress(min(1.0, done / total))
+
+    async def one(p: int, top: int) -> Replayed:
+        async with gate:
+            found = await _fragment(log, p, first, top, tick)
+            if found.difference is None and last is None:
+                try:
+                    await require_whole(log, p, top, lists=True)
+                except LogCorrupt as error:
+                    found.difference = Difference(p, top + 1, error.key, error.detail)
+            return found
+
+    return list(await asyncio.gather(*(one(p, top) for p, top in zip(chosen, tops, strict=True))))
+
+
+async def _end(log: Log, p: int) -> int:
+    """Return the newest version of a fragment; where there is a commit that is none, the walk to it will say so."""
+    try:
+        newest = await log.newest(p)
+    except LogCorrupt:
+        return VERSION_MAX
+    return newest.version if newest else 0
+
+
+async def _fragment(log: Log, p: int, first: int, top: int, tick: Callable[[], None]) -> Replayed:
+    carry = fold.Merging(log)
+    begin = await earliest(log, p)
+    at = await fold.begin(log, p, carry, at_most=max(begin, first - 1), keep=BEFORE, need=1)
+    bounds, size = log.run.header.bounds, log.run.layout.fragments[p].size
+    judge = _Judge(bounds, size, at.last)
+    result = Replayed(p, max(at.version, first - 1), begin)
+    snapshots, moved = defaultdict[int, list[str]](list), deque[float](maxlen=REMEMBERED)
+    for version, key in await log.snapshots(p):
+        snapshots[version].append(key)
+    while True:
+        try:
+            async for commit in log.commits(p, at.version, at.digest, at.under):
+                if commit.version > top:
+                    break
+                result.difference, state = await _version(log, carry, judge, at.carried, commit)
+                if result.difference is not None:
+                    return result
+                moved.append(await log.runtime.offload(_way, at.carried.published, state.published))
+                for key in snapshots[commit.version]:
+                    await _require_snapshot(log, carry, commit, key, result)
+                result.untimely += judge.untimely(commit.header)
+                judge.note(commit)
+                result.unproven += _unproven(commit.header)
+                at = fold.At.made_by(commit, state, (*at.last, commit)[-BEFORE:])
+                if commit.version >= first:
+                    result.compared += 1
+                    tick()
+                if commit.version == top:
+                    break
+        except LogCorrupt as error:
+            healed = await _healed(log, p, carry, at, top)
+            if healed is None:
+                result.difference = Difference(p, at.version + 1, error.key, error.detail)
+                return result
+            last, most = healed.version - 1, max(moved) if len(moved) >= FEW else math.inf
+            writers, result.difference = await _looked_through(log, p, at, last, most)
+            result.gaps.append(Gap(at.version + 1, last, error.key, error.detail, writers))
+            if result.difference is not None:
+                return result
+            result.compared += healed.version >= first
+            at, judge = healed, _Judge(bounds, size, healed.last)
+            continue
+        if at.version < top < VERSION_MAX:
+            key = commit_key(p, at.version + 1)
+            result.difference = Difference(p, at.version + 1, key, f"is missing, and version {top} is there")
+        return result
+
+
+async def _version(
+    log: Log, carry: fold.Merging, judge: _Judge, before: State, commit: Commit
+) -> tuple[Difference | None, State]:
+    """Fold one version and compare it. Raises `LogCorrupt` where it cannot be folded."""
+    h = commit.header
+    watch = _Watch(await log.runtime.offload(judge.odd, h, before.published))
+    if h.healed is not None:
+        watch.odd.append(
+            f"it heals what is whole: version {before.version} can be folded, and it says that {h.healed.key} "
+            f"{h.healed.why}; whoever wrote it has set the fragment back to version {h.healed.source}"
+        )
+    advance = await carry.merged(before, commit, watch)
+    return await _compare(log, before, commit, advance, watch.odd), advance.state
+
+
+async def _require_snapshot(log: Log, carry: fold.Merging, commit: Commit, key: str, result: Replayed) -> None:
+    """Return if a snapshot is the state that its commit recorded. Raises `LogCorrupt`.
+
+    Where a run is signed, what lies there and is signed by nobody who is a syncer now says nothing of the commit:
+    whoever may write to the store, or has a key that was one, can have put it there since.
+    """
+    try:
+        await carry.start(commit.header.fragment, commit.version, key, commit)
+    except LogCorrupt as error:
+        if log.members.signed:
+            try:
+                await log.open(
+                    await log.fetch(key, Kind.SNAPSHOT, commit.header.fragment), key, SnapshotHeader, in_force=True
+                )
+            except (RecordInvalid, ObjectMissing):
+                result.nobodys.append(f"{key}: {error.detail}")
+                return
+        raise
+
+
+def _way(before: F32, after: F32) -> float:
+    """Return how far a published value went [Euclidean]."""
+    return kernels.norm(after - before)
+
+
+async def _looked_through(
+    log: Log, p: int, at: fold.At[State], last: int, most: float
+) -> tuple[tuple[str, ...], Difference | None]:
+    """Return who wrote the versions of a gap, up to `last`, and the first that goes far beyond all before the gap.
+
+    What a version in a gap merged is gone, so any value could have been published there, and a heal have begun with it.
+    `most`: how far the newest verified versions went.
+    """
+    publishing, values, writers = fold.Publishing(log), at.carried.published, dict[str, None]()
+    try:
+        async for commit in log.commits(p, at.version, at.digest, at.under):
+            if commit.version > last:
+                break
+            writers[commit.header.writer] = None
+            before, values = values, await publishing.step(values, commit)
+            if (way := await log.runtime.offload(_way, before, values)) > LEAPS * most:
+                found = Difference(
+                    p,
+                    commit.version,
+                    commit_key(p, commit.version),
+                    f"what {commit.header.writer} published went {way:g} far, where the versions before went {most:g} "
+                    "at most, and nothing is left of what it merged",
+                )
+                return tuple(writers), found
+    except LogCorrupt:
+        pass  # its value is gone, too: nobody has begun with that
+    return tuple(writers), None
+
+
+async def _healed(log: Log, p: int, carry: fold.Merging, at: fold.At[State], top: int) -> fold.At[State] | None:
+    try:
+        return await fold.beyond(log, p, carry, at, until=top, keep=BEFORE)
+    except LogCorrupt:
+        return None
+
+
+async def _compare(log: Log, before: State, commit: Commit, found: Advance, odd: list[str]) -> Difference | None:
+    h = commit.header
+    key = commit_key(h.fragment, h.version)
+    stored: frame.Body | None
+    try:
+        stored = await log.fetch(h.value_key, Kind.VALUE, h.fragment)
+    except ObjectMissing:
+        stored = None
+    except RecordInvalid as error:
+        return Difference(h.fragment, h.version, h.value_key, error.detail)
+    held = b"" if stored is None else frame.digest(stored)
+    problems = []
+    if found.state_digest != h.state_digest:
+        problems.append(f"the state is {found.state_digest.hex()[:16]}, recorded is {h.state_digest.hex()[:16]}")
+    if found.published_digest != h.published_digest:
+        problems.append(
+            f"the published value is {found.published_digest.hex()[:16]}, recorded is {h.published_digest.hex()[:16]}"
+        )
+    stands: bytes | None = h.value_digest
+    if log.members.signed:  # what is merged again here is signed by nobody
+        stands = frame.digest(frame.unsealed(stored)) if stored is not None and held == h.value_digest else None
+    if stands is not None and stands != found.value_digest:
+        problems.append(f"the difference is {found.value_digest.hex()[:16]}, recorded is {stands.hex()[:16]}")
+    if held != h.value_digest:
+        what = "missing" if stored is None else f"{len(stored)} bytes of digest {held.hex()[:16]}"
+        if not problems and not odd:
+            return Difference(
+                h.fragment, h.version, h.value_key, f"is {what}, published was {h.value_digest.hex()[:16]}"
+            )
+        problems.append(f"its value object is {what}")
+    if not problems and not odd:
+        return None
+    tensors: tuple[TensorDifference, ...] = ()
+    if held == h.value_digest:
+        # What learners were given, next to what comes out here.
+        recorded = await fold.Publishing(log).step(before.published, commit)
+        tensors = _tensors(log.run.layout.fragments[h.fragment], recorded, found.state.published)
+    problems += [] if odd else [f"all {len(h.inputs)} inputs are as it says"]
+    problems += [] if tensors else ["the published value is the same or cannot be had: no tensor to name"]
+    return Difference(h.fragment, h.version, key, "; ".join(problems), tuple(odd), tensors)
+
+
+def _tensors(fragment: Fragment, recorded: F32, found: F32) -> tuple[TensorDifference, ...]:
+    differences = []
+    for t in fragment.tensors:
+        a, b = recorded[t.start : t.stop], found[t.start : t.stop]
+        different = int(np.count_nonzero(a.view(np.uint32) != b.view(np.uint32)))
+        if different:
+            largest = float(np.max(np.abs(a.astype(np.float64) - b)))
+            differences.append(TensorDifference(t.name, t.size, different, largest))
+    return tuple(differences)

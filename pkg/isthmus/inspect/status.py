@@ -1,0 +1,406 @@
+"""How a run does, from store and bus alone: read by `isthmus status`, at any time, from anywhere."""
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypedDict
+
+from isthmus.bus import Bus
+from isthmus.bus.base import Said
+from isthmus.bus.endpoints import Listener
+from isthmus.errors import Denied, LogCorrupt, ObjectMissing, RecordInvalid, Unavailable
+from isthmus.format.records.keys import learner_in
+from isthmus.format.records.objects import CheckpointHeader, FragmentPoint
+from isthmus.inspect.heard import Hearing, LearnerView
+from isthmus.log import Commit, Log
+from isthmus.log.speech import may_speak, streams_of
+from isthmus.log.state import STANDS, is_most, look
+from isthmus.runtime.clock import Runtime
+from isthmus.store import EdgeStore, Entry, checked
+
+__all__ = ["Ledger", "Live", "Status", "read_ledgers", "read_status"]
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_EVERY_S = 0.25
+
+PROBE_EVERY_S = 5.0
+"""Without a bus nobody says what is new: the log is asked so often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A run at one moment."""
+
+    hearing: Hearing
+    heads: list[Commit | None]
+    """The newest commit of each fragment; None at version 0."""
+    bus_error: str
+    """Why the bus could not be read, or empty."""
+    live_since: float
+    """Who has not spoken since then, on the listener's clock, is silent."""
+    at: float
+    """Seconds since 1970."""
+    wrong: Mapping[int, str] = field(default_factory=dict)
+    """By fragment, what is missing or damaged in the log, as far as that was looked for."""
+    standing: Sequence[int] = ()
+    """Fragments that stand still while others are merged."""
+    uncollected: int = 0
+    """Versions, where the run has grown large and nothing was ever collected."""
+
+    @property
+    def live(self) -> set[str]:
+        """Learners that are heard."""
+        return self.hearing.live(self.live_since)
+
+    @property
+    def syncers_live(self) -> set[str]:
+        """Syncers that are heard."""
+        return {name for name, at in self.hearing.syncers_heard.items() if at >= self.live_since}
+
+    def waited_for(self, fragment: int) -> set[str]:
+        """Return whom the open round of a fragment waits for; empty where none is open."""
+        return self.hearing.waited_for(fragment, self.live)
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Rejections by reason: those in the log and those the syncers counted since they started."""
+        total: Counter[str] = Counter()
+        for commit in self.heads:
+            if commit is not None:
+                total.update(commit.header.rejected_total)
+        for alive in self.hearing.syncers.values():
+            total.update(alive.rejected)
+        return dict(total)
+
+    @property
+    def clipped(self) -> dict[str, int]:
+        """Updates that were merged for less than they said, by what was beyond the bounds, over the log."""
+        total: Counter[str] = Counter()
+        for commit in self.heads:
+            if commit is not None:
+                total.update(commit.header.clipped_total)
+        return dict(total)
+
+    def why_behind(self, view: LearnerView) -> str:
+        """Return why a learner is behind or silent, or an empty string."""
+        if view.left is not None:
+            return "done" if view.left.done else "left"
+        if (view.heard_at is None or view.heard_at < self.live_since) and not self.bus_error:
+            return "silent"
+        beat = view.heartbeat
+        if beat is None:
+            return "no heartbeat yet"
+        if beat.waiting_for:
+            return f"waiting for {beat.waiting_for}"
+        lag = max((self._version(p) - v for p, v in enumerate(beat.versions)), default=0)
+        return f"{lag} versions behind, fetching" if lag > 1 else ""
+
+    def _version(self, fragment: int) -> int:
+        commit = self.heads[fragment] if fragment < len(self.heads) else None
+        return commit.version if commit else 0
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything as plain data."""
+        return {
+            "fragments": [
+                {
+                    "fragment": p,
+                    "version": c.version if c else 0,
+                    "inputs": [i.learner for i in c.header.inputs] if c else [],
+                    "missing": list(c.header.waited.missing) if c else [],
+                    "closed_by": c.header.waited.closed_by if c else "",
+                    "healed": c is not None and c.header.healed is not None,
+                    "quorum_s": c.header.waited.quorum_s if c else 0.0,
+                    "grace_s": c.header.waited.grace_s if c else 0.0,
+                    "period": c.header.period if c else 0.0,
+                    "written_at": c.header.written_at if c else 0.0,
+                    "writer": c.header.writer if c else "",
+                    "open": self.hearing.rounds[p].version if p in self.hearing.rounds else None,
+                    "waits_for": sorted(self.waited_for(p)),
+                    "wrong": self.wrong.get(p, ""),
+                    "stands": p in self.standing,
+                }
+                for p, c in enumerate(self.heads)
+            ],
+            "learners": [
+                {
+                    "learner": v.name,
+                    "incarnation": v.incarnation,
+                    "step": v.step,
+                    "steps_target": v.heartbeat.steps_target if v.heartbeat else 0,
+                    "loss": v.heartbeat.loss if v.heartbeat else None,
+                    "step_s": v.heartbeat.step_s if v.heartbeat else 0.0,
+                    "versions": list(v.heartbeat.versions) if v.heartbeat else [],
+                    "bytes_up": v.heartbeat.bytes_up if v.heartbeat else 0,
+                    "bytes_down": v.heartbeat.bytes_down if v.heartbeat else 0,
+                    "checkpoint_bytes": v.heartbeat.checkpoint_bytes if v.heartbeat else 0,
+                    "ledger": {f: getattr(v.heartbeat.ledger, f) for f in v.heartbeat.ledger.__struct_fields__}
+                    if v.heartbeat
+                    else {},
+                    "state": self.why_behind(v) or "training",
+                }
+                for v in sorted(self.hearing.learners.values(), key=lambda v: v.name)
+            ],
+            "syncers": [
+                {
+                    "syncer": a.syncer,
+                    "live": a.syncer in self.syncers_live,
+                    "commits": a.commits,
+                    "held": a.held,
+                    "broken": list(a.broken),
+                    "slow": list(a.slow),
+                    "refused": list(a.refused),
+                    "holed": list(a.holed),
+                    "waiting_for": a.waiting_for,
+                    "lag_ms": a.lag_ms,
+                    "able": a.able,
+                    "dropped": a.dropped,
+                }
+                for a in self.hearing.syncers.values()
+            ],
+            "uncollected": self.uncollected,
+            "rejected": self.rejected,
+            "clipped": self.clipped,
+            "bus_error": self.bus_error,
+        }
+
+
+class Live:
+    """Follows a run for as long as it is wanted: what is said, and the newest commit of each fragment.
+
+    Store or bus may go away meanwhile; what was known stays, and `trouble` says since when.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        store: EdgeStore,
+        bus: Bus,
+        runtime: Runtime,
+    ) -> None:
+        self.on_said: Callable[[Said], None] = lambda _: None
+        """Told of every message."""
+        self.on_commit: Callable[[Commit], None] = lambda _: None
+        """Told of the newest commits."""
+        self.hearing = Hearing(log.run.digest, log.members)
+        self.commits: dict[int, Commit] = {}
+        self.refused = ""
+        """Why the log may not be read, or empty."""
+        self._damaged: dict[int, str] = {}  # by fragment whose newest commit cannot be read, why
+        self._others: dict[int, dict[int, int]] = {}  # by fragment, the versions of all when it moved last
+        self._log = log
+        self._runtime = runtime
+        self._store = store
+        self._listener = _listener(log, bus, runtime)
+
+    async def begin(self, known: Sequence[int] = ()) -> None:
+        """Read what is kept on the bus and the end of the log. Raises `Unavailable` of the store.
+
+        `known`: versions of the fragments that there are, from which the end is looked for.
+        """
+        try:
+            async for stream, said in self._listener.backlog():
+                self.hearing.take(stream, said, None)
+                self.on_said(said)
+        except Unavailable:
+            self._listener.down_since = self._runtime.now()
+        for p, version in enumerate(known):
+            self.hearing.heads[p] = max(version, self.hearing.heads.get(p, 0))
+        await self._newest()
+        self._others = {f.index: self._versions() for f in self._log.run.layout.fragments}
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen())
+            tasks.create_task(self._follow())
+
+    @property
+    def trouble(self) -> str:
+        """What does not answer, and for how long, or empty."""
+        down = []
+        if self.refused:
+            down.append(f"the log may not be read: {self.refused}")
+        if self._store.outage.down_s:
+            down.append(f"the store has not answered for {self._store.outage.down_s:.0f} s")
+        if self._listener.down_since is not None:
+            down.append(f"the bus has not answered for {self._runtime.now() - self._listener.down_since:.0f} s")
+        return ", ".join(down)
+
+    def status(self) -> Status:
+        """Return the present state."""
+        heads = [self.commits.get(f.index) for f in self._log.run.layout.fragments]
+        since = self._runtime.now() - self._log.run.pace.silence_s
+        still = [p for p, then in self._others.items() if self._stands(p, then)]
+        return Status(
+            self.hearing, heads, self.trouble, since, self._runtime.wall(), wrong=dict(self._damaged), standing=still
+        )
+
+    def _stands(self, p: int, then: dict[int, int]) -> bool:
+        return is_most(self._version(q) - then.get(q, 0) >= STANDS for q in self._others if q != p)
+
+    async def _listen(self) -> None:
+        async for stream, said in self._listener.live(lambda: None):
+            self.hearing.take(stream, said, self._runtime.now())
+            self.on_said(said)
+
+    async def _follow(self) -> None:
+        looked = self._runtime.now()
+        while True:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            again = self._runtime.now() - looked >= PROBE_EVERY_S
+            try:
+                for p, version in list(self.hearing.heads.items()):
+                    # Only the newest: whoever needs what is in between reads the log.
+                    known = p < len(self._log.run.layout.fragments) and version > self._version(p)
+                    if known and (again or p not in self._damaged):
+                        self._hold(await self._readable(p, self._said(p, version)))
+                        if p not in self._damaged:
+                            self.hearing.heads[p] = self._version(p)
+                if again:
+                    looked = self._runtime.now()
+                    if self._listener.down_since is not None:
+                        await self._newest()
+                self.refused = ""
+            except Unavailable as error:
+                logger.warning("the log cannot be read for now: %s", error)
+            except Denied as error:
+                if not self.refused:
+                    logger.warning("the log may not be read: %s", error)
+                self.refused = str(error)
+
+    async def _newest(self) -> None:
+        if self._log.members.withheld is not None:
+            await self._log.members.refresh(self._store)  # it may only be new
+
+        async def end(p: int) -> Commit | None:
+            hint = max(self.hearing.heads.get(p, 0), self._version(p))
+            return await self._readable(p, self._log.newest(p, hint))
+
+        for commit in await asyncio.gather(*(end(f.index) for f in self._log.run.layout.fragments)):
+            self._hold(commit)
+
+    async def _said(self, p: int, version: int) -> Commit | None:
+        # Said but not there: look for the end oneself, and believe that.
+        return await self._log.commit(p, version) or await self._log.newest(p, self._version(p))
+
+    async def _readable(self, p: int, reading: Coroutine[None, None, Commit | None]) -> Commit | None:
+        """Return a commit that is being read; None where it is damaged: one fragment that is hides no other."""
+        try:
+            found = await reading
+        except LogCorrupt as error:
+            if p not in self._damaged:
+                logger.warning("the log of fragment %d cannot be read to its end: %s", p, error)
+            self._damaged[p] = str(error)
+            return None
+        self._damaged.pop(p, None)
+        return found
+
+    def _hold(self, commit: Commit | None) -> None:
+        if commit is not None and commit.version > self._version(commit.header.fragment):
+            self.commits[commit.header.fragment] = commit
+            self._others[commit.header.fragment] = self._versions()
+            self.on_commit(commit)
+
+    def _version(self, p: int) -> int:
+        return self.commits[p].version if p in self.commits else 0
+
+    def _versions(self) -> dict[int, int]:
+        return {f.index: self._version(f.index) for f in self._log.run.layout.fragments}
+
+
+def _listener(log: Log, bus: Bus, runtime: Runtime) -> Listener:
+    """Return who hears all that speak in a run."""
+    return Listener(bus, runtime, partial(may_speak, members=log.members), known=partial(streams_of, log.members))
+
+
+async def read_status(log: Log, bus: Bus, runtime: Runtime, listen_s: float) -> Status:
+    """Read the run's state; listens for `listen_s` seconds to tell who is alive. Survives a bus that is away."""
+    hearing, bus_error = Hearing(log.run.digest, log.members), ""
+    listener = _listener(log, bus, runtime)
+    try:
+        async for stream, said in listener.backlog():
+            hearing.take(stream, said, None)
+        # The backlog may be all of a finished run; only what is said from here on shows life.
+        until = runtime.now() + listen_s
+        while (left := until - runtime.now()) > 0:
+            found = await bus.read(listener.positions, left)
+            for stream, messages in found.items():
+                listener.positions[stream] = messages[-1].position
+                for said in messages:
+                    hearing.take(stream, said, runtime.now())
+            async for stream, said in listener.backlog():
+                hearing.take(stream, said, runtime.now())
+    except Unavailable as error:
+        bus_error = f"the bus cannot be reached: {error}"
+    await log.members.refresh(log.store)  # what was said meanwhile may be new
+    state = await look(log, hearing.heads)
+    return Status(
+        hearing,
+        list(state.heads),
+        bus_error,
+        -math.inf,
+        runtime.wall(),
+        wrong=state.wrong,
+        standing=state.standing,
+        uncollected=state.uncollected,
+    )
+
+
+class Ledger(TypedDict):
+    """Where the tokens of one learner went, over all its lives, as of a checkpoint."""
+
+    step: int
+    incarnation: int
+    processed: int
+    tokens_lost: int
+    fragments: list[dict[str, int]]
+    """{fragment, base, settled_to} and the parts, which add up to `processed` in each."""
+
+
+async def read_ledgers(log: Log, checkpoints: Sequence[Entry]) -> dict[str, Ledger]:
+    """Return each learner's ledger by fragment, in tokens, as of its newest readable checkpoint.
+
+    `checkpoints` is a listing as `checkpoints_in` sorts it. Of a signed run only what members in force signed counts.
+    """
+    found: dict[str, Ledger] = {}
+    for entry in checkpoints:
+        learner = learner_in(entry.key)
+        if learner not in found and (header := await _checkpoint_header(log, entry)) is not None:
+            found[learner] = {
+                "step": header.step,
+                "incarnation": header.incarnation,
+                "processed": header.tokens_seen + header.tokens_lost,
+                "tokens_lost": header.tokens_lost,
+                "fragments": [_ledger_row(p, f, header.tokens_seen) for p, f in enumerate(header.fragments)],
+            }
+    return found
+
+
+def _ledger_row(p: int, f: FragmentPoint, tokens_seen: int) -> dict[str, int]:
+    merged, overwritten, late, rejected, lost = f.ledger
+    local = tokens_seen - (f.origin_tokens if f.sent_step is None else f.sent_tokens)
+    return {
+        "fragment": p,
+        "base": f.base,
+        "settled_to": f.settled_to,
+        "merged": merged,
+        "overwritten": overwritten,
+        "late": late,
+        "pending": local + sum(tokens for _, tokens in f.open_bases),
+        "rejected": rejected,
+        "lost": lost,
+    }
+
+
+async def _checkpoint_header(log: Log, entry: Entry) -> CheckpointHeader | None:
+    try:
+        blob = await checked.read(log.store, log.runtime, entry.key, min(entry.size, log.checkpoint_most), cut=True)
+        return (await log.open_checkpoint(blob, entry.key)).header
+    except (ObjectMissing, RecordInvalid):
+        return None

@@ -1,0 +1,164 @@
+"""How a run does, in one sentence: whether learners merge, and where they do not, why and what to do. Pure, no I/O."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from isthmus.inspect.heard import LearnerView
+from isthmus.inspect.status import Status
+from isthmus.log.state import STANDS
+
+FAR = 0.5
+"""A learner explodes whose updates are cut to less than this of their length in most fragments."""
+
+VERY_FAR = 0.1
+"""Where only one was merged lately, it does whose length is cut to less than this."""
+
+NAMED_MAX = 3
+"""Learners named with their trouble; of the others only how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What `status` says first."""
+
+    ok: bool
+    """Whether there is nothing to see to: somebody trains and all of them are merged, or everybody is done."""
+    said: str
+
+
+def health(status: Status, run: str, bus: str, expected: int = 0) -> Health:
+    """Return the health of a run as it is heard now.
+
+    `run` and `bus` are where they are, for commands to copy; `expected` is how many learners should be there at least,
+    as long as not all are done.
+    """
+    written = max((c.header.written_at for c in status.heads if c is not None), default=0.0)
+    last = f"the last commit is of {_clock(written, status.at)}" if written else "nothing was ever committed"
+    syncer = f"isthmus syncer {run} --bus {bus}"
+    if status.bus_error:
+        return Health(False, f"{status.bus_error}: who is there is not known; {last}; see whether {bus} is there")
+    here = sorted((v for v in status.hearing.learners.values() if v.name in status.live), key=lambda v: v.name)
+    troubled = {v.name: trouble for v in here if (trouble := _trouble(status, v))}
+    known = [v for v in status.hearing.learners.values() if v.left is None]
+    silent = sorted(v.name for v in known if v.name not in status.live)
+    if not known:
+        found, ailing = _nobody(status, last, syncer), _of_log(status, run)
+        return Health(found.ok and not ailing, "; ".join([found.said, *ailing]))
+    parts = [f"{len(here) - len(troubled)} of {len(known)} learners merge"]
+    able = [name for name in status.syncers_live if status.hearing.syncers[name].able]
+    if not status.syncers_live:
+        parts = [f"0 of {len(known)} learners merge", f"no syncer is heard; {last}; start one with: {syncer}"]
+    elif not able:
+        parts.append(f"none of {len(status.syncers_live)} syncers can serve for now: see their logs; {last}")
+    parts += [f"{name}: {trouble}" for name, trouble in list(troubled.items())[:NAMED_MAX]]
+    if len(troubled) > NAMED_MAX:
+        parts.append(f"so do {len(troubled) - NAMED_MAX} more")
+    if silent:
+        more = f" and {len(silent) - NAMED_MAX} more" if len(silent) > NAMED_MAX else ""
+        parts.append(f"nothing is heard of {', '.join(silent[:NAMED_MAX])}{more}")
+    if len(here) < expected:
+        parts.append(f"{expected} learners are expected, {len(here)} are heard")
+    ailing = [*_of_syncers(status, run), *_of_log(status, run), *_of_learners(status, run)]
+    parts += ailing
+    # Who fell silent was perhaps taken away; the run goes on without.
+    ok = bool(able) and bool(here) and len(here) >= expected and not troubled and not ailing
+    return Health(ok, "; ".join(parts))
+
+
+def _of_learners(status: Status, run: str) -> list[str]:
+    """Return which learners send updates far longer than is usual, by the newest commit of each fragment."""
+    scales = defaultdict[str, list[tuple[float, int]]](list)
+    for commit in filter(None, status.heads):
+        for given in commit.header.inputs:
+            scales[given.learner].append((given.scale, commit.header.fragment))
+    found = []
+    for name, seen in sorted(scales.items()):
+        cut = [(scale, p) for scale, p in seen if scale < FAR]
+        # One alone that is cut a little may be a first or a last update, of a step or two.
+        if 2 * len(cut) > len(seen) and (len(cut) > 1 or min(cut)[0] < VERY_FAR):
+            scale, p = min(cut)
+            found.append(
+                f"{name} explodes: its updates are cut to {scale:.2g} of their length, in {len(cut)} of {len(seen)} "
+                f"fragments; see its loss (isthmus explain {run} {p} has the last round), and stop or expel it"
+            )
+    return found[:NAMED_MAX]
+
+
+def _of_syncers(status: Status, run: str) -> list[str]:
+    """Return which fragments syncers that are heard cannot serve, each with what to do."""
+    found, damaged, holed = list[str](), set[int](), set[int]()
+    for name in sorted(status.syncers_live):
+        alive = status.hearing.syncers[name]
+        if alive.slow:
+            found.append(
+                f"fragment {_list(alive.slow)} is slow to be read by {name}, which leaves it to others; nothing is "
+                "known to be damaged: see whether its machine or its way to the store is overloaded"
+            )
+        if alive.refused:
+            found.append(
+                f"fragment {_list(alive.refused)} may not be read by {name}: give it a syncer's rights "
+                f"(isthmus doctor {run} --role syncer, beside it, names what is missing)"
+            )
+        damaged.update(set(alive.broken) - set(alive.slow) - set(alive.refused))
+        holed.update(alive.holed)
+    damaged, holed = damaged - status.wrong.keys(), holed - status.wrong.keys()
+    if holed:
+        found.append(f"a commit of fragment {_list(holed)} is missing: isthmus heal {run} names it")
+    if damaged:
+        found.append(f"fragment {_list(damaged)} cannot be folded: isthmus heal {run} says what can be done")
+    return found
+
+
+def _of_log(status: Status, run: str) -> list[str]:
+    """Return what is wrong with the log, each with what to do."""
+    found = []
+    if (members := status.hearing.members) is not None and members.signed and (withheld := members.withheld):
+        version, by = withheld
+        found.append(
+            f"{by} says that it knows membership {version}, and the store has {members.current.version} as the newest "
+            "one: it withholds the other, and who was expelled by that may still be merged (SECURITY.md)"
+        )
+    found += [f"the log of fragment {p} is damaged: {why}" for p, why in list(status.wrong.items())[:NAMED_MAX]]
+    if len(status.wrong) > NAMED_MAX:
+        found.append(f"so are those of {len(status.wrong) - NAMED_MAX} more fragments")
+    if status.wrong:
+        found.append(f"isthmus heal {run} says what can be done")
+    if still := [p for p in status.standing if p not in status.wrong]:
+        found.append(
+            f"fragment {_list(still)} stands still: most others were merged {STANDS} times since it was; the syncers' "
+            f"logs say why, and isthmus heal {run} whether its log is sound"
+        )
+    return found
+
+
+def _list(fragments: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(fragments)))
+
+
+def _nobody(status: Status, last: str, syncer: str) -> Health:
+    """Return the health of a run that nobody trains."""
+    left = [v.left for v in status.hearing.learners.values() if v.left is not None]
+    done = sum(farewell.done for farewell in left)
+    if not left:
+        return Health(False, f"nobody trains: no learner was ever heard; {last}")
+    rest = f", {len(left) - done} stopped before" if done < len(left) else ""
+    said = f"nobody trains: {done} of {len(left)} learners are done{rest}; {last}"
+    if not any(status.heads):
+        return Health(False, f"{said}: what they learnt is not in the run; next time start one first: {syncer}")
+    return Health(done == len(left), said)
+
+
+def _trouble(status: Status, view: LearnerView) -> str:
+    """Return why nothing of a learner that is heard is merged; empty where something is, or may soon be."""
+    if view.heartbeat is None:
+        return ""
+    return f"waits for {view.heartbeat.waiting_for}" if view.heartbeat.waiting_for else ""
+
+
+def _clock(at: float, now: float) -> str:
+    """Return a time of day, and the day where it is not today."""
+    then, today = time.localtime(at), time.localtime(now)
+    same = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
+    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M", then)

@@ -1,0 +1,494 @@
+"""What if: the fold of a log under other rules, next to the log as it was.
+
+Updates are taken as recorded, from their original bases: learners would have trained otherwise, and this says so. Where
+a rule of waiting is changed, who is in a round is decided anew by the same state machine the syncer runs, fed with the
+recorded times; otherwise every round keeps its members. Version v here is version v there: a round that would still
+wait when the next one was opened merges what it has.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from isthmus.codecs import codec
+from isthmus.codecs.kernels import F32
+from isthmus.errors import InputError
+from isthmus.format.records.objects import CommitHeader, Input, Outer, Seen, Waited
+from isthmus.format.rules import ABSENT_MAX, STALENESS_MAX, Bounds, MergeRule, Pace, Rules
+from isthmus.log import Commit, Log, fold
+from isthmus.log.merge import State, by_class
+from isthmus.log.select import ShareDone, all_or, earliest
+from isthmus.rounds.events import Action, Announced, Appended, Arrived, Called, Fetch, Merge, Passed, Pointer, Tick
+from isthmus.rounds.grace import Terms
+from isthmus.rounds.members import Members
+from isthmus.rounds.rounds import Rounds
+
+_OUTER = {
+    "merge": "merge",
+    "merge.embeddings": "merge",
+    "trim": "trim",
+    "outer.lr": "learning_rate",
+    "outer.momentum": "momentum",
+}
+_WITHIN: dict[str, Callable[[float], bool]] = {
+    "trim": lambda share: 0.0 < share < 0.5,
+    "outer.lr": lambda rate: 0.0 < rate <= 10.0,
+    "outer.momentum": lambda share: 0.0 <= share < 1.0,
+}
+_PACE = ("quorum", "grace", "overlap", "staleness")
+_TAKES = {
+    "merge": f"one of {', '.join(MergeRule)}",
+    "merge.embeddings": f"one of {', '.join(MergeRule)}",
+    "trim": "a share above 0 and below 0.5",
+    "outer.lr": "a number above 0 and at most 10",
+    "outer.momentum": "a number from 0 to below 1",
+    "quorum": "a whole number of learners, at least 1",
+    "grace": "a number from 0 to 1",
+    "overlap": "a number of steps from 0 to 1024",
+    "staleness": f"a whole number of versions from 0 to {STALENESS_MAX}",
+}
+_FIXED = {
+    "codec": "updates and values are stored in it",
+    "codec.up": "updates are stored in it",
+    "codec.down": "learners trained from values published through it",
+    "fragments": "the run is cut into them",
+    "P": "the run is cut into them",
+    "sync_every": "learners uploaded at it",
+    "H": "learners uploaded at it",
+}
+
+
+INSTANT_S = 1e-6
+"""Times that are no further apart are the same: what was computed from large clock readings has lost that much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Other rules: what is not named stays as each commit recorded it."""
+
+    outer: dict[str, Any] = field(default_factory=dict)
+    embeddings: str | None = None
+    """Merge rule of embeddings alone."""
+    pace: dict[str, Any] = field(default_factory=dict)
+
+    def outers(self, header: CommitHeader) -> dict[str, Outer]:
+        """Return the arithmetic of a commit under these rules, by class of tensors."""
+        dense = msgspec.structs.replace(header.dense, **self.outer)
+        embedding = msgspec.structs.replace(header.embedding, **self.outer)
+        # Iso is for matrices that map vectors to vectors: embeddings become it only where that is asked for.
+        kept = self.embeddings or (header.embedding.merge if embedding.merge == MergeRule.ISO else embedding.merge)
+        embedding = msgspec.structs.replace(embedding, merge=kept)
+        if "trim" in self.outer and MergeRule.TRIMMED not in (dense.merge, embedding.merge):
+            raise InputError(f"--set trim: these versions are merged by {dense.merge}; set merge=trimmed too")
+        return by_class(_trimming(dense), _trimming(embedding))
+
+
+def _trimming(outer: Outer) -> Outer:
+    """Return the arithmetic with a share that is left out just where one is: recorded is none with another rule."""
+    return msgspec.structs.replace(
+        outer, trim=(outer.trim or Rules().trim) if outer.merge == MergeRule.TRIMMED else 0.0
+    )
+
+
+def parse(pairs: Iterable[str]) -> Settings:
+    """Return the settings in `name=value` texts. Raises `InputError` for what cannot be set, or not to that."""
+    outer: dict[str, Any] = {}
+    embeddings, pace = None, {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if name in _FIXED:
+            raise InputError(f"--set {pair}: {name} cannot be changed afterwards: {_FIXED[name]}")
+        if not equals or (name not in _OUTER and name not in _PACE):
+            raise InputError(f"--set {pair}: write it as NAME=VALUE; names are {', '.join([*_OUTER, *_PACE])}")
+        try:
+            value = _value(name, text)
+        except (ValueError, InputError):
+            raise InputError(f"--set {pair}: {name} takes {_TAKES[name]}, not {text!r}") from None
+        if name == "merge.embeddings":
+            embeddings = value
+        elif name in _OUTER:
+            outer[_OUTER[name]] = value
+        else:
+            pace[name] = value
+    return Settings(outer, embeddings, pace)
+
+
+def _value(name: str, text: str) -> Any:
+    """Return what a text sets this name to. Raises `ValueError` or `InputError` for what it does not take."""
+    if name in ("merge", "merge.embeddings"):
+        return MergeRule(text)
+    if name in _PACE:
+        number: float = int(text) if name in ("quorum", "staleness") else float(text)
+        msgspec.structs.replace(Pace(), **{name: number}).check()
+        return number
+    share = float(text)
+    if not _WITHIN[name](share):
+        raise ValueError(text)
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How far the other trajectory is from the recorded one at a version, over all fragments: one that ended earlier
+    counts as it ended."""
+
+    version: int
+    inputs_recorded: int
+    inputs_other: int
+    difference: float
+    """‖Θ' − Θ‖ of the published values."""
+    way: float
+    """‖Θ − Θ_start‖: how far the recorded run had come since the fold began."""
+    cosine: float
+    """Between the two ways from the start; NaN where one of them has not moved."""
+
+    @property
+    def relative(self) -> float:
+        """The difference as a share of the way."""
+        return self.difference / self.way if self.way else 0.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The other trajectory."""
+
+    rows: list[Departure]
+    starts: list[int]
+    heads: list[int]
+    states: dict[int, State]
+    """By fragment: where it ends."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one version of one fragment."""
+
+    recorded: int
+    other: int
+    difference: float
+    way: float
+    other_way: float
+    product: float
+
+
+async def what_if(
+    log: Log,
+    settings: Settings,
+    *,
+    fragments: Sequence[int] | None = None,
+    last: int | None = None,
+    at_once: int = 2,
+    progress: ShareDone = lambda _: None,
+) -> Outcome:
+    """Fold under other rules. Raises `LogCorrupt` where the log cannot be folded, `InputError` for a bad choice."""
+    chosen = all_or(log, fragments)
+    newest = [await log.newest(p) for p in chosen]
+    tops = [min(c.version if c else 0, 1 << 62 if last is None else last) for c in newest]
+    outcome = Outcome([], [0] * len(chosen), tops, {})
+    sums: dict[int, dict[int, _Sums]] = {p: {} for p in chosen}
+    total, done = max(1, sum(tops)), 0
+    gate = asyncio.Semaphore(at_once)
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress(min(1.0, done / total))
+
+    async def one(number: int, p: int) -> None:
+        async with gate:
+            outcome.starts[number], outcome.states[p] = await _fragment(log, p, tops[number], settings, sums[p], tick)
+
+    await asyncio.gather(*(one(number, p) for number, p in enumerate(chosen)))
+    newest_sums: dict[int, _Sums] = {}
+    for version in sorted({v for found in sums.values() for v in found}):
+        here = {p: found[version] for p, found in sums.items() if version in found}
+        newest_sums |= here
+        found = list(newest_sums.values())
+        ways = math.sqrt(sum(s.way for s in found)) * math.sqrt(sum(s.other_way for s in found))
+        outcome.rows.append(
+            Departure(
+                version,
+                sum(s.recorded for s in here.values()),
+                sum(s.other for s in here.values()),
+                math.sqrt(sum(s.difference for s in found)),
+                math.sqrt(sum(s.way for s in found)),
+                sum(s.product for s in found) / ways if ways else math.nan,
+            )
+        )
+    return outcome
+
+
+async def _fragment(
+    log: Log, p: int, top: int, settings: Settings, sums: dict[int, _Sums], tick: Callable[[], None]
+) -> tuple[int, State]:
+    keep = max(2, log.run.pace.staleness + 1)
+    at = await fold.begin(log, p, fold.Merging(log), at_most=await earliest(log, p), keep=keep)
+    commits = []
+    async for commit in log.commits(p, at.version, at.digest, at.under):
+        if commit.version > top:
+            break
+        commits.append(commit)
+    members = decide(log, commits, at.last, settings.pace) if settings.pace else [c.header.inputs for c in commits]
+    publishing, start, recorded, other = fold.Publishing(log), at.carried.published, at.carried.published, at.carried
+    for commit, inputs in zip(commits, members, strict=True):
+        h = commit.header
+        recorded = await publishing.step(recorded, commit)
+        if h.healed is not None:
+            # Here nothing was broken; momentum is lost all the same, or the two would be no pair.
+            zeros = np.zeros_like(other.momentum)
+            other = State(h.version, other.published, other.published.copy(), zeros)
+        elif inputs:
+            result = await fold.combine(log, other, p, inputs, settings.outers(h), codec(h.codec_down))
+            if not result.finite:
+                raise InputError(f"under these rules fragment {p} leaves float32's range at version {h.version}")
+            other = result.state
+        else:
+            other = State(h.version, other.published, other.master, other.momentum)
+        entry = await log.runtime.offload(_distances, start, recorded, other.published)
+        sums[h.version] = _Sums(len(h.inputs), len(inputs), *entry)
+        tick()
+    return at.version, other
+
+
+def _distances(start: F32, recorded: F32, other: F32) -> tuple[float, float, float, float]:
+    way, other_way = recorded.astype(np.float64) - start, other.astype(np.float64) - start
+    difference = other_way - way
+    return (
+        float(difference @ difference),
+        float(way @ way),
+        float(other_way @ other_way),
+        float(way @ other_way),
+    )
+
+
+# --- one round alone --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OneRound:
+    """One round under other rules, after the log as it was."""
+
+    recorded: tuple[str, ...]
+    other: tuple[str, ...]
+    """Who is merged, in order of arrival."""
+    closed_recorded_s: float
+    closed_other_s: float
+    """From opening to closing; the same where no rule of waiting was changed."""
+    step: float
+    """‖Θ_v − Θ_{v-1}‖ of the published values, as recorded."""
+    other_step: float
+    difference: float
+    """‖Θ'_v − Θ_v‖."""
+    cosine: float
+    """Between the two steps; NaN where one of them is none."""
+
+
+async def one_round(log: Log, fragment: int, version: int, settings: Settings) -> OneRound:
+    """Merge one round anew under other rules, from the state before it. Raises `InputError`, `LogCorrupt`.
+
+    Whom it could have merged are those who had arrived when it was closed: of whoever came later the log has no time of
+    arrival here, as it has none for `what_if`.
+    """
+    all_or(log, [fragment])
+    commit = await log.commit(fragment, version) if version > 0 else None
+    if commit is None:
+        raise InputError(f"there is no commit {fragment}/{version} in {log.run.url}")
+    h, merging = commit.header, fold.Merging(log)
+    if h.healed is not None:
+        raise InputError(f"version {version} of fragment {fragment} merged nothing: it heals the fragment")
+    if version <= await earliest(log, fragment):
+        raise InputError(f"what version {version} of fragment {fragment} merged was collected by `isthmus gc`")
+    at = await fold.fold(log, fragment, merging, until=version - 1, keep=max(2, log.run.pace.staleness + 1))
+    inputs, closed_at = h.inputs, h.waited.waited_s
+    if settings.pace:
+        ((inputs, closed_at),) = _decided(log, [commit], at.last, settings.pace)
+    recorded = await fold.Publishing(log).step(at.carried.published, commit)
+    other = at.carried.published
+    if inputs:
+        result = await fold.combine(log, at.carried, fragment, inputs, settings.outers(h), codec(h.codec_down))
+        if not result.finite:
+            raise InputError(f"under these rules fragment {fragment} leaves float32's range at version {version}")
+        other = result.state.published
+    difference, step, other_step, product = await log.runtime.offload(_distances, at.carried.published, recorded, other)
+    lengths = math.sqrt(step) * math.sqrt(other_step)
+    return OneRound(
+        tuple(i.learner for i in h.inputs), tuple(i.learner for i in inputs), h.waited.waited_s, closed_at,
+        math.sqrt(step), math.sqrt(other_step), math.sqrt(difference), product / lengths if lengths else math.nan,
+    )  # fmt: skip
+
+
+# --- who would have been in -------------------------------------------------------------------------------------------
+
+
+class _Recorded(Members):
+    """The members of a round as its commit recorded them. Times are seconds since the round was opened."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(pace, 0.0)
+        self.here: set[str] = set()
+        self.known = Terms()
+
+    def expected(self, recent: Iterable[str], now: float) -> set[str]:
+        """See `Members.expected`."""
+        return set(self.here)
+
+    def terms(self, expected: Iterable[str], missing: Iterable[str]) -> Terms:
+        """See `Members.terms`."""
+        return self.known
+
+
+def decide(
+    log: Log, commits: Sequence[Commit], before: Sequence[Commit], changed: dict[str, Any]
+) -> list[tuple[Input, ...]]:
+    """Return, for each commit, the updates that would have been merged under another pace, in order of arrival.
+
+    Each round is told what it saw, in order and at the recorded times; under the recorded pace it decides as it did.
+    Only updates that were merged have recorded arrivals: what no round took in the log is in none here either. Raises
+    `InputError` for a commit that does not say what it was decided by.
+    """
+    return [inputs for inputs, _ in _decided(log, commits, before, changed)]
+
+
+def _decided(
+    log: Log, commits: Sequence[Commit], before: Sequence[Commit], changed: dict[str, Any]
+) -> list[tuple[tuple[Input, ...], float]]:
+    """Return what `decide` does, and with each when its round closed [seconds since it was opened]."""
+    pace = msgspec.structs.replace(log.run.pace, **changed)
+    members = _Recorded(pace)
+    # Whom no round waited for, for never coming, is not among those the commits say were expected.
+    rounds = Rounds(pace, log.run.rules.periods, members, Bounds(absent=ABSENT_MAX))
+    rounds.restored(commits[0].version - 1 if commits else 0, [c.header for c in before])
+    decided: list[tuple[tuple[Input, ...], float]] = []
+    given: dict[bytes, Input] = {}
+    for number, commit in enumerate(commits):
+        h = commit.header
+        given |= {i.digest: i for i in h.inputs}
+        until = math.inf
+        if number + 1 < len(commits):
+            until = commits[number + 1].header.waited.opened_at - h.waited.opened_at
+        merged, closed_at = ((), 0.0) if h.healed is not None else _Story(rounds, members, given, h).tell(until)
+        decided.append((merged, closed_at))
+        # Committed as it closed: what lies between the two is in the recorded terms already.
+        rounds.on(Appended(msgspec.structs.replace(h, inputs=merged, rejected=(), rejected_total={})), closed_at)
+    return decided
+
+
+class _Story:
+    """One round, told anew."""
+
+    def __init__(self, rounds: Rounds, members: _Recorded, given: dict[bytes, Input], header: CommitHeader) -> None:
+        w = header.waited
+        if sum(seen.what == "in" for seen in w.seen) != len(header.inputs):
+            raise InputError(
+                f"version {header.version} of fragment {header.fragment} does not say what its round saw (written by "
+                "an earlier release, or too long to say): rules of waiting cannot be changed afterwards here"
+            )
+        self._rounds = rounds
+        self._members = members
+        self._given = given
+        self._header = header
+        self._now = 0.0
+        self._merged: tuple[Input, ...] | None = None
+        self._closed_at = 0.0
+        # What came due was noticed a little late, whatever the loop was busy with; it would be as late now.
+        due = (w.quorum_s - w.boundary_s + w.grace_s, max(w.gives_up_s, w.hold_s), w.hold_s)
+        self._lag = max((w.waited_s - at for at in due if 0.0 < at <= w.waited_s), default=0.0)
+        if w.own_s:
+            self._lag = w.waited_s - w.own_s  # when the others were due decided nothing
+
+    def tell(self, until: float) -> tuple[tuple[Input, ...], float]:
+        """Return who is in once the round closes, or when the next one was opened, `until` seconds after this one; and
+        when it closed."""
+        w = self._header.waited
+        self._members.here = _expected_at_first(w)
+        self._members.known = Terms(w.fastest_step_s, w.slowest_step_s, w.sync_s, w.cap_s)
+        self._members.hold_until = w.hold_s
+        actions = self._rounds.on(Called(self._header.version, w.called_by), 0.0)
+        if self._rounds.round is not None:
+            self._rounds.round.boundary_at, self._rounds.round.gives_up_at = -w.boundary_s, w.gives_up_s
+            # What came in that very moment is in it still.
+            self._rounds.round.own_until = w.own_s + INSTANT_S if w.own_s else -math.inf
+            self._rounds.round.not_before = w.own_s
+        self._do(actions)
+        inputs = iter(self._header.inputs)
+        for number, seen in enumerate(w.seen):
+            self._wait(seen.at)
+            # Who comes and goes was looked up when somebody was in or passed, before that decided anything.
+            self._come_and_go(w.seen[number + 1 :], seen.at)
+            match seen.what:
+                case "in":
+                    self._do(self._rounds.on(Announced(self._pointer(next(inputs))), self._now))
+                case "pass":
+                    self._do(self._rounds.on(Passed(seen.learner, self._header.version), self._now))
+                case _:
+                    self._come_and_go([seen], seen.at)
+            self._do(self._rounds.on(Tick(), self._now))
+        self._wait(until)
+        if self._merged is None and self._rounds.round is not None and self._rounds.round.arrived:
+            self._take()
+        return self._merged or (), self._closed_at
+
+    def _come_and_go(self, trail: Iterable[Seen], at: float) -> None:
+        """Let learners be expected, or not any more, as far as the trail says so of this very moment."""
+        for seen in trail:
+            if seen.at != at or seen.what not in ("here", "gone"):
+                return
+            (self._members.here.add if seen.what == "here" else self._members.here.discard)(seen.learner)
+
+    def _pointer(self, given: Input) -> Pointer:
+        return Pointer(
+            learner=given.learner,
+            incarnation=given.incarnation,
+            base=given.base,
+            digest=given.digest,
+            key=given.key,
+            size=given.bytes,
+            steps=given.steps,
+            tokens=given.tokens,
+            step=given.step,
+            tokens_seen=given.tokens_seen,
+            due=False,  # rounds open when they were opened
+            boundary_at=self._now,
+            heard_at=self._now,
+        )
+
+    def _wait(self, until: float) -> None:
+        again_s = INSTANT_S
+        while self._merged is None:
+            deadline = self._rounds.deadline(self._now)
+            if deadline is None or deadline + self._lag >= until - INSTANT_S:
+                break
+            # What is overdue is looked at again a moment later, each time twice as late: it must come to an end.
+            self._now, again_s = (deadline, INSTANT_S) if deadline > self._now else (self._now + again_s, 2 * again_s)
+            self._do(self._rounds.on(Tick(), self._now))
+        if math.isfinite(until):
+            self._now = max(self._now, until)
+
+    def _do(self, actions: list[Action]) -> None:
+        while actions:
+            action = actions.pop(0)
+            if isinstance(action, Fetch) and self._rounds.accepts(action.pointer):
+                actions += self._rounds.on(Arrived(action.pointer), self._now)
+            elif isinstance(action, Merge):
+                self._take()
+
+    def _take(self) -> None:
+        assert self._rounds.round is not None, "merging without a round"
+        self._merged = tuple(self._given[p.digest] for p in self._rounds.round.arrived.values())
+        self._closed_at = self._now
+
+
+def _expected_at_first(w: Waited) -> set[str]:
+    """Return whom a round waited for when it was opened, from whom it did when it closed and who came and went."""
+    expected = set(w.expected)
+    for seen in reversed(w.seen):
+        if seen.what == "here":
+            expected.discard(seen.learner)
+        elif seen.what == "gone":
+            expected.add(seen.learner)
+    return expected

@@ -1,0 +1,377 @@
+"""Of the first rank: a steward whose arrays lie with the ranks that own their fragments."""
+
+import asyncio
+import logging
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from isthmus.agent.tolerance import Tolerance, kind
+from isthmus.codecs.kernels import U8
+from isthmus.errors import RankLost, Unavailable, known_error
+from isthmus.format.records.frame import Blob
+from isthmus.format.records.keys import LEARNERS
+from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
+from isthmus.learner.ranks import wire
+from isthmus.learner.ranks.served import CONNECT_S, Keeper, is_secret
+from isthmus.learner.ranks.shelf import Numbers
+from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, Steward, Stored, left
+from isthmus.log import Commit
+
+logger = logging.getLogger(__name__)
+
+
+Moved = Callable[[int, int], None]
+"""Is told how many bytes were moved to the store, and from it."""
+
+
+class Peer:
+    """One rank that owns fragments, as the first rank talks to it. On the agent's loop, but for `remote`."""
+
+    def __init__(self, rank: int, numbers: Numbers, loop: asyncio.AbstractEventLoop) -> None:
+        self.rank = rank
+        self._numbers = numbers
+        self._loop = loop
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: dict[int, asyncio.Future[wire.Answer]] = {}
+        self._gone: deque[int] = deque()
+        self._telling = False
+        self._lost: RankLost | None = None
+
+    def number(self) -> int:
+        """Return a number nothing has. From any thread."""
+        return self._numbers.take()
+
+    def remote(self, number: int | None = None) -> Remote:
+        """Return what stands for an array there, a new one where no number is given. From any thread.
+
+        Once nothing refers to it any more, that rank lets go of the array.
+        """
+        found = Remote(self.rank, self.number() if number is None else number)
+        weakref.finalize(found, self._forget, found.number).atexit = False
+        return found
+
+    def _forget(self, number: int) -> None:
+        # In any thread, in the middle of anything.
+        self._gone.append(number)
+        if not self._telling:
+            self._telling = True
+            with suppress(RuntimeError):  # the loop has ended, and the other rank with it
+                self._loop.call_soon_threadsafe(self._say_forgotten)
+
+    def _say_forgotten(self) -> None:
+        self._telling = False  # before it is looked at: what comes from now on is told the next time
+        numbers = []
+        while self._gone:
+            numbers.append(self._gone.popleft())
+        if numbers and self._writer is not None and self._lost is None:
+            wire.write(self._writer, 0, wire.Forget(numbers))
+
+    async def listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, moved: Moved) -> None:
+        """Hear answers until the end, which is `RankLost`."""
+        self._writer = writer
+        try:
+            while True:
+                envelope, _ = await wire.read(reader)
+                waiting = self._waiting.pop(envelope.number, None)
+                match envelope.message:
+                    case wire.Answer() as answer:
+                        moved(answer.bytes_up, answer.bytes_down)
+                        if waiting is not None and not waiting.done():
+                            waiting.set_result(answer)
+                    case wire.Failure(name, text, about):
+                        if waiting is not None and not waiting.done():
+                            waiting.set_exception(known_error(name, f"rank {self.rank}: {text}", about))
+        except RankLost as error:
+            self._lost = RankLost(f"rank {self.rank}: {error}")
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(self._lost)
+            self._waiting.clear()
+            raise self._lost from None
+
+    async def ask(self, message: wire.Asked, body: Blob = b"") -> wire.Answer:
+        """Return what it answers. Raises what it failed with, and `RankLost`."""
+        number = self.number()
+        answer: asyncio.Future[wire.Answer] = self._loop.create_future()
+        self._waiting[number] = answer
+        self.post(message, body, number)
+        assert self._writer is not None, "post has used it"
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            logger.debug("rank %d: %s", self.rank, error)  # whoever listens finds out
+        return await answer
+
+    def post(self, message: wire.Asked, body: Blob = b"", number: int = 0) -> None:
+        """Say something without waiting for an answer. Raises `RankLost`."""
+        if self._lost is not None:
+            raise self._lost
+        assert self._writer is not None, "nobody is asked before all have come"
+        wire.write(self._writer, number, message, body)
+
+
+class Peers:
+    """All ranks that own fragments."""
+
+    def __init__(self, ranks: Sequence[int], secret: bytes) -> None:
+        """`ranks`: those that are to come. To be made on the agent's loop."""
+        self._numbers = numbers = Numbers()
+        loop = asyncio.get_running_loop()
+        self.of: Mapping[int, Peer] = {rank: Peer(rank, numbers, loop) for rank in ranks}
+        self.port = 0
+        self.moved: Moved = lambda up, down: None
+        self._secret = secret
+        self._there: set[int] = set()
+        self._all_there = asyncio.Event()
+        self._listening: dict[int, asyncio.Task[None]] = {}
+        self._writers: list[asyncio.StreamWriter] = []
+
+    def remote(self, rank: int, number: int | None = None) -> Remote:
+        """Return what stands for an array of a rank, see `Peer.remote`. From any thread."""
+        return self.of[rank].remote(number)
+
+    def reserve(self, count: int) -> int:
+        """Return the first of so many numbers that nothing has. From any thread."""
+        return self._numbers.take(count)
+
+    @asynccontextmanager
+    async def listening(self, host: str) -> AsyncIterator[None]:
+        """Let them come; at the end they are let go."""
+        server = await asyncio.start_server(self._come, host, 0, limit=wire.STREAM_LIMIT)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            server.close()
+            for task in self._listening.values():
+                task.cancel()
+            for writer in self._writers:
+                writer.close()
+
+    async def complete(self) -> None:
+        """Wait until all have come. Raises `Unavailable` where one does not."""
+        try:
+            async with asyncio.timeout(2 * CONNECT_S):
+                if self.of:
+                    await self._all_there.wait()
+        except TimeoutError:
+            missing = ", ".join(str(rank) for rank in self.of if rank not in self._there)
+            raise Unavailable(
+                f"of the ranks of this learner {missing} did not reach the first one within {2 * CONNECT_S:g} s: what "
+                "they say themselves tells why; ranks talk over TCP, at ports of the system's choice"
+            ) from None
+
+    async def until_one_is_lost(self) -> None:
+        """Raise `RankLost` once one of them is gone; never return."""
+        if not self._listening:
+            await asyncio.Event().wait()  # a job of one rank
+        await asyncio.wait(self._listening.values(), return_when=asyncio.FIRST_EXCEPTION)
+        for task in self._listening.values():
+            if task.done():
+                task.result()
+
+    def _count(self, up: int, down: int) -> None:
+        self.moved(up, down)
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                envelope, _ = await wire.read(reader, wire.HELLO_MAX, 0)
+        except (RankLost, TimeoutError, ValueError):
+            writer.close()
+            return
+        hello = envelope.message
+        if not isinstance(hello, wire.Hello) or not is_secret(hello.secret, self._secret) or hello.rank not in self.of:
+            logger.warning("somebody who is no rank of this learner wanted to speak with it")
+            writer.close()
+            return
+        self._writers.append(writer)
+        self._listening[hello.rank] = asyncio.ensure_future(self.of[hello.rank].listen(reader, writer, self._count))
+        await asyncio.sleep(0)  # it listens now
+        self._there.add(hello.rank)
+        if len(self._there) == len(self.of):
+            self._all_there.set()
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """What all ranks are told of how they are to come."""
+
+    run: bytes
+    """The run, see `told_run`."""
+    owner: list[int]
+    """The rank of each fragment."""
+    addresses: list[tuple[str, int]]
+    """Where the first rank listens."""
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A learner's fragments spread over its ranks, which have all come."""
+
+    peers: Peers
+    owner: Sequence[int]
+    keeper: Keeper
+    """Makes the steward of what the first rank owns itself."""
+    on_devices: bool
+    """Whether ranks keep arrays on the devices that train."""
+
+    def steward(self, own: OwnSteward, tolerance: Tolerance, moved: Moved) -> Steward:
+        """See `MakeSteward`."""
+        return Owners(self.keeper(own), self.peers, self.owner, tolerance, moved, on_devices=self.on_devices)
+
+
+def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str, list[str]]:
+    """Return at which address the first rank is to listen, and under which names others reach it.
+
+    `alone`: all ranks are on its machine. `rendezvous`: where the job's ranks have met, if that is known.
+    """
+    if alone:
+        return "127.0.0.1", ["127.0.0.1"]
+    return ("::" if rendezvous and ":" in rendezvous else "0.0.0.0"), [*([rendezvous] if rendezvous else []), hostname]
+
+
+class Owners:
+    """A steward that has each thing done where its fragment's arrays lie."""
+
+    divides = True
+
+    def __init__(
+        self,
+        own: Steward,
+        peers: Peers,
+        owner: Sequence[int],
+        tolerance: Tolerance,
+        moved: Moved,
+        *,
+        on_devices: bool = False,
+    ) -> None:
+        """`own`: of what the first rank owns. `owner`: the rank of each fragment. `moved` is told what other ranks
+        move. `on_devices`: arrays are staged and landed where they are owned."""
+        peers.moved = moved
+        self._own = own
+        self._peers = peers
+        self._owner = owner
+        self._tolerance = tolerance
+        self._on_devices = on_devices
+
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> Held:
+        """See `Carry.start`."""
+        if (peer := self._peer(fragment)) is None:
+            return await self._own.start(fragment, version, key, commit)
+        into = peer.number()
+        await self._ask(peer, kind("read", key), wire.Start(fragment, version, key, commit, into))
+        return peer.remote(into)
+
+    async def step(self, carried: Held, commit: Commit) -> Held:
+        """See `Carry.step`."""
+        if not isinstance(carried, Remote):
+            return await self._own.step(carried, commit)
+        peer = self._peers.of[carried.rank]
+        into, about = peer.number(), kind("read", commit.header.value_key)
+        await self._ask(peer, about, wire.Step(carried.number, commit, into))
+        return peer.remote(into)
+
+    async def restart(self, commit: Commit) -> Held:
+        """See `Carry.restart`."""
+        if (peer := self._peer(commit.header.fragment)) is None:
+            return await self._own.restart(commit)
+        into, about = peer.number(), kind("read", commit.header.value_key)
+        await self._ask(peer, about, wire.Restart(commit, into))
+        return peer.remote(into)
+
+    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+        """See `Steward.pack`."""
+        if (peer := self._peer(header.fragment)) is None:
+            return await self._own.pack(header, base, values, feedback)
+        body, dropped = peer.number(), peer.number()
+        carried = None if feedback is None else _there(feedback).number
+        asked = wire.Pack(header, _there(base).number, _there(values).number, carried, body, dropped)
+        answer = await peer.ask(asked)
+        if not answer.digest:
+            return None
+        left = peer.remote(dropped) if answer.yes else None
+        return Parcel(answer.digest, answer.size, peer.remote(body), left)
+
+    async def store(self, key: str, parcel: Parcel) -> None:
+        """See `Steward.store`."""
+        if not isinstance(parcel.body, Remote):
+            await self._own.store(key, parcel)
+            return
+        peer = self._peers.of[parcel.body.rank]
+        await self._ask(peer, kind("create", key), wire.Store(key, parcel.body.number))
+
+    def sum(self, fragment: int, a: Held, b: Held) -> Held:
+        """See `Steward.sum`."""
+        if (peer := self._peer(fragment)) is None:
+            return self._own.sum(fragment, a, b)
+        into = peer.number()
+        peer.post(wire.Sum(fragment, _there(a).number, _there(b).number, into))
+        return peer.remote(into)
+
+    async def staged(self, fragment: int, held: Held) -> Held:
+        """See `Steward.staged`."""
+        if not isinstance(held, Remote):
+            return await self._own.staged(fragment, held)
+        return await self._elsewhere(wire.Stage, fragment, held)
+
+    async def landed(self, fragment: int, held: Held) -> Held:
+        """See `Steward.landed`."""
+        if not isinstance(held, Remote):
+            return await self._own.landed(fragment, held)
+        return await self._elsewhere(wire.Land, fragment, held)
+
+    async def _elsewhere(self, move: type[wire.Stage | wire.Land], fragment: int, held: Remote) -> Remote:
+        if not self._on_devices:
+            return held
+        peer = self._peers.of[held.rank]
+        into = peer.number()
+        await peer.ask(move(fragment, held.number, into))
+        return peer.remote(into)
+
+    async def home(self, fragment: int, held: Held) -> Held:
+        """See `Steward.home`."""
+        if (peer := self._peer(fragment)) is None:
+            return await self._own.home(fragment, held)
+        into = peer.number()
+        if isinstance(held, Stored):
+            await self._ask(
+                peer, kind("read", held.pieces[0].key), wire.Bring(fragment, held.pieces, held.residual, into)
+            )
+        else:
+            given = np.ascontiguousarray(left(held))
+            await peer.ask(wire.Give(into, given.dtype == np.uint16), given.view(np.uint8).data)
+        return peer.remote(into)
+
+    async def is_finite(self, held: Held) -> bool:
+        """See `Steward.is_finite`."""
+        if not isinstance(held, Remote):
+            return await self._own.is_finite(held)
+        return (await self._peers.of[held.rank].ask(wire.IsFinite(held.number))).yes
+
+    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
+        """See `Steward.keep`."""
+        if (peer := self._peers.of.get(part.rank)) is None:
+            return await self._own.keep(part, held)
+        asked = wire.Keep(part, [_there(one).number for one in held])
+        answer = await self._ask(peer, kind("write", LEARNERS), asked)
+        assert answer.part is not None, "it says what it has stored"
+        return answer.part
+
+    def _peer(self, fragment: int) -> Peer | None:
+        return self._peers.of.get(self._owner[fragment])
+
+    async def _ask(self, peer: Peer, about: str, message: wire.Asked) -> wire.Answer:
+        """Ask for something that takes the store: what it refuses is ridden out as here."""
+        return await self._tolerance.of(about, peer.ask(message))
+
+
+def _there(held: Held | U8) -> Remote:
+    assert isinstance(held, Remote), "all arrays of a fragment lie with its owner"
+    return held

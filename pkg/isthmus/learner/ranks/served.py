@@ -1,0 +1,207 @@
+"""Of a rank that owns fragments: does with their arrays what the first rank asks for."""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from isthmus.agent.ports import open_place
+from isthmus.errors import IsthmusError, RankLost, Unavailable, told
+from isthmus.format.records.objects import Part
+from isthmus.format.signing import Signer
+from isthmus.learner.ranks import wire
+from isthmus.learner.ranks.shelf import Shelf
+from isthmus.learner.steward import OwnSteward, Parcel, Steward, Stored
+from isthmus.log import Log
+from isthmus.log.run import Run
+from isthmus.runtime.clock import Runtime
+from isthmus.store.measured import Traffic
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 30.0
+"""The first rank is to be reached within this long."""
+
+
+Keeper = Callable[[OwnSteward], Steward]
+"""Makes the steward of what a rank owns, around one that works in the host's memory."""
+
+
+def own_keeper(own: OwnSteward) -> Steward:
+    """Keep all of it in the host's memory."""
+    return own
+
+
+async def serve(
+    url: str,
+    run: Run,
+    shelf: Shelf,
+    keeper: Keeper,
+    rank: int,
+    addresses: Sequence[tuple[str, int]],
+    secret: bytes,
+    threads: int,
+    opened: Callable[[Log], None],
+    signer: Signer | None = None,
+) -> None:
+    """Reach the first rank and serve it until it closes. `threads` share one computation here; `opened` is given what
+    the run is read through; what is stored here is signed by `signer`.
+
+    Raises `Unavailable` where it cannot be reached.
+    """
+    async with open_place(url, crew=threads) as store:
+        own = OwnSteward(Log(run, store, store.runtime, signer))
+        opened(own.log)
+        reader, writer = await _reach(addresses)
+        try:
+            wire.write(writer, 0, wire.Hello(rank, secret))
+            await Served(keeper(own), store.runtime, shelf, reader, writer, store.traffic).run()
+        finally:
+            shelf.close()
+            writer.close()
+
+
+async def _reach(addresses: Sequence[tuple[str, int]]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    problems = []
+    for host, port in addresses:
+        try:
+            async with asyncio.timeout(CONNECT_S / len(addresses)):
+                return await asyncio.open_connection(host, port, limit=wire.STREAM_LIMIT)
+        except (OSError, TimeoutError) as error:
+            problems.append(f"{host}:{port}: {told(error)}")
+    raise Unavailable(f"the first rank of this learner cannot be reached ({'; '.join(problems)})")
+
+
+def is_secret(said: bytes, secret: bytes) -> bool:
+    """Return whether somebody knows the secret, in a time that says nothing of it."""
+    return hmac.compare_digest(said, secret)
+
+
+class Served:
+    """One connection to the first rank."""
+
+    def __init__(
+        self,
+        steward: Steward,
+        runtime: Runtime,
+        shelf: Shelf,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        traffic: Traffic,
+    ) -> None:
+        self._steward = steward
+        self._runtime = runtime
+        self._shelf = shelf
+        self._reader, self._writer = reader, writer
+        self._traffic = traffic
+        self._told = 0, 0
+
+    async def run(self) -> None:
+        """Answer until the first rank is done with us, or gone: its ranks know by other ways which it is."""
+        async with asyncio.TaskGroup() as tasks:
+            under_way: set[asyncio.Task[None]] = set()
+            while True:
+                try:
+                    envelope, body = await wire.read(self._reader)
+                except RankLost as error:
+                    logger.debug("served to the end: %s", error)
+                    for task in under_way:
+                        task.cancel()
+                    return
+                message = envelope.message
+                if isinstance(message, wire.Forget):
+                    self._shelf.forget(message.numbers)
+                    continue
+                assert not isinstance(message, wire.Hello | wire.Answer | wire.Failure), "only questions come this way"
+                # Now: they may be forgotten by the next message.
+                known = {number: self._shelf.find(number) for number in _arguments(message)}
+                if isinstance(message, wire.Sum):
+                    # At once: what it makes may be asked for, and forgotten, by those that follow. Of answers and of
+                    # sums before it are its arguments made, so they are here.
+                    a, b = known[message.a], known[message.b]
+                    assert a is not None, "made before"
+                    assert b is not None, "made before"
+                    self._shelf.put(message.into, self._steward.sum(message.fragment, a, b))
+                    continue
+                task = tasks.create_task(self._answer(envelope.number, message, known, body))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+
+    async def _answer(self, number: int, message: wire.Asked, known: dict[int, Any], body: bytearray) -> None:
+        said: wire.Said
+        try:
+            for missing in [n for n, thing in known.items() if thing is None]:
+                known[missing] = await self._runtime.offload(self._shelf.wait_for, missing)
+            said = await self._do(message, known, body)
+        except IsthmusError as error:
+            said = wire.Failure(type(error).__name__, str(error), vars(error))
+        except Exception as error:
+            logger.exception("a question of the first rank")
+            said = wire.Failure(type(error).__name__, repr(error), {})
+        with suppress(OSError):  # the first rank has gone: whoever reads finds out
+            wire.write(self._writer, number, said)
+            await self._writer.drain()
+
+    async def _do(self, message: wire.Asked, known: dict[int, Any], body: bytearray) -> wire.Answer:
+        steward, shelf = self._steward, self._shelf
+        match message:
+            case wire.Start(fragment, version, key, commit, into):
+                shelf.put(into, await steward.start(fragment, version, key, commit))
+            case wire.Step(carried, commit, into):
+                shelf.put(into, await steward.step(known[carried], commit))
+            case wire.Restart(commit, into):
+                shelf.put(into, await steward.restart(commit))
+            case wire.Pack(header, base, values, feedback, at, dropped):
+                carried_back = None if feedback is None else known[feedback]
+                parcel = await steward.pack(header, known[base], known[values], carried_back)
+                if parcel is not None:
+                    shelf.put(at, parcel)
+                    if parcel.dropped is not None:
+                        shelf.put(dropped, parcel.dropped)
+                    return self._done(parcel.digest, parcel.size, parcel.dropped is not None)
+            case wire.Store(key, at):
+                parcel = known[at]
+                assert isinstance(parcel, Parcel), "only what was packed is stored"
+                await steward.store(key, parcel)
+            case wire.Give(into, half):
+                shelf.put(into, np.frombuffer(body, np.uint16 if half else np.float32))
+            case wire.Bring(fragment, pieces, residual, into):
+                shelf.put(into, await steward.home(fragment, Stored(pieces, residual)))
+            case wire.Stage(fragment, n, into):
+                shelf.put(into, await steward.staged(fragment, known[n]))
+            case wire.Land(fragment, n, into):
+                shelf.put(into, await steward.landed(fragment, known[n]))
+            case wire.IsFinite(n):
+                return self._done(yes=await steward.is_finite(known[n]))
+            case wire.Keep(part, numbers):
+                return self._done(part=await steward.keep(part, [known[n] for n in numbers]))
+            case wire.Forget() | wire.Sum():
+                raise AssertionError("is dealt with at once")
+        return self._done()
+
+    def _done(self, digest: bytes = b"", size: int = 0, yes: bool = False, part: Part | None = None) -> wire.Answer:
+        up, down = self._traffic.bytes_up, self._traffic.bytes_down
+        before, self._told = self._told, (up, down)
+        return wire.Answer(up - before[0], down - before[1], digest, size, yes, part)
+
+
+def _arguments(message: wire.Asked) -> list[int]:
+    """Return the numbers of what a question is about."""
+    match message:
+        case wire.Step(carried):
+            return [carried]
+        case wire.Pack(_, base, values, feedback):
+            return [base, values, *([] if feedback is None else [feedback])]
+        case wire.Store(_, body):
+            return [body]
+        case wire.Sum(_, a, b):
+            return [a, b]
+        case wire.IsFinite(number) | wire.Stage(_, number) | wire.Land(_, number):
+            return [number]
+        case wire.Keep(_, numbers):
+            return numbers
+    return []

@@ -1,0 +1,200 @@
+"""A run's global model in a process that does not train it: `follow` brings new cuts to a module, or to a function.
+
+    following = isthmus.follow("s3://bucket/run", model)
+    while serving:
+        ...
+        following.update()          # between two requests: whatever is newest, at the price of a copy
+    following.close()
+
+It needs to read the store, nothing else. What a cut is, `isthmus.inspect.follow` says.
+"""
+
+# ruff: noqa: TID251  (threads: what one waits with for another)
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isthmus.agent.ports import TRUSTING, open_log
+from isthmus.codecs import kernels
+from isthmus.errors import InputError, Unavailable, told
+from isthmus.format.signing import Signer
+from isthmus.inspect.follow import Cut, cuts
+from isthmus.learner.global_local import Buffers
+from isthmus.link.beside import Beside
+from isthmus.log import Log, evaluations
+from isthmus.log.trust import Trust, trust_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+Judge = Callable[[Cut], Mapping[str, float] | None]
+"""Does something with a cut; returns what it has measured of it, by the names of series."""
+
+
+logger = logging.getLogger(__name__)
+
+
+class Following:
+    """What follows a run, on a thread of its own. Made by `follow`; used from the caller's thread."""
+
+    def __init__(
+        self,
+        run: str,
+        target: "nn.Module | Judge",
+        every: int,
+        apart_s: float,
+        fragments: Sequence[int] | None,
+        mixed: bool,
+        trust: Trust = TRUSTING,
+    ) -> None:
+        from torch import nn
+
+        self._run = run
+        self._trust = trust
+        self._module = target if isinstance(target, nn.Module) else None
+        self._function = None if isinstance(target, nn.Module) else target
+        self._how = every, apart_s, fragments, mixed
+        self._changed = threading.Condition()
+        self._brought: Cut | None = None
+        self._given: Cut | None = None
+        self._failure: BaseException | None = None
+        self._over = False
+        self._log: Log | None = None
+        self._beside = Beside("isthmus-follow", self._follow, self._fail, self._end)
+
+    @property
+    def cut(self) -> int:
+        """Number of the cut that the module holds, or that the function has dealt with last; -1 before the first."""
+        return -1 if self._given is None else self._given.number
+
+    def update(self, wait_s: float = 0.0) -> bool:
+        """Write the newest cut into the module, where there is a newer one than it holds; return whether there was.
+
+        Call it where the module is not in use: it copies on this thread, and fetches nothing. `wait_s`: wait so long
+        for the first or next cut. Raises what ended the following: `RunMissing`, `Denied`, `LogCorrupt`,
+        `LayoutMismatch` where the module is not the run's.
+        """
+        if self._module is None:
+            raise InputError("update() writes into a module, and this follows with a function")
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or self._brought is not self._given, wait_s)
+            self._check()
+            cut = self._brought
+            if cut is None or cut is self._given:
+                return False
+        from isthmus.torch.model import load_local
+        from isthmus.torch.served import load_cut
+
+        load_cut(self._module, cut)
+        load_local(self._module, cut.local)
+        self._given = cut
+        return True
+
+    def note(self, series: str, value: float) -> None:
+        """Keep a number that was measured of this cut in the run, as the next of a series: `isthmus status` shows it.
+
+        It needs to write below `evaluations/` in the store. Raises `InputError`, `Unavailable`, `Denied`.
+        """
+        if self._given is None or self._log is None:
+            raise InputError(f"no cut has been given yet: there is nothing that {series} was measured of")
+        self._beside.ask(evaluations.note(self._log, series, self._given.number, value))
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until it ends, by an error of the function or of the run, which is raised; or for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over, seconds)
+            self._check()
+
+    def close(self) -> None:
+        """Stop following. Raises what ended it before, if anything did."""
+        self._beside.stop()
+        self._check()
+
+    def __enter__(self) -> "Following":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._beside.stop()
+        if kind is None:
+            self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # --- on its thread ------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        from isthmus.torch.local import local_tensors
+        from isthmus.torch.model import keep_denormals
+
+        keep_denormals()  # the pool's threads are started from this one
+        every, apart_s, fragments, mixed = self._how
+        async with open_log(self._run, self._trust) as log:
+            self._log = log
+            await log.runtime.offload(kernels.warm)
+            buffers = Buffers(log)
+            wants_local = fragments is None if self._module is None else bool(local_tensors(self._module))
+            async for merged in cuts(log, log.runtime, every=every, apart_s=apart_s, fragments=fragments, mixed=mixed):
+                cut = replace(merged, local=await buffers.newest()) if wants_local else merged
+                with self._changed:
+                    self._brought = cut
+                    self._changed.notify_all()
+                if self._function is not None:
+                    found = await log.runtime.offload(self._function, cut)
+                    for series, value in (found or {}).items():
+                        try:
+                            await evaluations.note(log, series, cut.number, value)
+                        except Unavailable as error:
+                            logger.warning("%s of cut %d is not kept: %s", series, cut.number, told(error))
+                    self._given = cut
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+
+    def _end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+
+def follow(
+    run: str,
+    target: "nn.Module | Judge",
+    *,
+    every: int = 1,
+    at_most_every_s: float = 0.0,
+    fragments: Sequence[int] | None = None,
+    mixed: bool = False,
+    key: str | Path | Signer | None = None,
+    owner: str | None = None,
+    run_digest: str | None = None,
+) -> Following:
+    """Follow a run's global model.
+
+    Args:
+        run: where it lives: `s3://bucket/prefix` or a folder.
+        target: a module, into which `Following.update` writes the newest cut when it is called; or a function, which is
+            given a cut on another thread, and when it comes back the newest that there is then. What it returns,
+            numbers by the names of series, is kept in the run, as by `Following.note`. A module has the run's tensors
+            under their names, on any device, in any dtype, trained or not, sharded or whole; what else it has must be
+            frozen in the run. Its buffers get those of the global model: means over the learners' newest checkpoints,
+            read once a minute at most. A function finds them in `cut.buffers()`.
+        every: cuts whose version is a multiple of this.
+        at_most_every_s: seconds between two cuts, at least.
+        fragments: only the tensors that lie in these; all.
+        mixed: each fragment at its newest version, instead of one version of all.
+        key: an OpenSSH private key of a member, which signs measurements; by default what `ISTHMUS_KEY` names.
+        owner: who must own the run, as in `isthmus.join`.
+        run_digest: which run it must be, as in `isthmus.join`.
+
+    Raises `InputError`; what goes wrong later, `update`, `wait` and `close` raise.
+    """
+    if every < 1 or not at_most_every_s >= 0:
+        raise InputError(f"every={every} must be at least 1, at_most_every_s={at_most_every_s:g} at least 0")
+    trust = trust_of(key, owner, run_digest=run_digest)
+    return Following(run, target, every, at_most_every_s, fragments, mixed, trust)

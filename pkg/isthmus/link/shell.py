@@ -1,0 +1,381 @@
+"""The thread in which a learner's agent lives, on an event loop of its own, beside the training thread."""
+
+# ruff: noqa: TID251  (threads: this is one of their places)
+import asyncio
+import atexit
+import logging
+import math
+import queue
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+from isthmus.agent.ports import TRUSTING, Find, Ports, open_ports
+from isthmus.codecs import kernels
+from isthmus.errors import IsthmusError, RankLost, first_cause
+from isthmus.format.records.fields import require_name
+from isthmus.format.rules import MemberRole, Pace
+from isthmus.interrupts import held_back
+from isthmus.learner import LearnerAgent, Replica
+from isthmus.learner.agent import MakeSteward
+from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.learner.ranks.asked import Spread
+from isthmus.learner.steward import Arrays
+from isthmus.link.beside import EXIT_S, Beside
+from isthmus.log import Log
+from isthmus.log.run import Run
+from isthmus.log.trust import Trust
+from isthmus.runtime.clock import clock
+from isthmus.sinks import CLOSE_S, Feeder, Sink
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+FindDonor = Callable[[LearnerAgent], Awaitable[Checkpoint | None]]
+
+MakeSpread = Callable[[Ports], AbstractAsyncContextManager[Spread | None]]
+
+
+@asynccontextmanager
+async def _not_spread(_: Ports) -> AsyncIterator[None]:
+    yield None
+
+
+DRAIN_S = 10.0
+"""At the end, uploads that have begun get this long."""
+
+LAST_S, LAST_BYTES_S = 60.0, 4e6
+"""At the end, the last checkpoint gets so many seconds, and one second more for each so many bytes of its size."""
+
+LEAVE_S = 5.0
+"""Saying goodbye, and closing what is open, may take so long after that."""
+
+STILL_S = 10.0
+"""While it is stored, a line says so each so many seconds."""
+
+
+class Shell:
+    """The thread in which the agent lives, and the way in and out of it."""
+
+    def __init__(
+        self,
+        run_url: str,
+        bus_url: str,
+        learner: str,
+        adopt: str,
+        steps: int,
+        pace: Pace | None,
+        checkpoint_s: float,
+        sink: Sink | None,
+        trust: Trust = TRUSTING,
+    ) -> None:
+        require_name("learner name", learner)
+        self.feeder: Feeder | None = None
+        self._sink = sink
+        self.donor: Checkpoint | None = None
+        self.joined_at: list[int] = []
+        """The version of each fragment at joining."""
+        self.run: Run
+        self._log: Log
+        self.agent: LearnerAgent
+        self._urls = run_url, bus_url
+        self._trust = trust
+        self._settings = learner, adopt, steps, pace, checkpoint_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._abandoned = threading.Event()
+        self.news = threading.Event()
+        """Set whenever the agent has something for the training thread."""
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        """While joining: what the training thread is to do for the agent, and None when all is done."""
+        self._attached = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(
+        self, enter: Find, find_donor: FindDonor, spread: MakeSpread = _not_spread, steward: MakeSteward | None = None
+    ) -> None:
+        """Start the thread; return once the run is joined, and a donor looked for where one is needed.
+
+        `spread` gets the other ranks of this learner ready to keep their share of its arrays; where there are none,
+        `steward` makes what keeps them (see `LearnerAgent`).
+
+        Until then the calling thread, which trains, does what the agent asks of it (see `on_training_thread`).
+        """
+        self._thread = threading.Thread(
+            target=self._main, args=(enter, find_donor, spread, steward), name="isthmus-agent", daemon=True
+        )
+        self._thread.start()
+        try:
+            while (work := self._asked.get()) is not None:
+                work()
+            self.check()
+        except BaseException:  # Ctrl-C, or what the training thread was asked to do
+            self.abandon()
+            raise
+
+    async def on_training_thread(self, work: Callable[[], Result]) -> Result:
+        """Have the training thread do something while it waits in `start`: what only it may do with the model."""
+        return await asyncio.wrap_future(self._handed(work))
+
+    def ask_training_thread(self, work: Callable[[], Result]) -> Result:
+        """The same, from a thread that waits for it: not the agent's."""
+        return self._handed(work).result()
+
+    def _handed(self, work: Callable[[], Result]) -> "Future[Result]":
+        done: Future[Result] = Future()
+
+        def doing() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
+            try:
+                result = work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(result)  # Ctrl-C in here is Ctrl-C: the result may be set already
+
+        self._asked.put(doing)
+        return done
+
+    def ask_agent(self, work: Callable[[Log], Coroutine[None, None, Result]]) -> Result:
+        """Have the agent's thread do something with the run, once it has joined. Raises what that does."""
+        assert self._loop is not None, "joined without a loop"
+        return asyncio.run_coroutine_threadsafe(work(self._log), self._loop).result()
+
+    def attach(self, replica: Replica, arrays: Arrays | None, saver: Saver) -> None:
+        """Bring the model to the newest values, or the local work on them, and let the agent run.
+
+        `arrays`: what makes arrays that fragments are copied into; None: of this process.
+        """
+        loop, agent = self._loop, self.agent
+        assert loop is not None, "joined without a loop"
+
+        def notify() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(agent.wake)
+
+        self.donor = None  # it may be as large as the model
+        agent.attach(replica, notify, saver, arrays).news = self.news.set
+        agent.history.let_go()
+        self._attached.set()
+
+    def abandon(self) -> None:
+        """End the thread: joining came to nothing after all, or was interrupted."""
+        self._abandoned.set()
+        self._attached.set()
+        self._end()
+
+    def check(self) -> None:
+        """Raise what ended the agent, if anything did. What is raised on purpose says all in its message; only
+        of what nobody expected is the way through the agent's thread worth seeing."""
+        if isinstance(self._failure, IsthmusError):
+            raise self._failure.with_traceback(None) from None
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self, *, done: bool, keep: bool, orderly: bool, wait_s: float) -> None:
+        """Let the agent finish what is under way, then end the thread; with `keep`, store a last checkpoint, if what
+        the loop holds is that of a step boundary. `orderly`: the caller stands between two steps, as far as it knows.
+
+        Raises `KeyboardInterrupt` where that is what ends the wait.
+        """
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None or not thread.is_alive() or loop.is_closed():
+            self._say_failure()
+            return
+        stores = keep and self.agent.boundary is not None and math.isfinite(self._settings[4])
+        step = self.agent.boundary.step if self.agent.boundary is not None else 0
+        if stores:
+            with held_back():
+                stores = self._copy_last(orderly)
+        with suppress(RuntimeError):  # it ended in this very moment
+            loop.call_soon_threadsafe(lambda: self.agent.drain(done=done, wait_s=wait_s))
+        try:
+            self._wait_for_the_end(thread, stores, wait_s)
+        finally:
+            if thread.is_alive():
+                self._end()
+            if stores and self.agent.stored_step != step:
+                logger.warning(
+                    "%s: no checkpoint of step %d was stored, its last: a restart goes on after %s",
+                    self._settings[0], step, self._newest(),
+                )  # fmt: skip
+            self.agent.vitals.rest()
+            self._say_failure()
+
+    def let_go(self) -> None:
+        """Have the agent leave once what is under way is through; nobody waits for that."""
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self.agent.drain)
+
+    def _copy_last(self, orderly: bool) -> bool:
+        boundary = self.agent.boundary
+        assert boundary is not None, "attached"
+        why = boundary.why_not_whole(orderly)
+        if why is None:
+            boundary.freeze()
+            return True
+        logger.warning(
+            "%s: it ends in the middle of a step (%s), so no checkpoint is taken there: a restart goes on after %s",
+            self._settings[0], why, self._newest(),
+        )  # fmt: skip
+        return False
+
+    def _newest(self) -> str:
+        step = self.agent.stored_step
+        return "step 0, since no checkpoint was stored" if step is None else f"step {step}"
+
+    def _wait_for_the_end(self, thread: threading.Thread, stores: bool, wait_s: float) -> None:
+        began = said = clock()
+        while thread.is_alive():
+            now = clock()
+            # Its size is known once it is packed.
+            for_last = LAST_S + self.agent.last_bytes / LAST_BYTES_S if stores else 0.0
+            most = max(DRAIN_S, for_last) + wait_s + CLOSE_S + LEAVE_S
+            if now - began > most:
+                logger.warning("%s: what was under way is not through after %.0f s", self._settings[0], most)
+                return
+            if now - said > STILL_S:
+                said = now
+                what = self.agent.under_way
+                logger.info("%s: closing, for %.0f s: %s (at most %.0f s)", self._settings[0], now - began, what, most)
+            thread.join(0.2)
+
+    def _end(self) -> None:
+        """End the thread without waiting for what it does; the loop may not be there yet."""
+        loop, thread = self._loop, self._thread
+        if thread is None:
+            return
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop ended in this very moment
+                loop.call_soon_threadsafe(self._give_up)
+        thread.join(EXIT_S)
+
+    def _say_failure(self) -> None:
+        if self._failure is not None:
+            # Training is over and nothing is raised any more: that a run takes us for silent must not stay a riddle.
+            logger.warning(
+                "%s: its agent ended before its last words were said: %s",
+                self._settings[0], self._failure, exc_info=self._failure,
+            )  # fmt: skip
+
+    def _at_exit(self) -> None:
+        """End the thread with the interpreter: one that goes on with requests is torn down in the middle of them."""
+        self._end()
+
+    def _give_up(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+
+    def _main(self, *arguments: Any) -> None:
+        from isthmus.torch.model import keep_denormals
+
+        try:
+            keep_denormals()  # the pool's threads are started from this one
+            asyncio.run(self._agent(*arguments))
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._failure = first_cause(error)
+        finally:
+            # Known before the sink is waited for: a training must not go on without its agent.
+            self._asked.put(None)
+            atexit.unregister(self._at_exit)
+            if self.feeder is not None:
+                self.feeder.close()
+
+    async def _agent(
+        self, enter: Find, find_donor: FindDonor, make_spread: MakeSpread, steward: MakeSteward | None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._abandoned.is_set():
+            return
+        run_url, bus_url = self._urls
+        learner, adopt, steps, pace, checkpoint_s = self._settings
+        started = self._loop.time()
+        async with open_ports(run_url, bus_url, enter, self._trust) as ports, make_spread(ports) as spread:
+            atexit.register(self._at_exit)  # after the client's own, which is to run when no requests come any more
+            self.run, self._log = ports.log.run, ports.log
+            self._trust.take_part(self.run, ports.log.members, bus_url, MemberRole.LEARNER, learner)
+            self.agent = LearnerAgent(
+                ports.log, ports.store, ports.bus, ports.runtime, learner,
+                adopt=adopt, steps_target=steps, pace=pace, checkpoint_s=checkpoint_s,
+                steward=spread.steward if spread else steward,
+            )  # fmt: skip
+            # Not later: it holds the interpreter for tenths of a second, and the first update would wait for it.
+            warming = asyncio.ensure_future(ports.runtime.offload(kernels.warm))
+            # As long as it takes: values and a checkpoint of a large model are many bytes.
+            await self.agent.join()
+            await warming
+            self.joined_at = [known.version for known in self.agent.downlink.known]
+            if self.agent.history.checkpoint is None and any(self.joined_at):
+                self.donor = await find_donor(self.agent)
+            history = self.agent.history
+            logger.info(
+                "%s joined %s for the %d. time: goes on after step %d (%d tokens lost), in %.2f s",
+                learner,
+                run_url,
+                self.agent.incarnation,
+                history.step,
+                history.tokens_lost,
+                self._loop.time() - started,
+            )
+            if self._sink is not None:
+                self.feeder = Feeder(self._sink, self.agent.scalars)
+            self._asked.put(None)
+            await ports.runtime.offload(self._attached.wait)
+            if self._abandoned.is_set():
+                return
+            running = asyncio.ensure_future(self.agent.run())
+            lost = asyncio.ensure_future(spread.peers.until_one_is_lost()) if spread else None
+            try:
+                await asyncio.wait([running, *([lost] if lost else [])], return_when=asyncio.FIRST_COMPLETED)
+                if lost is not None and lost.done() and not running.done():
+                    lost.result()
+                await running
+            finally:
+                for task in (running, lost):
+                    if task is not None:
+                        task.cancel()
+                await asyncio.gather(running, *([lost] if lost else []), return_exceptions=True)
+
+
+class OwnerThread:
+    """The thread in which a rank that owns fragments, and does not speak for its learner, serves the one that does."""
+
+    def __init__(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
+        """`work` serves until there is nothing more to do; to `opened` it gives what the run is read through."""
+        self._log: Future[Log] = Future()
+        self._beside = Beside("isthmus-owner", lambda: self._served(work), self._lost, self._ended)
+
+    def ask(self, work: Callable[[Log], Coroutine[None, None, Result]]) -> Result:
+        """Have it do something with the run, and wait for that. Raises what that does."""
+        return self._beside.ask(work(self._log.result()))
+
+    def close(self) -> None:
+        """Wait until it has ended by itself, as it does when the first rank has; not for long."""
+        self._beside.join(EXIT_S)
+        self.stop()
+
+    def stop(self) -> None:
+        """End it."""
+        self._beside.stop()
+
+    async def _served(self, work: Callable[..., Coroutine[None, None, None]]) -> None:
+        from isthmus.torch.model import keep_denormals
+
+        keep_denormals()  # the pool's threads are started from this one
+        await work(opened=self._log.set_result)
+
+    def _lost(self, error: BaseException) -> None:
+        # The first rank finds its connection gone, and ends the learner.
+        logger.error("this rank cannot keep its fragments: %s", error, exc_info=error)
+
+    def _ended(self) -> None:
+        if not self._log.done():
+            self._log.set_exception(RankLost("its thread has ended"))

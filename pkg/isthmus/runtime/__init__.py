@@ -1,0 +1,1 @@
+"""Clocks, threads, metrics and URLs."""

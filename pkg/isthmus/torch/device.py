@@ -1,0 +1,425 @@
+"""A learner whose parameters lie on a device: fragments are captured, packed and adopted there, and the training thread
+waits for none of it.
+
+What the training thread does at a boundary it queues on the stream that training uses: a copy of a fragment within the
+device, or one into the parameters. Conversions, codecs and copies between device and host are queued by the agent's
+threads on a stream of their own, and those threads wait for them. The same code runs on a CPU as the device, where
+everything queued is done at once.
+"""
+
+import logging
+import threading  # noqa: TID251  (asks only which thread waits)
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus.codecs import aligned, codec, packed_size
+from isthmus.codecs.kernels import F32, U8
+from isthmus.format import memory
+from isthmus.format.layout import Fragment, Layout, Tensor
+from isthmus.format.records import frame
+from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
+from isthmus.format.rules import Adoption
+from isthmus.learner import residuals
+from isthmus.learner.steward import BLEND, Held, OnDevice, OwnSteward, Parcel, Steward, here, left
+from isthmus.log import Commit
+from isthmus.torch import device_codecs
+from isthmus.torch.model import Follow, TorchReplica, named, nothing_follows, rows_of, writable
+
+logger = logging.getLogger(__name__)
+
+STAGED_BYTES, PINNED_MAX = 64 << 20, 4
+"""Bytes that are on their way between device and host in one piece, and how many such pieces are kept pinned."""
+
+CHUNK = 1 << 24
+"""Parameters packed at a time: it bounds the device's memory that packing takes, at some 0.4 GB. A multiple of what
+codecs take together: it does not change a bit."""
+
+
+class Lane:
+    """The agent's stream on a device, and waiting for what is queued there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.waits: Counter[int] = Counter()
+        """How often each thread has waited for the device, by its number."""
+        self._module: Any = getattr(torch, device.type, None) if has_lanes(device) else None
+        self._stream: Any = self._module.Stream(device=device) if self._module else None
+        self._pinned: list[torch.Tensor] = []
+
+    def mark(self) -> Any:
+        """Return a mark behind what the calling thread has queued on the stream it uses."""
+        return self._module.current_stream(self.device).record_event() if self._module else None
+
+    def after(self, mark: Any) -> None:
+        """Let what the calling thread queues from now on, on the stream it uses, begin behind a mark."""
+        if self._module and mark is not None:
+            self._module.current_stream(self.device).wait_event(mark)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Queue what is inside on the agent's stream."""
+        if self._module is None:
+            with torch.no_grad():
+                yield
+            return
+        with torch.no_grad(), self._module.stream(self._stream):
+            yield
+
+    def wait(self) -> None:
+        """Have this thread wait until all that it has queued on its stream is done."""
+        self.waits[threading.get_ident()] += 1
+        if self._module:
+            self._module.current_stream(self.device).synchronize()
+
+    def used_aside(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the memory of tensors that training made until the agent's stream is done with them."""
+        if self._module:
+            for tensor in tensors:
+                tensor.record_stream(self._stream)
+
+    def used_by_training(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the memory of tensors that the agent made until training's stream is done with them."""
+        if self._module:
+            for tensor in tensors:
+                tensor.record_stream(self._module.current_stream(self.device))
+
+    def to_host(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """Copy a flat tensor into one on the CPU, by way of pinned memory; waits."""
+        with self._staging(tensor) as (through, step):
+            for begin in range(0, tensor.numel(), step):
+                piece = tensor[begin : begin + step]
+                through[: piece.numel()].copy_(piece, non_blocking=True)
+                self.wait()
+                out[begin : begin + step].copy_(through[: piece.numel()])
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a flat tensor on the device, by way of pinned memory; waits."""
+        found = torch.empty_like(tensor, device=self.device)
+        with self._staging(tensor) as (through, step):
+            for begin in range(0, tensor.numel(), step):
+                piece = tensor[begin : begin + step]
+                through[: piece.numel()].copy_(piece)
+                found[begin : begin + step].copy_(through[: piece.numel()], non_blocking=True)
+                self.wait()
+        return found
+
+    @contextmanager
+    def _staging(self, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield pinned memory as a flat tensor of the same dtype, and how many elements it has."""
+        try:
+            pinned = self._pinned.pop()
+        except IndexError:
+            pinned = torch.empty(STAGED_BYTES, dtype=torch.uint8, device="cpu", pin_memory=self._module is not None)
+        yield pinned.view(tensor.dtype), STAGED_BYTES // tensor.itemsize
+        if len(self._pinned) < PINNED_MAX:
+            self._pinned.append(pinned)
+
+
+def has_lanes(device: torch.device) -> bool:
+    """Return whether a device has streams and events, so that a thread need not wait for what another one queues."""
+    module = getattr(torch, device.type, None)
+    return device.type != "cpu" and all(hasattr(module, name) for name in ("Stream", "Event", "current_stream"))
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Return the device that all trained parameters of a model are on, where it has lanes; else None."""
+    devices = {p.device for p in model.parameters() if p.requires_grad}
+    found = next(iter(devices)) if len(devices) == 1 else None
+    return found if found is not None and has_lanes(found) else None
+
+
+@dataclass(slots=True)
+class Block(OnDevice):
+    """An array of a fragment on the device: of each of its tensors, flat."""
+
+    tensors: list[torch.Tensor]
+    ready: Any = None
+    """Behind this mark they are what they should be."""
+
+
+@dataclass(slots=True)
+class Staged(OnDevice):
+    """A published value here, and on the device until it is in the parameters."""
+
+    host: F32
+    block: Block | None
+
+
+class Blocks:
+    """Arrays of fragments on a device. Training thread; nothing here waits for what lies there."""
+
+    def __init__(self, layout: Layout, lane: Lane) -> None:
+        self._layout = layout
+        self._lane = lane
+
+    def empty(self, fragment: int) -> Block:
+        """See `Arrays.empty`."""
+        return Block([])
+
+    def mixed(self, fragment: int, adopt: Adoption, local: Held, values: Held, base: Held, since: Held | None) -> Block:
+        """See `Arrays.mixed`."""
+        mine, new = self.of(fragment, local), self.of(fragment, values)
+        before = new if adopt == Adoption.BLEND else self.of(fragment, base if since is None else since)
+        for block in (mine, new, before):
+            self._lane.after(block.ready)
+            self._lane.used_by_training(block.tensors)
+        with torch.no_grad():
+            found = []
+            for x, v, b in zip(mine.tensors, new.tensors, before.tensors, strict=True):
+                if adopt == Adoption.BLEND:
+                    found.append(float(BLEND) * x.float() + (1.0 - float(BLEND)) * v)
+                else:
+                    # What the parameter cannot hold of a base is no local progress.
+                    found.append(v + (x.float() - (b.to(x.dtype) if since is None else b).float()))
+        used_up(values)
+        return Block(found, self._lane.mark())
+
+    def of(self, fragment: int, held: Held) -> Block:
+        """Return an array on the device. What is not there is brought, which is waited for: at joining, the base of
+        what is carried on top, and what had no room."""
+        held = at_hand(held)
+        if isinstance(held, Block):
+            if held.tensors[0].device == self._lane.device:
+                return held
+            return Block([x.to(self._lane.device) for x in held.tensors], self._lane.mark())
+        host = here(held)
+        cut = [host[t.start : t.stop] for t in self._layout.fragments[fragment].tensors]
+        return Block([torch.from_numpy(writable(x)).to(self._lane.device) for x in cut], self._lane.mark())
+
+
+def at_hand(held: Held) -> Held:
+    """Return a published value as it lies on the device, where it does, else as it lies here."""
+    if not isinstance(held, Staged):
+        return held
+    block = held.block  # once: another thread may give it back
+    return held.host if block is None else block
+
+
+def used_up(held: Held) -> None:
+    """Give back the place of a published value on the device: it is in the parameters."""
+    if isinstance(held, Staged):
+        held.block = None
+
+
+class DeviceArrays(Blocks):
+    """A module's parameters on a device, as the boundary reads and writes them. Training thread; nothing here waits."""
+
+    def __init__(self, model: nn.Module, layout: Layout, lane: Lane, follow: Follow = nothing_follows) -> None:
+        super().__init__(layout, lane)
+        parameters = dict(named(model))
+        self._follow = follow
+        self._from_host = TorchReplica(model, layout, follow)
+        self._places = [[(parameters[t.spec.name], t.rows) for t in f.tensors] for f in layout.fragments]
+
+    def read(self, fragment: int, out: Block) -> None:
+        """See `Replica.read`."""
+        with torch.no_grad():
+            held = [rows_of(p, rows) for p, rows in self._places[fragment]]
+            try:
+                out.tensors = [x.clone().reshape(-1) for x in held]
+            except torch.OutOfMemoryError:
+                # By way of the host then, which is waited for.
+                out.tensors = [x.to("cpu", copy=True).reshape(-1) for x in held]
+                return
+        self._lane.used_aside(out.tensors)
+        out.ready = self._lane.mark()
+
+    def write(self, fragment: int, values: Held) -> None:
+        """See `Replica.write`."""
+        block = at_hand(values)
+        if isinstance(block, np.ndarray):
+            self._from_host.write(fragment, here(block))  # which is waited for
+            return
+        block = self.of(fragment, block)
+        self._lane.after(block.ready)
+        with torch.no_grad(), self._follow(self._places[fragment]):
+            for (p, rows), new in zip(self._places[fragment], block.tensors, strict=True):
+                held = rows_of(p, rows)
+                held.copy_(new.view(held.shape), non_blocking=True)
+        self._lane.used_by_training(block.tensors)
+        used_up(values)
+
+
+class DeviceSteward:
+    """A steward of what lies on a device and of what lies here. Everything it does runs in threads of the agent."""
+
+    divides = False
+
+    def __init__(self, own: OwnSteward, lane: Lane) -> None:
+        self._own = own
+        self._lane = lane
+        rules = own.log.run.rules
+        self._codec = device_codecs.CODECS.get(rules.codec_up)
+        self._code = codec(rules.codec_up)
+        self._fragments = own.log.run.layout.fragments
+        # What needs a decomposition or an entropy stage is packed by the CPU.
+        self._packs_there = self._codec is not None and not rules.isotropic_up
+
+    async def start(self, fragment: int, version: int, key: str, commit: Commit | None) -> Held:
+        """See `Carry.start`."""
+        return await self._own.start(fragment, version, key, commit)
+
+    async def step(self, carried: Held, commit: Commit) -> Held:
+        """See `Carry.step`."""
+        return await self._own.step(carried, commit)
+
+    async def restart(self, commit: Commit) -> Held:
+        """See `Carry.restart`."""
+        return await self._own.restart(commit)
+
+    async def staged(self, fragment: int, held: Held) -> Held:
+        """See `Steward.staged`."""
+        host = here(held)
+        try:
+            return Staged(host, await self._own.runtime.offload(self._there, self._fragments[fragment], host))
+        except torch.OutOfMemoryError as error:
+            logger.warning("fragment %d is adopted by way of the host, which training waits for: %s", fragment, error)
+            return Staged(host, None)
+
+    async def pack(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+        """See `Steward.pack`."""
+        fragment = self._fragments[header.fragment]
+        if not self._packs_there or not isinstance(values, Block) or values.tensors[0].device != self._lane.device:
+            return await self._pack_here(header, base, values, feedback)
+        try:
+            blob, dropped = await self._own.runtime.offload(self._packed, header, fragment, base, values, feedback)
+        except torch.OutOfMemoryError as error:
+            logger.warning("fragment %d is packed by the CPU: %s", header.fragment, error)
+            return await self._pack_here(header, base, values, feedback)
+        if blob is None:
+            return None
+        found = await self._own.log.sealed_digest(blob)
+        return Parcel(found, len(blob), blob, dropped)
+
+    async def _pack_here(self, header: UpdateHeader, base: Held, values: Held, feedback: Held | None) -> Parcel | None:
+        return await self._own.pack(
+            header,
+            await self.landed(header.fragment, base),
+            await self.landed(header.fragment, values),
+            None if feedback is None else await self.landed(header.fragment, feedback),
+        )
+
+    async def store(self, key: str, parcel: Parcel) -> None:
+        """See `Steward.store`."""
+        await self._own.store(key, parcel)
+
+    def sum(self, fragment: int, a: Held, b: Held) -> Held:
+        """See `Steward.sum`."""
+        return self._own.sum(fragment, a, b)
+
+    async def home(self, fragment: int, held: Held) -> Held:
+        """See `Steward.home`."""
+        return await self._own.home(fragment, held)
+
+    async def is_finite(self, held: Held) -> bool:
+        """See `Steward.is_finite`."""
+        if isinstance(held, Staged):
+            return await self._own.is_finite(held.host)
+        if not isinstance(held, Block):
+            return await self._own.is_finite(held)
+        return await self._own.runtime.offload(self._is_finite, held)
+
+    async def keep(self, part: PartHeader, held: Sequence[Held | U8]) -> Part:
+        """See `Steward.keep`."""
+        return await self._own.keep(part, held)
+
+    async def landed(self, fragment: int, held: Held) -> Held:
+        """See `Steward.landed`."""
+        if isinstance(held, Staged):
+            return held.host
+        if not isinstance(held, Block):
+            return held
+        return await self._own.runtime.offload(self._landed, self._fragments[fragment], held)
+
+    # --- in threads that may wait -------------------------------------------------------------------------------------
+
+    def _there(self, fragment: Fragment, host: F32) -> Block:
+        with self._lane.aside():
+            found = [self._lane.to_device(torch.from_numpy(writable(host[t.start : t.stop]))) for t in fragment.tensors]
+            return Block(found, self._lane.mark())
+
+    def _landed(self, fragment: Fragment, block: Block) -> F32:
+        out = memory.empty(fragment.size)
+        with self._lane.aside():
+            self._lane.after(block.ready)
+            for t, x in zip(fragment.tensors, block.tensors, strict=True):
+                self._lane.to_host(x, torch.from_numpy(out[t.start : t.stop]))
+        return out
+
+    def _is_finite(self, block: Block) -> bool:
+        with self._lane.aside():
+            self._lane.after(block.ready)
+            found = torch.stack([torch.isfinite(x).all() for x in block.tensors]).all()
+            self._lane.wait()
+            return bool(found)
+
+    def _packed(
+        self, header: UpdateHeader, fragment: Fragment, base: Held, values: Block, feedback: Held | None
+    ) -> tuple[frame.Body | None, residuals.Residual | None]:
+        """Return the update object and what its codec dropped, as it is kept; (None, None) where the difference is not
+        finite."""
+        assert self._codec is not None, "asked only where there is one"
+        room = memory.room(packed_size(self._code, fragment))
+        room.fill(0)
+        dropped = memory.empty(fragment.size) if self._own.lossy else None
+        at = 0
+        with self._lane.aside():
+            self._lane.after(values.ready)
+            for number, t in enumerate(fragment.tensors):
+                codes = at + self._codec.split(t.size)
+                for begin in range(0, t.size, CHUNK):
+                    end = min(t.size, begin + CHUNK)
+                    gradient = self._gradient(t, number, begin, end, base, values.tensors[number], feedback)
+                    # Each of these waits for the device, in this thread.
+                    if not bool(torch.isfinite(gradient).all()):
+                        return None, None
+                    scales, packed, said = self._codec.encode(gradient)
+                    self._lay(scales, room, at + self._codec.split(begin))
+                    self._lay(packed, room, codes + self._codec.offset(begin))
+                    if dropped is not None:
+                        gradient -= said
+                        self._lane.to_host(gradient, torch.from_numpy(dropped[t.start + begin : t.start + end]))
+                at += aligned(self._code.size(t.size))
+        kept = None if dropped is None else residuals.kept(fragment, dropped)
+        return frame.written(frame.Kind.UPDATE, header, room), kept
+
+    def _lay(self, what: torch.Tensor, room: U8, at: int) -> None:
+        self._lane.to_host(what, torch.from_numpy(room[at : at + what.numel()]))
+
+    def _gradient(
+        self, t: Tensor, number: int, begin: int, end: int, base: Held, values: torch.Tensor, feedback: Held | None
+    ) -> torch.Tensor:
+        """Return elements [begin, end) of what is to be sent of a tensor."""
+        before = self._part(t, number, begin, end, base)
+        if values.dtype != torch.float32:
+            # What the parameter cannot hold of the base is no local progress. (Saturated, as bfloat16 is here.)
+            if values.dtype == torch.bfloat16:
+                most = torch.finfo(values.dtype).max
+                before = before.clamp(-most, most)
+            before = before.to(values.dtype).float()
+        gradient = before - values[begin:end].float()
+        return gradient if feedback is None else gradient + self._part(t, number, begin, end, feedback)
+
+    def _part(self, t: Tensor, number: int, begin: int, end: int, held: Held) -> torch.Tensor:
+        """Return elements [begin, end) of what a fragment's array, or residual, has of a tensor, on the device,
+        float32."""
+        held = at_hand(held)
+        if isinstance(held, Block):
+            self._lane.after(held.ready)
+            return held.tensors[number][begin:end].float()
+        part = slice(t.start + begin, t.start + end)
+        if (halves := left(held)).dtype == np.uint16:
+            return self._lane.to_device(torch.from_numpy(halves[part].view(np.int16))).view(torch.bfloat16).float()
+        return self._lane.to_device(torch.from_numpy(writable(here(held)[part])))
+
+
+def steward(lane: Lane, own: OwnSteward, *_: object) -> Steward:
+    """See `MakeSteward`."""
+    return DeviceSteward(own, lane)

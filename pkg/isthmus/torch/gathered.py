@@ -1,0 +1,170 @@
+"""Fragments of a model that lies on several ranks: each comes together with the rank that owns it, and is given back.
+
+Where the model lies on devices, so do the fragments: blocks go from device to device, queued on the stream that
+training uses, and no training thread waits for any of it. Where a device has no room, and where there is none, all goes
+by way of the host's memory.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from isthmus.codecs.kernels import F32
+from isthmus.format.layout import Layout, Tensor
+from isthmus.format.rules import Adoption
+from isthmus.learner.ranks.shelf import Shelf
+from isthmus.learner.steward import Arrays, Held, OwnArrays, here
+from isthmus.torch import model as torch_model
+from isthmus.torch.device import Block, Blocks, Lane, Staged, at_hand, used_up
+from isthmus.torch.model import Follow, nothing_follows
+from isthmus.torch.ranks import Ranks
+from isthmus.torch.shards import CPU, Shards, Wanted, local_of
+
+
+class Mix(msgspec.Struct, frozen=True, array_like=True):
+    """What is mixed of a fragment: the arrays of these numbers; 0 is none."""
+
+    adopt: str
+    local: int
+    values: int
+    base: int
+    since: int
+
+
+class Fragments:
+    """What this rank does when a fragment is read, written or mixed, as all ranks do at the same time."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        layout: Layout,
+        owner: Sequence[int],
+        shelf: Shelf,
+        lane: Lane | None,
+        follow: Follow = nothing_follows,
+    ) -> None:
+        """`owner`: the rank of each fragment. `shelf`: where this one keeps what has a number. `lane`: the agent's, on
+        the device where the model lies."""
+        self.owner = owner
+        self._shards, self._layout, self._shelf, self._lane = shards, layout, shelf, lane
+        self._ranks: Ranks = shards.ranks
+        self._follow = follow
+        self.arrays: Arrays = OwnArrays(layout) if lane is None else Blocks(layout, lane)
+        self._places = [[(shards.index[t.spec.name], t) for t in f.tensors] for f in layout.fragments]
+
+    def read(self, fragment: int, number: int, out: Held | None) -> None:
+        """Bring a fragment together with its owner: into `out`, or as the array of this number, where it is not 0."""
+        owner = self.owner[fragment]
+        owns = owner == self._ranks.order
+        if number and owns:
+            out = self.arrays.empty(fragment)
+        if self._lane is not None:
+            assert out is None or isinstance(out, Block), "arrays of a model on a device are there"
+            self._read_there(fragment, owner, out)
+        else:
+            whole = [] if out is None else self._cut(fragment, here(out))
+            self._shards.gather(self._held(fragment), whole, owner)
+        if number and owns:
+            self._shelf.put(number, out)
+
+    def write(self, fragment: int, number: int, values: Held | None) -> None:
+        """Give every rank what is its own of `values`, or of the array of this number. The arguments as for `read`."""
+        with self._follow([(self._shards.named[i][1], None) for i, _ in self._places[fragment]]):
+            self._write(fragment, number, values)
+
+    def _write(self, fragment: int, number: int, values: Held | None) -> None:
+        owner = self.owner[fragment]
+        if number and owner == self._ranks.order:
+            values = self._wait_for(number)
+        lies = None if values is None else at_hand(values)
+        block = lies if isinstance(lies, Block) else None
+        there = owner != self._ranks.order or block is not None
+        if self._lane is not None and self._ranks.all_say(there and self._has_room(fragment, owner)):
+            if block is not None:
+                self._lane.after(block.ready)
+            whole = [] if block is None else self._shaped(fragment, block.tensors)
+            self._shards.scatter(self._held(fragment), whole, owner, self._lane.device)
+            if block is not None:
+                self._lane.used_by_training(block.tensors)
+        else:
+            flat = self._on_host(fragment, values) if values is not None else None
+            whole = [] if flat is None else self._cut(fragment, torch_model.writable(flat))
+            self._shards.scatter(self._held(fragment), whole, owner)
+        if values is not None:
+            used_up(values)
+
+    def mix(self, fragment: int, number: int, words: bytes) -> None:
+        """Mix arrays of a fragment where it is owned; the array of this number is what they become."""
+        if self.owner[fragment] != self._ranks.order:
+            return
+        mix = msgspec.msgpack.decode(words, type=Mix)
+        local, values, base = (self._wait_for(n) for n in (mix.local, mix.values, mix.base))
+        since = self._wait_for(mix.since) if mix.since else None
+        self._shelf.put(number, self.arrays.mixed(fragment, Adoption(mix.adopt), local, values, base, since))
+
+    def _wait_for(self, number: int) -> Held:
+        found: Held = self._shelf.wait_for(number)
+        return found
+
+    def _read_there(self, fragment: int, owner: int, out: Block | None) -> None:
+        """Read a fragment into a block: on the device, or on the host where any rank's device has no room for it."""
+        assert self._lane is not None, "asked only where there is one"
+        room = None if out is None else self._room(fragment, self._lane.device)
+        fits = (out is None or room is not None) and self._has_room(fragment, owner)
+        through = self._lane.device if self._ranks.all_say(fits) else CPU
+        if out is not None and through.type != self._lane.device.type:
+            room = self._room(fragment, CPU)
+            assert room is not None, "the host has room, or ends"
+        self._shards.gather(self._held(fragment), room or [], owner, through)
+        if out is None or room is None:
+            return
+        out.tensors = [x.reshape(-1) for x in room]
+        if through != CPU:
+            self._lane.used_aside(out.tensors)
+            out.ready = self._lane.mark()
+
+    def _has_room(self, fragment: int, owner: int) -> bool:
+        """Return whether this rank's device has room for what it sends or receives of a fragment; it is free again, and
+        kept by the allocator, when this returns."""
+        assert self._lane is not None, "asked only where there is one"
+        held = self._held(fragment)
+        if owner == self._ranks.order:  # all that is not its own
+            size = sum(t.size * w.held.itemsize for w, t in zip(held, self._tensors(fragment), strict=True))
+        else:
+            size = sum(w.held.numel() * w.held.itemsize for w in held)
+        try:
+            torch.empty(size, dtype=torch.uint8, device=self._lane.device)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def _on_host(self, fragment: int, values: Held) -> F32:
+        """Return an array in the host's memory; what lies on the device alone is waited for."""
+        if isinstance(values, Staged):
+            return values.host
+        if isinstance(values, Block):
+            return torch.cat([x.float().cpu() for x in values.tensors]).numpy()
+        return here(values)
+
+    def _room(self, fragment: int, where: torch.device) -> list[torch.Tensor] | None:
+        """Return tensors for a fragment, as its parameters are; None where a device has no room for them."""
+        try:
+            return [
+                torch.empty(t.shape, dtype=local_of(self._shards.named[i][1]).dtype, device=where)
+                for i, t in self._places[fragment]
+            ]
+        except torch.OutOfMemoryError:
+            return None
+
+    def _held(self, fragment: int) -> list[Wanted]:
+        return [Wanted(i, local_of(self._shards.named[i][1]), t.rows) for i, t in self._places[fragment]]
+
+    def _cut(self, fragment: int, flat: F32) -> list[torch.Tensor]:
+        return self._shaped(fragment, [torch.from_numpy(flat[t.start : t.stop]) for t in self._tensors(fragment)])
+
+    def _shaped(self, fragment: int, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [x.view(t.shape) for x, t in zip(flat, self._tensors(fragment), strict=True)]
+
+    def _tensors(self, fragment: int) -> tuple[Tensor, ...]:
+        return self._layout.fragments[fragment].tensors

@@ -1,0 +1,318 @@
+"""What a training loop has besides the merged parameters, as it stands between two steps.
+
+A restart goes on at one step boundary. So this notes, right after each step, what the next step changes before its own
+end: the place in the data, schedules, random numbers, small buffers. And it can say, when a loop ends in the middle of
+a step, whether what it holds is still that of the boundary.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from isthmus.errors import InputError
+from isthmus.format.records import tree
+from isthmus.format.records.tree import Leaf
+from isthmus.learner.checkpoint import LoopState, Stateful
+from isthmus.torch import model as torch_model
+from isthmus.torch import optimizers
+from isthmus.torch.local import LocalState, local_tensors, version_of
+from isthmus.torch.optimizers import Stepped
+from isthmus.torch.rehearsal import rehearse
+
+logger = logging.getLogger(__name__)
+
+NOTE_S, NOTE_SHARE = 2e-3, 0.01
+"""What takes no longer is noted at each boundary; what does, at so many that it takes this share of the training
+thread's time. At the others a loop that ends in the middle of a step goes back to the checkpoint before."""
+
+IDLE_STEPS = 100
+"""After so many steps in a row with a learning rate of 0 that is said."""
+
+NOTED_BYTES = 1 << 20
+"""Buffers of so many bytes in all are noted at each boundary; of a model that has more, none."""
+
+
+@dataclass(slots=True)
+class _Noted:
+    """What the next step changes before its own end, as it was at the boundary."""
+
+    objects: Any
+    buffers: dict[str, torch.Tensor]
+
+
+class Loop:
+    """One process's model, optimizer, data and other objects that go on with it. Training thread."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Stateful | None = None,
+        state: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        """Look at the loop as its owner has built it, and try what a restart and an adoption come to.
+
+        Raises `InputError`, by name, for what could not be gone on from.
+        """
+        self.model, self.optimizer = model, optimizer
+        self._objects: dict[str, Stateful] = {f"state[{name!r}]": one for name, one in (state or {}).items()}
+        if data is not None:
+            self._objects["data"] = data
+        for name, one in self._objects.items():
+            if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict")):
+                raise InputError(
+                    f"{name} is a {type(one).__qualname__}, without state_dict and load_state_dict: hand over what "
+                    "has both, such as a scheduler, a GradScaler, a StatefulDataLoader or isthmus.RandomState()"
+                )
+        self.local = LocalState(model)
+        self.copies = rehearse(optimizer)
+        self._unwraps: bool | None = None
+        self._sharded = any(c.__name__ == "FSDPModule" for m in model.modules() for c in type(m).__mro__)
+        self._places = [] if self._sharded else _places_of(model)
+        self._buffers = {} if self._sharded else _buffers_of(model)
+        self._seen: list[tuple[torch.Tensor | None, int]] = []
+        self._groups: list[dict[str, Any]] = []
+        self._noted: _Noted | None = None
+        self._failed = ""
+        self._note_after = -math.inf
+        self._begun = False
+        for name, one in self._objects.items():
+            tree.unpacked(tree.packed(one.state_dict(), name, torch_model.take_tensor), torch_model.make_tensor)
+        self._joined = dict(torch_model.named(model))
+        self._trained = {name for name, p in self._joined.items() if p.requires_grad}
+        self._stepped = optimizers.names_of(model, optimizer)
+        self._idle = 0
+        self._hooks = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
+
+    def _begin(self, _: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Note that an optimizer step begins; with a closure, once that has computed the gradients."""
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if not callable(closure):  # some optimizers are handed a loss there
+            self._begun = True
+            return None
+
+        def called(*given: Any, **more: Any) -> Any:
+            found = closure(*given, **more)
+            self._begun = True
+            return found
+
+        if len(arguments) > 1:
+            return (arguments[0], called, *arguments[2:]), named
+        return arguments, {**named, "closure": called}
+
+    def _end(self, *_: object) -> None:
+        self._begun = True
+
+    def described(self) -> str:
+        """Return the names of data and other objects, in words; every rank of a learner must have the same."""
+        return f"with {', '.join(sorted(self._objects)) or 'no data or other state'}"
+
+    def close(self) -> None:
+        """Leave the optimizer as it was."""
+        for hook in self._hooks:
+            hook.remove()
+
+    # --- at a boundary ------------------------------------------------------------------------------------------------
+
+    def mark(self, now: Callable[[], float]) -> None:
+        """Note that this is a step boundary, and what the next step changes before its own end."""
+        self._begun = False
+        self._seen = self._look()
+        self._groups = _settings_of(self.optimizer)
+        self._watch_rates()
+        self._noted, failed, self._failed = None, self._failed, ""
+        began = now()
+        if began >= self._note_after:
+            try:
+                self._noted = self._note()
+            except Exception as error:
+                self._failed = f"what goes on with the learner could not be noted: {error!r}"
+                if self._failed != failed:  # not again at each step
+                    logger.warning("%s", self._failed)
+            took = now() - began
+            self._note_after = began if took <= NOTE_S else began + took / NOTE_SHARE
+
+    def _watch_rates(self) -> None:
+        rates = [group.get("lr") for group in self._groups]
+        known = [rate for rate in rates if not _is_elsewhere(rate)]
+        self._idle = self._idle + 1 if known and all(rate == 0 for rate in known) else 0
+        if self._idle == IDLE_STEPS:
+            logger.warning(
+                "the learning rate has been 0 for %d steps: nothing is learnt, and rounds go on; see whether its "
+                "schedule is at its end, and whether it went on where the optimizer did (join's state=)",
+                self._idle,
+            )
+
+    def _note(self) -> _Noted:
+        buffers = {name: held[key] for name, (held, key) in self._buffers.items() if held.get(key) is not None}
+        if sum(b.nbytes for b in buffers.values()) > NOTED_BYTES:
+            buffers = {}
+        return _Noted(self._own(), {name: b.detach().clone() for name, b in buffers.items()})
+
+    def _look(self) -> list[tuple[torch.Tensor | None, int]]:
+        tensors = [held.get(key) for held, key in self._places]
+        return [(t, 0 if t is None else version_of(t)) for t in tensors]
+
+    def _own(self) -> dict[str, Any]:
+        objects = {name: tree.copied(one.state_dict()) for name, one in self._objects.items()}
+        return {"objects": objects, "extra": tree.copied(self.local.extra())}
+
+    def moved(self, orderly: bool) -> str | None:
+        """Return which part of the loop's state can no longer be saved as it was at the boundary; see `Saver.moved`.
+
+        (A change that torch does not count, by `tensor.data` outside of the optimizer's step, is not seen.)
+        """
+        if self._begun:
+            return "an optimizer step has begun"
+        if self._failed:
+            return self._failed
+        if not orderly and self._noted is None and (self._objects or self.local.extra()):
+            return "the place in the data, or other state, has not been noted, which takes too long for each step"
+        noted = {} if self._noted is None else self._noted.buffers
+        names = {id(t): name for name, t in (*torch_model.named(self.model), *local_tensors(self.model).items())}
+        for (was, before), (now, after) in zip(self._seen, self._look(), strict=True):
+            if now is was and before == after:
+                continue
+            name = names.get(id(now), "a tensor of the model")
+            if name not in noted:
+                return f"{name} has changed"
+        return None
+
+    def require_same(self) -> None:
+        """Raise `InputError` where the model or the optimizer holds other parameters than at `join`: what the run
+        merges was settled there. (Parameters that are frozen meanwhile stay what they are.)"""
+        # Of a sharded model whole parameters stand in for shards now and then.
+        now = self._joined if self._sharded else dict(torch_model.named(self.model))
+        for name in sorted(now.keys() | self._joined.keys()):
+            what = None
+            if name not in self._joined:
+                what = "has come into the model"
+            elif name not in now:
+                what = "has gone from the model"
+            elif now[name] is not self._joined[name]:
+                what = "was replaced by another tensor, which is not the one that versions are written to"
+            elif now[name].requires_grad and name not in self._trained:
+                what = "is trained now and was frozen"
+            if what is not None:
+                raise InputError(f"since join, parameter {name} {what}: {_ANEW}")
+        known = {id(p): name for name, p in self._joined.items()}
+        stepped = [[known.get(id(p), "") for p in group["params"]] for group in self.optimizer.param_groups]
+        if stepped == self._stepped:
+            return
+        before, after = ({name for group in of for name in group} for of in (self._stepped, stepped))
+        if "" in after:
+            raise InputError(f"since join, the optimizer was given a tensor that is no parameter of the model: {_ANEW}")
+        for names, what in ((after - before, "was added to"), (before - after, "was taken out of")):
+            if names:
+                raise InputError(f"since join, parameter {min(names)} {what} the optimizer: {_ANEW}")
+        raise InputError(f"since join, the optimizer's parameters were grouped anew: {_ANEW}")
+
+    # --- out ----------------------------------------------------------------------------------------------------------
+
+    def save(self) -> LoopState:
+        """See `Saver.save`."""
+        optimizer = self.optimizer_state(wrapped=self._unwraps is not False)
+        if self._unwraps is None and optimizers.has_wrapped(optimizer):
+            self._unwraps = self._can_unwrap()
+            if not self._unwraps:
+                optimizer = self.optimizer_state(wrapped=False)
+        local = {name: torch_model.copy_of(tensor) for name, tensor in self.changed().items()}
+        return LoopState(optimizer, local, (self.own(),))
+
+    def take(self, node: object) -> Leaf | None:
+        """See `Saver.take`."""
+        return torch_model.take_tensor(node)
+
+    def optimizer_state(self, *, wrapped: bool = True, **given: Any) -> dict[str, Any]:
+        """Return the optimizer's state, with its groups' settings as they were at the boundary; see `state_of`."""
+        state = given.pop("state", None) or self.optimizer.state_dict()
+        if len(state["param_groups"]) == len(self._groups):
+            both = zip(state["param_groups"], self._groups, strict=True)
+            state = {**state, "param_groups": [{**group, **settings} for group, settings in both]}
+        return optimizers.state_of(self.model, self.optimizer, wrapped=wrapped, state=state, **given)
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """Return the local tensors that a checkpoint holds, as they were at the boundary."""
+        noted = {} if self._noted is None else self._noted.buffers
+        return {name: noted.get(name, tensor) for name, tensor in self.local.changed().items()}
+
+    def own(self) -> dict[str, Any] | None:
+        """Return what this process alone has: the states of its objects at the boundary; None where there are none."""
+        own = self._own() if self._noted is None else self._noted.objects
+        return own if any(own.values()) else None
+
+    def _can_unwrap(self) -> bool:
+        """Return whether a restart will know the tensor subclasses again; better asked before there is one."""
+        try:
+            Stepped(self.optimizer)
+        except (MemoryError, torch.OutOfMemoryError):
+            return True  # a restart has no state yet, so there is more room
+        except Exception as error:
+            logger.warning("no copy of the optimizer can step, so its tensor subclasses cannot be kept: %r", error)
+            return False
+        return True
+
+    # --- and back -----------------------------------------------------------------------------------------------------
+
+    def go_on(self, own: Mapping[str, Any], local: Mapping[str, Any]) -> None:
+        """Bring data, other objects and local state to where they were. Raises `InputError` where one cannot go on."""
+        extra = own.get("extra", {})
+        self.local.load(local, extra)
+        states = own.get("objects", {})
+        for name, one in self._objects.items():
+            if name not in states:
+                logger.warning("the checkpoint holds nothing of %s: it starts anew", name)
+                continue
+            try:
+                one.load_state_dict(states[name])
+            except Exception as error:
+                raise InputError(
+                    f"{name}, a {type(one).__qualname__}, cannot go on from the learner's checkpoint: {error!r}; leave "
+                    "it out of join to start it anew"
+                ) from error
+        for name in states.keys() - self._objects.keys():
+            logger.warning("the checkpoint holds the state of %s, which was not handed to join", name)
+
+
+_ANEW = (
+    "change model and optimizer first, and join then (link.close(), the change, isthmus.join again under this name); "
+    "where other parameters are to be merged that is another run: isthmus export, then isthmus init NEW --from the file"
+)
+
+
+def _places_of(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Return where a model's modules keep its parameters and the buffers of its `state_dict()`."""
+    found: list[tuple[dict[str, Any], str]] = []
+    for module in model.modules():
+        found += [(module._parameters, key) for key in module._parameters]
+        found += [(module._buffers, key) for key in module._buffers if key not in module._non_persistent_buffers_set]
+    return found
+
+
+def _buffers_of(model: nn.Module) -> dict[str, tuple[dict[str, Any], str]]:
+    """Return where a model's modules keep the buffers of its `state_dict()`, by their names."""
+    return {
+        torch_model.plain_name(f"{prefix}.{key}" if prefix else key): (module._buffers, key)
+        for prefix, module in model.named_modules()
+        for key in module._buffers
+        if key not in module._non_persistent_buffers_set
+    }
+
+
+def _is_elsewhere(rate: Any) -> bool:
+    """Return whether a learning rate lies on a device, which would have to be waited for; or there is none."""
+    return rate is None or (isinstance(rate, torch.Tensor) and rate.device.type != "cpu")
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return copies of the settings of the optimizer's groups."""
+
+    def copied(value: Any) -> Any:
+        return value if value is None or isinstance(value, bool | int | float | str) else tree.copied(value)
+
+    return [{k: copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

@@ -1,0 +1,244 @@
+"""What an optimizer does after a restart and after an adoption, tried at `join` on a few small tensors.
+
+What cannot be gone on from is better known before a training of weeks than at its first restart. So a copy of the
+optimizer over a few tensors like its own takes some steps; its state is packed, unpacked and loaded into another copy,
+and both must take the same next step. And tensors in its state that follow the weights are found: float32 masters,
+averages of the weights, the place where a search began. An adopted version has to move those as it moves the weights,
+or the next step would undo it.
+"""
+
+import inspect
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from isthmus.errors import InputError
+from isthmus.format.records import tree
+from isthmus.torch import model as torch_model
+from isthmus.torch import optimizers
+from isthmus.torch.copies import Copies, tensors_in
+from isthmus.torch.optimizers import Path
+from isthmus.torch.shards import local_of
+
+logger = logging.getLogger(__name__)
+
+LARGE = 1 << 13
+"""Elements of a tensor that an optimizer treats as a large one: quantised states begin at some thousands."""
+
+BEFORE, AFTER = 3, 12
+"""Steps before a version is adopted, and after: some optimizers look at their second copy each few steps only."""
+
+RATE = 1e-3
+"""Learning rate of these steps: weights then stay what they are but for the adoption."""
+
+FOLLOWS = 0.1
+"""Distance from the weights, as a share of their length, below which a tensor in the state is a copy of them."""
+
+ANSWERED = 0.5, 1.5
+"""Share of an adopted difference that must still be in the weights after those steps."""
+
+
+def rehearse(optimizer: torch.optim.Optimizer) -> Copies:
+    """Try a restart and an adoption; return the second copies of the weights that the optimizer's state holds. Raises
+    `InputError` where either comes to something else than it should.
+
+    An optimizer of which no copy can step is said, and left at that.
+    """
+    try:
+        optimizer.state_dict()
+    except Exception as error:
+        raise InputError(
+            f"the state of {optimizers.class_of(optimizer)} cannot be read on each process ({error}): no checkpoint "
+            "could be taken; use an optimizer that holds the state of this process's parameters (with FSDP2, any)"
+        ) from error
+    try:
+        with _quiet():
+            first, second = Twin(optimizer), Twin(optimizer)
+            for twin in (first, second):
+                for number in range(BEFORE):
+                    twin.step(number)
+    except Exception as error:
+        logger.warning(
+            "no copy of %s takes a step (%r): whether a restart brings its state back has not been tried",
+            optimizers.class_of(optimizer), error,
+        )  # fmt: skip
+        return Copies(optimizer)
+    with _quiet():
+        _restart(optimizer, first)
+        copies = frozenset(first.copies())
+        _adopt(optimizer, first, second, copies)
+    if copies:
+        logger.info(
+            "%s holds copies of the weights (%s): adopted versions move them too",
+            optimizers.class_of(optimizer), ", ".join(sorted("/".join(map(str, path)) for path in copies)),
+        )  # fmt: skip
+    return Copies(optimizer, copies)
+
+
+class Twin:
+    """A copy of an optimizer over a few tensors of random values, like those of its parameters."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        draw = torch.Generator("cpu").manual_seed(0)
+        memo: dict[int, Any] = {}
+        groups: list[list[nn.Parameter]] = []
+        for group in optimizer.param_groups:
+            groups.append([])
+            chosen = {id(p) for p in _chosen(group["params"])}
+            for p in group["params"]:
+                held = local_of(p)
+                shape = held.shape if id(p) in chosen else torch.Size([0])
+                values = torch.randn(shape, generator=draw, device="cpu").to(held.device, held.dtype)
+                if values.dim() == 4 and held.is_contiguous(memory_format=torch.channels_last):
+                    values = values.contiguous(memory_format=torch.channels_last)
+                memo[id(p)] = nn.Parameter(values, requires_grad=p.requires_grad)
+                if id(p) in chosen:
+                    groups[-1].append(memo[id(p)])
+        self.optimizer = optimizers.twin(optimizer, memo)
+        for mine, parameters in zip(self.optimizer.param_groups, groups, strict=True):
+            mine["params"] = parameters
+            if isinstance(mine.get("lr"), float | int):
+                mine["lr"] = RATE
+            elif isinstance(mine.get("lr"), torch.Tensor):
+                mine["lr"] = torch.full_like(mine["lr"], RATE)
+        self.parameters = [p for group in groups for p in group]
+        self._closes = _needs_closure(self.optimizer)
+
+    def step(self, number: int) -> None:
+        """Take a step with the gradients of this number."""
+        draw = torch.Generator("cpu").manual_seed(1 + number)
+        gradients = [torch.randn(p.shape, generator=draw, device="cpu").to(p.device, p.dtype) for p in self.parameters]
+
+        def closure() -> torch.Tensor:
+            for p, gradient in zip(self.parameters, gradients, strict=True):
+                p.grad = gradient.clone(memory_format=torch.preserve_format) if p.requires_grad else None
+            return torch.zeros((), device="cpu")
+
+        closure()
+        devices = sorted({p.device.index or 0 for p in self.parameters if p.device.type == "cuda"})
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(number)
+            kind: Any = type(self.optimizer)
+            kind.step(self.optimizer, closure) if self._closes else kind.step(self.optimizer)
+
+    def copies(self) -> Iterator[Path]:
+        """Yield where tensors of the state follow the weights."""
+        for p in self.parameters:
+            for path, tensor in tensors_in(self.optimizer.state.get(p, {})):
+                if _is_near(tensor, p):
+                    yield path
+
+    def adopt(self, copies: frozenset[Path]) -> list[torch.Tensor]:
+        """Change the weights as an adopted version does; return by how much."""
+        draw = torch.Generator("cpu").manual_seed(1 << 20)
+        found = []
+        with torch.no_grad(), Copies(self.optimizer, copies).follow([(p, None) for p in self.parameters]):
+            for p in self.parameters:
+                before = p.detach().float().clone()
+                p.add_(torch.randn(p.shape, generator=draw, device="cpu").to(p.device, p.dtype))
+                found.append(p.detach().float() - before)
+        return found
+
+
+def _chosen(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return a few of a group's parameters: of each kind a small one, and one that is large, if any is."""
+    kinds: defaultdict[tuple[Any, ...], list[torch.Tensor]] = defaultdict(list)
+    for p in parameters:
+        held = local_of(p)
+        if type(held) is torch.Tensor and held.is_floating_point() and held.numel():
+            kinds[held.dtype, held.device, held.dim(), p.requires_grad].append(p)
+    chosen = []
+    for alike in kinds.values():
+        alike.sort(key=lambda p: local_of(p).numel())
+        large = next((p for p in alike if local_of(p).numel() >= LARGE), alike[-1])
+        chosen += [alike[0]] if large is alike[0] else [alike[0], large]
+    return chosen
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+_before: list[int] = []
+"""What was disabled before, once for each rehearsal under way."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what libraries say of a rehearsal away from the log. Several may go on at once, in threads of their own."""
+    _before.append(_before[0] if _before else logging.root.manager.disable)
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        level = _before.pop()
+        if not _before:
+            logging.disable(level)
+
+
+# --- a restart --------------------------------------------------------------------------------------------------------
+
+
+def _restart(optimizer: torch.optim.Optimizer, first: Twin) -> None:
+    """Have another copy go on from the state of this one, as after a restart."""
+    name = optimizers.class_of(optimizer)
+    advice = "use another optimizer, or report this: a learner that is restarted has to go on as if it had not been"
+    try:
+        saved = tree.unpacked(
+            tree.packed(optimizers.saved_of(first.optimizer), name, torch_model.take_tensor), torch_model.make_tensor
+        )
+        again = Twin(optimizer)
+        with torch.no_grad():
+            for p, q in zip(again.parameters, first.parameters, strict=True):
+                p.copy_(q)
+        optimizers.load(again.optimizer, saved, settings=True)
+        for twin in (first, again):
+            twin.step(BEFORE)
+    except Exception as error:
+        raise InputError(f"the state of {name} cannot be brought back after a restart: {error}; {advice}") from error
+    for p, q in zip(first.parameters, again.parameters, strict=True):
+        if not torch.equal(p, q):
+            raise InputError(
+                f"{name} takes another step after a restart than without one (by {(p - q).abs().max():.2g} on a tensor "
+                f"of shape {tuple(p.shape)} and {p.dtype}): its state_dict does not hold all that it needs; {advice}"
+            )
+
+
+# --- an adoption ------------------------------------------------------------------------------------------------------
+
+
+def _is_near(held: torch.Tensor, weights: torch.Tensor) -> bool:
+    if (
+        type(held) is not torch.Tensor
+        or held.numel() != weights.numel()
+        or weights.numel() < 2
+        or not held.is_floating_point()
+    ):
+        return False
+    x, y = held.detach().double().reshape(-1), weights.detach().double().reshape(-1)
+    return float((x - y).norm()) < FOLLOWS * float(y.norm())
+
+
+def _adopt(optimizer: torch.optim.Optimizer, first: Twin, second: Twin, copies: frozenset[Path]) -> None:
+    """Check that later steps do not undo an adopted version."""
+    second.step(BEFORE)
+    moved = second.adopt(copies)
+    for number in range(BEFORE + 1, BEFORE + 1 + AFTER):
+        for twin in (first, second):
+            twin.step(number)
+    for p, q, by in zip(first.parameters, second.parameters, moved, strict=True):
+        if not p.requires_grad:
+            continue
+        left = float(((q.detach().float() - p.detach().float()) * by).sum() / (by * by).sum())
+        if not ANSWERED[0] < left < ANSWERED[1]:
+            raise InputError(
+                f"{optimizers.class_of(optimizer)} keeps a second copy of the weights where it is not seen: of a "
+                f"version that is adopted {left:.0%} are left in a tensor of shape {tuple(p.shape)} after {AFTER} "
+                "steps; use an optimizer that steps the model's parameters, or one whose copy is in its state"
+            )

@@ -1,0 +1,1 @@
+"""The laboratory: forecasts, simulated worlds, training experiments, benchmarks and plans."""

@@ -1,0 +1,1 @@
+"""The commands that the laboratory brings: simulate, plan and bench."""

@@ -1,0 +1,362 @@
+"""`isthmus plan`: a model and a set of learners in, the settings to choose, what to expect, and what it costs out.
+
+With `--compare` the same beside data parallel, in one place and across the links."""
+
+import math
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from isthmus.errors import InputError
+from isthmus.format.layout import Spec
+from isthmus.format.rules import MergeRule
+from isthmus.runtime.clock import single_threaded
+from isthmus_lab.commands import declared
+from isthmus_lab.forecast import speeds
+from isthmus_lab.forecast.compare import ACROSS, DECOUPLED, ONE_PLACE, Comparison, compare
+from isthmus_lab.forecast.island import Island
+from isthmus_lab.forecast.outcome import SYNCER_CORES, SYNCER_GBIT_S
+from isthmus_lab.forecast.planner import Fixed, Plan, plan
+from isthmus_services.output.report import stdout, write_json
+from isthmus_services.settings import shared
+from isthmus_services.settings.prices import prices_of
+from isthmus_services.settings.tables import converted, read_table
+
+GPUS = 8
+"""Of a learner, where nobody says."""
+
+STEP_TOKENS = 1e6
+
+
+def run(arguments: declared.Plan) -> int:
+    """Plan, compare, or measure."""
+    if arguments.measure:
+        return _measure(Path(arguments.measure))
+    file = read_table(arguments.islands) if arguments.islands else {}
+    assumed: list[str] = []
+    params, specs = _params(arguments, file)
+    islands = _islands(arguments, file, assumed)
+    prices = prices_of(arguments.prices, arguments.gpu_hour, assumed)
+    fixed = Fixed(
+        fragments=arguments.fragments,
+        sync_every=arguments.sync_every,
+        merge=arguments.merge,
+        iso_block=arguments.iso_block,
+        codec=arguments.codec,
+        codec_down=arguments.codec_down,
+    )
+    table, named = _speeds(arguments)
+    found = plan(
+        params,
+        islands,
+        prices,
+        store_region=arguments.store_region or str(file.get("store_region", "")),
+        fixed=fixed,
+        speeds=table.of,
+        specs=specs,
+    )
+    line = init_line(found, arguments.model)
+    report = plain(found) | {"init": line, "speeds": {"named": named, "how": table.how}}
+    if arguments.compare:
+        if arguments.step_tokens is None:
+            assumed.append(f"{STEP_TOKENS:g} tokens in a learner's step (--step-tokens)")
+        beside = compare(found, islands, prices, arguments.step_tokens or STEP_TOKENS)
+        _show_compared(found, beside, islands)
+        report["compare"] = msgspec.to_builtins(beside)
+    else:
+        _show(found)
+    console = stdout()
+    for warning in found.warnings:
+        console.print(f"warning: {warning}", style="yellow", highlight=False)
+    console.print(f"syncer arithmetic: {named}: {table.how}", highlight=False)
+    if assumed:
+        console.print(f"assumed, since nobody said: {'; '.join(assumed)}", highlight=False)
+    if any(island.gpus > 1 for island in islands):
+        console.print(
+            "note: several GPUs of a learner are counted as if they shared its step without loss; what is said of a "
+            "learner's memory is that of its first rank's host (docs/your-loop.md)",
+            highlight=False,
+        )
+    console.print("to create it:", highlight=False)
+    console.print(line, highlight=False, soft_wrap=True)
+    write_json(_finite(report | {"assumed": assumed}), arguments.json)
+    return 0
+
+
+def init_line(found: Plan, model: str | None = None) -> str:
+    """Return the command that creates a run with what was chosen."""
+    rules, pace = found.rules, found.pace
+    words = ["isthmus", "init", "s3://BUCKET/RUN", "--model", model or "PACKAGE.MODULE:FUNCTION"]
+    words += ["--fragments", str(rules.fragments), "--sync-every", str(rules.sync_every)]
+    words += ["--merge", rules.merge]
+    if rules.merge == MergeRule.ISO and rules.iso_block:
+        words += ["--iso-block", str(rules.iso_block)]
+    if rules.isotropic_up:
+        words += ["--isotropic-up"]
+    words += ["--codec", rules.codec_up, "--codec-down", rules.codec_down]
+    words += ["--outer-lr", f"{rules.outer_lr:g}", "--outer-momentum", f"{rules.outer_momentum:g}"]
+    words += ["--overlap", f"{pace.overlap:g}", "--quorum", str(pace.quorum)]
+    return shlex.join(words)
+
+
+def _measure(path: Path) -> int:
+    when = f"{platform.node()}, Python {platform.python_version()}"
+    found = speeds.measured(single_threaded().now, _cpu(), when)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(speeds.written(found))
+    except OSError as error:
+        raise InputError(f"--measure {path}: {error.strerror}") from None
+    print(f"{path}: {found.cpu}, {found.how}; isthmus plan --speeds {shlex.quote(str(path))} uses it")
+    return 0
+
+
+def _cpu() -> str:
+    """Return what the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _speeds(arguments: declared.Plan) -> tuple[speeds.Table, str]:
+    """Return the speeds to plan with, and what to call them."""
+    if arguments.speeds:
+        if arguments.cpu:
+            raise InputError("--speeds and --cpu both say how fast the syncer is: leave one out")
+        return speeds.table(read_table(arguments.speeds), arguments.speeds), f"{arguments.speeds}"
+    default, classes = speeds.classes()
+    name = arguments.cpu or default
+    if name not in classes:
+        raise InputError(f"--cpu {name}: choose one of {', '.join(classes)}, or measure: isthmus plan --measure FILE")
+    return classes[name], f"table, class {name}"
+
+
+def _finite(value: Any) -> Any:
+    """Return a report in which what is endless is null."""
+    if isinstance(value, dict):
+        return {name: _finite(of) for name, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(of) for of in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain(found: Plan) -> dict[str, Any]:
+    """Return a plan as a report has it."""
+    report = msgspec.to_builtins(found)
+    for forecast, of in zip(report["forecasts"], found.forecasts, strict=True):
+        forecast["island"]["mtbf_hours"] = None if of.island.mtbf_hours == float("inf") else of.island.mtbf_hours
+    report["warnings"] = found.warnings
+    return report  # type: ignore[no-any-return]
+
+
+def _params(arguments: declared.Plan, file: dict[str, Any]) -> tuple[float, list[Spec] | None]:
+    """Return how many parameters the model has, and its tensors where it is at hand."""
+    given = [arguments.params is not None, arguments.model is not None, "params" in file]
+    if sum(given) != 1:
+        raise InputError(
+            "say how large the model is, once: --params 2.9e9, --model PACKAGE.MODULE:FUNCTION, or params = in the file"
+        )
+    if arguments.model is not None:
+        shared.need("torch", "torch")
+        from isthmus.torch.model import specs_of
+
+        specs = specs_of(shared.callable_of(arguments.model, "--model")())
+        return float(sum(s.size for s in specs)), specs
+    params = arguments.params if arguments.params is not None else file["params"]
+    if not isinstance(params, int | float):
+        raise InputError(f"{arguments.islands}: params must be a number, not {params!r}")
+    return float(params), None
+
+
+def _islands(arguments: declared.Plan, file: dict[str, Any], assumed: list[str]) -> list[Island]:
+    """Return the learners, and note what was taken for granted of them."""
+    if not arguments.islands:
+        if arguments.step_seconds is None:
+            assumed.append("1 s a step (--step-seconds)")
+        plain = Island(name="learner")
+        links = {"up": plain.up_gbit_s, "down": plain.down_gbit_s}
+        for name in [name for name in links if getattr(arguments, name) is None]:
+            assumed.append(f"{links[name]:g} Gbit/s {name} (--{name})")
+        if arguments.latency is None:
+            assumed.append(f"{plain.latency_s:g} s to the store (--latency)")
+        if arguments.mtbf_hours is None:
+            assumed.append("no learner ever fails (--mtbf-hours)")
+        gpus = GPUS
+        if arguments.gpus is None:
+            assumed.append(f"{GPUS} GPUs a learner (--gpus)")
+        elif arguments.gpus % arguments.learners:
+            raise InputError(
+                f"--gpus {arguments.gpus}: not so many alike for each of {arguments.learners} learners; "
+                "learners that differ go into a file, --islands"
+            )
+        else:
+            gpus = arguments.gpus // arguments.learners
+        same = Island(
+            name="learner",
+            count=arguments.learners,
+            step_s=1.0 if arguments.step_seconds is None else arguments.step_seconds,
+            up_gbit_s=plain.up_gbit_s if arguments.up is None else arguments.up,
+            down_gbit_s=plain.down_gbit_s if arguments.down is None else arguments.down,
+            latency_s=plain.latency_s if arguments.latency is None else arguments.latency,
+            region=arguments.region,
+            mtbf_hours=float("inf") if arguments.mtbf_hours is None else arguments.mtbf_hours,
+            restart_s=arguments.restart,
+            gpus=gpus,
+        )
+        return [same]
+    unknown = sorted(file.keys() - {"params", "store_region", "learner"})
+    if unknown:
+        raise InputError(
+            f"{arguments.islands}: unknown {unknown[0]}: there are params, store_region and [[learner]] tables"
+        )
+    tables = file.get("learner")
+    if not isinstance(tables, list) or not tables:
+        raise InputError(f"{arguments.islands}: has no [[learner]] tables")
+    found = [converted(table, Island, f"{arguments.islands}, learner {n + 1}") for n, table in enumerate(tables)]
+    for name, what in (("step_s", "1 s a step"), ("gpus", f"{GPUS} GPUs")):
+        if silent := [i.name for i, table in zip(found, tables, strict=True) if name not in table]:
+            assumed.append(f"{what} of {', '.join(silent)} ({name})")
+    return found
+
+
+def _columns(title: str, names: Sequence[str]) -> Table:
+    """Return a table whose cells fold where they do not fit, and are never cut."""
+    table = Table(title=title, title_justify="left")
+    for n, name in enumerate(names):
+        table.add_column(name, justify="right" if n else "left", overflow="fold")
+    return table
+
+
+def _show(found: Plan) -> None:
+    console = stdout()
+    chosen = Table(title=f"settings for {found.params:.3g} parameters", title_justify="left")
+    for name in ("setting", "value", "because"):
+        chosen.add_column(name, overflow="fold")
+    for choice in found.choices:
+        chosen.add_row(choice.name, str(choice.value), choice.reason)
+    console.print(chosen)
+    for table in _forecasts(found):
+        console.print(table)
+    s, day = found.syncer, found.day
+    console.print(
+        f"in the model: utilisation × goodput × merged, the share of the time whose work a commit holds; "
+        f"a token of it is worth {_worth(found)} of data parallel's",
+        highlight=False,
+    )
+    console.print(
+        f"syncer: {s['memory_gib']:.1f} GiB, {s['cores']:.2f} cores ({s['merge_s']:.2f} s per round), "
+        f"{s['down_gbit_s']:.2f} Gbit/s in, {s['up_gbit_s']:.2f} Gbit/s out; several share all of this",
+        highlight=False,
+    )
+    console.print(
+        f"one that takes over everything reads at most {s['takeover_gb']:,.1f} GB first: {s['takeover_s']:,.0f} s at "
+        f"{SYNCER_GBIT_S:g} Gbit/s with {SYNCER_CORES:g} cores",
+        highlight=False,
+    )
+    console.print(
+        f"a day: {day['up_gb']:,.0f} GB up, {day['down_gb']:,.0f} GB down, {day['writes']:,.0f} writes, "
+        f"{day['reads']:,.0f} reads, {day['stored_gb']:,.0f} GB stored: ${day['usd']:,.2f} "
+        f"(GPUs ${day['gpu_usd']:,.2f}, requests ${day['requests_usd']:,.2f}, egress ${day['egress_usd']:,.2f}, "
+        f"storage ${day['storage_usd']:,.2f}, syncer ${day['syncer_usd']:,.2f})",
+        highlight=False,
+    )
+
+
+def _worth(found: Plan) -> str:
+    worth = found.worth
+    return f"{worth.long:.2f} ({worth.short:.2f} in short runs, 1 at parity; {worth.rests_on})"
+
+
+def _who(island: Island) -> str:
+    return f"{island.count} × {island.name}" if island.count > 1 else island.name
+
+
+def _forecasts(found: Plan) -> list[Table]:
+    """Return two tables: time, and what goes over the links."""
+    time = _columns("what to expect", ("learner", "utilisation", "goodput", "merged", "in the model", "memory of one"))
+    links = _columns("over its links", ("learner", "up", "down", "round trip", "GB a day, up + down", "requests a day"))
+    for f in found.forecasts:
+        time.add_row(
+            _who(f.island),
+            f"{f.utilization:.1%}",
+            f"{f.goodput:.1%}",
+            f"{f.kept:.0%}",
+            f"{f.in_model:.0%}",
+            f"{f.memory_gib:.1f} GiB",
+        )
+        links.add_row(
+            _who(f.island),
+            f"{f.up_load:.0%}",
+            f"{f.down_load:.0%}",
+            f"{f.back_s:.1f} s",
+            f"{f.up_gb_day:,.0f} + {f.down_gb_day:,.0f}",
+            f"{sum(f.requests_day.values()):,.0f}",
+        )
+    return [time, links]
+
+
+def _show_compared(found: Plan, beside: Comparison, islands: Sequence[Island]) -> None:
+    console = stdout()
+    gpus = sum(i.gpus * i.count for i in islands)
+    table = _columns(
+        f"a day of {gpus:,} GPUs in {sum(i.count for i in islands)} learners, {found.params:.3g} parameters",
+        ("", "data parallel, one place", "data parallel, across the links", "decoupled"),
+    )
+    one = beside.way(ONE_PLACE)
+    ways = beside.ways
+    table.add_row("a step", *(f"{w.step_s:.3g} s" for w in ways))
+    table.add_row("time that counts", *(f"{w.goodput:.1%}" for w in ways))
+    table.add_row("tokens in it", *(f"{w.processed:.3g}" for w in ways))
+    table.add_row("one is worth", *(f"{w.worth:.2f}" for w in ways))
+    table.add_row("tokens learnt", *(f"{w.learnt:.3g}" for w in ways))
+    table.add_row("beside one place", *(f"{w.learnt / one.learnt:.0%}" for w in ways))
+    table.add_row("dollars", *(f"{w.usd:,.0f}" for w in ways))
+    table.add_row("learnt per dollar", *(f"{w.per_usd:.3g}" for w in ways))
+    console.print(table)
+    ours, rules = beside.way(DECOUPLED), found.rules
+    worth = found.worth
+    f = found.forecasts
+    kept = sum(x.kept * x.island.count for x in f) / sum(x.island.count for x in f)
+
+    def say(words: str) -> None:
+        console.print(words, highlight=False)
+
+    say(
+        f"decoupled: H = {rules.sync_every}, P = {rules.fragments}, {kept:.0%} of the work merged, "
+        f"{beside.least / one.learnt:.0%} of one place in short runs, {beside.most / one.learnt:.0%} at parity"
+    )
+    say(
+        f"rests on: {worth.rests_on}; {worth.short:.2f} in its runs of 600 steps, {worth.long:.2f} in those of 3,000; "
+        "parity (1) is what was published at large scale"
+    )
+    say(f"beside one place, which needs one with {gpus:,} GPUs: {_pays_place(beside)}")
+    say(f"beside data parallel across the links ({ours.learnt / beside.way(ACROSS).learnt:.3g} times it): "
+        f"{_pays_links(beside)}")  # fmt: skip
+
+
+def _pays_place(beside: Comparison) -> str:
+    def when(hours: float | None) -> str:
+        if hours is None:
+            return "never"
+        if math.isinf(hours):
+            return "whatever fails"
+        return f"where a learner fails more often than every {hours:.3g} hours"
+
+    return f"it pays {when(beside.mtbf_hours)}; at parity {when(beside.mtbf_hours_at_parity)}"
+
+
+def _pays_links(beside: Comparison) -> str:
+    def until(gbit_s: float | None) -> str:
+        if gbit_s is None:
+            return "never"
+        return "whatever they carry" if math.isinf(gbit_s) else f"below {gbit_s:.3g} Gbit/s each"
+
+    return f"it pays {until(beside.gbit_s)}; at parity {until(beside.gbit_s_at_parity)}"

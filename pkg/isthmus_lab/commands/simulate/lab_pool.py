@@ -1,0 +1,118 @@
+"""Runs an experiment's settings in worker processes, keeps every finished row, and goes on where it was interrupted."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from isthmus.errors import InputError
+from isthmus_lab.training.setting import Row, Setting
+
+Job = tuple[Setting, int]
+
+LINE_MAX = 1 << 20
+
+
+class Kept:
+    """Finished rows in a folder, one file each, by setting and seed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, job: Job) -> Row | None:
+        """Return a row, under the name its setting has now; None where there is none, or none that can be read."""
+        setting, seed = job
+        try:
+            row = msgspec.json.decode(self._path(job).read_bytes(), type=Row)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return msgspec.structs.replace(row, setting=setting.name, seed=seed)
+
+    def write(self, job: Job, row: Row) -> None:
+        """Keep a row."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        scratch = self._path(job).with_suffix(f".{os.getpid()}")
+        scratch.write_bytes(msgspec.json.encode(row))
+        scratch.rename(self._path(job))
+
+    def _path(self, job: Job) -> Path:
+        setting, seed = job
+        return self._folder / f"{setting.key(seed)}.json"
+
+
+def cost(setting: Setting) -> float:
+    """Return about how long a setting takes, in any unit."""
+    return float(setting.budget * (1 + setting.shape.experts / 4))
+
+
+async def run_all(jobs: Sequence[Job], kept: Kept, workers: int, progress: Callable[[float], None]) -> list[Row]:
+    """Return the rows of all jobs, in their order; those that are kept are not run again."""
+    rows = {at: row for at, job in enumerate(jobs) if (row := kept.read(job)) is not None}
+    # A setting may bear several names: it is run once.
+    once = {setting.key(seed): at for at, (setting, seed) in enumerate(jobs) if at not in rows}
+    todo = sorted(once.values(), key=lambda at: -cost(jobs[at][0]))
+    total = sum(cost(jobs[at][0]) for at in todo) or 1.0
+    shares = dict.fromkeys(todo, 0.0)
+
+    def tell(at: int, share: float) -> None:
+        shares[at] = share
+        progress(sum(cost(jobs[i][0]) * done for i, done in shares.items()) / total)
+
+    async def work() -> None:
+        if not todo:
+            return
+        process = await _start()
+        try:
+            while todo:
+                at = todo.pop(0)
+                setting, seed = jobs[at]
+                rows[at] = await _ask(process, setting, seed, lambda share, at=at: tell(at, share))  # type: ignore[misc]
+                kept.write(jobs[at], rows[at])
+                tell(at, 1.0)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(min(workers, len(todo))):
+            tasks.create_task(work())
+    for at, job in enumerate(jobs):
+        if at not in rows and (row := kept.read(job)) is not None:
+            rows[at] = row
+    return [rows[at] for at in range(len(jobs))]
+
+
+async def _start() -> asyncio.subprocess.Process:
+    # One thread each: several of them share the cores.
+    quiet = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "isthmus_lab.worker",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LINE_MAX,
+        # The order of sets of names must not differ between two runs of one seed.
+        env={**os.environ, **quiet, "PYTHONHASHSEED": "0"},
+    )
+
+
+async def _ask(
+    process: asyncio.subprocess.Process, setting: Setting, seed: int, progress: Callable[[float], None]
+) -> Row:
+    assert process.stdin is not None, "started without a way in"
+    assert process.stdout is not None, "started without a way out"
+    process.stdin.write(json.dumps({"setting": msgspec.to_builtins(setting), "seed": seed}).encode() + b"\n")
+    await process.stdin.drain()
+    while line := await process.stdout.readline():
+        said = json.loads(line)
+        if "row" in said:
+            return msgspec.convert(said["row"], Row)
+        progress(said["progress"])
+    await process.wait()
+    raise InputError(f"{setting.name}, seed {seed}: the worker ended with {process.returncode}; its words are above")

@@ -1,0 +1,138 @@
+"""`isthmus simulate training EXPERIMENT`: learning in virtual time, as tables, JSON and a picture."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from isthmus.errors import InputError
+from isthmus_lab.commands import declared
+from isthmus_lab.commands.simulate.lab_pool import Kept, run_all
+from isthmus_lab.training.experiment import Experiment
+from isthmus_lab.training.experiments import EXPERIMENTS, SEEDS, chosen
+from isthmus_lab.training.setting import Row, Setting
+from isthmus_lab.training.summary import Spread, summary
+from isthmus_services.output.progress import progress
+from isthmus_services.output.report import save, stdout, write_json
+from isthmus_services.output.tables import Column, fitted
+from isthmus_services.settings import shared
+
+Summary = Mapping[str, Mapping[str, Spread]]
+
+COLUMNS = (
+    ("val_loss", "loss, nats/byte", "{:.3f}"),
+    ("goodput", "goodput", "{:.1%}"),
+    ("uptime", "uptime", "{:.1%}"),
+    ("participation", "participation", "{:.1%}"),
+    ("kept", "tokens merged", "{:.1%}"),
+    ("wall_virtual_s", "virtual s", "{:.0f}"),
+)
+
+
+def run(arguments: declared.Training) -> int:
+    """Run an experiment."""
+    shared.need("torch", "torch")
+    if arguments.plot:
+        shared.need("matplotlib", "demo")
+    settings = chosen(arguments.experiment, arguments.scale, arguments.steps)
+    if arguments.only:
+        settings = [s for s in settings if any(fnmatchcase(s.name, pattern) for pattern in arguments.only)]
+        if not settings:
+            raise InputError(f"--only {' '.join(arguments.only)}: {arguments.experiment} has no setting of such a name")
+    experiment = EXPERIMENTS[arguments.experiment]
+    seeds = range(arguments.seeds or SEEDS[arguments.scale])
+    jobs = [(setting, seed) for setting in settings for seed in seeds]
+    kept = Kept(Path(arguments.cache))
+    with progress(f"{experiment.name}: {len(jobs)} runs") as say:
+        rows = asyncio.run(run_all(jobs, kept, arguments.workers or os.cpu_count() or 1, say))
+    found = summary(rows)
+    _show(experiment, settings, found, len(seeds))
+    write_json(
+        {
+            "experiment": experiment.name,
+            "question": experiment.question,
+            "published": experiment.published,
+            "scale": arguments.scale,
+            "steps": settings[0].steps,
+            "seeds": list(seeds),
+            "rows": [row.plain() for row in rows],
+            "summary": {name: {what: asdict(s) for what, s in of.items()} for name, of in found.items()},
+        },
+        arguments.json,
+    )
+    if arguments.plot:
+        draw(experiment, rows, Path(arguments.plot))
+        print(f"picture: {arguments.plot}")
+    return 0
+
+
+def _show(experiment: Experiment, settings: Sequence[Setting], found: Summary, seeds: int) -> None:
+    rows = [(s.name, *(_cell(found[s.name][what], form) for what, _, form in COLUMNS)) for s in settings]
+    columns = [Column("setting", justify="left"), *(Column(title, n) for n, (_, title, _) in enumerate(COLUMNS))]
+    console = stdout()
+    console.print(fitted(experiment.question, columns, rows, console.width))
+    console.print(f"published: {experiment.published}", style="dim", highlight=False)
+    spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed"
+    console.print(f"{spread} · {settings[0].steps} steps per learner", style="dim", highlight=False)
+
+
+def _cell(value: Spread, form: str) -> str:
+    said = form.format(value.mean)
+    return f"{said} ± {form.format(value.deviation)}" if value.deviation else said
+
+
+def draw(experiment: Experiment, rows: Sequence[Row], path: Path) -> None:
+    """Draw loss, and what the experiment sets beside it, for every setting: each seed a dot, the mean a bar."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(row.setting for row in rows))
+    heights, colors = _grouped(names)
+    panels = [("val_loss", "held-out loss, nats per byte"), *experiment.beside.items()]
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(4 + 4 * len(panels), 1.5 + 0.26 * heights[-1]),
+        sharey=True,
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis, (what, title) in zip(axes[0], panels, strict=True):
+        for y, color, name in zip(heights, colors, names, strict=True):
+            values = [row.measured(what) for row in rows if row.setting == name]
+            seen = [value for value in values if value is not None]
+            if not seen:
+                continue
+            axis.plot([min(seen), max(seen)], [y, y], color=color, alpha=0.3, linewidth=6, solid_capstyle="round")
+            axis.plot(seen, [y] * len(seen), "o", color=color, markersize=4)
+            axis.plot([sum(seen) / len(seen)], [y], "|", color="black", markersize=12)
+        axis.set_xlabel(title)
+        axis.grid(axis="x", alpha=0.3)
+        if what != "val_loss":
+            axis.set_xlim(left=0)
+    axes[0][0].set_yticks(heights, names)
+    axes[0][0].invert_yaxis()
+    figure.suptitle(experiment.question, fontsize=11)
+    save(figure, path)
+    plt.close(figure)
+
+
+def _grouped(names: Sequence[str]) -> tuple[list[float], list[str]]:
+    """Return, for every setting, its height and its colour: names alike up to the colon stand together."""
+    heights: list[float] = []
+    colors: list[str] = []
+    y, color, last = 0.0, -1, None
+    for name in names:
+        group = name.partition(": ")[0] if ": " in name else None
+        if group is None or group != last:
+            color += 1
+            y += 0.6 if heights and group is not None else 0.0
+        last = group
+        heights.append(y)
+        colors.append(f"C{color % 10}")
+        y += 1.0
+    return heights, colors

@@ -1,0 +1,190 @@
+"""Decoupled training beside data parallel at equal wall time: what a day learns, failures and loss paid.
+
+Three ways to use the same GPUs for a day. *Data parallel in one place*: all of them side by side, with links that cost
+nothing; any failure stops all of them, and they go on at their last checkpoint. *Data parallel across the links*: where
+they are, with an all-reduce of bfloat16 gradients in every step. *Decoupled*: as planned. Tokens learnt are tokens that
+count times what one is worth (`learning`); data parallel pays no loss, by definition.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from isthmus.errors import InputError
+from isthmus_lab.forecast import bandwidth
+from isthmus_lab.forecast.bandwidth import DATA_PARALLEL, OnTheWire, Setup
+from isthmus_lab.forecast.goodput import Cluster, fits, young
+from isthmus_lab.forecast.island import Island
+from isthmus_lab.forecast.outcome import DAY_S, goodput_of
+from isthmus_lab.forecast.planner import Plan
+from isthmus_services.board.prices import Prices
+
+ONE_PLACE, ACROSS, DECOUPLED = "data parallel in one place", "data parallel across the links", "decoupled"
+
+GRADIENTS = OnTheWire(name="bf16", up_bits=16.0, down_bits=16.0)
+
+PARITY = 1.0
+"""What a token is worth where nothing is paid in loss: published at large scale, not seen in the lab."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the data-parallel job is taken to do."""
+
+    checkpoint_s: float = Cluster().checkpoint_s
+    """What a checkpoint costs it."""
+    every_s: float | None = None
+    """Seconds between two; None: Young's interval."""
+    overlapped: bool = True
+    """Whether gradients leave while the backward pass makes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to train, over a day."""
+
+    name: str
+    step_s: float
+    goodput: float
+    """Share of the time in steps that failures do not take back."""
+    processed: float
+    """Tokens a day in them."""
+    worth: float
+    """What one of them is worth."""
+    learnt: float
+    usd: float
+
+    @property
+    def per_usd(self) -> float:
+        """Tokens learnt per dollar."""
+        return self.learnt / self.usd if self.usd else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All three, and from where on they change places."""
+
+    ways: list[Way]
+    least: float
+    """Tokens decoupled training learns a day if a token is worth what it is in the lab's short runs …"""
+    most: float
+    """… and at parity."""
+    mtbf_hours: float | None
+    """Hours between two failures of a learner below which decoupled training learns more than one place; None: never,
+    inf: always."""
+    mtbf_hours_at_parity: float | None
+    gbit_s: float | None
+    """Gbit/s of every link above which data parallel across the links learns more; None: however fast, it does not."""
+    gbit_s_at_parity: float | None
+
+    def way(self, name: str) -> Way:
+        """Return one of them."""
+        return next(w for w in self.ways if w.name == name)
+
+
+def compare(found: Plan, islands: Sequence[Island], prices: Prices, tokens: float, job: Job = Job()) -> Comparison:
+    """Return the comparison for a plan; a step of every learner has so many `tokens`. Raises `InputError`."""
+    if not (math.isfinite(tokens) and tokens >= 1):
+        raise InputError(f"a step has at least one token, not {tokens:g}")
+    learners = sum(i.count for i in islands)
+    gpu_usd = found.day["gpu_usd"]
+    one = _parallel(ONE_PLACE, islands, max(i.step_s for i in islands), tokens, gpu_usd, job)
+    step_s = max(_across(found.params, i, learners, job) for i in islands)
+    steps = one.goodput * DAY_S / step_s
+    moved = 2.0 * (1.0 - 1.0 / learners) * 2.0 * found.params * steps * learners / 1e9
+    egress = moved * prices.egress_gb if len({i.region for i in islands}) > 1 else 0.0
+    across = _parallel(ACROSS, islands, step_s, tokens, gpu_usd + egress, job)
+    ours = _decoupled(found, islands, tokens)
+    plain = ours.processed
+
+    def beats(worth: float) -> Callable[[float], bool]:
+        def at(mtbf_hours: float) -> bool:
+            failing = [replace(i, mtbf_hours=mtbf_hours) for i in islands]
+            theirs = _parallel(ONE_PLACE, failing, one.step_s, tokens, gpu_usd, job).learnt
+            return _decoupled(found, failing, tokens).processed * worth >= theirs
+
+        return at
+
+    def slower(worth: float) -> Callable[[float], bool]:
+        def at(gbit_s: float) -> bool:
+            linked = [replace(i, up_gbit_s=gbit_s, down_gbit_s=gbit_s) for i in islands]
+            step_s = max(_across(found.params, i, learners, job) for i in linked)
+            return plain * worth >= _parallel(ACROSS, islands, step_s, tokens, gpu_usd, job).learnt
+
+        return at
+
+    worth = found.worth.long
+    return Comparison(
+        ways=[one, across, ours],
+        least=plain * found.worth.short,
+        most=plain * PARITY,
+        mtbf_hours=_turns(beats(worth), 1e-3, 1e7),
+        mtbf_hours_at_parity=_turns(beats(PARITY), 1e-3, 1e7),
+        gbit_s=_turns(slower(worth), 1e-6, 1e6),
+        gbit_s_at_parity=_turns(slower(PARITY), 1e-6, 1e6),
+    )
+
+
+def held(rate: float, stall_s: float, job: Job) -> float:
+    """Return the goodput of one job that fails at a rate, stands still for `stall_s` and goes on at a checkpoint."""
+    if rate <= 0.0:
+        return 1.0
+    interval = young(job.checkpoint_s, 1.0 / rate) if job.every_s is None else job.every_s
+    block = interval + job.checkpoint_s
+    share = interval / block if block else 1.0
+    return fits(1.0 / rate, block, rate) * rate * share / (1.0 + rate * stall_s)
+
+
+def _parallel(name: str, islands: Sequence[Island], step_s: float, tokens: float, usd: float, job: Job) -> Way:
+    """Return a job of all learners, which any failure of one of them stops."""
+    learners = sum(i.count for i in islands)
+    rates = [i.count / (i.mtbf_hours * 3600.0) for i in islands]
+    rate = sum(rates)
+    stall_s = sum(r * i.restart_s for r, i in zip(rates, islands, strict=True)) / rate if rate else 0.0
+    goodput = held(rate, stall_s, job)
+    processed = learners * tokens * goodput * DAY_S / step_s
+    return Way(name=name, step_s=step_s, goodput=goodput, processed=processed, worth=1.0, learnt=processed, usd=usd)
+
+
+def _across(params: float, island: Island, learners: int, job: Job) -> float:
+    """Return the seconds of a step where all gradients cross one learner's links."""
+    link = Setup(
+        params=params, step_s=island.step_s, learners=learners, sync_every=1, fragments=1, latency_s=island.latency_s
+    )
+    gbit_s = min(island.up_gbit_s, island.down_gbit_s)
+    if job.overlapped or learners == 1:
+        return island.step_s / bandwidth.exact(DATA_PARALLEL, link, GRADIENTS, gbit_s)
+    return island.step_s + link.volume * params * GRADIENTS.up_bits / (gbit_s * 1e9) + 2.0 * island.latency_s
+
+
+def _decoupled(found: Plan, islands: Sequence[Island], tokens: float) -> Way:
+    """Return what was planned, for learners that may fail otherwise."""
+    steps = spent = here = 0.0
+    for f, island in zip(found.forecasts, islands, strict=True):
+        goodput = goodput_of(island, f.lost_s)
+        steps += island.count * f.utilization * goodput / island.step_s
+        spent += island.count * f.utilization * goodput
+        here += island.count
+    processed = steps * tokens * DAY_S
+    worth = found.worth.long
+    return Way(
+        name=DECOUPLED,
+        step_s=min(i.step_s for i in islands),
+        goodput=spent / here,
+        processed=processed,
+        worth=worth,
+        learnt=processed * worth,
+        usd=found.day["usd"],
+    )
+
+
+def _turns(holds: Callable[[float], bool], low: float, high: float) -> float | None:
+    """Return the largest number at which something holds that holds below it; None: nowhere; inf: everywhere."""
+    if not holds(low):
+        return None
+    if holds(high):
+        return math.inf
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,184 @@
+"""What decoupled training pays in loss, said in tokens: how many of those it processed data parallel would have needed.
+
+A row of the lab ends at a loss that undisturbed data parallel reaches after fewer steps of as many learners; the ratio
+of the two is what a processed token was worth. Its logarithm is made of three parts: the number of learners, the period
+H, and what versions on their way overwrite. It shrinks as runs grow: the lab's longest tell by how much.
+
+All rows (`lab.toml`) are of a model of 0.26 million parameters. What was published at large scale is parity: 1.
+"""
+
+import itertools
+import math
+import statistics
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from isthmus.format.rules import MergeRule
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One row of the lab, a mean over seeds."""
+
+    learners: int
+    steps: int
+    loss: float
+    seeds: int
+    sync_every: int = 1
+    kept: float = 1.0
+    beside: float = 0.0
+    """Loss of data parallel at its own best inner rate, after as many steps of as many learners; 0 where the row is to
+    be held against `data_parallel`, which is at the same inner rate."""
+    experiment: str = ""
+    setting: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worth:
+    """What a processed token is worth, in tokens of data parallel."""
+
+    short: float
+    """In the lab's runs of 600 steps."""
+    long: float
+    """In its longest: of 3,000 merged by RDA, of 1,800 merged isotropically."""
+    beyond: tuple[str, ...]
+    """What lies outside of what was measured."""
+
+    @property
+    def rests_on(self) -> str:
+        """Say what it rests on."""
+        return "; ".join(("a lab model of 0.26 million parameters", *self.beyond))
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The rows, and what follows from them."""
+
+    data_parallel: Sequence[Measured]
+    decoupled: Sequence[Measured]
+    long: Sequence[Measured]
+    overwritten: Sequence[Measured]
+
+    def steps_for(self, learners: int, loss: float) -> float:
+        """Return after how many steps undisturbed data parallel is at a loss; between rows in the steps' logarithm."""
+        curve = sorted((r.steps, r.loss) for r in self.data_parallel if r.learners == learners)
+        pairs = list(itertools.pairwise(curve))
+        (a, high), (b, low) = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
+        return math.exp(math.log(a) + (high - loss) / (high - low) * math.log(b / a))
+
+    def loss_after(self, learners: int, steps: int) -> float:
+        """Return the loss of undisturbed data parallel after so many steps: one that was measured."""
+        return next(r.loss for r in self.data_parallel if (r.learners, r.steps) == (learners, steps))
+
+    def paid(self, row: Measured) -> float:
+        """Return the logarithm of what a row paid: 0 is parity.
+
+        Where data parallel has a better inner rate than that of `data_parallel`, what counts is the distance to it.
+        """
+        above = row.loss - row.beside if row.beside else 0.0
+        loss = self.loss_after(row.learners, row.steps) + above if row.beside else row.loss
+        return math.log(row.steps / self.steps_for(row.learners, loss))
+
+    @cached_property
+    def by_learners(self) -> dict[int, float]:
+        """What the number of learners costs, at the shortest period."""
+        return {1: 0.0} | {r.learners: self.paid(r) for r in self.decoupled if r.sync_every == self.shortest}
+
+    @cached_property
+    def by_period(self) -> dict[int, float]:
+        """What a longer period costs besides, in the mean over numbers of learners."""
+        found: dict[int, list[float]] = {}
+        for r in self.decoupled:
+            found.setdefault(r.sync_every, []).append(self.paid(r) - self.by_learners[r.learners])
+        return {h: statistics.fmean(costs) for h, costs in found.items()}
+
+    @cached_property
+    def shortest(self) -> int:
+        """The shortest period that was measured."""
+        return min(r.sync_every for r in self.decoupled)
+
+    @cached_property
+    def near(self) -> dict[int, float]:
+        """Share of the tokens that is merged beside the store, by period: the part that `by_period` has in it."""
+        found: dict[int, list[float]] = {}
+        for r in self.decoupled:
+            found.setdefault(r.sync_every, []).append(r.kept)
+        return {h: statistics.fmean(kept) for h, kept in found.items()}
+
+    @cached_property
+    def per_overwritten(self) -> float:
+        """What it costs that everything is overwritten and not nothing, were it a line: least squares within groups."""
+        groups: dict[tuple[str, int], list[Measured]] = {}
+        for r in self.overwritten:
+            groups.setdefault((r.experiment, r.sync_every), []).append(r)
+        top = bottom = 0.0
+        for rows in groups.values():
+            kept, paid = statistics.fmean(r.kept for r in rows), statistics.fmean(map(self.paid, rows))
+            top += sum((kept - r.kept) * (self.paid(r) - paid) for r in rows)
+            bottom += sum((kept - r.kept) ** 2 for r in rows)
+        return top / bottom
+
+    @cached_property
+    def least_kept(self) -> float:
+        """The least share of merged work that was measured."""
+        return min(r.kept for r in self.overwritten)
+
+    @cached_property
+    def shrinks(self) -> float:
+        """What is left of it in the longest runs: of the first two parts, and taken to be the same of the third.
+
+        The third was measured in one pair of runs alone: half of it was left after 1,800 steps.
+        """
+        short = sum(self._base(r.learners, r.sync_every) for r in self.long)
+        # What is ahead of data parallel does not make up for what is behind it elsewhere.
+        return min(1.0, sum(max(0.0, self.paid(r)) for r in self.long) / short)
+
+    def _base(self, learners: float, sync_every: float) -> float:
+        by_learners = _between(self.by_learners, learners)
+        return max(0.0, by_learners + _between(self.by_period, max(sync_every, self.shortest)))
+
+    def worth(self, learners: int, sync_every: int, kept: float) -> Worth:
+        """Return what a processed token is worth where so much of the work is merged."""
+        if learners == 1:
+            return Worth(short=1.0, long=1.0, beyond=())
+        base = self._base(learners, sync_every)
+        near = _between(self.near, min(max(sync_every, self.shortest), max(self.near)))
+        overwritten = self.per_overwritten * max(0.0, near - max(kept, self.least_kept))
+        # Where nothing is merged nothing is learnt: below what was measured, in proportion.
+        merged = min(1.0, kept / self.least_kept)
+        beyond = []
+        if learners > max(self.by_learners):
+            beyond.append(f"M = {learners} is beyond the {max(self.by_learners)} that were measured")
+        if sync_every > max(self.by_period):
+            beyond.append(f"H = {sync_every} is beyond the {max(self.by_period)} that were measured")
+        if kept < self.least_kept:
+            beyond.append(f"{kept:.0%} merged is below the {self.least_kept:.0%} that were measured")
+        return Worth(
+            short=merged * math.exp(-base - overwritten),
+            long=merged * math.exp(-self.shrinks * (base + overwritten)),
+            beyond=tuple(beyond),
+        )
+
+
+def _between(points: Mapping[int, float], at: float) -> float:
+    """Return the value at a number, between the points and beyond the last in its logarithm."""
+    pairs = list(itertools.pairwise(sorted(points.items())))
+    (a, low), (b, high) = next((pair for pair in pairs if at <= pair[1][0]), pairs[-1])
+    return low + (high - low) * math.log(at / a) / math.log(b / a)
+
+
+@lru_cache(maxsize=2)
+def lab(merge: str = MergeRule.RDA.value) -> Lab:
+    """Return the rows that come with the package, of runs that merge by this rule (Avg is taken for RDA).
+
+    What is overwritten was measured with RDA, and is taken to cost the same.
+    """
+    read: dict[str, Any] = tomllib.loads(files("isthmus_lab.forecast").joinpath("lab.toml").read_text())
+    merged = ("isotropic", "isotropic_long") if merge == MergeRule.ISO else ("decoupled", "long")
+    kinds = ("data_parallel", *merged, "overwritten")
+    return Lab(*(msgspec.convert(read[kind], list[Measured]) for kind in kinds))

@@ -1,0 +1,208 @@
+"""What the lab trains: the byte GPT on the standard library's source, one window or a few per step."""
+
+import functools
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus.codecs.kernels import F32
+from isthmus.demo.gpt import CONTEXT, ByteGPT, held_out_loss, loss_of
+from isthmus.demo.text import corpus
+from isthmus.demo.trainer import CLIP, FINAL_SHARE, WEIGHT_DECAY, optimizer_for
+from isthmus.format.layout import Layout
+from isthmus.learner import LearnerAgent
+from isthmus.learner.boundary import Replica
+from isthmus.learner.checkpoint import Checkpoint, Saver
+from isthmus.torch import model as torch_model
+from isthmus.torch import moments, optimizers
+from isthmus.torch.loop import Loop
+from isthmus_lab.training.experts import BALANCE_WEIGHT, ExpertGPT
+from isthmus_lab.training.setting import WINDOW_TOKENS, Setting, Shape
+
+HELD_OUT_EVERY = 2
+"""Of the held-out windows every second one is evaluated: 64 KiB."""
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def build(shape: Shape, seed: int) -> ByteGPT:
+    """Return the lab's model, initialised by a seed."""
+    torch.manual_seed(seed)
+    if shape.experts:
+        return ExpertGPT(shape.width, shape.layers, shape.heads, shape.experts)
+    return ByteGPT(shape.width, shape.layers, shape.heads)
+
+
+@functools.lru_cache(maxsize=32)
+def shard(index: int, count: int) -> Bytes:
+    """Return the text of one learner's shard."""
+    return np.frombuffer(corpus().shard(index, count), np.uint8)
+
+
+@functools.lru_cache(maxsize=1)
+def held_out() -> torch.Tensor:
+    """Return the held-out text."""
+    return torch.frombuffer(bytearray(corpus().held_out), dtype=torch.uint8)
+
+
+def val_loss(model: nn.Module) -> float:
+    """Return the held-out loss in nats per byte."""
+    return held_out_loss(model, held_out(), every=HELD_OUT_EVERY)
+
+
+def windows(text: Bytes, count: int, *draw: int) -> torch.Tensor:
+    """Return so many windows [count, WINDOW_TOKENS + 1] int64, drawn by these numbers."""
+    starts = np.random.Generator(np.random.PCG64(draw)).integers(0, text.size - CONTEXT - 1, count)
+    return torch.from_numpy(np.stack([text[s : s + WINDOW_TOKENS + 1] for s in starts]).astype(np.int64))
+
+
+def rate(setting: Setting, progress: float) -> float:
+    """Return the learning rate where this share of the run is done: linear warm-up, then a cosine to a twentieth."""
+    warmup = min(setting.warmup / setting.steps, 0.25)
+    if progress < warmup:
+        return setting.peak_lr * max(progress, 1.0 / setting.steps) / warmup
+    done = min(1.0, (progress - warmup) / (1.0 - warmup))
+    return setting.peak_lr * (FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class _Muon(torch.optim.Optimizer):
+    """Muon for the matrices inside the blocks, AdamW for everything else, at one learning rate."""
+
+    def __init__(self, model: nn.Module) -> None:
+        inside = [p for name, p in model.named_parameters() if name.startswith("blocks.") and p.dim() == 2]
+        others = [p for p in model.parameters() if all(p is not q for q in inside)]
+        # Steps as long as AdamW's, so that its learning rates and decay can be used (arXiv 2502.16982).
+        self._muon = torch.optim.Muon(inside, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
+        self._adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY, fused=True)
+        super().__init__([*inside, *others], {"lr": 0.0})
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Take one step at the learning rate of the only group."""
+        for part in (self._muon, self._adamw):
+            part.state = self.state  # one dictionary, which a checkpoint stores; loading one replaces it
+            part.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+            part.step()  # type: ignore[no-untyped-call]
+
+
+def optimizer(setting: Setting, model: nn.Module) -> torch.optim.Optimizer:
+    """Return a setting's inner optimizer."""
+    return _Muon(model) if setting.inner == "muon" else optimizer_for(model)
+
+
+def train_on(model: ByteGPT, optimizer: torch.optim.Optimizer, batch: torch.Tensor, lr: float) -> float:
+    """Take one optimizer step; return the loss of the batch, in nats per byte."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss = loss_of(model, batch)
+    whole = loss
+    if isinstance(model, ExpertGPT):
+        whole = loss + BALANCE_WEIGHT * sum(choice.balance for choice in model.choices)
+    whole.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(loss.detach())
+
+
+class _Forgetful:
+    """A replica whose inner optimizer starts anew for every fragment that is written."""
+
+    def __init__(self, replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout) -> None:
+        named = dict(model.named_parameters())
+        self.read = replica.read
+        self._replica = replica
+        self._optimizer = optimizer
+        self._parameters = [[named[t.spec.name] for t in f.tensors] for f in layout.fragments]
+
+    def write(self, fragment: int, values: F32) -> None:
+        """See `Replica.write`."""
+        self._replica.write(fragment, values)
+        for parameter in self._parameters[fragment]:
+            self._optimizer.state.pop(parameter, None)
+
+
+def _average(optimizer: torch.optim.Optimizer, donors: Sequence[Checkpoint]) -> None:
+    """Give an optimizer the mean of several learners' moments, their counts of steps included."""
+    for order, donor in enumerate(donors[1:], start=2):
+        before = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+        optimizers.load(optimizer, donor.optimizer(torch_model.make_tensor), settings=False)
+        for parameter, state in optimizer.state.items():
+            for what, value in state.items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    value.lerp_(before[parameter][what], 1.0 - 1.0 / order)
+
+
+class Trained:
+    """One life of one learner: a `Trainee` with real gradients."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        seed: int,
+        *,
+        order: int,
+        step_s: float,
+        draw: random.Random,
+        progress: Callable[[], float],
+        enough: Callable[[], bool],
+        count: Callable[[int], None],
+        donors: Sequence[Checkpoint] = (),
+    ) -> None:
+        """`progress` is the share of the run that is done, `count` is told of every step's tokens.
+
+        Without a checkpoint of its own it goes on with the mean of the donors' moments.
+        """
+        self.model = build(setting.shape, seed)
+        self.optimizer = optimizer(setting, self.model)
+        self.idle_experts: list[float] = []
+        self._setting = setting
+        self._seed = seed
+        self._order = order
+        self._step_s = step_s
+        self._draw = draw
+        self._progress = progress
+        self._enough = enough
+        self._count = count
+        self._donors = donors
+        self._fresh_at: int | None = None
+        self._text = shard(order % setting.learners, setting.learners)
+
+    def begin(self, agent: LearnerAgent, layout: Layout) -> tuple[Replica, Saver | None]:
+        """See `Trainee.begin`."""
+        own = agent.history.checkpoint
+        loop = Loop(self.model, self.optimizer)
+        origin = moments.restore(loop, own, next(iter(self._donors), None))
+        if origin == "peer":
+            _average(self.optimizer, self._donors)
+        if origin == "fresh" and any(known.version for known in agent.downlink.known):
+            self._fresh_at = agent.history.step
+        replica = torch_model.TorchReplica(self.model, layout)
+        return (
+            _Forgetful(replica, self.model, self.optimizer, layout) if self._setting.reset_moments else replica
+        ), loop
+
+    def duration(self) -> float:
+        """See `Trainee.duration`."""
+        return self._step_s * max(0.2, 1.0 + self._setting.noise * self._draw.gauss(0.0, 1.0))
+
+    def step(self, number: int) -> tuple[int, float]:
+        """See `Trainee.step`."""
+        s = self._setting
+        batch = windows(self._text, s.batch, self._seed, self._order, number)
+        warm = 1.0 if self._fresh_at is None else moments.warmth(number - self._fresh_at, s.warmup)
+        loss = train_on(self.model, self.optimizer, batch, warm * rate(s, self._progress()))
+        tokens = s.batch * WINDOW_TOKENS
+        self._count(tokens)
+        if isinstance(self.model, ExpertGPT) and (number + 1) % s.rules.sync_every == 0:
+            for choice in self.model.choices:
+                self.idle_experts.append(float((choice.seen == 0).float().mean()))
+                choice.seen.zero_()
+        return tokens, loss
+
+    def enough(self, _: LearnerAgent) -> bool:
+        """See `Trainee.enough`."""
+        return self._enough()

@@ -1,0 +1,290 @@
+"""Other arithmetic that the lab tries in place of the library's: none of it is in a run of anybody's.
+
+A variant stands for a whole process of the lab while one setting runs. It need not be exact to the bit.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.codecs import kernels
+from isthmus.codecs.kernels import F32
+from isthmus.codecs.packed import plain
+from isthmus.errors import InputError
+from isthmus.format import layout
+from isthmus.format.layout import Fragment
+from isthmus.learner import steward
+from isthmus.learner.boundary import Boundary, Captured
+from isthmus.learner.steward import here
+from isthmus.log.merge import Accumulator, State, Then
+from isthmus.syncer.inbox import Fetched
+from isthmus.syncer.keeper import Keeper
+from isthmus_lab.training import hostile
+
+Vector = NDArray[np.floating[Any]]
+
+Step = Callable[[Accumulator, State, F32], tuple[Vector, Vector]]
+"""Given a round, the state before it and the merged difference Δ [n]: the master and the momentum after it."""
+
+
+def variant(name: str) -> AbstractContextManager[None]:
+    """Put a variant in place for as long as the context lasts; the empty name is the library's own arithmetic.
+
+    Raises `InputError` for a name that does not exist.
+    """
+    if not name:
+        return nullcontext()
+    if name not in VARIANTS:
+        raise InputError(f"unknown variant {name!r}: choose one of {', '.join(VARIANTS)}")
+    return VARIANTS[name]()
+
+
+@contextmanager
+def _in_place_of(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
+    missing = object()
+    own = vars(owner).get(name, missing)
+    setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        if own is missing:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+def _stepping(step: Step) -> AbstractContextManager[None]:
+    def outer_step(round_: Accumulator, state: State, then: Then | None = None) -> tuple[F32, F32, int]:
+        deltas, cancelled = round_.deltas()
+        merged = np.concatenate([delta * np.float32(scale) for delta, scale in deltas])
+        master, momentum = (x.astype(np.float32) for x in step(round_, state, merged))
+        if then is not None:
+            then(slice(0, master.size), master, momentum)
+        return master, momentum, cancelled
+
+    return _in_place_of(Accumulator, "outer_step", outer_step)
+
+
+def _nesterov(round_: Accumulator, state: State, merged: F32, mu: float, before: Vector) -> tuple[Vector, Vector]:
+    (rate,) = {outer.learning_rate for outer in round_.outer.values()}
+    momentum = mu * before + merged
+    return state.master - rate * (merged + mu * momentum), momentum
+
+
+def _mu(round_: Accumulator) -> float:
+    (mu,) = {outer.momentum for outer in round_.outer.values()}
+    return mu
+
+
+def restart_every(versions: int) -> AbstractContextManager[None]:
+    """Forget the momentum at every so many versions of a fragment."""
+
+    def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
+        kept = 0.0 if (state.version + 1) % versions == 0 else 1.0
+        return _nesterov(round_, state, merged, _mu(round_), kept * state.momentum)
+
+    return _stepping(step)
+
+
+def restart_where_opposed() -> AbstractContextManager[None]:
+    """Forget a fragment's momentum where what is merged points against it (O'Donoghue and Candès, arXiv 1204.3982)."""
+
+    def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
+        kept = 0.0 if float(merged @ state.momentum) < 0.0 else 1.0
+        return _nesterov(round_, state, merged, _mu(round_), kept * state.momentum)
+
+    return _stepping(step)
+
+
+def momentum_of_lag(most: float = 0.9) -> AbstractContextManager[None]:
+    """Take as momentum how alike a fragment's successive merged differences have been, a mean over ten versions.
+
+    The effective rate stays that of the rules: what momentum takes, the rate gives.
+    """
+    last: dict[int, F32] = {}
+    alike: defaultdict[int, float] = defaultdict(float)
+
+    def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
+        p = round_.fragment.index
+        if p in last:
+            lengths = float(np.linalg.norm(merged) * np.linalg.norm(last[p]))
+            alike[p] += 0.1 * ((float(merged @ last[p]) / lengths if lengths else 0.0) - alike[p])
+        last[p] = merged
+        mu = min(most, max(0.0, alike[p]))
+        (rate,) = {outer.learning_rate for outer in round_.outer.values()}
+        momentum = mu * state.momentum + merged
+        effective = rate / (1.0 - _mu(round_))
+        return state.master - effective * (1.0 - mu) * (merged + mu * momentum), momentum
+
+    return _stepping(step)
+
+
+def schedule_free() -> AbstractContextManager[None]:
+    """Step z, average x, train at y between them (Defazio et al., arXiv 2405.15682); the rules' momentum is β.
+
+        z ← z − η Δ;  x ← (1 − 1/t) x + z / t;  y = (1 − β) z + β x
+
+    The master holds y, the momentum x. What is evaluated is y: at β = 0.9 that is nearly x.
+    """
+
+    def step(round_: Accumulator, state: State, merged: F32) -> tuple[Vector, Vector]:
+        (rate,) = {outer.learning_rate for outer in round_.outer.values()}
+        beta, y = _mu(round_), state.master
+        x: Vector = state.momentum if state.version else y
+        z = (y - beta * x) / (1.0 - beta) - rate * merged
+        x = x + (z - x) / (state.version + 1)
+        return (1.0 - beta) * z + beta * x, x
+
+    return _stepping(step)
+
+
+def filtered(gradient: F32, momentum: F32, fragment: Fragment, kept: float = 0.0) -> F32:
+    """Return an outer gradient [n] of which, per tensor, only this share of what is opposed to the momentum is left."""
+    gradient = gradient.copy()
+    for t in fragment.tensors:
+        piece, before = gradient[t.start : t.stop], momentum[t.start : t.stop]
+        along = float(piece @ before)
+        if along < 0.0:
+            piece -= np.float32((1.0 - kept) * along / float(before @ before)) * before
+    return gradient
+
+
+def late_filtered() -> AbstractContextManager[None]:
+    """Filter updates from versions older than the newest, as HeLoCo does."""
+    own = Keeper._arrive
+
+    async def arrive(keeper: Keeper, fetched: Fetched) -> Any:
+        update = fetched.update
+        if update is not None and keeper.state is not None and update.header.base < keeper.state.version:
+            found = filtered(update.gradient.decode(), keeper.state.momentum, keeper.fragment)
+            fetched = replace(fetched, update=replace(update, gradient=plain(keeper.fragment, found)))
+        return await own(keeper, fetched)
+
+    return _in_place_of(Keeper, "_arrive", arrive)
+
+
+@contextmanager
+def tensors_cut() -> Iterator[None]:
+    """Cut tensors into rows for fragments as large ones are: here, where none is."""
+    before = layout.CUT_FROM, layout.PIECE_MIN
+    layout.CUT_FROM, layout.PIECE_MIN = 1 << 10, 1 << 10
+    try:
+        yield
+    finally:
+        layout.CUT_FROM, layout.PIECE_MIN = before
+
+
+# --- learners ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def overwritten_fed_back() -> Iterator[None]:
+    """Add to a learner's next update of a fragment the local work that the newest adopted version replaced.
+
+    It is error feedback for what came too late to be in an update: the learner itself goes on without it.
+    """
+    sent: dict[tuple[Boundary, int], F32] = {}
+    replaced: dict[tuple[Boundary, int], F32] = {}
+    capture, adopt = Boundary._capture, Boundary._adopt
+
+    def feeding(boundary: Boundary, fragment: int, due: bool, now: float) -> None:
+        capture(boundary, fragment, due, now)
+        captured = boundary.outbox[-1]
+        assert isinstance(captured, Captured), "a capture says what it captured last"
+        sent[boundary, fragment] = here(captured.values)
+        if (more := replaced.get((boundary, fragment))) is not None:
+            boundary.outbox[-1] = replace(captured, values=here(captured.values) + more)
+
+    def keeping(boundary: Boundary, fragment: int) -> None:
+        since = sent.pop((boundary, fragment), None)
+        if since is not None:
+            local = np.empty_like(since)
+            boundary._replica.read(fragment, local)
+            replaced[boundary, fragment] = local - since
+        adopt(boundary, fragment)
+
+    with _in_place_of(Boundary, "_capture", feeding), _in_place_of(Boundary, "_adopt", keeping):
+        yield
+
+
+def sparse(gradient: F32, fragment: Fragment, kept: int, chunk: int = 4096) -> F32:
+    """Return an outer gradient [n] of which the `kept` largest of every `chunk` values are left, in two bits each.
+
+    Signs, and of the larger and the smaller half of them the mean magnitude: SparseLoCo's (arXiv 2508.15706). A chunk
+    takes 14 bits for each that is kept, its place among 4,096 included, and 64 for the two magnitudes.
+    """
+    found = np.zeros_like(gradient)
+    for t in fragment.tensors:
+        for start in range(t.start, t.stop, chunk):
+            values, into = (x[start : min(start + chunk, t.stop)] for x in (gradient, found))
+            count = max(1, kept * values.size // chunk)
+            places = np.argpartition(-np.abs(values), count - 1)[:count]
+            places = places[np.argsort(-np.abs(values[places]))]
+            for half in (places[: count // 2], places[count // 2 :]):
+                if half.size:
+                    into[half] = np.sign(values[half]) * np.float32(np.abs(values[half]).mean())
+    return found
+
+
+def sent_sparse(kept: int) -> AbstractContextManager[None]:
+    """Send that; what is dropped is fed back. The codec of the setting stands for the transport of what is left."""
+    own = vars(steward)["pack"]
+
+    def pack(codec: Any, fragment: Fragment, gradient: F32, *rest: Any, **more: Any) -> Any:
+        return own(codec, fragment, sparse(gradient, fragment, kept), *rest, **more)
+
+    return _in_place_of(steward, "pack", pack)
+
+
+def residuals_in_bfloat16() -> AbstractContextManager[None]:
+    """Keep what learners' codecs drop in two bytes a parameter; what those cannot hold is lost."""
+    own = vars(steward)["keep_dropped"]
+
+    def keep(fragment: Fragment, code: Any, data: Any, x: F32, *rest: Any) -> None:
+        own(fragment, code, data, x, *rest)
+        half = np.empty(x.size, np.uint16)
+        kernels.encode_bf16(x, half)
+        kernels.decode_bf16(half, x)
+
+    return _in_place_of(steward, "keep_dropped", keep)
+
+
+@contextmanager
+def rounds_of(*parts: tuple[int, int]) -> Iterator[None]:
+    """Let H follow a learner's own steps: each part is (up to this step, H); the last holds on."""
+
+    def current(boundary: Boundary) -> int:
+        return next((h for until, h in parts if boundary.step < until), parts[-1][1])
+
+    own = vars(Boundary)["_capture"]
+
+    def capture(boundary: Boundary, fragment: int, *rest: Any) -> None:
+        boundary.slots[fragment].period = current(boundary)
+        own(boundary, fragment, *rest)
+
+    within = _in_place_of(Boundary, "_within", lambda boundary, _: current(boundary))
+    with within, _in_place_of(Boundary, "_capture", capture):
+        yield
+
+
+VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "restart every 8": lambda: restart_every(8),
+    "restart every 16": lambda: restart_every(16),
+    "restart where opposed": restart_where_opposed,
+    "momentum of lag": momentum_of_lag,
+    "schedule-free": schedule_free,
+    "late filtered": late_filtered,
+    "overwritten fed back": overwritten_fed_back,
+    "tensors cut": tensors_cut,
+    "residuals in bfloat16": residuals_in_bfloat16,
+    **{f"sparse {kept}": (lambda kept=kept: sent_sparse(kept)) for kept in (64, 128, 256)},  # type: ignore[misc]
+    "H 6, 12, 24": lambda: rounds_of((150, 6), (300, 12), (600, 24)),
+    "H 24, 12, 6": lambda: rounds_of((300, 24), (450, 12), (600, 6)),
+    **hostile.VARIANTS,
+}
+"""What they are called in a setting."""

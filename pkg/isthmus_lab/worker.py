@@ -1,0 +1,35 @@
+"""A process of the lab: reads settings from stdin, one JSON line each, and answers with progress and rows on stdout."""
+
+import json
+import logging
+import sys
+
+import msgspec
+
+from isthmus_lab.training.setting import Setting
+from isthmus_lab.training.training import train
+
+SAID_EVERY_SHARE = 0.01
+"""Share of a run between two words of progress."""
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    logging.disable(logging.WARNING)  # of processes that are killed on purpose
+    for line in sys.stdin:
+        job = json.loads(line)
+        setting = msgspec.convert(job["setting"], Setting)
+        said = 0.0
+
+        def progress(share: float) -> None:
+            nonlocal said
+            if share - said >= SAID_EVERY_SHARE:
+                said = share
+                print(json.dumps({"progress": share}), flush=True)
+
+        row = train(setting, job["seed"], progress)
+        print(json.dumps({"row": row.plain()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

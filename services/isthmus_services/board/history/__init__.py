@@ -1,0 +1,1 @@
+"""What a run did, as the board shows it: in buckets of time."""

@@ -1,0 +1,391 @@
+"""A run's log in little: a row for each commit, sums by moments for each learner, and where it stops reading on.
+
+It is read once, by the walk that every fold takes, and can be kept in a file: the log never changes behind its end, so
+what was read stays true and only what is new is read. Nothing is decided by it: it is what pages of a run are drawn
+from (`readers.views`), and whoever wants to know more of a commit reads the commit.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.errors import LogCorrupt
+from isthmus.format.records.objects import CommitHeader, Input
+from isthmus.log import Commit, Log
+from isthmus.log.run import Run
+from isthmus.reasons import HARMLESS
+from isthmus_services.board.history.moments import Kept, Moments
+from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED, Rows
+
+FORMAT = 5
+"""Of the file. One of another format is read anew from the log."""
+
+LIVES_MAX = 20_000
+BEFORE_S = 60.0
+"""What happened before the first commit that is read."""
+
+NAMES_MAX = 60_000
+"""Writers, and reasons for closing, that are told apart."""
+
+TOGETHER_MAX = 256
+"""Commits between two words of progress, and before others get a turn where a store answers at once."""
+
+AT_ONCE = 16
+"""Fragments whose logs are read at once."""
+
+LEARNER = (
+    "expected", "merged", "fresh", "missing", "passed", "late", "rejected", "repeated", "clipped", "tokens", "steps",
+    "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight", "gone",
+)  # fmt: skip
+"""What is summed of a learner. `tokens` and `steps` count by the fragment's share of the parameters: over all fragments
+they come to the learner's own. Seconds of what was merged: training it, until it was heard, until it was accumulated,
+until the round closed. `weight` in shares of a round. `gone`: times that a round stopped expecting it."""
+
+REACHED = ("life", "step", "tokens", "taken_at")
+"""How far a learner's own count of steps and tokens had come in the newest update of it that was merged, and in which
+of its lives: one that goes on from a checkpoint counts again what the kill took."""
+
+BEAT = (
+    "life", "step", "target", "tokens", "loss", "step_s", "upload_s", "sync_s", "bytes_up", "bytes_down",
+    "checkpoint_bytes", "processed", "merged", "overwritten", "late", "pending", "rejected", "lost", "left",
+    "base_up", "base_down",
+)  # fmt: skip
+"""The last words of a learner, as far as somebody listened: of its heartbeats, and whether it has left (2: done). Bytes
+are of all its lives that were heard; `base_up` and `base_down` of them are of earlier ones."""
+
+
+_FIELD = {name: place for place, name in enumerate(LEARNER)}
+_OF_INPUT = np.array([
+    _FIELD[name] for name in (
+        "merged", "fresh", "clipped", "tokens", "steps", "bytes", "train_s", "upload_s", "fetch_s", "wait_s", "weight",
+    )
+])  # fmt: skip
+_TAKEN_AT = REACHED.index("taken_at")
+
+
+@dataclass(slots=True)
+class Life:
+    """What the log has of one life of a learner. Times are seconds since 1970."""
+
+    began: float
+    """When the first of its updates that were merged began to be trained …"""
+    step: int
+    """… and the learner's own step then."""
+    last: float
+    """When the last of them was taken."""
+    tokens: tuple[int, int]
+    """The learner's own count of tokens at these two."""
+
+
+@dataclass(slots=True)
+class _End:
+    """Where a fragment was read to."""
+
+    version: int = 0
+    digest: bytes = b""
+    rejected: int = 0
+    repeated: int = 0
+    broken: str = ""
+    """Why it cannot be read further, or empty."""
+
+
+class _Meta(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    run: bytes
+    learners: list[str]
+    writers: list[tuple[str, float]]
+    closings: list[str]
+    reasons: list[str]
+    ends: list[tuple[int, bytes, int, int]]
+    lives: list[tuple[int, int, float, int, float, tuple[int, int]]]
+    """Learner, incarnation, and a `Life`."""
+
+
+@dataclass(slots=True)
+class Names:
+    """Names by number, in the order in which they came."""
+
+    known: list[str] = field(default_factory=list)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def number(self, name: str, most: int | None = None) -> int:
+        """Return a name's number; it gets one, or that of the last name where there are so many already."""
+        found = self._numbers.get(name)
+        if found is None and most is not None and len(self.known) >= most:
+            return most - 1
+        if found is None:
+            found = self._numbers[name] = len(self.known)
+            self.known.append(name)
+        return found
+
+    def find(self, name: str) -> int | None:
+        """Return a name's number, or None."""
+        return self._numbers.get(name)
+
+    def restored(self, names: list[str]) -> None:
+        """Start again with these."""
+        self.known, self._numbers = list(names), {name: n for n, name in enumerate(names)}
+
+
+class Chronicle:
+    """What was read of a run's log so far, and what was heard meanwhile."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.learners, self.writers, self.closings, self.reasons = Names(), Names(), Names(), Names()
+        began = run.header.created_at
+        self.by_learner = Moments(began, LEARNER, Kept.SUM)
+        self.by_reason = Moments(began, ("times",), Kept.SUM)
+        self.reached = Moments(began, REACHED, Kept.LAST)
+        self.beats = Moments(began, BEAT, Kept.LAST)
+        sizes = np.array([f.size for f in run.layout.fragments], np.float64)
+        self.shares = sizes / sizes.sum()
+        """Of each fragment, its share of all parameters [P]."""
+        self.lives: dict[tuple[int, int], Life] = {}
+        """By learner and incarnation; of a run of very many not all."""
+        self.ends = [_End(digest=run.digest) for _ in run.layout.fragments]
+        self.heads: list[int] | None = None
+        """What the log has, where somebody has looked: how much there is to read."""
+        self.rows = Rows()
+        self.first_written: list[float] = []
+        """Of each writer, when its first commit was written."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def read(self) -> float:
+        """Share of the log that was read, as far as one knows how long it is."""
+        if not self.heads:
+            return 1.0
+        return sum(end.version for end in self.ends) / max(1, sum(self.heads))
+
+    @property
+    def broken(self) -> dict[int, str]:
+        """Fragments that cannot be read further, and why."""
+        return {p: end.broken for p, end in enumerate(self.ends) if end.broken}
+
+    def learner(self, name: str) -> int:
+        """Return a learner's number; there is room for it from now on."""
+        found = self.learners.find(name)
+        if found is None:
+            found = self.learners.number(name)
+            for moments in (self.by_learner, self.reached, self.beats):
+                moments.room(found + 1)
+        return found
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def take(self, commit: Commit) -> None:
+        """Note the commit that follows what was read of its fragment."""
+        h, end = commit.header, self.ends[commit.header.fragment]
+        if not len(self.rows):
+            self._begin(h)
+        assert h.version == end.version + 1, f"commit {h.fragment}/{h.version} after version {end.version}"
+        self._row(h, end)
+        self._learners(h)
+        end.version, end.digest = h.version, commit.digest
+
+    def _begin(self, h: CommitHeader) -> None:
+        """Let time begin before the first commit, where the clock of who created the run was ahead."""
+        if h.written_at > self.run.header.created_at:
+            return
+        began = h.written_at - BEFORE_S
+        for _, moments in self._moments():
+            if not moments.touched:
+                moments.began = began
+
+    def _row(self, h: CommitHeader, end: _End) -> None:
+        w = h.waited
+        repeated = sum(h.rejected_total.get(reason, 0) for reason in HARMLESS)
+        rejected = sum(h.rejected_total.values()) - repeated
+        writer = self.writers.number(h.writer, NAMES_MAX)
+        if writer == len(self.first_written):
+            self.first_written.append(h.written_at)
+        self.first_written[writer] = min(self.first_written[writer], h.written_at)
+        self.rows.append((
+            h.written_at, h.fragment, h.version, writer, self.closings.number(w.closed_by, NAMES_MAX),
+            QUORUM_MISSED * w.quorum_missed | HEALED * (h.healed is not None),
+            len(h.inputs), sum(i.base == h.version - 1 for i in h.inputs), len(w.expected), len(w.missing), len(h.late),
+            max(0, rejected - end.rejected), max(0, repeated - end.repeated),
+            sum(i.tokens for i in h.inputs) * float(self.shares[h.fragment]), sum(i.bytes for i in h.inputs),
+            w.grace_s, w.waited_s, w.merge_s, w.publish_s, h.written_at - w.closed_at,
+            h.period or float(self.run.rules.sync_every),
+        ))  # fmt: skip
+        end.rejected, end.repeated = rejected, repeated
+
+    def _learners(self, h: CommitHeader) -> None:
+        w = h.waited
+        if h.inputs:
+            self._merged(h)
+        counted: dict[str, list[int]] = {
+            "expected": [self.learner(name) for name in w.expected],
+            "missing": [self.learner(name) for name in w.missing],
+            "passed": [self.learner(passing.learner) for passing in w.passed],
+            "late": [self.learner(late.learner) for late in h.late],
+            "gone": [self.learner(seen.learner) for seen in w.seen if seen.what == "gone"],
+            "rejected": [],
+            "repeated": [],
+        }
+        times: Counter[int] = Counter()
+        for r in h.rejected:
+            counted["repeated" if r.reason in HARMLESS else "rejected"] += [self.learner(r.learner)] * r.count
+            times[self.reasons.number(r.reason)] += r.count
+        if times:
+            self.by_reason.room(max(times) + 1)
+            self.by_reason.add(h.written_at, list(times), np.array([[float(n)] for n in times.values()]))
+        sums = self.by_learner.at(h.written_at)
+        for name, who in counted.items():
+            if who:
+                np.add.at(sums[:, _FIELD[name]], who, 1.0)
+
+    def _merged(self, h: CommitHeader) -> None:
+        """Note the updates that a commit has merged."""
+        share, closed_at = float(self.shares[h.fragment]), h.waited.closed_at
+        total = sum(i.weight for i in h.inputs) or 1.0
+        who = [self.learner(i.learner) for i in h.inputs]
+        what = [
+            (
+                1, i.base == h.version - 1, bool(i.clipped), i.tokens * share, i.steps * share, i.bytes, i.train_s,
+                max(0.0, i.heard_at - i.taken_at), max(0.0, i.arrived_at - i.heard_at),
+                max(0.0, closed_at - i.arrived_at), i.weight / total,
+            )
+            for i in h.inputs
+        ]  # fmt: skip
+        sums = self.by_learner.at(h.written_at)
+        np.add.at(sums, (np.asarray(who)[:, None], _OF_INPUT), np.array(what, np.float64))
+        reached = self.reached.at(h.written_at)
+        # Fragments are read one after the other: of a moment stays what was taken last, whatever was read last.
+        for number, i in sorted(zip(who, h.inputs, strict=True), key=lambda pair: pair[1].taken_at):
+            self._lived(number, i)
+            if not i.taken_at < reached[number, _TAKEN_AT]:
+                reached[number] = i.incarnation, i.step, i.tokens_seen, i.taken_at
+
+    def _lived(self, learner: int, given: Input) -> None:
+        life = self.lives.get((learner, given.incarnation))
+        began, step = given.taken_at - given.train_s, given.step - given.steps
+        tokens = given.tokens_seen - given.tokens, given.tokens_seen
+        if life is not None:
+            life.began, life.step = min(life.began, began), min(life.step, step)
+            life.last = max(life.last, given.taken_at)
+            life.tokens = min(life.tokens[0], tokens[0]), max(life.tokens[1], tokens[1])
+        elif len(self.lives) < LIVES_MAX:
+            self.lives[learner, given.incarnation] = Life(began, step, given.taken_at, tokens)
+
+    async def follow(
+        self, log: Log, fragments: Iterable[int] | None = None, progress: Callable[[], None] = lambda: None
+    ) -> int:
+        """Read what the log has beyond what was read, of these fragments or of all; return how many commits that were.
+
+        A fragment that cannot be read further stays where it is, and `broken` says why: the others go on. Raises what
+        the store raises.
+        """
+        gate = asyncio.Semaphore(AT_ONCE)
+        before = len(self)
+
+        async def one(p: int) -> None:
+            end = self.ends[p]
+            async with gate:
+                try:
+                    async for commit in log.commits(p, end.version, end.digest):
+                        self.take(commit)
+                        if len(self) % TOGETHER_MAX == 0:
+                            progress()
+                            await asyncio.sleep(0)
+                    end.broken = ""
+                except LogCorrupt as error:
+                    end.broken = f"{error.key}: {error.detail}"
+
+        await asyncio.gather(*(one(p) for p in (range(len(self.ends)) if fragments is None else set(fragments))))
+        return len(self) - before
+
+    async def belongs(self, log: Log) -> bool:
+        """Return whether all that was read is still what the log says: its ends are the log's own."""
+
+        async def one(p: int, end: _End) -> bool:
+            if not end.version:
+                return True
+            try:
+                commit = await log.commit(p, end.version)
+            except LogCorrupt:
+                return False
+            return commit is not None and commit.digest == end.digest
+
+        return all(await asyncio.gather(*(one(p, end) for p, end in enumerate(self.ends))))
+
+    # --- on disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        """Write it to a file, whole or not at all. Raises `OSError`."""
+        write(path, self.arrays())
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return a copy of all that was read, as `write` takes it: on another thread, while more is read."""
+        writers = list(zip(self.writers.known, self.first_written, strict=True))
+        meta = _Meta(
+            FORMAT, self.run.digest, self.learners.known, writers, self.closings.known, self.reasons.known,
+            [(e.version, e.digest, e.rejected, e.repeated) for e in self.ends],
+            [(*key, x.began, x.step, x.last, x.tokens) for key, x in self.lives.items()],
+        )  # fmt: skip
+        arrays: dict[str, NDArray[Any]] = {
+            "meta": np.frombuffer(msgspec.msgpack.encode(meta), np.uint8),
+            **{name: column.copy() for name, column in self.rows.arrays().items()},
+        }
+        for name, moments in self._moments():
+            arrays |= {kept: values.copy() for kept, values in moments.arrays(name).items()}
+        return arrays
+
+    @classmethod
+    def load(cls, run: Run, path: Path) -> "Chronicle | None":
+        """Return what a file holds of this run; None where it holds nothing that can be used."""
+        made = cls(run)
+        try:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+                arrays = {name: found[name] for name in found.files}
+            meta = msgspec.msgpack.decode(arrays["meta"].tobytes(), type=_Meta)
+            if meta.format != FORMAT or meta.run != run.digest or len(meta.ends) != len(made.ends):
+                return None
+            made.rows.restored(arrays)
+            if len(made) != sum(end[0] for end in meta.ends):
+                return None
+            for name, moments in made._moments():
+                moments.restored(name, arrays)
+            for names, known in (
+                (made.learners, meta.learners), (made.writers, [name for name, _ in meta.writers]),
+                (made.closings, meta.closings), (made.reasons, meta.reasons),
+            ):  # fmt: skip
+                names.restored(known)
+            if min(m.things for m in (made.by_learner, made.reached, made.beats)) < len(meta.learners):
+                return None
+        except Exception:  # of a damaged file zip, NumPy and MessagePack raise what they like
+            return None
+        made.first_written = [at for _, at in meta.writers]
+        made.ends = [_End(*end) for end in meta.ends]
+        made.lives = {(life[0], life[1]): Life(*life[2:]) for life in meta.lives}
+        return made
+
+    def _moments(self) -> Iterator[tuple[str, Moments]]:
+        yield "learners", self.by_learner
+        yield "reasons", self.by_reason
+        yield "reached", self.reached
+        yield "beats", self.beats
+
+
+def write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write what `Chronicle.arrays` gave to a file, whole or not at all. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with open(scratch, "wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

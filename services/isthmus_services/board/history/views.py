@@ -1,0 +1,535 @@
+"""What a page of a run shows, as plain data: of now, or of any moment of its life.
+
+Drawn from a `Chronicle` alone; what commits themselves say is in `readers.scenes`. However long a view looks back and
+however many commits there are, no line has more than `POINTS_MAX` points and no picture more than `CELLS_MAX` cells.
+Times are seconds since 1970 on the syncers' clocks.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.format.records.messages import PARTS
+from isthmus.inspect.explain import why_of
+from isthmus.reasons import HARMLESS
+from isthmus_services.board.history.chronicle import BEAT, LEARNER, REACHED, Chronicle
+from isthmus_services.board.history.rows import HEALED, QUORUM_MISSED
+
+POINTS_MAX = 600
+"""Of a line over time."""
+
+LEAST = 30
+"""Stretches that a line or a row has at least, however little has happened."""
+
+CELLS_MAX = 4800
+"""Of a picture with a row for each learner or fragment."""
+
+LISTED = 100
+"""Commits of one answer."""
+
+WAITED_ROUNDS = 10_000
+"""Newest rounds whose waiting and merging is told of."""
+
+ONLY = ("missed", "late", "rejected", "missing", "healed")
+"""Kinds of commits to list: the quorum was missed, an update came too late, was turned away, somebody was missing, or a
+fragment was healed."""
+
+LIVES_DRAWN = 500
+
+TOGETHER_S = 60.0
+"""Fragments that change from one keeper to another within this are one takeover."""
+
+LATELY_S = 60.0
+
+NAMED_MAX = 3
+"""Learners and fragments that a sentence names."""
+
+Answer = dict[str, Any]
+
+
+def span(c: Chronicle, now: float | None = None) -> tuple[float, float]:
+    """Return from when to when the run has lived, as far as one knows."""
+    began = c.run.header.created_at
+    if len(c):
+        began = min(began, float(c.rows["written_at"][0]))
+    last = float(c.rows["written_at"][-1]) if len(c) else began
+    if now is not None:
+        last = max(last, min(now, _last_heard(c)))
+    return began, max(began, last)
+
+
+def _last_heard(c: Chronicle) -> float:
+    there = np.flatnonzero(~np.isnan(c.beats.values[:, :, BEAT.index("step")]).all(axis=1))
+    return c.beats.end(int(there[-1])) if there.size else c.beats.began
+
+
+def heads(c: Chronicle, at: float) -> list[int]:
+    """Return the version of each fragment at a time, as `Log.version_at` does."""
+    places = _newest(c, at)
+    versions = c.rows["version"]
+    return [int(versions[place]) if place >= 0 else 0 for place in places]
+
+
+def ages(c: Chronicle, at: float, now: float | None = None) -> list[float | None]:
+    """Return how old the newest version of each fragment was at a time [s]; None for one that was never merged.
+
+    `now`: the clock by which it is old, where that is not `at`: another syncer's may be ahead.
+    """
+    written, clock = c.rows["written_at"], at if now is None else now
+    return [max(0.0, clock - float(written[place])) if place >= 0 else None for place in _newest(c, at)]
+
+
+def _newest(c: Chronicle, at: float) -> list[int]:
+    """Return for each fragment the place of the newest row at a time, or -1."""
+    count = c.rows.place(at)
+    return [c.rows.newest(p, count) for p in range(len(c.ends))]
+
+
+def by_fragment(c: Chronicle, at: float) -> tuple[list[int], list[int]]:
+    """Return how many updates were merged of each fragment up to a time, and in how many commits."""
+    count = c.rows.place(at)
+    _, begins = c.rows.by_fragment()
+    sums = c.rows.fragment_sums("inputs")
+    inputs, commits = [0] * len(c.ends), [0] * len(c.ends)
+    for p in range(len(begins) - 1):
+        commits[p] = int(np.searchsorted(c.rows.of(p), count))
+        inputs[p] = round(float(sums[begins[p] + commits[p]] - sums[begins[p]]))
+    return inputs, commits
+
+
+def as_of(c: Chronicle, at: float) -> float:
+    """Return as of when sums by learner are: the end of the last whole moment before a time, or of all there is."""
+    moments, last = c.by_learner, float(c.rows["written_at"][-1]) if len(c) else c.by_learner.began
+    ended = max(moments.began, moments.end(moments.whole(at) - 1)) if moments.covers(at) else at
+    return min(at, last) if ended > last else min(at, ended)
+
+
+def totals(c: Chronicle, at: float) -> Answer:
+    """Return what a run had come to at a time: exact, from the commits written by then."""
+    rows, n = c.rows, c.rows.place(at)
+    count = {
+        name: round(rows.until(name, n))
+        for name in ("inputs", "fresh", "expected", "missing", "tokens", "bytes", "late", "rejected", "repeated")
+    }
+    closings = {name: round(rows.until(f"closed_by={k}", n)) for k, name in enumerate(c.closings.known) if name}
+    lately = slice(max(0, n - WAITED_ROUNDS), n)
+    merged = c.by_learner.until(at)
+    processed = float(np.nansum(_processed(c, c.reached.until(at))))
+    waited = rows["waited_s"][lately][(rows["flags"][lately] & HEALED) == 0]
+    return {
+        "at": at,
+        "commits": n,
+        "versions": heads(c, at),
+        "updates": count["inputs"],
+        "fresh": count["fresh"],
+        "expected": count["expected"],
+        "participation": _share(count["expected"] - count["missing"], count["expected"]),
+        "tokens": count["tokens"],
+        "as_of": as_of(c, at),
+        "processed": int(processed),
+        "goodput": _share(min(processed, float(merged[:, LEARNER.index("tokens")].sum())), processed),
+        "bytes_up": count["bytes"],
+        "late": count["late"],
+        "rejected": count["rejected"],
+        "repeated": count["repeated"],
+        "quorum_missed": round(rows.until(f"flags&{QUORUM_MISSED}", n)),
+        "healed": round(rows.until(f"flags&{HEALED}", n)),
+        "closed_by": {name: times for name, times in closings.items() if times},
+        "waited_s": {"median": _quantile(waited, 0.5), "p99": _quantile(waited, 0.99)},
+        "last_commit_at": float(rows["written_at"][n - 1]) if n else None,
+        "learners": int((merged[:, LEARNER.index("merged")] > 0).sum()),
+        "syncers": sum(first <= at for first in c.first_written),
+    }
+
+
+def reasons(c: Chronicle, at: float) -> list[Answer]:
+    """Return how often updates were turned away up to a time, by reason, most often first."""
+    sums = c.by_reason.until(at)
+    found = [
+        {"reason": name, "times": int(sums[n, 0]), "lost": name not in HARMLESS, "why": why_of(name)}
+        for n, name in enumerate(c.reasons.known)
+        if sums[n, 0]
+    ]
+    return sorted(found, key=lambda x: (not x["lost"], -int(x["times"])))
+
+
+def series(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
+    """Return lines over time: sums or means of equal stretches, null where there was no commit."""
+    rows = c.rows
+    first, last = np.searchsorted(rows["written_at"], [begin, end])
+    # A stretch without a commit says nothing: none is made so short that most are.
+    points = max(1, min(points, POINTS_MAX, max(LEAST, int(last - first) // 4)))
+    edges = np.linspace(begin, max(end, begin + 1e-3), points + 1)
+    cut = np.searchsorted(rows["written_at"], edges, side="right")
+    n = np.diff(cut)
+    seconds = float(edges[1] - edges[0])
+
+    def sums(name: str) -> NDArray[np.float64]:
+        return np.diff(rows.sums(name)[cut])
+
+    expected, missing = sums("expected"), sums("missing")
+    return {
+        "at": _plain(edges[1:]),
+        "seconds": seconds,
+        "commits": _plain(n),
+        "tokens_per_s": _plain(sums("tokens") / seconds),
+        "goodput": _goodput(c, edges[1:]),
+        "bytes_up_per_s": _plain(sums("bytes") / seconds),
+        "updates": _plain(sums("inputs")),
+        "participation": _ratio(expected - missing, expected),
+        "late": _plain(sums("late")),
+        "rejected": _plain(sums("rejected")),
+        "quorum_missed": _plain(sums(f"flags&{QUORUM_MISSED}")),
+        **{name: _ratio(sums(name), n) for name in ("waited_s", "merge_s", "publish_s", "commit_s", "period")},
+        "closed_by": {name: _plain(sums(f"closed_by={k}")) for k, name in enumerate(c.closings.known) if name},
+    }
+
+
+def _processed(c: Chronicle, reached: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the tokens […, learners] that were trained by when learners had reached so far […, learners, fields], with
+    those that a later life trained again; NaN where nothing is known."""
+    names = len(c.learners.known)
+    tokens = reached[..., :names, REACHED.index("tokens")].copy()
+    life = reached[..., :names, REACHED.index("life")]
+    before: dict[int, int] = {}
+    for (n, incarnation), found in sorted(c.lives.items()):
+        tokens[..., n] += np.where(life[..., n] == incarnation, before.get(n, 0) - found.tokens[0], 0)
+        before[n] = before.get(n, 0) + found.tokens[1] - found.tokens[0]
+    return tokens
+
+
+def _goodput(c: Chronicle, ends: NDArray[np.float64]) -> list[float | None]:
+    """Return, for each time, which share of the tokens that learners had processed was merged: by their updates' own
+    counts, so that what they trained after the newest merged one is in neither."""
+    if not len(c.learners.known):
+        return [None] * len(ends)
+    merged = np.cumsum(c.by_learner.values[:, :, LEARNER.index("tokens")].sum(axis=1))
+    processed = np.nansum(_processed(c, _filled(c.reached.values)), axis=1)
+    ended = np.array([c.by_learner.whole(float(t)) - 1 for t in ends])
+    known = np.array([c.reached.whole(float(t)) - 1 for t in ends])
+    return _ratio(np.where(ended < 0, 0.0, merged[ended]), np.where(known < 0, 0.0, processed[known]))
+
+
+def heard(c: Chronicle, begin: float, end: float, points: int = POINTS_MAX) -> Answer:
+    """Return what learners said of themselves over time, as far as somebody listened: loss of each, tokens a second and
+    goodput of all, and where their tokens went, as shares of what they processed."""
+    count = len(c.learners.known)
+    if not count:
+        return {"at": [], "seconds": 0.0, "loss": {}, "tokens_per_s": [], "parts": {}, "bytes_down": []}
+    most = max(2, min(points, POINTS_MAX, CELLS_MAX // count))
+    edges, found = c.beats.spans(begin, end, most)
+    found = found[:, :count]
+    held = _filled(found)
+    processed = np.nansum(held[:, :, BEAT.index("processed")], axis=1)
+    parts = {part: _ratio(np.nansum(held[:, :, BEAT.index(part)], axis=1), processed) for part in PARTS}
+    step_s, step, tokens = (held[:, :, BEAT.index(name)] for name in ("step_s", "step", "tokens"))
+    left = held[:, :, BEAT.index("left")] > 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        speed = np.where(~left & (step > 0) & (step_s > 0), tokens / step / step_s, 0.0)
+        # A learner that was not heard in this stretch trains nothing, as far as anybody knows.
+        speed = np.where(np.isnan(found[:, :, BEAT.index("step")]), 0.0, speed)
+    spoke = ~np.isnan(found[:, :, BEAT.index("step")]).all(axis=1)
+    loss = found[:, :, BEAT.index("loss")]
+    return {
+        "at": _plain(edges[1:]),
+        "seconds": float(edges[1] - edges[0]),
+        "loss": {name: _plain(loss[:, n]) for n, name in enumerate(c.learners.known)},
+        "tokens_per_s": _plain(np.where(spoke, np.nan_to_num(speed).sum(axis=1), math.nan)),
+        "parts": parts,
+        "bytes_down": _plain(_some(held[:, :, BEAT.index("bytes_down")])),
+    }
+
+
+def learners(c: Chronicle, at: float) -> list[Answer]:
+    """Return a row for each learner: what was merged of it up to the last whole moment before a time, and what it last
+    said."""
+    sums, said, reached = c.by_learner.until(at), c.beats.until(at), c.reached.until(at)
+    processed = _processed(c, reached)
+    newest = dict.fromkeys(range(len(c.learners.known)), 0)
+    for (n, incarnation), life in c.lives.items():
+        if life.began <= at:
+            newest[n] = max(newest[n], incarnation)
+    found = []
+    for n, name in enumerate(c.learners.known):
+        row = dict(zip(LEARNER, (float(x) for x in sums[n]), strict=True))
+        beat = dict(zip(BEAT, (None if math.isnan(x) else float(x) for x in said[n]), strict=True))
+        own = dict(zip(REACHED, (None if math.isnan(x) else float(x) for x in reached[n]), strict=True))
+        merged = max(row["merged"], 1.0)
+        found.append({
+            "learner": name,
+            "life": max(newest[n], int(beat["life"] or 0)),
+            **{key: int(row[key]) for key in LEARNER if not key.endswith("_s") and key != "weight"},
+            "participation": _share(row["expected"] - row["missing"], row["expected"]),
+            "train_s": row["train_s"] / merged,
+            "upload_s": row["upload_s"] / merged,
+            "fetch_s": row["fetch_s"] / merged,
+            "wait_s": row["wait_s"] / merged,
+            "weight": row["weight"] / merged,
+            "step": own["step"],
+            "processed": None if math.isnan(processed[n]) else float(processed[n]),
+            "taken_at": own["taken_at"],
+            "said": None if beat["step"] is None else beat,
+        })  # fmt: skip
+    return found
+
+
+def lanes(c: Chronicle, begin: float, end: float) -> Answer:
+    """Return for each learner what became of its rounds in each stretch of time: columns of equal width."""
+    names = c.learners.known
+    if not names:
+        return {"edges": [begin, end], "learners": [], "lives": []}
+    edges, found = c.by_learner.spans(begin, end, max(8, min(400, CELLS_MAX // len(names))))
+    kept = {key: LEARNER.index(key) for key in ("expected", "merged", "missing", "late", "rejected")}
+    return {
+        "edges": _plain(edges),
+        "learners": [
+            {"learner": name} | {key: [int(x) for x in found[:, n, field]] for key, field in kept.items()}
+            for n, name in enumerate(names)
+        ],
+        "lives": [x for x in lives(c) if begin <= x["began"] <= end and x["incarnation"] > 1][-LIVES_DRAWN:],
+    }
+
+
+def fragments(c: Chronicle, begin: float, end: float, at: float, now: float | None = None) -> Answer:
+    """Return for each fragment its version and age at a time, and over time: versions made, how old the newest one was
+    at the end of each stretch [s], and the share of expected learners that were in. `now` as in `ages`."""
+    count, rows = len(c.ends), c.rows
+    first, last = np.searchsorted(rows["written_at"], [begin, end])
+    columns = max(8, min(240, CELLS_MAX // count, max(LEAST, int(last - first) // count)))
+    edges = np.linspace(begin, max(end, begin + 1e-3), columns + 1)
+    _, begins = rows.by_fragment()
+    newest, versions, old = _newest(c, at), rows["version"], ages(c, at, now)
+    found = []
+    for p in range(count):
+        places = rows.of(p)
+        times = rows["written_at"][places]
+        cut = np.searchsorted(times, edges, side="right")
+        cut[0] = np.searchsorted(times, begin, side="right")
+        sums = {
+            name: np.diff(rows.fragment_sums(name)[cut + (begins[p] if len(places) else 0)])
+            for name in ("inputs", "expected", "missing")
+        }
+        before = np.concatenate([[c.run.header.created_at], times])[cut[1:]]
+        found.append({
+            "fragment": p,
+            "version": int(versions[newest[p]]) if newest[p] >= 0 else 0,
+            "age_s": old[p],
+            "size": c.run.layout.fragments[p].size,
+            "made": [int(x) for x in np.diff(cut)],
+            "inputs": [int(x) for x in sums["inputs"]],
+            "ages_s": _plain(edges[1:] - before),
+            "participation": _ratio(sums["expected"] - sums["missing"], sums["expected"]),
+            "broken": c.broken.get(p, ""),
+        })  # fmt: skip
+    return {"edges": _plain(edges), "fragments": found}
+
+
+def commits(
+    c: Chronicle,
+    at: float,
+    *,
+    fragment: int | None = None,
+    closed_by: str = "",
+    only: str = "",
+    before: int | None = None,
+) -> Answer:
+    """Return the newest commits up to a time, newest first.
+
+    `only`: those of one kind (see `ONLY`); `before`: a row's number, to go on after an earlier answer.
+    """
+    rows, count = c.rows, c.rows.place(at)
+    # Of one fragment only its own rows are looked at.
+    chosen = np.arange(count) if fragment is None else rows.of(fragment)
+    chosen = chosen[chosen < count]
+    wanted = np.ones(len(chosen), bool)
+    if closed_by:
+        number = c.closings.find(closed_by)
+        wanted &= rows["closed_by"][chosen] == number if number is not None else False
+    if only in ("missed", "healed"):
+        wanted &= (rows["flags"][chosen] & (QUORUM_MISSED if only == "missed" else HEALED)) > 0
+    elif only:
+        wanted &= rows[only][chosen] > 0
+    matching = chosen[wanted][::-1]
+    places = matching if before is None else matching[matching < before]
+    return {
+        "total": len(matching),
+        "before": int(places[LISTED - 1]) if len(places) > LISTED else None,
+        "commits": [_commit(c, int(place)) for place in places[:LISTED]],
+    }
+
+
+def _commit(c: Chronicle, place: int) -> Answer:
+    rows, flags = c.rows, int(c.rows["flags"][place])
+    whole = ("fragment", "version", "inputs", "fresh", "expected", "missing", "late", "rejected")
+    return {
+        **{name: int(rows[name][place]) for name in whole},
+        **{name: float(rows[name][place]) for name in ("written_at", "tokens", "waited_s", "grace_s", "period")},
+        "writer": c.writers.known[int(rows["writer"][place])],
+        "closed_by": c.closings.known[int(rows["closed_by"][place])],
+        "quorum_missed": bool(flags & QUORUM_MISSED),
+        "healed": bool(flags & HEALED),
+    }
+
+
+def syncers(c: Chronicle, at: float) -> Answer:
+    """Return who wrote commits up to a time, what each keeps, and how long fragments stood still when their keeper
+    changed. A fragment's keeper is who wrote its newest commit."""
+    rows, n = c.rows, c.rows.place(at)
+    writers = rows["writer"][:n]
+    keepers: dict[int, list[int]] = {}
+    for p, place in enumerate(_newest(c, at)):
+        if place >= 0:
+            keepers.setdefault(int(writers[place]), []).append(p)
+    found: list[Answer] = []
+    known = sorted(range(len(c.writers.known)), key=lambda k: -c.first_written[k])
+    for number in [k for k in known if c.first_written[k] <= at][:LISTED]:
+        own = np.flatnonzero(writers == number)
+        if len(own):
+            found.append({
+                "syncer": c.writers.known[number],
+                "commits": len(own),
+                "first_at": float(rows["written_at"][own[0]]),
+                "last_at": float(rows["written_at"][own[-1]]),
+                "keeps": keepers.get(number, []),
+                "merge_s": float(rows["merge_s"][own[-WAITED_ROUNDS:]].mean()),
+                "publish_s": float(rows["publish_s"][own[-WAITED_ROUNDS:]].mean()),
+            })  # fmt: skip
+    return {
+        "syncers": sorted(found, key=lambda x: -float(x["last_at"])),
+        "takeovers": _takeovers(c, n),
+        "restarts": _restarts(c, at),
+    }
+
+
+def _takeovers(c: Chronicle, count: int) -> list[Answer]:
+    """Return the newest changes of keepers: from whom to whom, of which fragments, and how long each had no commit."""
+    rows = c.rows
+    order, _ = rows.by_fragment()
+    writers, fragments = rows["writer"][order], rows["fragment"][order]
+    changes = np.flatnonzero((fragments[1:] == fragments[:-1]) & (writers[1:] != writers[:-1]) & (order[1:] < count))
+    times = rows["written_at"][order]
+    found: list[Answer] = []
+    for k in changes[np.argsort(-times[changes + 1], kind="stable")].tolist():
+        at, stood_s = float(times[k + 1]), max(0.0, float(times[k + 1] - times[k]))
+        version = int(rows["version"][order[k + 1]])
+        fragment = {"fragment": int(fragments[k]), "version": version, "stood_s": stood_s}
+        who = {"from": c.writers.known[int(writers[k])], "to": c.writers.known[int(writers[k + 1])]}
+        last = found[-1] if found else None
+        if last is not None and who.items() <= last.items() and last["at"] - at < TOGETHER_S:
+            last["fragments"].append(fragment)
+        elif len(found) < LISTED:
+            found.append({"at": at, **who, "fragments": [fragment]})
+        else:
+            break
+    for entry in found:
+        stood = [f["stood_s"] for f in entry["fragments"]]
+        entry |= {"stood_s": {"median": float(np.median(stood)), "largest": max(stood)}}
+        entry["fragments"].sort(key=lambda f: -f["stood_s"])
+    return found
+
+
+def _restarts(c: Chronicle, at: float) -> list[Answer]:
+    found = [life for life in lives(c) if life["incarnation"] > 1 and life["began"] <= at]
+    return sorted(found, key=lambda x: -float(x["began"]))[:LISTED]
+
+
+def lives(c: Chronicle) -> list[Answer]:
+    """Return the lives of all learners, and how long each had been away before: between the last of its updates of
+    the life before that was merged and the first step for the first of this one."""
+    found: list[Answer] = []
+    before: tuple[int, float] = (-1, math.nan)
+    for (n, incarnation), life in sorted(c.lives.items()):
+        away_s = max(0.0, life.began - before[1]) if before[0] == n else None
+        before = n, life.last
+        found.append({
+            "learner": c.learners.known[n], "incarnation": incarnation, "began": life.began, "step": life.step,
+            "last": life.last, "away_s": away_s,
+        })  # fmt: skip
+    return found
+
+
+# --- a moment of the past ---------------------------------------------------------------------------------------------
+
+
+def rounds_open(c: Chronicle, at: float) -> list[tuple[int, int, float]]:
+    """Return (fragment, version, opened_at) of the rounds that were open at a time, longest first: those whose commits
+    came later."""
+    rows, count = c.rows, c.rows.place(at)
+    found = []
+    for p in range(len(c.ends)):
+        places = rows.of(p)
+        following = int(np.searchsorted(places, count))
+        if following < len(places) and not rows["flags"][places[following]] & HEALED:
+            place = places[following]
+            closed = float(rows["written_at"][place] - rows["commit_s"][place])
+            opened = closed - float(rows["waited_s"][place])
+            if opened <= at < closed:
+                found.append((p, int(rows["version"][place]), opened))
+    return sorted(found, key=lambda x: x[2])
+
+
+def sentence(c: Chronicle, at: float, open_rounds: list[Answer]) -> str:
+    """Return the state of a run at a moment of its past, in one sentence."""
+    if not c.rows.place(at):
+        return "Nothing had been merged yet."
+    moments = c.by_learner
+    # Only moments that had ended: what came after belongs to no moment of the past.
+    last = moments.whole(at)
+    first = max(0, moments.whole(at - max(LATELY_S, c.run.pace.silence_s, 2 * moments.width)))
+    if not last:
+        return f"The run has just begun: {c.rows.place(at):,} commits so far."
+    lately = at - max(moments.began, moments.end(first - 1))
+    active = moments.over(first, last)[:, LEARNER.index("merged")] > 0
+    known = moments.until(at)[:, LEARNER.index("merged")] > 0
+    said = f"{int(active.sum())} of {int(known.sum())} learners had something merged in the {lately:.0f} s before"
+    waiting = [entry for entry in open_rounds if entry["waits_for"]]
+    if waiting:
+        said += ", " + "; ".join(_waiting(entry) for entry in waiting[:NAMED_MAX])
+        said += f" and {len(waiting) - NAMED_MAX} more" if len(waiting) > NAMED_MAX else ""
+    return said + "."
+
+
+def _waiting(entry: Answer) -> str:
+    return f"fragment {entry['fragment']} waited for {named(entry['waits_for'])}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first few of these names, and of the others how many there are."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _ratio(over: NDArray[Any], under: NDArray[Any]) -> list[float | None]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return _plain(np.where(under > 0, over / np.maximum(under, 1e-300), math.nan))
+
+
+def _plain(values: NDArray[Any]) -> list[float | None]:
+    """Return numbers as JSON has them: null for what is none."""
+    return [float(x) if math.isfinite(x) else None for x in values.tolist()]
+
+
+def _some(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return sums along the second axis; NaN where nothing is known."""
+    return np.where(np.isnan(values).all(axis=1), math.nan, np.nansum(values, axis=1))
+
+
+def _filled(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values with each unknown one replaced by the last that was known, along the first axis."""
+    place = np.where(np.isnan(values), 0, np.arange(len(values))[:, None, None])
+    np.maximum.accumulate(place, axis=0, out=place)
+    return np.take_along_axis(values, place, axis=0)
+
+
+def _share(part: float, whole: float) -> float | None:
+    return float(part) / float(whole) if whole else None
+
+
+def _quantile(values: NDArray[Any], q: float) -> float | None:
+    return float(np.quantile(values, q)) if len(values) else None

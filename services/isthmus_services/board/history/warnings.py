@@ -1,0 +1,145 @@
+"""What somebody should see to in a run, each with what to do: of now, or of a moment of its past."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from isthmus.inspect.status import Status
+from isthmus.inspect.verdict import health
+from isthmus.log.state import STANDS, standing
+from isthmus_services.board.history import views
+from isthmus_services.board.history.chronicle import Chronicle
+from isthmus_services.board.history.rows import QUORUM_MISSED
+
+RECENT = 50
+"""Commits that «lately» is about."""
+
+STUCK_PERIODS = 10.0
+"""A fragment that was not merged for so many times the usual is stuck."""
+
+STUCK_LEAST_S = 30.0
+LOST_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something to see to."""
+
+    said: str
+    do: str
+    link: str = ""
+    """Of the page that has more of it."""
+
+
+def warnings(
+    c: Chronicle, at: float, status: Status | None, run: str, bus: str, listened_s: float
+) -> list[dict[str, Any]]:
+    """Return what to see to, the most pressing first. `status`: of now; None for a moment of the past."""
+    found = [*_now(c, status, run, bus, listened_s)] if status is not None else []
+    found += _log(c, math.inf if status is not None else at, at, run, status is not None and bool(status.live))
+    return [asdict(w) for w in found]
+
+
+def _now(c: Chronicle, status: Status, run: str, bus: str, listened_s: float) -> Sequence[Notice]:
+    if not bus or listened_s < c.run.pace.silence_s:
+        return []  # who is silent is known only after a while of listening
+    found = health(status, run, bus)
+    if found.ok or not status.hearing.learners:
+        return []
+    do = "each part names its command; `isthmus doctor` checks store and bus"
+    if not status.live and "done" in found.said:
+        do = "nothing, if this is its end; learners that are started again go on where they stopped"
+    return [Notice(found.said, do)]
+
+
+def _log(c: Chronicle, at: float, now: float, run: str, live: bool) -> list[Notice]:
+    count = c.rows.place(at)
+    first = max(0, count - RECENT)
+    lately, found = count - first, list[Notice]()
+    for p, why in c.broken.items():
+        found.append(
+            Notice(
+                f"the log of fragment {p} cannot be read beyond version {c.ends[p].version}: {why}",
+                f"isthmus replay {run} --fragments {p} says what is damaged, isthmus heal {run} what can be done",
+                f"fragments/{p}",
+            )
+        )
+    missed, turned = (
+        round(c.rows.until(name, count) - c.rows.until(name, first)) for name in (f"flags&{QUORUM_MISSED}", "rejected")
+    )
+    if missed > lately / 2:
+        found.append(
+            Notice(
+                f"{missed} of the last {lately} rounds missed their quorum and merged what was in",
+                "the learners' page says who is missing; no quorum (--quorum K) above the learners there are is met",
+                "learners",
+            )
+        )
+    if turned > lately / 2:
+        reasons = ", ".join(str(r["reason"]) for r in views.reasons(c, at) if r["lost"])
+        found.append(
+            Notice(
+                f"{turned} updates were turned away in the last {lately} rounds, by reason: {reasons}",
+                "their work is lost; `isthmus explain` tells of each why, and the learners' page whose they are",
+                "commits?only=rejected",
+            )
+        )
+    for row in views.learners(c, at):
+        if row["rejected"] > LOST_SHARE * max(1, row["merged"] + row["rejected"]) and row["rejected"] >= RECENT:
+            found.append(
+                Notice(
+                    f"{row['learner']}: {row['rejected']} updates were turned away, {row['merged']} merged",
+                    "its page says which; the reason is with each",
+                    f"learners/{row['learner']}",
+                )
+            )
+    stuck = _stuck(c, now, run) if live else []
+    found += stuck or _standing(c, at, run)
+    return found
+
+
+def _standing(c: Chronicle, at: float, run: str) -> list[Notice]:
+    """Return which fragments stood still while most others were merged, whoever trains."""
+    count, written = c.rows.place(at), c.rows["written_at"]
+    last, since = list[float | None](), list[float | None]()
+    for p in range(len(c.ends)):
+        places = c.rows.of(p)
+        made = int(np.searchsorted(places, count))
+        last.append(float(written[places[made - 1]]) if made else None)
+        since.append(float(written[places[made - STANDS]]) if made >= STANDS else None)
+    still = [p for p in standing(last, since) if p not in c.broken]
+    if not still:
+        return []
+    return [
+        Notice(
+            f"fragment {_list(still)} stands still: most others were merged {STANDS} times since it was",
+            f"the syncers' logs say why; isthmus heal {run} says whether its log is sound",
+            f"fragments/{still[0]}",
+        )
+    ]
+
+
+def _stuck(c: Chronicle, at: float, run: str) -> list[Notice]:
+    """Return which fragments were not merged for long, while learners train."""
+    count = len(c)
+    if not count:
+        return []
+    usual = (at - c.run.header.created_at) * len(c.ends) / count
+    limit = max(STUCK_LEAST_S, STUCK_PERIODS * usual)
+    stuck = [p for p, age_s in enumerate(views.ages(c, math.inf, at)) if age_s is not None and age_s > limit]
+    if not stuck:
+        return []
+    return [
+        Notice(
+            f"fragment {_list(stuck)} was not merged for over {limit:.0f} s (usual: {usual:.0f} s)",
+            f"see who is waited for on the fragment's page, and whether a syncer keeps it; isthmus status {run}",
+            f"fragments/{stuck[0]}",
+        )
+    ]
+
+
+def _list(fragments: Sequence[int]) -> str:
+    return ", ".join(map(str, fragments[:8])) + (" and others" if len(fragments) > 8 else "")

@@ -1,0 +1,158 @@
+"""The `isthmus` command: one parser, one place where errors become exit codes.
+
+0 done · 1 the check failed · 2 bad usage or input (one line on stderr that says what and where) · 3 a learner that has
+done its steps, and nothing of them was ever merged · 130 interrupted · 143 a learner that was told to stop (SIGTERM)
+before it had done its steps
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from isthmus.errors import Fenced, IsthmusError, LogCorrupt, first_cause, legible
+from isthmus.runtime.urls import without_passwords
+from isthmus.version import __version__
+from isthmus_services.output.report import stdout
+from isthmus_services.process import logs
+from isthmus_services.settings import resolve
+from isthmus_services.settings.command import APART, Command, installed, names
+
+COMMAND = "command_name"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; `--help` has the rest."""
+
+    def __init__(self, **about: Any) -> None:
+        # What is taken for the beginning of another flag is repeated as its value: a password, after `--bus-password`.
+        super().__init__(**{"allow_abbrev": False} | about)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"{self.prog}: {_said(message)} (see {self.prog} --help)\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """See argparse, whose own words list every command and miss the one that was meant."""
+        if action.dest == COMMAND and action.choices is not None and value not in action.choices:
+            if value in APART:
+                self.error(f"{value} comes with another package: pip install 'isthmus[{APART[value]}]'")
+            near = _nearest(value, action.choices) or _nearest(value, [c.name for c in installed()[0]])
+            self.error(f"there is no command {value}" + (f": did you mean {near}?" if near else ""))
+        super()._check_value(action, value)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """Return what was probably meant, or an empty text: a word of one's name is enough."""
+    names = {part: name for name in known for part in (name, *name.split())}
+    import difflib
+
+    near = difflib.get_close_matches(word, names, 1, cutoff=0.65)
+    return names[near[0]] if near else ""
+
+
+class _Version(argparse.Action):
+    """Prints what runs here, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        print(version())
+        parser.exit(0)
+
+
+def version() -> str:
+    """Return what somebody who helps would ask for first."""
+    import platform
+    from importlib import metadata
+
+    said = f"isthmus {__version__}, Python {platform.python_version()}"
+    try:
+        return f"{said}, torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        return f"{said}, no torch"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    arguments = parsed(argv)
+    try:
+        return _run(arguments.command, arguments)
+    except KeyboardInterrupt:
+        return 130
+    except (BaseExceptionGroup, IsthmusError) as error:
+        return _explain(first_cause(error), arguments.command.name)
+
+
+def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return what a command line says, and its command and parser. Ends the process with 2 where it is wrong."""
+    arguments, unknown = parser().parse_known_args(argv)
+    if unknown:
+        _refuse(arguments.parser, unknown)
+    return arguments
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = _Parser(
+        prog="isthmus", description="Train one model on many islands of compute (Decoupled DiLoCo over object storage)."
+    )
+    # Under no name of its own: settings of commands have that one too.
+    said = "print the versions of what runs here, and stop"
+    parser.add_argument("--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help=said)
+    subparsers = parser.add_subparsers(dest=COMMAND, required=True, metavar="COMMAND")
+    families = {}
+    commands, texts = installed()
+    for name, text in texts.items():
+        family = subparsers.add_parser(name, help=text, description=text)
+        families[name] = family.add_subparsers(dest=COMMAND, required=True, metavar="WHAT")
+    for command in commands:
+        *family_name, name = command.name.split()
+        within = families[family_name[0]] if family_name else subparsers
+        said = f"{command.help[:1].upper()}{command.help[1:]}."
+        subparser = within.add_parser(name, help=command.help, description=said)
+        resolve.add_flags(subparser, command.settings, resolve.environment())
+        subparser.set_defaults(command=command, parser=subparser)
+    return parser
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Say which word has no meaning, and which one was probably meant."""
+    flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+    if flag is None:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    parser.error(f"there is no flag {flag}{resolve.did_you_mean(flag, parser._option_string_actions)}")
+
+
+def _run(command: Command, arguments: argparse.Namespace) -> int:
+    environment = resolve.environment()
+    resolved: resolve.Resolved[object] = resolve.resolve(
+        command.settings, command.name, arguments, environment, names()
+    )
+    if arguments.show_settings:
+        from isthmus_services.settings.effective import effective
+
+        resolve.show(resolved, stdout(), environment, effective(resolved.values))
+        return 0
+    for said in resolved.stray:
+        print(f"warning: {said}", file=sys.stderr)
+    # Imported only now: `isthmus --help` needs no torch.
+    return int(importlib.import_module(command.module).run(resolved.values) or 0)
+
+
+def _said(words: str) -> str:
+    """Return words in one line, as they may be shown: passwords and what others wrote may be in them."""
+    return legible(without_passwords(" ".join(words.split())))
+
+
+def _explain(error: BaseException, command: str) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if not isinstance(error, IsthmusError):
+        raise error
+    logs.last_word(command, _said(str(error)))
+    # A damaged log is a failed check, a learner taken over has nothing left to do; the rest an operator sets right.
+    return 1 if isinstance(error, LogCorrupt | Fenced) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
