@@ -24,7 +24,7 @@ def run(folder: Path) -> tuple[str, Garbage]:
     async def body() -> Garbage:
         async with world(folder, seed_of(Rules(fragments=2, sync_every=2), PACE)) as w:
             async with serving(w.syncer("s1")) as syncer:
-                await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 8)
+                await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.coordinators) >= 8)
             plan = await gc.plan(w.log, keep=2, min_age_s=-60.0)
             await gc.apply(w.log, plan)
             return plan

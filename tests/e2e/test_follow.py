@@ -129,7 +129,7 @@ class Counting(Layer):
 async def trained(w: World, rounds: int) -> None:
     """Have so many rounds of every fragment merged."""
     async with serving(w.syncer(pace=QUICK)) as syncer:
-        enough = lambda: min(k.head for k in syncer.keepers) >= rounds  # noqa: E731
+        enough = lambda: min(k.head for k in syncer.coordinators) >= rounds  # noqa: E731
         await train(w.learner("a"), 4, enough=enough)
 
 

@@ -56,7 +56,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         async with world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w:
             agents = [w.learner(f"l{i}") for i in range(3)]
             async with serving(w.syncer("s1")) as syncer:
-                enough = lambda: min(k.head for k in syncer.keepers) >= 10  # noqa: E731
+                enough = lambda: min(k.head for k in syncer.coordinators) >= 10  # noqa: E731
                 speeds = (0.01, 0.013, 0.03)
                 await asyncio.gather(
                     *(

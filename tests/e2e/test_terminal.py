@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
             world(folder, seed_of(Rules(fragments=4, sync_every=4), PACE)) as w,
             serving(w.syncer("syncer-of-the-first-region")) as s,
         ):
-            enough = lambda: min(k.head for k in s.keepers) >= 4  # noqa: E731
+            enough = lambda: min(k.head for k in s.coordinators) >= 4  # noqa: E731
             await asyncio.gather(*(train(w.learner(n), 20, seed=i, enough=enough) for i, n in enumerate(NAMES)))
 
     asyncio.run(body())

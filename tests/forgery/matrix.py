@@ -141,11 +141,11 @@ class Stage:
             await write(owner.store, members, OWNER, earlier(), [0, 0], 1.8e9)
         for learners in ((("eu", ROTATED), ("gone", EXPELLED), ("us", US)), (("eu", EU), ("us", US))):
             async with serving(self.ports("s", SYNC).syncer("s-1")) as syncer:
-                before = min(k.head for k in syncer.keepers)
+                before = min(k.head for k in syncer.coordinators)
                 agents = [self.ports(name, key).learner(name, checkpoint_s=0.2) for name, key in learners]
-                enough = lambda: min(k.head for k in syncer.keepers) >= before + 4  # noqa: E731, B023
+                enough = lambda: min(k.head for k in syncer.coordinators) >= before + 4  # noqa: E731, B023
                 await asyncio.gather(*(train(agent, 40, enough=enough) for agent in agents))
-                heads = [k.head for k in syncer.keepers]
+                heads = [k.head for k in syncer.coordinators]
             if members.current.version == 1:
                 await write(owner.store, members, OWNER, entries(), heads, 1.8e9)
         collector = self.ports("col", COLLECTOR).log

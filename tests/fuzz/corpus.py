@@ -47,7 +47,7 @@ async def objects(folder: Path) -> None:
         await write(w.store, Members(w.run), owner, entries, [0, 0], w.runtime.wall())
         async with serving(w.by(syncer).syncer("s-1")) as serves:
             agent = w.by(learner).learner("eu", checkpoint_s=0.2)
-            await train(agent, 60, enough=lambda: min(k.head for k in serves.keepers) >= 8)
+            await train(agent, 60, enough=lambda: min(k.head for k in serves.coordinators) >= 8)
         await evaluations.note(w.by(learner).log, "loss", 1, 0.5)
         log = w.by(learner).log
         header = PartHeader(

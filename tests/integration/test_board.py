@@ -53,7 +53,7 @@ async def test_of_a_live_run_it_says_what_status_says(folder: Path) -> None:
         done = False
         trainings = [asyncio.ensure_future(train(w.learner(n), 1, enough=lambda: done)) for n in ("a", "b")]
         async with a_board(w.log, w) as (url, feed):
-            await until(lambda: min(k.head for k in syncer.keepers) >= 2, "two versions of each")
+            await until(lambda: min(k.head for k in syncer.coordinators) >= 2, "two versions of each")
             await until(lambda: len(feed.live.status().live) == 2, "both are heard")
             before = await ask(url, "state")
             status = await read_status(w.log, w.bus, w.runtime, 0.5)
@@ -193,7 +193,7 @@ async def test_a_signed_run_is_shown_and_what_nobody_may_say_is_not(folder: Path
         members = [MemberSpec("eu", MemberRole.LEARNER, eu.author), MemberSpec("s1", MemberRole.SYNCER, sync.author)]
         await membership.write(w.store, Members(w.run), owner, members, [0, 0], w.runtime.wall())
         async with serving(w.by(sync).syncer("s1")) as syncer:
-            await train(w.by(eu).learner("eu"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 3)
+            await train(w.by(eu).learner("eu"), 20, enough=lambda: min(k.head for k in syncer.coordinators) >= 3)
         lie = Leave(run=w.run.digest, id="x", learner="nobody", incarnation=1, step=7, done=True)
         await w.bus.append(learner_stream("nobody"), encode(lie, signer=evil))
         log = w.log

@@ -53,7 +53,7 @@ async def test_of_a_run_that_was_collected_the_log_is_whole_and_old_rounds_canno
     pace = msgspec.structs.replace(QUICK, snapshot_every=2)
     async with world(folder, seed_of(Rules(fragments=2, sync_every=2), pace)) as w:
         async with serving(w.syncer("s1")) as syncer:
-            await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 8)
+            await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.coordinators) >= 8)
         before = {p: len(commits) for p, commits in (await all_commits(w.log)).items()}
         await gc.apply(w.log, await gc.plan(w.log, keep=2, min_age_s=-60.0))
         async with a_board(w.log, w) as (url, _):

@@ -46,7 +46,7 @@ SMALL = seed_of(Rules(fragments=2, sync_every=2), Pace(heartbeat_s=0.2, silence_
 async def grow(w: World, versions: int, **options: Any) -> None:
     """Train until every fragment has so many versions."""
     async with serving(w.syncer("maker"), killed=True) as syncer:
-        enough = lambda: min(k.head for k in syncer.keepers) >= versions  # noqa: E731
+        enough = lambda: min(k.head for k in syncer.coordinators) >= versions  # noqa: E731
         await asyncio.gather(
             *(train(w.learner(f"l{i}", **options), 10, seed=i, enough=enough, step_s=0.005) for i in range(2))
         )
@@ -167,16 +167,16 @@ async def test_a_syncer_that_slept_through_a_collection_loses_its_commit_and_goe
         async with serving(sleeper):
             training = [asyncio.ensure_future(train(w.learner(f"l{i}"), 500, seed=i)) for i in range(2)]
             await asleep.wait()
-            slept_at = [k.head for k in sleeper.keepers]
+            slept_at = [k.head for k in sleeper.coordinators]
             async with serving(awake):
-                await until(lambda: min(k.head for k in awake.keepers) > max(slept_at) + 14, "the others went on")
+                await until(lambda: min(k.head for k in awake.coordinators) > max(slept_at) + 14, "the others went on")
                 plan = await collected(w, keep=3)
                 assert all(start > at + 1 for start, at in zip(plan.starts, slept_at, strict=True))
-            top = [k.head for k in awake.keepers]
+            top = [k.head for k in awake.coordinators]
             wake.set()
-            await until(lambda: all(k.head > t for k, t in zip(sleeper.keepers, top, strict=True)), "it goes on")
+            await until(lambda: all(k.head > t for k, t in zip(sleeper.coordinators, top, strict=True)), "it goes on")
             assert sleeper.tallies.commits_lost > 0
-            assert not any(k.broken for k in sleeper.keepers)
+            assert not any(k.broken for k in sleeper.coordinators)
             await asyncio.gather(*training)
         for p, commits in (await all_commits(w.log)).items():
             assert [c.version for c in commits] == list(range(1, len(commits) + 1))
@@ -275,7 +275,7 @@ async def test_a_run_in_flight_is_collected_while_it_trains(folder: Path) -> Non
     async with world(folder, SMALL) as w:
         async with serving(w.syncer("east")) as syncer:
             agents = [w.learner(f"l{i}", checkpoint_s=0.05) for i in range(2)]
-            enough = lambda: min(k.head for k in syncer.keepers) >= 30  # noqa: E731
+            enough = lambda: min(k.head for k in syncer.coordinators) >= 30  # noqa: E731
             training = [asyncio.ensure_future(train(a, 100, seed=i, enough=enough)) for i, a in enumerate(agents)]
             while not all(t.done() for t in training):
                 await collected(w, keep=4)
@@ -310,10 +310,10 @@ async def test_collected_by_itself_a_store_stays_as_large_as_what_is_kept_while_
         )
         try:
             async with serving(w.syncer()) as syncer:
-                enough = lambda: min(k.head for k in syncer.keepers) >= 40 and lines() >= 4  # noqa: E731
+                enough = lambda: min(k.head for k in syncer.coordinators) >= 40 and lines() >= 4  # noqa: E731
                 learners = [w.learner(f"l{i}") for i in range(2)]
                 await asyncio.gather(*(train(a, 20, seed=i, enough=enough) for i, a in enumerate(learners)))
-            said, heads = lines(), [k.head for k in syncer.keepers]
+            said, heads = lines(), [k.head for k in syncer.coordinators]
             await until(lambda: lines() >= said + 2, "collected twice more, after the end", 120.0)
         finally:
             child.kill()

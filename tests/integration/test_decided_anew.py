@@ -29,12 +29,12 @@ async def test_the_recorded_pace_gives_the_recorded_rounds_every_one(folder: Pat
         stalling = asyncio.ensure_future(stall(seed))
         syncer = w.syncer("east")
         async with serving(syncer):
-            enough = lambda: min(k.head for k in syncer.keepers) >= 5  # noqa: E731
+            enough = lambda: min(k.head for k in syncer.coordinators) >= 5  # noqa: E731
             # Of different speeds; one comes late and leaves early.
             slow = asyncio.ensure_future(train(w.learner("slow"), 10, seed=9, step_s=0.07, enough=enough))
             fast = [train(w.learner(f"l{i}"), 30, seed=i, step_s=0.01 + 0.01 * i, enough=enough) for i in range(2)]
             training = asyncio.gather(slow, *fast)
-            await until(lambda: syncer.keepers[0].head >= 2, "a few commits")
+            await until(lambda: syncer.coordinators[0].head >= 2, "a few commits")
             await train(w.learner("guest"), 15, seed=5)
             await training
         stalling.cancel()
@@ -53,7 +53,7 @@ async def test_a_commit_that_does_not_say_what_its_round_saw_cannot_be_decided_a
 
     async with world(folder) as w:
         async with serving(w.syncer("east")) as syncer:
-            await train(w.learner("l0"), 20, enough=lambda: syncer.keepers[0].head >= 2)
+            await train(w.learner("l0"), 20, enough=lambda: syncer.coordinators[0].head >= 2)
         (first, *_) = (await all_commits(w.log))[0]
         silent = msgspec.structs.replace(first.header.waited, seen=())
         old = Commit(msgspec.structs.replace(first.header, waited=silent), first.digest)

@@ -159,7 +159,7 @@ async def test_a_damaged_header_is_passed_over(folder: Path, caplog: pytest.LogC
 
 async def test_a_run_in_flight_whose_learners_wrote_no_checkpoint_has_no_donor(folder: Path) -> None:
     async with world(folder, LARGE) as w, serving(w.syncer()) as syncer:
-        await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= 1)
+        await train(w.learner("a"), 20, enough=lambda: min(k.head for k in syncer.coordinators) >= 1)
         newcomer = w.learner("newcomer")
         await newcomer.join()
         assert await newcomer.donor(lambda found: None) is None

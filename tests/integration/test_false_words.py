@@ -53,9 +53,9 @@ async def test_a_false_version_that_was_named_while_the_store_was_away_stops_not
         await asyncio.sleep(3.0)
         for gate in gates:
             gate.closed = False
-        before = [keeper.head for keeper in syncer.keepers]
+        before = [coordinator.head for coordinator in syncer.coordinators]
         await asyncio.sleep(10.0)
-        assert all(keeper.head > head + 2 for keeper, head in zip(syncer.keepers, before, strict=True))
+        assert all(coordinator.head > head + 2 for coordinator, head in zip(syncer.coordinators, before, strict=True))
         await learner
 
 
@@ -63,7 +63,7 @@ async def test_a_false_version_that_was_named_while_the_store_was_away_stops_not
 async def test_a_syncer_that_may_not_read_what_was_merged_waits_until_it_may() -> None:
     async with world("", seed_of()) as w:
         async with serving(w.syncer("s1"), killed=True) as first:
-            await train(w.learner("a"), 40, enough=lambda: all(keeper.head for keeper in first.keepers))
+            await train(w.learner("a"), 40, enough=lambda: all(coordinator.head for coordinator in first.coordinators))
         for entry in await w.store.list("snapshots/"):
             if not entry.key.split("/")[2].startswith("0" * 12):
                 await w.store.delete(entry.key)
@@ -76,19 +76,21 @@ async def test_a_syncer_that_may_not_read_what_was_merged_waits_until_it_may() -
 
         async with serving(w.through(wrap).syncer("s2")) as second:
             await asyncio.sleep(3.0)
-            assert all(keeper.refused for keeper in second.keepers)
+            assert all(coordinator.refused for coordinator in second.coordinators)
             for gate in gates:
                 gate.closed = False
-            before = [keeper.head for keeper in second.keepers]
+            before = [coordinator.head for coordinator in second.coordinators]
             await train(w.learner("a"), 400, step_s=0.05)
-            assert all(keeper.head > head for keeper, head in zip(second.keepers, before, strict=True))
+            assert all(coordinator.head > head for coordinator, head in zip(second.coordinators, before, strict=True))
 
 
 @in_virtual_time
 async def test_a_syncer_ends_where_every_fragment_is_damaged() -> None:
     async with world("", seed_of()) as w:
         async with serving(w.syncer("s1"), killed=True) as first:
-            await train(w.learner("a"), 40, enough=lambda: all(keeper.head > 1 for keeper in first.keepers))
+            await train(
+                w.learner("a"), 40, enough=lambda: all(coordinator.head > 1 for coordinator in first.coordinators)
+            )
         log = Log(w.run, w.store, w.runtime)
         for p in range(len(w.run.layout.fragments)):
             await log.store.put(commit_key(p, 1), b"no commit")

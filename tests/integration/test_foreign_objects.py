@@ -173,8 +173,8 @@ async def test_a_key_that_was_expelled_says_nothing_of_later_versions(folder: Pa
         with_old = changed(entries(), added=MemberSpec("s-old", MemberRole.SYNCER, old.author))
         await write(w.store, members, OWNER, with_old, [0] * len(fragments), 1.8e9)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu"), 20, enough=lambda: syncer.keepers[0].head >= 3)
-            heads = [keeper.head for keeper in syncer.keepers]
+            await train(w.by(EU).learner("eu"), 20, enough=lambda: syncer.coordinators[0].head >= 3)
+            heads = [coordinator.head for coordinator in syncer.coordinators]
 
         async def put(version: int, p: int) -> None:
             zeros = [np.zeros(fragments[p].size, np.float32) for _ in range(3)]
@@ -200,7 +200,7 @@ async def test_a_key_that_was_expelled_says_nothing_of_later_versions(folder: Pa
             await require_commits(log, p, heads[p])
         fresh = w.by(SYNC).syncer("s-1")
         await fresh.recover()
-        assert not any(keeper.broken for keeper in fresh.keepers)
+        assert not any(coordinator.broken for coordinator in fresh.coordinators)
         assert not any(found.hopeless for found in await heal.diagnose(w.by(SYNC).log))
         # Nor does replay blame a commit for what it left under a version that was merged after it had gone.
         await put(2, 0)
@@ -264,7 +264,7 @@ async def test_nobody_reads_an_object_to_its_end(folder: Path, caplog: pytest.Lo
     caplog.set_level(logging.CRITICAL)
     async with world(folder, seed_of(RULES)) as w:
         async with serving(w.syncer("s")) as syncer:
-            await train(w.learner("a"), 20, enough=lambda: syncer.keepers[0].head >= 3)
+            await train(w.learner("a"), 20, enough=lambda: syncer.coordinators[0].head >= 3)
         endless = w.through(Endless)
         log = endless.log
         with pytest.raises(LogCorrupt, match="has more than the"):

@@ -62,7 +62,7 @@ async def full(w: World) -> Full:
 
 async def grown(w: World, versions: int, **options: Any) -> None:
     async with serving(w.syncer("s1")) as syncer:
-        await train(w.learner("l0", **options), 10, enough=lambda: min(k.head for k in syncer.keepers) >= versions)
+        await train(w.learner("l0", **options), 10, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
 
 
 @pytest.mark.parametrize("snapshot_every", [4, 20], ids=["old snapshots", "none but the newest"])
@@ -109,10 +109,10 @@ async def test_a_run_whose_store_was_full_goes_on_when_there_is_room_again() -> 
         store.room = 1 << 30
         narrow = w.through(lambda _: store)
         async with serving(narrow.syncer("s2")) as syncer:
-            before = [keeper.head for keeper in syncer.keepers]
+            before = [coordinator.head for coordinator in syncer.coordinators]
 
             def enough() -> bool:
-                head = min(k.head for k in syncer.keepers)
+                head = min(k.head for k in syncer.coordinators)
                 if head > max(before) and not store.refused:
                     store.room = 0
                 elif store.refused > 20:

@@ -37,7 +37,7 @@ FEW = seed_of(Rules(fragments=2, sync_every=4), Pace(heartbeat_s=0.2, silence_s=
 async def grow(w: World, versions: int) -> list[int]:
     """Let two learners train, then kill the only syncer; return the heads."""
     async with serving(w.syncer("east"), killed=True) as syncer:
-        enough = lambda: min(k.head for k in syncer.keepers) >= versions  # noqa: E731
+        enough = lambda: min(k.head for k in syncer.coordinators) >= versions  # noqa: E731
         await asyncio.gather(*(train(w.learner(f"l{i}"), 20, seed=i, enough=enough) for i in range(2)))
     return [(await newest_commit(w, p)).version for p in range(2)]
 
@@ -106,12 +106,12 @@ async def test_a_healed_fragment_goes_on_from_what_was_published_and_the_log_say
         # A syncer starts, and learners that know nothing of it go on.
         syncer = w.syncer("west")
         async with serving(syncer, killed=True):
-            assert syncer.keepers[0].head == commit.version
-            assert not syncer.keepers[0].broken
+            assert syncer.coordinators[0].head == commit.version
+            assert not syncer.coordinators[0].broken
             ends = (commit.version + 3, commit.version)  # the other one, too, has a version of that number then
 
             def enough() -> bool:
-                return all(keeper.head >= end for keeper, end in zip(syncer.keepers, ends, strict=True))
+                return all(coordinator.head >= end for coordinator, end in zip(syncer.coordinators, ends, strict=True))
 
             await asyncio.gather(*(train(w.learner(f"l{i}"), 20, seed=i, enough=enough) for i in range(2)))
         # At most once, beyond the hole too.
@@ -208,26 +208,28 @@ async def test_a_syncer_that_could_not_fold_goes_on_once_somebody_healed(folder:
         await overwrite(w, 1, 2)
         syncer = w.syncer("west")
         async with serving(syncer):
-            await until(lambda: syncer.keepers[1].broken, "it tried to fold it")
+            await until(lambda: syncer.coordinators[1].broken, "it tried to fold it")
             (found,) = await heal.diagnose(w.log, [1])
             await heal.heal(w.log, found)
-            await until(lambda: not syncer.keepers[1].broken, "it serves the fragment again")
-            head = syncer.keepers[1].head
-            await train(w.learner("l0"), 20, enough=lambda: syncer.keepers[1].head > head)
+            await until(lambda: not syncer.coordinators[1].broken, "it serves the fragment again")
+            head = syncer.coordinators[1].head
+            await train(w.learner("l0"), 20, enough=lambda: syncer.coordinators[1].head > head)
 
 
 @in_virtual_time
 async def test_a_syncer_that_stops_in_order_leaves_nothing_to_heal(folder: Path) -> None:
     async with world(folder, FEW) as w:
         async with serving(w.syncer("east")) as syncer:
-            enough = lambda: min(k.head for k in syncer.keepers) >= 5  # noqa: E731
+            enough = lambda: min(k.head for k in syncer.coordinators) >= 5  # noqa: E731
             await train(w.learner("l0"), 20, enough=enough)
         for entry in await w.store.list("updates/"):
             await w.store.put(entry.key, b"gone")
         async with serving(w.syncer("west")) as syncer:
-            await until(lambda: all(keeper.rounds.holding for keeper in syncer.keepers), "it folded all of them")
-            assert not any(keeper.broken for keeper in syncer.keepers)
-            assert all(keeper.head >= 5 for keeper in syncer.keepers)
+            await until(
+                lambda: all(coordinator.rounds.holding for coordinator in syncer.coordinators), "it folded all of them"
+            )
+            assert not any(coordinator.broken for coordinator in syncer.coordinators)
+            assert all(coordinator.head >= 5 for coordinator in syncer.coordinators)
 
 
 class Refuses(Layer):

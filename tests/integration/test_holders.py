@@ -13,7 +13,7 @@ from isthmus.format.records.keys import commit_key, commits_prefix
 from isthmus.format.rules import Pace, Rules
 from isthmus.log import Commit
 from isthmus.store import EdgeStore, Layer, Store
-from isthmus.syncer.keeper import Keeper
+from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus_services.servers import Server
 from support.world import (
     Sleepy,
@@ -46,9 +46,11 @@ async def test_syncers_share_the_fragments_and_each_commits_only_its_own(folder:
             assert not one.held & two.held
             mine = {p: "east" if p in one.held else "west" for p in range(4)}
             learners = [w.learner(f"l{i}") for i in range(2)]
-            enough = lambda: min(k.head for k in one.keepers) >= 4  # noqa: E731
+            enough = lambda: min(k.head for k in one.coordinators) >= 4  # noqa: E731
             await asyncio.gather(*(train(a, 40, seed=i, enough=enough) for i, a in enumerate(learners)))
-            await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
+            await until(
+                lambda: [k.head for k in one.coordinators] == [k.head for k in two.coordinators], "both at the head"
+            )
             # Whoever leaves last may still merge what the other's fragments were sent.
             wrote = {p: set(found) for p, found in writers(await all_commits(w.log)).items()}
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
@@ -102,22 +104,24 @@ async def test_of_what_another_keeps_a_syncer_reads_the_commits_alone_until_it_t
             for was in noted:
                 was.read.clear()  # whoever was first alone may have looked at everything
             learners = [w.learner(f"l{i}") for i in range(2)]
-            enough = lambda: min(k.head for s in (one, two) for k in s.keepers) >= 7  # noqa: E731
+            enough = lambda: min(k.head for s in (one, two) for k in s.coordinators) >= 7  # noqa: E731
             await asyncio.gather(*(train(a, 40, seed=i, enough=enough) for i, a in enumerate(learners)))
             for was, mine, syncer in zip(noted, shares, (one, two), strict=True):
                 assert was.fragments("updates/") == mine
                 assert was.fragments("snapshots/") <= mine
                 assert was.fragments("commits/") >= {0, 1, 2, 3} - mine
-                assert {p for p, k in enumerate(syncer.keepers) if k.state is not None} == mine
-                assert min(k.head for k in syncer.keepers) >= 7
+                assert {p for p, k in enumerate(syncer.coordinators) if k.state is not None} == mine
+                assert min(k.head for k in syncer.coordinators) >= 7
             dying.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await dying
             noted[1].read.clear()
-            before = [k.head for k in two.keepers]
+            before = [k.head for k in two.coordinators]
             await until(lambda: two.held == {0, 1, 2, 3}, "taken over")
             again = w.learner("l2")
-            await train(again, 20, enough=lambda: all(k.head > b for k, b in zip(two.keepers, before, strict=True)))
+            await train(
+                again, 20, enough=lambda: all(k.head > b for k, b in zip(two.coordinators, before, strict=True))
+            )
             assert shares[0] <= noted[1].fragments("snapshots/")
             assert two.fold_s > 0.0
         # Counted once nobody writes any more; of each of its fragments the dying may have put one uncounted.
@@ -134,16 +138,16 @@ async def test_a_fragment_given_back_is_kept_until_it_is_old_and_folded_anew_whe
     async with world(folder) as w:
         syncer = w.syncer("east")
         async with serving(syncer):
-            enough = lambda: syncer.keepers[0].head >= 3  # noqa: E731
+            enough = lambda: syncer.coordinators[0].head >= 3  # noqa: E731
             await train(w.learner("l0"), 10, enough=enough)
-            keeper = syncer.keepers[0]
-            state = keeper.state
-            keeper.hold(False)
-            await until(lambda: not keeper.rounds.holding, "left")
-            assert keeper.state is state
-            keeper.hold(True)
-            await until(lambda: keeper.rounds.holding, "taken again")
-            assert keeper.state is state
+            coordinator = syncer.coordinators[0]
+            state = coordinator.state
+            coordinator.hold(False)
+            await until(lambda: not coordinator.rounds.holding, "left")
+            assert coordinator.state is state
+            coordinator.hold(True)
+            await until(lambda: coordinator.rounds.holding, "taken again")
+            assert coordinator.state is state
         await check_log(w)
 
 
@@ -162,9 +166,9 @@ async def test_a_standby_takes_over_what_a_dead_one_held_and_gives_back_what_it_
             dying.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await dying
-            heads = [k.head for k in two.keepers]
+            heads = [k.head for k in two.coordinators]
             await until(lambda: two.held == {0, 1, 2, 3}, "taken over")
-            await until(lambda: all(k.head > h + 1 for k, h in zip(two.keepers, heads, strict=True)), "all go on")
+            await until(lambda: all(k.head > h + 1 for k, h in zip(two.coordinators, heads, strict=True)), "all go on")
             third = w.syncer("north")
             async with serving(third):
                 await until(lambda: third.tallies.commits > 2, "the newcomer commits")
@@ -184,11 +188,11 @@ async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_
         async with serving(one):
             training = [asyncio.ensure_future(train(w.learner(f"l{i}"), 400, seed=i)) for i in range(2)]
             await asleep.wait()
-            behind = one.keepers[0].head
+            behind = one.coordinators[0].head
             async with serving(two):
-                await until(lambda: two.keepers[0].head > behind + 4, "the other went on")
+                await until(lambda: two.coordinators[0].head > behind + 4, "the other went on")
             wake.set()
-            await until(lambda: one.keepers[0].head > two.keepers[0].head, "it goes on after the winner")
+            await until(lambda: one.coordinators[0].head > two.coordinators[0].head, "it goes on after the winner")
             assert one.tallies.commits_lost > 0
             await asyncio.gather(*training)
         await check_log(w)
@@ -196,9 +200,9 @@ async def test_a_syncer_that_stalled_while_another_went_on_loses_its_commit_and_
         assert {"east", "west"} <= {c.header.writer for c in commits}
 
 
-def digest(keeper: Keeper) -> bytes:
-    assert keeper.state is not None
-    return keeper.state.digest
+def digest(coordinator: FragmentCoordinator) -> bytes:
+    assert coordinator.state is not None
+    return coordinator.state.digest
 
 
 async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_server(
@@ -216,8 +220,10 @@ async def test_two_syncers_that_both_hold_everything_leave_one_log_on_a_real_s3_
                 return both and one.tallies.commits_lost + two.tallies.commits_lost > 5
 
             await asyncio.gather(*(train(a, 100, seed=i, enough=raced) for i, a in enumerate(learners)))
-            await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
-            states = [[digest(k) for k in s.keepers] for s in (one, two)]
+            await until(
+                lambda: [k.head for k in one.coordinators] == [k.head for k in two.coordinators], "both at the head"
+            )
+            states = [[digest(k) for k in s.coordinators] for s in (one, two)]
         assert states[0] == states[1]
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
         commits = await all_commits(w.log)
@@ -247,7 +253,7 @@ async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_serv
 ) -> None:
     async with world(folder, FEW) as w:
         async with serving(w.syncer("east"), killed=True) as syncer:
-            enough = lambda: all(k.head >= 6 for k in syncer.keepers)  # noqa: E731
+            enough = lambda: all(k.head >= 6 for k in syncer.coordinators)  # noqa: E731
             await train(w.learner("l0"), 20, enough=enough)
         newest = [await newest_commit(w, p) for p in range(4)]
         victim = next(p for p in range(4) if (newest[p].version + p) % 5)  # its newest commit is in no snapshot
@@ -256,11 +262,11 @@ async def test_a_fragment_that_cannot_be_folded_is_named_and_the_others_are_serv
             await head(w, victim)
         assert caught.value.readable == (victim, newest[victim].version - 1)
         async with serving(w.syncer("west")) as hurt:
-            await until(lambda: hurt.keepers[victim].broken, "it tried to fold it")
-            assert key in hurt.keepers[victim].broken
-            assert f"can be read up to version {newest[victim].version - 1}" in hurt.keepers[victim].broken
+            await until(lambda: hurt.coordinators[victim].broken, "it tried to fold it")
+            assert key in hurt.coordinators[victim].broken
+            assert f"can be read up to version {newest[victim].version - 1}" in hurt.coordinators[victim].broken
             assert key in caplog.text
-            others = [k for p, k in enumerate(hurt.keepers) if p != victim]
+            others = [k for p, k in enumerate(hurt.coordinators) if p != victim]
             before = [k.head for k in others]
             await until(lambda: hurt.held == {0, 1, 2, 3} - {victim}, "it holds the rest")
             enough = lambda: all(k.head > b + 2 for k, b in zip(others, before, strict=True))  # noqa: E731
@@ -274,12 +280,14 @@ async def test_a_damaged_update_heals_with_the_next_snapshot_of_a_syncer_that_ha
         healthy = w.syncer("east")
         async with serving(healthy):
             training = asyncio.ensure_future(train(w.learner("l0"), 400))
-            await until(lambda: healthy.keepers[0].head >= 6 and healthy.keepers[0].head % 5 in (1, 2), "in between")
+            await until(
+                lambda: healthy.coordinators[0].head >= 6 and healthy.coordinators[0].head % 5 in (1, 2), "in between"
+            )
             await damage(w, 0)
             hurt = w.syncer("west")
             async with serving(hurt):
                 # Either it began in between and healed, or the next snapshot was there before it looked.
-                await until(lambda: not hurt.keepers[0].broken and hurt.keepers[0].head > 11, "healed")
+                await until(lambda: not hurt.coordinators[0].broken and hurt.coordinators[0].head > 11, "healed")
             await training
 
 
@@ -298,10 +306,12 @@ async def test_bytes_that_are_no_commit_under_the_next_key_stop_that_fragment_al
         syncer = w.syncer("east")
         async with serving(syncer):
             training = asyncio.ensure_future(train(w.learner("l0"), 300))
-            await until(lambda: syncer.keepers[0].head >= 2, "it runs")
-            await w.store.create(commit_key(0, syncer.keepers[0].head + 2), b"")
-            await until(lambda: bool(syncer.keepers[0].broken), "noticed")
-            assert "not a commit" in syncer.keepers[0].broken
-            heads = [k.head for k in syncer.keepers[1:]]
-            await until(lambda: all(k.head > h + 2 for k, h in zip(syncer.keepers[1:], heads, strict=True)), "go on")
+            await until(lambda: syncer.coordinators[0].head >= 2, "it runs")
+            await w.store.create(commit_key(0, syncer.coordinators[0].head + 2), b"")
+            await until(lambda: bool(syncer.coordinators[0].broken), "noticed")
+            assert "not a commit" in syncer.coordinators[0].broken
+            heads = [k.head for k in syncer.coordinators[1:]]
+            await until(
+                lambda: all(k.head > h + 2 for k, h in zip(syncer.coordinators[1:], heads, strict=True)), "go on"
+            )
             await training

@@ -27,7 +27,7 @@ FEW = seed_of(Rules(fragments=2, sync_every=4), PACE)
 async def grown(w: World, versions: int, killed: bool = True) -> int:
     """Let a learner train until both fragments have so many versions; return the newest of the first."""
     async with serving(w.syncer("s1"), killed=killed) as syncer:
-        await train(w.learner("l0"), 20, enough=lambda: min(k.head for k in syncer.keepers) >= versions)
+        await train(w.learner("l0"), 20, enough=lambda: min(k.head for k in syncer.coordinators) >= versions)
     return (await newest_commit(w, 0)).version
 
 
@@ -46,9 +46,9 @@ async def test_a_missing_commit_is_found_and_no_other_put_in_its_place(folder: P
         assert "is missing" in found[0].hopeless
         assert found[1].sound
         async with serving(w.syncer("s2")) as syncer:
-            before = syncer.keepers[1].head
-            assert "is missing" in syncer.keepers[0].broken
-            await train(w.learner("l1"), 20, enough=lambda: syncer.keepers[1].head > before + 4)
+            before = syncer.coordinators[1].head
+            assert "is missing" in syncer.coordinators[0].broken
+            await train(w.learner("l1"), 20, enough=lambda: syncer.coordinators[1].head > before + 4)
         with pytest.raises(LogCorrupt, match="is missing, and version"):
             await require_whole(w.log, 0, hole - 1, lists=True)
 
@@ -65,7 +65,7 @@ async def test_a_hole_below_a_snapshot_is_found_where_the_whole_log_is_read(fold
         assert whole is None
         assert [diagnosis.sound for diagnosis in await heal.diagnose(w.log)] == [False, True]
         async with serving(w.syncer("s2")) as syncer:
-            await train(w.learner("l1"), 20, enough=lambda: min(k.head for k in syncer.keepers) > head + 4)
+            await train(w.learner("l1"), 20, enough=lambda: min(k.head for k in syncer.coordinators) > head + 4)
 
 
 async def test_a_log_that_grows_meanwhile_is_whole(folder: Path) -> None:
@@ -160,24 +160,24 @@ async def test_a_syncer_at_work_says_it_and_goes_on(
     monkeypatch.setattr(snapshots, "WHOLE_EVERY_S", WHOLE_EVERY_S)
     pace = Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=8)
     async with world(Path(), seed_of(Rules(fragments=2, sync_every=4), pace)) as w, serving(w.syncer("s1")) as syncer:
-        keepers = syncer.keepers
-        await train(w.learner("l0"), 60, enough=lambda: min(k.head for k in keepers) >= 12)
+        coordinators = syncer.coordinators
+        await train(w.learner("l0"), 60, enough=lambda: min(k.head for k in coordinators) >= 12)
         kept = await w.store.get(commit_key(0, 3))
         await w.store.delete(commit_key(0, 3))
         # Not at each snapshot: now and then.
-        assert keepers[0].hole == ""
+        assert coordinators[0].hole == ""
         await asyncio.sleep(WHOLE_EVERY_S)
-        head = keepers[0].head
-        await train(w.learner("l1"), 60, enough=lambda: bool(keepers[0].hole) and keepers[0].head > head + 8)
-        assert commit_key(0, 3) in keepers[0].hole
-        assert not keepers[1].hole
+        head = coordinators[0].head
+        await train(w.learner("l1"), 60, enough=lambda: bool(coordinators[0].hole) and coordinators[0].head > head + 8)
+        assert commit_key(0, 3) in coordinators[0].hole
+        assert not coordinators[1].hole
         assert "goes on, but its log has a hole" in caplog.text
         status = await read_status(w.log, w.bus, w.runtime, 1.0)
         assert status.hearing.syncers["s1"].holed == (0,)
         assert set(status.wrong) == {0}
         await w.store.put(commit_key(0, 3), kept)
         await asyncio.sleep(WHOLE_EVERY_S)
-        await train(w.learner("l2"), 60, enough=lambda: not keepers[0].hole)
+        await train(w.learner("l2"), 60, enough=lambda: not coordinators[0].hole)
 
 
 # --- a fragment that stands while others move ---------------------------------------------------------------------------
@@ -200,8 +200,10 @@ async def test_a_fragment_that_stands_is_seen(folder: Path) -> None:
         await live.begin()
         assert live.status().standing == []
         await w.store.put(commit_key(0, 4), b"nonsense")
-        await train(w.learner("l0"), 400, enough=lambda: min(k.head for k in syncer.keepers[1:]) >= 4 + STANDS)
-        assert syncer.keepers[0].head == 3, "what nobody can read is no hole either: up to it the fragment is served"
+        await train(w.learner("l0"), 400, enough=lambda: min(k.head for k in syncer.coordinators[1:]) >= 4 + STANDS)
+        assert syncer.coordinators[0].head == 3, (
+            "what nobody can read is no hole either: up to it the fragment is served"
+        )
         assert (await look(w.log)).standing == [0]
         assert (await read_status(w.log, w.bus, w.runtime, 0.5)).standing == [0]
         await live._newest()

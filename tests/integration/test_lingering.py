@@ -44,7 +44,7 @@ async def scene(steps: int, *, alone: bool) -> AsyncIterator[Scene]:
         boundary = late.attach(NumpyReplica(late.layout))
         running = asyncio.ensure_future(late.run())
         other = asyncio.ensure_future(train(w.learner("other"), steps, step_s=STEP_S))
-        while not (asleep.is_set() and syncer.keepers[0].head >= 1):
+        while not (asleep.is_set() and syncer.coordinators[0].head >= 1):
             boundary.after_step(100, 1.0)
             await asyncio.sleep(STEP_S)
         if alone:

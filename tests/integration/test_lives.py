@@ -179,7 +179,7 @@ async def test_local_work_goes_on_where_no_newer_version_replaced_it(folder: Pat
         assert [set(a) for a in two.agent.uplink.attempts] == [{0}] * 4
         balanced(two.agent)
         async with serving(w.syncer()) as syncer:
-            await until(lambda: min(k.head for k in syncer.keepers) > 0, "merged after all")
+            await until(lambda: min(k.head for k in syncer.coordinators) > 0, "merged after all")
             await two.steps(20)
             await two.end()
         commits = [c async for c in w.log.commits(0, 0)]
@@ -193,7 +193,7 @@ async def test_error_feedback_survives_with_the_update_it_belongs_to(folder: Pat
     seed = seed_of(specs=[replace(spec, dtype=dtype) for spec in SPECS])
     async with world(folder, seed) as w, serving(w.syncer()) as syncer:
         one = await Life(w, "l0").start()
-        while min(k.head for k in syncer.keepers) < 2:
+        while min(k.head for k in syncer.coordinators) < 2:
             await one.steps(5)
         await one.end()
         two = await Life(w, "l0").start()
@@ -221,7 +221,7 @@ async def test_residuals_of_an_earlier_release_are_kept_as_precisely_as_those_of
         with monkeypatch.context() as before:
             before.setattr(residuals, "are_halves", lambda fragment: False)
             one = await Life(w, "l0").start()
-            while min(k.head for k in syncer.keepers) < 2:
+            while min(k.head for k in syncer.coordinators) < 2:
                 await one.steps(5)
             assert {left(r).dtype for r in held(one.agent)} == {np.dtype(np.float32)}
             await one.end()
@@ -307,7 +307,7 @@ async def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder: Pa
 async def test_a_newcomer_takes_the_moments_of_the_newest_checkpoint_that_fits(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         one = await Life(w, "l0").start()
-        while min(k.head for k in syncer.keepers) < 1 or not checkpoints_in(await w.store.list("learners/")):
+        while min(k.head for k in syncer.coordinators) < 1 or not checkpoints_in(await w.store.list("learners/")):
             await one.steps(5)
         newcomer = w.learner("l1")
         await newcomer.join()

@@ -28,7 +28,7 @@ from isthmus.log.speech import heard
 from isthmus.reasons import Clip
 from isthmus.rounds.bounds import Believed, Claim, Influence
 from isthmus.syncer import Syncer
-from isthmus.syncer.keeper import Keeper
+from isthmus.syncer.coordinator import FragmentCoordinator
 from support.forgery import SYNC, Stage, sealed
 from support.lies import REFUSED, following
 from support.world import NumpyReplica, World, in_virtual_time, newest_commit, seed_of, serving, train, until, world
@@ -46,7 +46,7 @@ async def begun(w: World, syncer: Syncer) -> None:
     """Let a few versions be merged, of one learner after another."""
     for number, name in enumerate(("a", "b", "c"), 1):
         wanted = 2 * number
-        await train(w.learner(name), 20, enough=lambda wanted=wanted: syncer.keepers[0].head >= wanted)  # type: ignore[misc]
+        await train(w.learner(name), 20, enough=lambda wanted=wanted: syncer.coordinators[0].head >= wanted)  # type: ignore[misc]
 
 
 async def append(w: World, header: CommitHeader, value: frame.Body | None = None) -> None:
@@ -71,53 +71,53 @@ async def test_a_lie_that_shows_is_taken_by_nobody_and_ends_nobody(lie: str, fol
         await append(w, lying)
         said = Committed(run=w.run.digest, id="x", syncer="liar", fragment=0, version=lying.version)
         await w.bus.append(SYNCER_STREAM, encode(said))
-        before = syncer.keepers[1].head
+        before = syncer.coordinators[1].head
         learner = w.learner("d")
         with pytest.raises(LogCorrupt, match=why):
             await learner.join()
-        await until(lambda: why in syncer.keepers[0].broken, "the syncer says so")
+        await until(lambda: why in syncer.coordinators[0].broken, "the syncer says so")
         found = await differences(w)
         assert (found[0].version, why in found[0].detail) == (newest.version + 1, True)
-        assert syncer.keepers[1].head >= before
+        assert syncer.coordinators[1].head >= before
         assert 1 not in found
 
 
 # --- what only replay sees --------------------------------------------------------------------------------------------
 
 
-async def _lied(w: World, syncer: Syncer, lie: Callable[[Keeper], None]) -> tuple[int, Difference]:
-    """Let a keeper lie from now on until it has committed; return after which version, and what replay says."""
+async def _lied(w: World, syncer: Syncer, lie: Callable[[FragmentCoordinator], None]) -> tuple[int, Difference]:
+    """Let a coordinator lie from now on until it has committed; return after which version, and what replay says."""
     await begun(w, syncer)
     assert await differences(w) == {}
     assert [(r.unproven, r.untimely, r.nobodys) for r in await replay(w.log)] == [(0, [], [])] * 2
-    keeper = syncer.keepers[0]
-    head = keeper.head
-    lie(keeper)
-    await train(w.learner("a"), 20, enough=lambda: keeper.head >= head + 2)
+    coordinator = syncer.coordinators[0]
+    head = coordinator.head
+    lie(coordinator)
+    await train(w.learner("a"), 20, enough=lambda: coordinator.head >= head + 2)
     return head, (await differences(w))[0]
 
 
-def _weighs_less(keeper: Keeper) -> None:
-    own = keeper._usually.judge
-    keeper._usually.judge = lambda *a, **k: replace(own(*a, **k), weight=1.0, clipped=(Clip.WEIGHT,))  # type: ignore[method-assign]
+def _weighs_less(coordinator: FragmentCoordinator) -> None:
+    own = coordinator._usually.judge
+    coordinator._usually.judge = lambda *a, **k: replace(own(*a, **k), weight=1.0, clipped=(Clip.WEIGHT,))  # type: ignore[method-assign]
 
 
-def _says_it_was_long(keeper: Keeper) -> None:
-    own = keeper._usually.judge
+def _says_it_was_long(coordinator: FragmentCoordinator) -> None:
+    own = coordinator._usually.judge
 
     def judge(*a: Any, **k: Any) -> Believed:
         return replace(own(*a, **k), scale=0.01, clipped=(Clip.NORM,))
 
-    keeper._usually.judge = judge  # type: ignore[method-assign]
+    coordinator._usually.judge = judge  # type: ignore[method-assign]
 
 
-def _says_what_is_usual(keeper: Keeper) -> None:
-    keeper._usually.after = lambda inputs: 1e9  # type: ignore[method-assign]
+def _says_what_is_usual(coordinator: FragmentCoordinator) -> None:
+    coordinator._usually.after = lambda inputs: 1e9  # type: ignore[method-assign]
 
 
-def _says_how_long_it_is(keeper: Keeper) -> None:
-    own = keeper._recorder.given
-    keeper._recorder.given = lambda *a: msgspec.structs.replace(own(*a), norm=0.5)  # type: ignore[method-assign]
+def _says_how_long_it_is(coordinator: FragmentCoordinator) -> None:
+    own = coordinator._recorder.given
+    coordinator._recorder.given = lambda *a: msgspec.structs.replace(own(*a), norm=0.5)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def _says_how_long_it_is(keeper: Keeper) -> None:
 )
 @in_virtual_time
 async def test_replay_finds_again_what_each_input_counts_for(
-    lie: Callable[[Keeper], None], why: str, folder: Path
+    lie: Callable[[FragmentCoordinator], None], why: str, folder: Path
 ) -> None:
     async with world(folder, SEED) as w, serving(w.syncer("liar")) as syncer:
         head, found = await _lied(w, syncer, lie)
@@ -152,16 +152,16 @@ async def test_replay_names_a_value_that_does_not_follow_from_what_was_merged(
 
     async with world(folder, SEED) as w, serving(w.syncer("liar")) as syncer:
         await begun(w, syncer)
-        head = syncer.keepers[0].head
+        head = syncer.coordinators[0].head
         with monkeypatch.context() as patched:
-            patched.setattr("isthmus.syncer.keeper.merge.advance", advance)
-            await train(w.learner("a"), 20, enough=lambda: syncer.keepers[0].head >= head + 1)
+            patched.setattr("isthmus.syncer.coordinator.merge.advance", advance)
+            await train(w.learner("a"), 20, enough=lambda: syncer.coordinators[0].head >= head + 1)
         found = (await differences(w))[0]
         assert found.version == head + 1
         assert "the published value is" in found.detail
         assert found.tensors
         async with serving(w.syncer("honest")) as honest:
-            await until(lambda: honest.keepers[0].broken or honest.keepers[0].state, "it has looked")
+            await until(lambda: honest.coordinators[0].broken or honest.coordinators[0].state, "it has looked")
         with pytest.raises(LogCorrupt, match="isthmus replay"):
             await fold.fold(w.log, 0, fold.Merging(w.log), until=head + 1)
 
@@ -254,12 +254,12 @@ async def test_a_published_value_of_its_own_is_seen_by_every_syncer(
 
     async with world(folder, SEED) as w, serving(w.syncer("liar"), killed=True) as syncer:
         await begun(w, syncer)
-        head = syncer.keepers[0].head
+        head = syncer.coordinators[0].head
         with monkeypatch.context() as patched:
-            patched.setattr("isthmus.syncer.keeper.merge.advance", advance)
-            await train(w.learner("a"), 20, enough=lambda: syncer.keepers[0].head >= head + 1)
+            patched.setattr("isthmus.syncer.coordinator.merge.advance", advance)
+            await train(w.learner("a"), 20, enough=lambda: syncer.coordinators[0].head >= head + 1)
     async with serving(w.syncer("honest")) as honest:
-        await until(lambda: "its inputs publish" in honest.keepers[0].broken, "it does not go on")
+        await until(lambda: "its inputs publish" in honest.coordinators[0].broken, "it does not go on")
     assert (await differences(w))[0].version == head + 1
 
 

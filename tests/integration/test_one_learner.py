@@ -39,7 +39,7 @@ class Evil:
 
     async def turn(self, fragment: int, values: Any, *, tokens: int = 1200, steps: int = H, **said: Any) -> None:
         """Store an update on the newest version of a fragment and announce it, once for each version."""
-        head = self.syncer.keepers[fragment].head
+        head = self.syncer.coordinators[fragment].head
         size = self.w.run.layout.fragments[fragment].size
         changes: dict[str, Any] = {"base": head, "fragment": fragment, "tokens": tokens, "steps": steps}
         blob = forged(self.w, values=np.full(size, values, np.float32), **changes)
@@ -47,9 +47,9 @@ class Evil:
 
     async def each(self, values: Any, **said: Any) -> None:
         """The same for each fragment that has a new version."""
-        for p, keeper in enumerate(self.syncer.keepers):
-            if self.done.get(p) != keeper.head:
-                self.done[p] = keeper.head
+        for p, coordinator in enumerate(self.syncer.coordinators):
+            if self.done.get(p) != coordinator.head:
+                self.done[p] = coordinator.head
                 await self.turn(p, values() if callable(values) else values, **said)
 
     def says(self, **changes: Any) -> bytes:
@@ -65,9 +65,9 @@ class Evil:
 
 async def overflows(evil: Evil) -> None:
     """Wait until an honest update is in, and send what leaves float32's range with it, as often as it is refused."""
-    for p, keeper in enumerate(evil.syncer.keepers):
-        turn = keeper.head, keeper.rounds.rejected_total.get("overflow", 0)
-        r = keeper.rounds.round
+    for p, coordinator in enumerate(evil.syncer.coordinators):
+        turn = coordinator.head, coordinator.rounds.rejected_total.get("overflow", 0)
+        r = coordinator.rounds.round
         if r is not None and any(who != "evil" for who, _ in r.arrived) and evil.done.get(p) != turn:
             evil.done[p] = turn
             await evil.turn(p, 1e15 * (1 + evil.draw.random()), tokens=1 << 53, steps=1)
@@ -75,7 +75,7 @@ async def overflows(evil: Evil) -> None:
 
 async def floods(evil: Evil) -> None:
     """Announce what nobody has, on versions that nobody has."""
-    head = evil.syncer.keepers[0].head
+    head = evil.syncer.coordinators[0].head
     for base in range(head, head + 20):
         await post(evil.w, "evil", b"x" * 4000, base=base, put=False)
 
@@ -136,8 +136,11 @@ async def outcome(attack: Attack | None) -> Outcome:
         last = [(await fold.fold(w.log, p, fold.Publishing(w.log))).carried for p in range(RULES.fragments)]
         total: dict[str, int] = {}
         clipped: dict[str, int] = {}
-        for keeper in syncer.keepers:
-            for counts, into in ((keeper.rounds.rejected_total, total), (keeper.rounds.clipped_total, clipped)):
+        for coordinator in syncer.coordinators:
+            for counts, into in (
+                (coordinator.rounds.rejected_total, total),
+                (coordinator.rounds.clipped_total, clipped),
+            ):
                 for reason, n in counts.items():
                     into[reason] = into.get(reason, 0) + n
         refused = sum(r.count for c in commits for r in c.rejected if r.learner != "evil" and r.reason == "overflow")

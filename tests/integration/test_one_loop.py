@@ -118,7 +118,7 @@ async def test_an_untouched_parameter_of_an_adopted_version_is_no_progress(folde
 
             boundary = agent.attach(Still())
             task = asyncio.ensure_future(agent.run())
-            while min(k.head for k in syncer.keepers) < 3:
+            while min(k.head for k in syncer.coordinators) < 3:
                 boundary.after_step(10)
                 await asyncio.sleep(0.01)
             agent.drain()
@@ -132,7 +132,7 @@ async def test_error_feedback_starts_from_the_last_merged_update(folder: Path) -
     async with world(folder) as w:
         agent = w.learner("l0")
         async with serving(w.syncer()) as syncer:
-            await train(agent, 60, enough=lambda: min(k.head for k in syncer.keepers) >= 2)
+            await train(agent, 60, enough=lambda: min(k.head for k in syncer.coordinators) >= 2)
         merged = {p: c[-1].header.inputs[-1] for p, c in (await all_commits(w.log)).items()}
         for p, given in merged.items():
             header = frame.parse(await w.store.get(given.key), frame.Kind.UPDATE, UpdateHeader)[0]
@@ -168,7 +168,9 @@ async def test_two_syncers_that_both_hold_everything_do_no_harm(folder: Path) ->
                 return one.tallies.commits_lost + two.tallies.commits_lost > 0
 
             await asyncio.gather(*(train(a, 120, seed=i, enough=raced) for i, a in enumerate(learners)))
-            await until(lambda: [k.head for k in one.keepers] == [k.head for k in two.keepers], "both at the head")
+            await until(
+                lambda: [k.head for k in one.coordinators] == [k.head for k in two.coordinators], "both at the head"
+            )
         assert await check_log(w) == one.tallies.commits + two.tallies.commits
         assert one.tallies.commits_lost + two.tallies.commits_lost > 0, "they never raced: this shows nothing"
         for agent in learners:
@@ -183,7 +185,7 @@ async def test_a_syncer_that_comes_back_folds_the_log_and_goes_on(folder: Path) 
         for life in range(4):
             syncer = w.syncer(f"s{life}")
             await syncer.recover()
-            heads.append(sum(k.head for k in syncer.keepers))
+            heads.append(sum(k.head for k in syncer.coordinators))
             task = asyncio.ensure_future(syncer.run(asyncio.Event()))
             await until(partial(has_committed, syncer, 8), "eight commits of this life")
             task.cancel()  # like a kill: nothing is finished, nothing is said
@@ -203,7 +205,7 @@ async def test_a_syncer_reads_the_newest_snapshot_and_only_what_follows(
 ) -> None:
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4))) as w:
         async with serving(w.syncer()) as syncer:
-            await train(w.learner("l0"), 200, enough=lambda: syncer.keepers[0].head >= 14)
+            await train(w.learner("l0"), 200, enough=lambda: syncer.coordinators[0].head >= 14)
         log, inner = w.log, w.store.get_range
         read: list[str] = []
 
@@ -392,7 +394,7 @@ async def test_a_syncer_that_does_not_hear_itself_leaves_its_fragments_to_others
             await until(lambda: one.tallies.commits >= 4, "it serves")
             bus.deaf = True
             await until(lambda: not one._able(), "it notices")
-            await until(lambda: len(two.held) == len(two.keepers), "the other one takes all fragments over")
+            await until(lambda: len(two.held) == len(two.coordinators), "the other one takes all fragments over")
             before = two.tallies.commits
             await until(lambda: two.tallies.commits >= before + 8, "it merges")
             bus.deaf = False
@@ -412,7 +414,7 @@ async def test_a_version_that_does_not_exist_costs_one_look(folder: Path, kind: 
             return one.tallies.commits + two.tallies.commits
 
         await until(lambda: commits() >= 8, "commits before")
-        heads = tuple(keeper.head + 1000 for keeper in one.keepers)
+        heads = tuple(coordinator.head + 1000 for coordinator in one.coordinators)
         said: list[AnyMessage] = [
             Alive(
                 run=w.run.digest, id="x", syncer="ghost", commits=0, heads=heads, rejected={}, waiting_for="",
@@ -431,7 +433,9 @@ async def test_a_version_that_does_not_exist_costs_one_look(folder: Path, kind: 
         assert commits() > before
         between = commits()
         await until(lambda: commits() >= between + 12, "commits after")
-        assert not any(keeper.overdue(w.run.pace.silence_s) for syncer in (one, two) for keeper in syncer.keepers)
+        assert not any(
+            coordinator.overdue(w.run.pace.silence_s) for syncer in (one, two) for coordinator in syncer.coordinators
+        )
         done = True
         await training
 
@@ -442,7 +446,7 @@ async def test_a_version_that_does_not_exist_costs_one_look(folder: Path, kind: 
 async def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder: Path) -> None:
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=3))) as w:
         async with serving(w.syncer()) as syncer:
-            await train(w.learner("l0"), 150, enough=lambda: syncer.keepers[0].head >= 8)
+            await train(w.learner("l0"), 150, enough=lambda: syncer.coordinators[0].head >= 8)
         good = await head(w, 0)
         version, key = (await w.log.snapshots(0))[0]
         assert version > 0
@@ -456,7 +460,7 @@ async def test_a_damaged_snapshot_is_not_believed_and_an_older_one_is(folder: Pa
 async def test_damage_in_the_log_names_the_key(folder: Path, what: str) -> None:
     async with world(folder, seed_of(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=4096))) as w:
         async with serving(w.syncer(), killed=True) as syncer:
-            await train(w.learner("l0"), 60, enough=lambda: syncer.keepers[0].head >= 4)
+            await train(w.learner("l0"), 60, enough=lambda: syncer.coordinators[0].head >= 4)
         commit = await w.log.commit(0, 2)
         assert commit is not None
         key = commit_key(0, 2) if what == "commit" else commit.header.inputs[0].key
@@ -483,7 +487,7 @@ async def test_a_commit_survives_the_trip_and_records_what_the_design_lists(fold
         async with serving(w.syncer()) as syncer:
 
             def enough() -> bool:
-                return syncer.keepers[0].head >= 3
+                return syncer.coordinators[0].head >= 3
 
             await asyncio.gather(*(train(w.learner(f"l{i}"), 40, seed=i, enough=enough) for i in range(2)))
         commit = (await all_commits(w.log))[0][2].header

@@ -65,7 +65,7 @@ async def test_one_hung_put_holds_up_its_own_fragment_alone(folder: Path) -> Non
             training = await trained(w, 12, 0.1)
 
             def heads() -> list[int]:
-                return [keeper.head for keeper in syncer.keepers]
+                return [coordinator.head for coordinator in syncer.coordinators]
 
             await until(lambda: min(heads()) >= 3, "a few commits")
             before, began = heads(), asyncio.get_running_loop().time()
@@ -96,7 +96,11 @@ async def test_what_is_read_is_merged_however_slow_the_store(
         behind, slow = slowly(w, read_s)
         async with serving(behind.syncer("s1"), killed=True) as syncer:
             training = await trained(w, 12, 0.1)
-            await until(lambda: min(keeper.head for keeper in syncer.keepers) >= 8, "rounds of every fragment", 600.0)
+            await until(
+                lambda: min(coordinator.head for coordinator in syncer.coordinators) >= 8,
+                "rounds of every fragment",
+                600.0,
+            )
             for task in training:
                 task.cancel()
         by_fragment = await all_commits(w.log)

@@ -109,7 +109,7 @@ async def pair(folder: Path, rules: Rules = LOSSY, rounds: int = 0) -> AsyncIter
 async def paired(w: World, rounds: int) -> AsyncIterator[Pair]:
     if rounds:
         async with serving(w.syncer(pace=Pace(heartbeat_s=0.2, silence_s=0.8, snapshot_every=2))) as syncer:
-            there = lambda: min(keeper.head for keeper in syncer.keepers) >= rounds  # noqa: E731
+            there = lambda: min(coordinator.head for coordinator in syncer.coordinators) >= rounds  # noqa: E731
             await train(w.learner("b"), 4, enough=there)
     peers = Peers([1], SECRET)
     async with peers.listening("127.0.0.1"):

@@ -119,7 +119,7 @@ async def trained(places: Places, until_version: int, during: Callable[[int], No
     async with serving((await places.process(SYNC)).syncer("s-1")) as syncer:
 
         def enough() -> bool:
-            head = min(k.head for k in syncer.keepers)
+            head = min(k.head for k in syncer.coordinators)
             during(head)
             return head >= until_version
 

@@ -73,7 +73,7 @@ async def test_a_signed_run_trains_is_replayed_exported_and_collected(folder: Pa
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
             eu = w.by(EU).learner("eu")
-            await train(eu, 60, enough=lambda: min(k.head for k in syncer.keepers) >= 6)
+            await train(eu, 60, enough=lambda: min(k.head for k in syncer.coordinators) >= 6)
             balanced(eu)
             assert not syncer.tallies.rejected
         commits = await all_commits(w.log)
@@ -112,15 +112,15 @@ async def test_an_update_that_its_learner_did_not_sign_is_in_no_commit(folder: P
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            keeper = syncer.keepers[0]
+            coordinator = syncer.coordinators[0]
             update = an_update(w, "eu", forger)
             key = update_key(0, "eu", 0, frame.digest(update))
             await w.store.put(key, update)
             # The learner itself says that it is its own: it was tricked, or somebody wrote over its prefix.
             await w.bus.append(learner_stream("eu"), encode(announced(w, "eu", key, update), signer=EU))
             why = Reason.UNSIGNED if forger is None else Reason.NOT_A_MEMBER
-            await until(lambda: keeper.rounds.rejected_total.get(why.value), f"turned away as {why.value}")
-            assert keeper.head == 0
+            await until(lambda: coordinator.rounds.rejected_total.get(why.value), f"turned away as {why.value}")
+            assert coordinator.head == 0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ async def test_nobody_speaks_for_another(folder: Path, forger: Signer | None, re
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
             gone = Leave(run=w.run.digest, id="x", learner="eu", incarnation=99, step=0, done=True)
             agent = w.by(EU).learner("eu")
-            head = syncer.keepers[0]
+            head = syncer.coordinators[0]
             await w.bus.append(learner_stream("eu"), encode(gone, signer=forger))
             await until(lambda: syncer.tallies.rejected.get(reason.value), f"turned away as {reason.value}")
             await train(agent, 40, enough=lambda: head.head >= 2)  # whose words are heard: it never left
@@ -146,7 +146,7 @@ async def test_no_flipped_bit_of_what_a_member_signed_is_accepted(folder: Path) 
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.keepers[0].head >= 2)
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.coordinators[0].head >= 2)
         log = w.log
         await log.members.refresh(w.store)
         said = next(s.body for s in (await w.bus.read({learner_stream("eu"): ""}, 0.0))[learner_stream("eu")] if s.body)
@@ -199,13 +199,13 @@ async def test_a_new_key_goes_on_from_what_the_owner_vouches_for_and_the_old_one
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
             first = w.by(EU).learner("eu", checkpoint_s=0.2)
-            await train(first, 120, enough=lambda: syncer.keepers[0].head >= 2)
+            await train(first, 120, enough=lambda: syncer.coordinators[0].head >= 2)
             log = w.log
             before = await log.members.refresh(w.store)
             entries = changed(before.members, added=MemberSpec("eu", L, EVIL.author))
             if not stolen:
                 entries = await _vouched(log, before, entries)
-            await write(w.store, log.members, OWNER, entries, [k.head for k in syncer.keepers], 0.0)
+            await write(w.store, log.members, OWNER, entries, [k.head for k in syncer.coordinators], 0.0)
             [*_, newest] = sorted(e.key for e in checkpoints_in(await w.store.list("learners/eu/")))
             blob = await w.store.get(newest)
             # The thief writes one of a later life, and claims the name; with the old key, both.
@@ -223,8 +223,8 @@ async def test_a_new_key_goes_on_from_what_the_owner_vouches_for_and_the_old_one
             taken = frame.draft(Kind.CLAIM, successor).blob
             frame.seal(taken, EU)
             await w.store.create(claim_key("eu", successor.incarnation), taken)
-            head = syncer.keepers[0].head
-            await train(second, 400, enough=lambda: syncer.keepers[0].head >= head + 2)
+            head = syncer.coordinators[0].head
+            await train(second, 400, enough=lambda: syncer.coordinators[0].head >= head + 2)
 
 
 # --- syncers ----------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ async def test_a_commit_that_no_syncer_signed_is_no_commit(folder: Path, forger:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.keepers[0].head >= 2)
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.coordinators[0].head >= 2)
         newest = (await all_commits(w.log))[0][-1]
         header = renumbered(newest.header, newest.version + 1, previous=newest.digest)
         body = frame.draft(Kind.COMMIT, header).blob
@@ -251,7 +251,7 @@ async def test_a_syncer_who_was_expelled_cannot_go_on_under_the_membership_of_be
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.keepers[0].head >= 2)
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.coordinators[0].head >= 2)
         commits = (await all_commits(w.log))[0]
         await admit(w, ("eu", L, EU))
         newest = commits[-1]
@@ -281,11 +281,11 @@ async def test_a_membership_never_goes_back_along_the_log(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.keepers[0].head >= 2)
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: syncer.coordinators[0].head >= 2)
             await admit(w, *EVERYBODY, ("more", L, EVIL))
             await until(lambda: syncer._log.members.current.version == 2, "the syncer knows of it")
-            before = syncer.keepers[0].head
-            await train(w.by(US).learner("us-1"), 40, enough=lambda: syncer.keepers[0].head >= before + 3)
+            before = syncer.coordinators[0].head
+            await train(w.by(US).learner("us-1"), 40, enough=lambda: syncer.coordinators[0].head >= before + 3)
         commits = (await all_commits(w.log))[0]
         assert commits[-1].header.members == 2
         last = commits[-1]
@@ -306,19 +306,19 @@ async def test_a_learner_is_expelled_while_the_run_goes_on_and_replay_judges_by_
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            keeper = syncer.keepers[0]
+            coordinator = syncer.coordinators[0]
             both = [w.by(EU).learner("eu"), w.by(US).learner("us-1")]
-            await train(both[0], 30, enough=lambda: keeper.head >= 2)
-            await train(both[1], 30, enough=lambda: keeper.head >= 4)
+            await train(both[0], 30, enough=lambda: coordinator.head >= 2)
+            await train(both[1], 30, enough=lambda: coordinator.head >= 4)
             await admit(w, ("us-*", L, US), ("s-*", S, SYNC))
             await until(lambda: syncer._log.members.current.version == 2, "the syncer knows of it")
-            expelled_at = keeper.head
-            key, update = await an_update_of_now(w, "eu", EU, keeper.head)
+            expelled_at = coordinator.head
+            key, update = await an_update_of_now(w, "eu", EU, coordinator.head)
             await w.bus.append(
-                learner_stream("eu"), encode(announced(w, "eu", key, update, base=keeper.head), signer=EU)
+                learner_stream("eu"), encode(announced(w, "eu", key, update, base=coordinator.head), signer=EU)
             )
             await until(lambda: syncer.tallies.rejected.get("not-a-member"), "it is not heard any more")
-            await train(w.by(US).learner("us-1"), 70, enough=lambda: keeper.head >= expelled_at + 3)
+            await train(w.by(US).learner("us-1"), 70, enough=lambda: coordinator.head >= expelled_at + 3)
         commits = (await all_commits(w.log))[0]
         later = [c for c in commits if c.header.members == 2]
         assert later, "the run goes on"
@@ -333,8 +333,8 @@ async def test_who_is_added_is_merged_without_a_restart(folder: Path) -> None:
         await admit(w, ("s-*", S, SYNC))
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
             await admit(w, ("s-*", S, SYNC), ("late", L, EU))
-            keeper = syncer.keepers[0]
-            await train(w.by(EU).learner("late"), 40, enough=lambda: keeper.head >= 2)
+            coordinator = syncer.coordinators[0]
+            await train(w.by(EU).learner("late"), 40, enough=lambda: coordinator.head >= 2)
         assert (await all_commits(w.log))[0][0].header.members == 2
 
 
@@ -343,14 +343,14 @@ async def test_a_new_key_takes_the_place_of_an_old_one_and_the_learner_goes_on(f
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            keeper = syncer.keepers[0]
+            coordinator = syncer.coordinators[0]
             first = w.by(EU).learner("eu")
-            await train(first, 40, enough=lambda: keeper.head >= 2)
+            await train(first, 40, enough=lambda: coordinator.head >= 2)
             await admit(w, ("eu", L, EVIL), ("s-*", S, SYNC))
             await until(lambda: syncer._log.members.current.version == 2, "the syncer knows of it")
             second = w.by(EVIL).learner("eu")
-            head = keeper.head
-            await train(second, 60, enough=lambda: keeper.head >= head + 2)
+            head = coordinator.head
+            await train(second, 60, enough=lambda: coordinator.head >= head + 2)
             assert second.incarnation == first.incarnation + 1
             balanced(second)
         assert await differences(w.log) == []
@@ -364,7 +364,7 @@ async def test_a_claim_that_the_learner_did_not_sign_stops_nobody(
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
             agent = w.by(EU).learner("eu")
-            keeper = syncer.keepers[0]
+            coordinator = syncer.coordinators[0]
             told = False
 
             async def forge() -> None:
@@ -376,7 +376,7 @@ async def test_a_claim_that_the_learner_did_not_sign_stops_nobody(
             def enough() -> bool:
                 nonlocal told
                 told = told or "is claimed by nobody who may" in caplog.text
-                return told and keeper.head >= 3
+                return told and coordinator.head >= 3
 
             async def later() -> None:
                 while not agent.incarnation:  # noqa: ASYNC110 (nothing says that it has joined)
@@ -412,26 +412,28 @@ async def test_a_store_that_shows_two_histories_is_found_out_by_both_sides(
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            keeper = syncer.keepers[0]
-            await train(w.by(EU).learner("eu"), 40, enough=lambda: keeper.head >= 2)
+            coordinator = syncer.coordinators[0]
+            await train(w.by(EU).learner("eu"), 40, enough=lambda: coordinator.head >= 2)
             blob = await w.store.get(commit_key(0, 1))
             header, _ = frame.parse(blob, Kind.COMMIT, CommitHeader)
             other = frame.draft(Kind.COMMIT, msgspec.structs.replace(header, attempt="another")).blob
             frame.seal(other, SYNC)
             # The learner was shown another commit 1, and says so with its next announcement.
-            told = announced(w, "us-1", "updates/00000/us-1/x", b"x", seen=keeper.head, seen_digest=frame.digest(other))
+            told = announced(
+                w, "us-1", "updates/00000/us-1/x", b"x", seen=coordinator.head, seen_digest=frame.digest(other)
+            )
             await w.bus.append(learner_stream("us-1"), encode(told, signer=US))
             await until(
-                lambda: keeper.rounds.rejected_total.get("malformed"), "a key that is none is turned away first"
+                lambda: coordinator.rounds.rejected_total.get("malformed"), "a key that is none is turned away first"
             )
-            update = an_update(w, "us-1", US, base=keeper.head)
-            key = update_key(0, "us-1", keeper.head, frame.digest(update))
+            update = an_update(w, "us-1", US, base=coordinator.head)
+            key = update_key(0, "us-1", coordinator.head, frame.digest(update))
             await w.store.put(key, update)
             told = announced(
-                w, "us-1", key, update, base=keeper.head, seen=keeper.head, seen_digest=frame.digest(other)
+                w, "us-1", key, update, base=coordinator.head, seen=coordinator.head, seen_digest=frame.digest(other)
             )
             await w.bus.append(learner_stream("us-1"), encode(told, signer=US))
-            await until(lambda: keeper.rounds.rejected_total.get("other-history"), "it is found out")
+            await until(lambda: coordinator.rounds.rejected_total.get("other-history"), "it is found out")
             assert "the store shows two histories" in caplog.text
             # And the other way round: the syncer says which commit it wrote, the learner sees another.
             caplog.clear()
@@ -481,7 +483,7 @@ async def test_a_fragment_of_a_signed_run_heals_by_a_member(folder: Path) -> Non
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1"), killed=True) as syncer:
-            await train(w.by(EU).learner("eu"), 60, enough=lambda: syncer.keepers[0].head >= 3)
+            await train(w.by(EU).learner("eu"), 60, enough=lambda: syncer.coordinators[0].head >= 3)
         commits = (await all_commits(w.log))[0]
         await w.store.delete(commits[-1].header.inputs[0].key)
         log = w.by(SYNC).log
@@ -531,7 +533,7 @@ async def test_a_newer_membership_is_read_as_soon_as_a_syncer_speaks_of_it(folde
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
             agent = w.by(EU).learner("eu")
             task = asyncio.ensure_future(train(agent, 10**9, step_s=0.02))
-            await until(lambda: syncer.keepers[0].head >= 1, "it is merged")
+            await until(lambda: syncer.coordinators[0].head >= 1, "it is merged")
             await admit(w, *EVERYBODY, ("more", L, EVIL))
             # Ten heartbeats would be 20 s: it hears of it from the syncer, which looks every two.
             await until(lambda: agent._log.members.current.version == 2, "the learner knows of it", 15.0)
@@ -554,7 +556,7 @@ async def test_a_store_that_withholds_a_membership_is_named(folder: Path, caplog
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu"), 30, enough=lambda: syncer.keepers[0].head >= 2)
+            await train(w.by(EU).learner("eu"), 30, enough=lambda: syncer.coordinators[0].head >= 2)
             await admit(w, *EVERYBODY, ("more", L, EVIL))
             hidden = members_key(2)
 
@@ -581,7 +583,7 @@ async def test_a_learner_does_not_go_on_where_the_store_was_set_back(folder: Pat
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu", checkpoint_s=0.1), 60, enough=lambda: syncer.keepers[0].head >= 6)
+            await train(w.by(EU).learner("eu", checkpoint_s=0.1), 60, enough=lambda: syncer.coordinators[0].head >= 6)
         log = w.by(EU).log
         await log.members.refresh(w.store)
         newest = await log.newest(0)
@@ -607,19 +609,19 @@ async def test_names_of_what_nobody_wrote_are_no_versions(folder: Path) -> None:
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu"), 30, enough=lambda: syncer.keepers[0].head >= 2)
+            await train(w.by(EU).learner("eu"), 30, enough=lambda: syncer.coordinators[0].head >= 2)
             for place in ("snapshots", "values"):
                 await w.store.put(f"{place}/00000/{10**12 - 1:012d}-{'0' * 16}", b"junk")
             await w.store.put(commit_key(0, 10**9), b"junk")
             log = await opened(w)
             state = await look(log)
-            assert (state.wrong, [c and c.version for c in state.heads]) == ({}, [k.head for k in syncer.keepers])
+            assert (state.wrong, [c and c.version for c in state.heads]) == ({}, [k.head for k in syncer.coordinators])
             assert await differences(w.log) == []
             # Nobody takes it for a hole, and so the fragment is served on.
             async with serving(w.by(SYNC).syncer("s-2")) as other:
-                assert other.keepers[0].broken == ""
-                head = syncer.keepers[0].head
-                await train(w.by(EU).learner("eu"), 60, enough=lambda: syncer.keepers[0].head >= head + 2)
+                assert other.coordinators[0].broken == ""
+                head = syncer.coordinators[0].head
+                await train(w.by(EU).learner("eu"), 60, enough=lambda: syncer.coordinators[0].head >= head + 2)
 
 
 @in_virtual_time
@@ -628,7 +630,7 @@ async def test_the_collector_spares_a_checkpoint_that_was_damaged_on_its_way(fol
     async with world(folder, seed()) as w:
         await admit(w, *EVERYBODY)
         async with serving(w.by(SYNC).syncer("s-1")) as syncer:
-            await train(w.by(EU).learner("eu", checkpoint_s=0.1), 60, enough=lambda: syncer.keepers[0].head >= 4)
+            await train(w.by(EU).learner("eu", checkpoint_s=0.1), 60, enough=lambda: syncer.coordinators[0].head >= 4)
         newest = checkpoints_in(await w.store.list("learners/eu/"))[0].key
         mine, payload = frame.parse(await w.store.get(newest), Kind.CHECKPOINT, CheckpointHeader)
         later = msgspec.structs.replace(mine, incarnation=9)

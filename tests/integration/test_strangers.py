@@ -44,9 +44,9 @@ async def test_a_bad_update_is_turned_away_by_name_and_the_run_goes_on(folder: P
     rules = Rules(fragments=4, sync_every=4, codec_up="f32", codec_down="f32")
     async with world(folder, seed_of(rules, QUICK)) as w, serving(w.syncer()) as syncer:
         await CASES[reason](w)
-        keeper = syncer.keepers[0]
-        await until(lambda: keeper.rounds.rejected_total.get(reason, 0) >= 1, f"rejected as {reason}")
-        await train(w.learner("l0"), 60, enough=lambda: keeper.head >= 2)
+        coordinator = syncer.coordinators[0]
+        await until(lambda: coordinator.rounds.rejected_total.get(reason, 0) >= 1, f"rejected as {reason}")
+        await train(w.learner("l0"), 60, enough=lambda: coordinator.head >= 2)
         commits = (await all_commits(w.log))[0]
         assert commits
         assert all(i.learner == "l0" for c in commits for i in c.header.inputs)
@@ -106,14 +106,15 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
         first = next(s.body for s in said if s.body and isinstance(decode(s.body)[0], Announce))
         (again,) = decode(first)
         assert isinstance(again, Announce)
-        keeper = syncer.keepers[again.fragment]
+        coordinator = syncer.coordinators[again.fragment]
         before: dict[str, int] | None = None
-        while before != (before := dict(keeper.rounds.rejected_total)):  # noqa: ASYNC110 (nothing says that no more comes)
+        while before != (before := dict(coordinator.rounds.rejected_total)):  # noqa: ASYNC110 (nothing says that no more comes)
             await asyncio.sleep(0.3)  # what l0 has said itself, and too late, is counted first
         await w.bus.append(learner_stream("l0"), first)
         await until(
             lambda: (
-                sum(keeper.rounds.rejected_total.get(r, 0) - before.get(r, 0) for r in ("stale", "base-merged")) == 1
+                sum(coordinator.rounds.rejected_total.get(r, 0) - before.get(r, 0) for r in ("stale", "base-merged"))
+                == 1
             ),
             "the replay is counted",
         )
@@ -125,5 +126,5 @@ async def test_an_old_announcement_played_again_is_turned_away(folder: Path) -> 
 async def test_an_absurd_age_never_makes_a_commit_that_nobody_can_read(folder: Path) -> None:
     async with world(folder) as w, serving(w.syncer()) as syncer:
         await post(w, "evil", forged(w), due=True, age_s=1e9, step_s=1e9, upload_s=1e9, sync_s=1e9)
-        await until(lambda: syncer.keepers[0].head == 1, "merged all the same: the update itself is good")
+        await until(lambda: syncer.coordinators[0].head == 1, "merged all the same: the update itself is good")
         assert await check_log(w) == 1

@@ -41,10 +41,10 @@ from isthmus.rounds.rounds import Phase, Rounds
 from isthmus.runtime.averages import smooth
 from isthmus.store import EdgeStore, FileStore
 from isthmus.syncer import agent as syncer_agent
+from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.fairness import FairQueue
 from isthmus.syncer.follower import Follower
 from isthmus.syncer.holders import Holders
-from isthmus.syncer.keeper import Keeper
 from isthmus_lab.simulate import store as simulated_store
 from isthmus_lab.simulate.store import SimulatedStore
 
@@ -115,8 +115,8 @@ def announce_before_commit() -> Iterator[None]:
                 )
             )
 
-    original = Keeper._put
-    with patch.object(Keeper, "_put", put):
+    original = FragmentCoordinator._put
+    with patch.object(FragmentCoordinator, "_put", put):
         yield
 
 
@@ -305,8 +305,8 @@ def write_the_snapshot_before_the_commit() -> Iterator[None]:
             name = f"snapshots/{self.fragment.index:05d}/{state.version:012d}-{frame.digest(blob).hex()[:16]}"
             await original(self, name, bytes(blob))
 
-    original = Keeper._put
-    with patch.object(Keeper, "_put", put):
+    original = FragmentCoordinator._put
+    with patch.object(FragmentCoordinator, "_put", put):
         yield
 
 
@@ -341,8 +341,8 @@ def a_commit_forgets_an_input() -> Iterator[None]:
         self._inputs = self._inputs[1:] or self._inputs
         return await original(self, version, closed_by)
 
-    original = Keeper._merge
-    with patch.object(Keeper, "_merge", merging):
+    original = FragmentCoordinator._merge
+    with patch.object(FragmentCoordinator, "_merge", merging):
         yield
 
 
@@ -501,8 +501,8 @@ def what_may_not_be_read_ends_the_syncer() -> Iterator[None]:
             await self._store.get_range(pointer.key, 0, 1)
         await original(self, pointer)
 
-    original = Keeper._fetch
-    with patch.object(Keeper, "_fetch", fetch):
+    original = FragmentCoordinator._fetch
+    with patch.object(FragmentCoordinator, "_fetch", fetch):
         yield
 
 
@@ -533,7 +533,7 @@ def an_overwritten_input_ends_the_syncer() -> Iterator[None]:
     def break_(self: Any, error: Any) -> None:
         raise error
 
-    with patch.object(Keeper, "_break", break_):
+    with patch.object(FragmentCoordinator, "_break", break_):
         yield
 
 
@@ -706,7 +706,7 @@ def look_at_the_clock_only_when_nobody_speaks() -> Iterator[None]:
             for task in (following, *self._fetching):
                 task.cancel()
 
-    with patch.object(Keeper, "run", run):
+    with patch.object(FragmentCoordinator, "run", run):
         yield
 
 
@@ -715,7 +715,7 @@ def a_syncer_without_its_store_keeps_its_fragments() -> Iterator[None]:
     """A4: whoever speaks is there, whatever it can do."""
     with (
         patch.object(syncer_agent.Syncer, "_able", lambda self: True),
-        patch.object(Keeper, "overdue", lambda self, silent_s: False),
+        patch.object(FragmentCoordinator, "overdue", lambda self, silent_s: False),
     ):
         yield
 
@@ -736,11 +736,11 @@ def a_flood_is_looked_into_message_by_message() -> Iterator[None]:
         for _ in range(sum(isinstance(action, CatchUp) for action in actions)):
             await original_do(self, await self._catch_up())
 
-    original_init, original_put, original_do = FairQueue.__init__, FairQueue.put, Keeper._do
+    original_init, original_put, original_do = FairQueue.__init__, FairQueue.put, FragmentCoordinator._do
     with (
         patch.object(FairQueue, "__init__", __init__),
         patch.object(FairQueue, "put", put),
-        patch.object(Keeper, "_do", do),
+        patch.object(FragmentCoordinator, "_do", do),
     ):
         yield
 
@@ -765,8 +765,8 @@ def rounds_are_reopened_in_the_middle_of_a_look() -> Iterator[None]:
         original(self, at)
         self.rounds.on(CaughtUp(), self._runtime.now())
 
-    original = Keeper._go_to
-    with patch.object(Keeper, "_go_to", go_to):
+    original = FragmentCoordinator._go_to
+    with patch.object(FragmentCoordinator, "_go_to", go_to):
         yield
 
 

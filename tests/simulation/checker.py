@@ -38,7 +38,7 @@ from isthmus.log.verified import Gate
 from isthmus.rounds.rounds import FINAL_EACH, POINTERS_MAX
 from isthmus.syncer import Syncer
 from isthmus.syncer.agent import ACCUMULATORS_MAX
-from isthmus.syncer.keeper import INBOX_MAX
+from isthmus.syncer.coordinator import INBOX_MAX
 from isthmus_lab.simulate.process import Process
 from isthmus_lab.simulate.world import World
 from simulation.hostile import NAME, is_its_own
@@ -402,24 +402,28 @@ class Checker:
                     self.look_at_memory(who, self.lives[seat.name, life])
 
     def look_at_syncer(self, who: str, syncer: Syncer) -> None:
-        for keeper in syncer.keepers:
-            p = keeper.fragment.index
-            if keeper.head > len(self.commits[p]):
-                self.violate(f"{who}: believes version {keeper.head} of {p}, the log ends at {len(self.commits[p])}")
-            elif keeper.state is not None and keeper.state.version == keeper.head and keeper.head > 0:
-                wanted = self.commits[p][keeper.head - 1][0].state_digest
-                if self.digest(keeper.state, keeper.state.measured) != wanted:
-                    self.violate(f"{who}: its state {p}/{keeper.head} is not the one in the log")
-            if keeper.waiting > INBOX_MAX + 64 or len(keeper.rounds._waiting) > POINTERS_MAX:
+        for coordinator in syncer.coordinators:
+            p = coordinator.fragment.index
+            if coordinator.head > len(self.commits[p]):
+                self.violate(
+                    f"{who}: believes version {coordinator.head} of {p}, the log ends at {len(self.commits[p])}"
+                )
+            elif (
+                coordinator.state is not None and coordinator.state.version == coordinator.head and coordinator.head > 0
+            ):
+                wanted = self.commits[p][coordinator.head - 1][0].state_digest
+                if self.digest(coordinator.state, coordinator.state.measured) != wanted:
+                    self.violate(f"{who}: its state {p}/{coordinator.head} is not the one in the log")
+            if coordinator.waiting > INBOX_MAX + 64 or len(coordinator.rounds._waiting) > POINTERS_MAX:
                 self.violate(f"{who}: queues over their limits")
-            rounds = keeper.rounds
+            rounds = coordinator.rounds
             if (
                 len(rounds._rejections) > LISTED_MAX + FINAL_EACH * len(self.names)
                 or len(rounds._opened) > 2
                 or len(rounds._merged) > len(self.names)
             ):
                 self.violate(f"{who}: remembers more of fragment {p} than there is to remember")
-        if sum(keeper._has_slot for keeper in syncer.keepers) > ACCUMULATORS_MAX:
+        if sum(coordinator._has_slot for coordinator in syncer.coordinators) > ACCUMULATORS_MAX:
             self.violate(f"{who}: more accumulators than the pool has")
         if len(syncer._listener.positions) > len(self.names) + 1 or len(syncer._members._members) > len(self.names):
             self.violate(f"{who}: remembers more names than there are")
@@ -500,7 +504,8 @@ class Checker:
                     if any(head - base > BEHIND_MAX for base, head in zip(held, heads.values(), strict=True)):
                         found.append(f"{seat.name} holds {held} of {list(heads.values())}")
                 elif isinstance(agent, Syncer) and any(
-                    keeper.broken and keeper.fragment.index not in self.lies for keeper in agent.keepers
+                    coordinator.broken and coordinator.fragment.index not in self.lies
+                    for coordinator in agent.coordinators
                 ):
                     found.append(f"{seat.name} does not serve all fragments")
         return found

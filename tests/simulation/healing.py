@@ -83,7 +83,11 @@ class Operator:
         if seat.unfoldable and not seat.agents:
             return {f.index for f in self._cluster.run.layout.fragments}
         return {
-            k.fragment.index for agent in seat.agents if isinstance(agent, Syncer) for k in agent.keepers if k.broken
+            k.fragment.index
+            for agent in seat.agents
+            if isinstance(agent, Syncer)
+            for k in agent.coordinators
+            if k.broken
         }
 
     async def _mend(self, log: Log, found: heal.Diagnosis) -> bool:

@@ -122,20 +122,20 @@ class Liar:
             cluster.world.clock.call_later(0.5, self._commit, context=cluster.world.clock.world.context)
 
     def _misjudge(self) -> None:
-        """Let one keeper say that updates were clipped which were not."""
+        """Let one coordinator say that updates were clipped which were not."""
         cluster = self._cluster
-        keepers = [
-            (seat.name, keeper)
+        coordinators = [
+            (seat.name, coordinator)
             for seat in cluster.seats
             for agent in seat.agents
             if isinstance(agent, Syncer)
-            for keeper in agent.keepers
-            if keeper.rounds.holding
+            for coordinator in agent.coordinators
+            if coordinator.rounds.holding
         ]
-        if not keepers:
+        if not coordinators:
             return
-        name, keeper = self._draw.choice(keepers)
-        usually, honest, p = keeper._usually, keeper._usually.judge, keeper.fragment.index
+        name, coordinator = self._draw.choice(coordinators)
+        usually, honest, p = coordinator._usually, coordinator._usually.judge, coordinator.fragment.index
         short = self._draw.random() < 0.5
 
         def judge(*a: Any, **k: Any) -> Believed:

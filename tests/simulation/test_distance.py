@@ -37,7 +37,7 @@ def test_rounds_keep_their_pace_half_a_step_away() -> None:
             ports = world.ports(process, far, far)
             learning.append(process.start(learn(ports, f"l{m}", toy, Times(), stopping=lambda: ended)))
         await asyncio.sleep(STEPS)
-        heads = [keeper.head for keeper in syncers[0].keepers]
+        heads = [coordinator.head for coordinator in syncers[0].coordinators]
         ended = True
         await asyncio.gather(*learning)
         stopping.set()

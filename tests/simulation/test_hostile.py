@@ -103,7 +103,7 @@ class Story:
         return self.run
 
     def heads(self) -> list[int]:
-        return [max(s.keepers[p].head for s in self.syncers) for p in range(FRAGMENTS)]
+        return [max(s.coordinators[p].head for s in self.syncers) for p in range(FRAGMENTS)]
 
     async def commits_meanwhile(self, seconds: float) -> list[int]:
         before = self.heads()
@@ -146,7 +146,7 @@ def test_what_one_learner_stored_and_nobody_may_read_turns_its_updates_away_and_
         merged = await story.merged_since(heads)
         assert "l0" not in merged
         assert {"l1", "l2"} <= set(merged)
-        assert sum(k.rounds.rejected_total.get("unreadable", 0) for k in story.syncers[0].keepers) > 0
+        assert sum(k.rounds.rejected_total.get("unreadable", 0) for k in story.syncers[0].coordinators) > 0
         # It was not turned away for good: once it may be read, it is merged again.
         story.before = lambda _, __: None
         await asyncio.sleep(5.0)

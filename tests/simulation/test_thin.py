@@ -47,7 +47,7 @@ def shares(uplink: float, fragments: int = 6, longest: int = 0) -> tuple[float, 
         await asyncio.sleep(SETTLING_S)
         thin = next(agent for agent in agents if agent.name == "l2").uplink
         before = [account.copy() for account in thin.accounts]
-        heads = [keeper.head for keeper in syncers[0].keepers]
+        heads = [coordinator.head for coordinator in syncers[0].coordinators]
         await asyncio.sleep(MEASURED_S)
         merged = processed = 0
         for old, new in zip(before, thin.accounts, strict=True):
@@ -62,7 +62,7 @@ def shares(uplink: float, fragments: int = 6, longest: int = 0) -> tuple[float, 
             return any(given.learner == "l2" for given in commit.header.inputs)
 
         for p, first in enumerate(heads):
-            last = syncers[0].keepers[p].head
+            last = syncers[0].coordinators[p].head
             taken = [await takes_part(p, version) for version in range(first + 1, last + 1)]
             part.append(sum(taken) / len(taken))
         return merged / processed, part

@@ -82,5 +82,5 @@ class Waiting:
         opened = self.when(writer, w.opened_at)
         if checker.disturbed.get((writer, "wall"), -1e9) > opened - 1.0 or checker.began[writer] > opened:
             return None
-        # A keeper that waits for the store hears nothing meanwhile.
+        # A coordinator that waits for the store hears nothing meanwhile.
         return None if checker.disturbed.get((writer, "store"), -1e9) > opened - 1.0 else process

@@ -51,7 +51,10 @@ async def a_run(
     async with world(place, seed_of(Rules(fragments=3, sync_every=3)), bus) as w:
         async with serving(w.syncer("s1")) as syncer:
             await asyncio.gather(
-                *(train(w.learner(n), steps, enough=lambda: min(k.head for k in syncer.keepers) >= 4) for n in learners)
+                *(
+                    train(w.learner(n), steps, enough=lambda: min(k.head for k in syncer.coordinators) >= 4)
+                    for n in learners
+                )
             )
         yield w
 

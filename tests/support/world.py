@@ -168,7 +168,7 @@ async def serving(syncer: Syncer, *, killed: bool = False) -> AsyncIterator[Sync
     try:
         yield syncer
     finally:
-        if killed:  # and not told to stop: a keeper that wakes up in this moment would still write its snapshot
+        if killed:  # and not told to stop: a coordinator that wakes up in this moment would still write its snapshot
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         else:

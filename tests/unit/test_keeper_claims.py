@@ -116,7 +116,7 @@ def test_an_update_is_merged_for_what_it_says_itself_or_not_at_all(claimed: dict
             key = w.upload("a", 0)
             size = len(w.blob(key)) + claimed.get("size", 0)
             await announce(w, key, **claimed | {"size": size})
-            assert serving.keepers[0].rounds.rejected_total == {reason: 1}
+            assert serving.coordinators[0].rounds.rejected_total == {reason: 1}
             assert await head(w) == 0
             await announce(w, w.upload("b", 0))
             assert [given.learner for given in await inputs(w, 1)] == ["b"]
@@ -129,7 +129,7 @@ def test_an_update_that_may_not_be_read_is_its_learners_affair() -> None:
         async with syncer(w) as serving:
             serving.wire.answers = lambda operation, key: Denied("403") if key.startswith("updates/00000/a/") else None
             await announce(w, w.upload("a", 0))
-            assert serving.keepers[0].rounds.rejected_total == {"unreadable": 1}
+            assert serving.coordinators[0].rounds.rejected_total == {"unreadable": 1}
             await announce(w, w.upload("b", 0))
             assert await head(w) == 1
 
@@ -142,7 +142,7 @@ def test_where_the_syncer_itself_is_refused_no_update_is_to_blame() -> None:
             serving.wire.answers = lambda operation, key: Denied("403") if operation.startswith("get") else None
             key = w.upload("a", 0)
             await announce(w, key)
-            assert serving.keepers[0].rounds.rejected_total == {}
+            assert serving.coordinators[0].rounds.rejected_total == {}
             serving.wire.answers = lambda operation, key: None
             await announce(w, key)
             assert await head(w) == 1
@@ -161,7 +161,7 @@ def test_a_syncer_that_comes_back_knows_every_base_that_could_be_merged_again(ve
         w.snapshot()
         async with syncer(w) as serving:
             await announce(w, w.upload("a", 0, tokens=900, steps=9))
-            assert serving.keepers[0].rounds.rejected_total == {"base-merged": 1}
+            assert serving.coordinators[0].rounds.rejected_total == {"base-merged": 1}
             await announce(w, w.upload("b", versions))
             assert [given.learner for given in await inputs(w, versions + 1)] == ["b"]
 

@@ -221,8 +221,8 @@ def test_a_run_over_a_store_that_damages_what_it_sends_loses_nothing(tmp_path: P
             async with world(tmp_path / "run", seed, runtime=runtime) as clean:
                 w = clean.through(over)
                 async with serving(w.syncer(pace=pace)) as syncer:
-                    await train(w.learner("a"), 4, enough=lambda: syncer.keepers[0].head >= 5)
-                    assert Reason.DIGEST_MISMATCH not in syncer.keepers[0].rounds.rejected_total
+                    await train(w.learner("a"), 4, enough=lambda: syncer.coordinators[0].head >= 5)
+                    assert Reason.DIGEST_MISMATCH not in syncer.coordinators[0].rounds.rejected_total
 
     asyncio.run(go())
     seen = {key.split("/")[0] for key, _ in rough[0].spoilt}

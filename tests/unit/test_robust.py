@@ -249,7 +249,10 @@ async def test_a_run_merges_by_it_and_is_replayed_bit_by_bit(folder: Path, rule:
             import asyncio
 
             await asyncio.gather(
-                *(train(w.learner(f"l{i}"), 60, seed=i, enough=lambda: syncer.keepers[0].head >= 4) for i in range(3))
+                *(
+                    train(w.learner(f"l{i}"), 60, seed=i, enough=lambda: syncer.coordinators[0].head >= 4)
+                    for i in range(3)
+                )
             )
         commits = (await all_commits(w.log))[0]
         assert {c.header.dense.merge for c in commits} == {rule}

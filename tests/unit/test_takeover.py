@@ -56,11 +56,11 @@ def test_at_start_commits_are_read_and_states_when_fragments_are_taken() -> None
         async with syncer(w) as serving:
             assert not serving.wire.of("get", "updates/")
             assert not serving.wire.of("get", "snapshots/")
-            assert [k.head for k in serving.keepers] == [3] * 4
-            assert all(k.state is None for k in serving.keepers)
+            assert [k.head for k in serving.coordinators] == [3] * 4
+            assert all(k.state is None for k in serving.coordinators)
             await asyncio.sleep(5.0)
             assert serving.held == {0, 1, 2, 3}
-            for p, k in enumerate(serving.keepers):
+            for p, k in enumerate(serving.coordinators):
                 assert k.state is not None
                 assert k.state.digest == w.states[p].digest
                 assert k.rounds.holding
@@ -82,7 +82,7 @@ def test_what_waits_for_its_turn_to_be_folded_is_not_given_away(monkeypatch: pyt
             for _ in range(400):
                 await asyncio.sleep(0.1)
                 assert not serving._broken
-                for p, k in enumerate(serving.keepers):
+                for p, k in enumerate(serving.coordinators):
                     if k.state is not None:
                         folded_at.setdefault(p, w.clock.time())
             times = sorted(folded_at.values())
@@ -102,12 +102,12 @@ def test_a_fold_that_comes_to_nothing_leaves_the_fragment_to_others_until_it_doe
             await asyncio.sleep(30.0)
             assert list(serving._broken) == [2]
             assert serving.held == {0, 1, 3}
-            assert serving.keepers[2]._follower._failed >= follower.FOLDS_TRIED
+            assert serving.coordinators[2]._follower._failed >= follower.FOLDS_TRIED
             serving.wire.answers = lambda operation, key: None
             await asyncio.sleep(5.0)
             assert not serving._broken
             assert serving.held == {0, 1, 2, 3}
-            assert serving.keepers[2].rounds.holding
+            assert serving.coordinators[2].rounds.holding
 
     Written(RULES, PACE).drive(body)
 
@@ -160,7 +160,7 @@ def test_snapshots_follow_what_is_merged() -> None:
     async def body(w: Written) -> None:
         async with syncer(w) as serving:
             await asyncio.sleep(5.0)
-            k = serving.keepers[0]
+            k = serving.coordinators[0]
             weight, written = snapshot_after(RULES, k.fragment.size), k._snapshots
             assert not written.is_due(1)
             written.merged = weight - 1
@@ -179,7 +179,7 @@ def test_what_was_folded_counts_once_for_the_next_snapshot() -> None:
         await grown(w, versions=3)
         async with syncer(w) as serving:
             await asyncio.sleep(5.0)
-            for p, k in enumerate(serving.keepers):
+            for p, k in enumerate(serving.coordinators):
                 commits = [commit.header async for commit in w.log.commits(p, 0)]
                 assert k._snapshots.merged == sum(given.bytes for h in commits for given in h.inputs) > 0
 

@@ -16,7 +16,7 @@ from isthmus.format.layout import Layout
 from isthmus.format.signing import Signer
 from isthmus.learner import parts
 from isthmus.learner.ranks.asked import Peers, Spread, Told, interfaces
-from isthmus.learner.ranks.served import Keeper, own_keeper, serve
+from isthmus.learner.ranks.served import MakeBackend, local_backend, serve
 from isthmus.learner.step_arguments import loss_of, tokens_of
 from isthmus.learner.summary import Summary
 from isthmus.link.link import Link, rate_of
@@ -147,14 +147,14 @@ async def spread(sharded: "Sharded | None", shell: Shell, ports: Ports) -> Async
         words = msgspec.msgpack.encode(told)
         await shell.on_training_thread(lambda: sharded.place(found.layout, owner, peers, words))
         await peers.complete()
-        yield Spread(peers, owner, _keeper(sharded), sharded.lane is not None)
+        yield Spread(peers, owner, _make_backend(sharded), sharded.lane is not None)
 
 
-def _keeper(sharded: "Sharded") -> Keeper:
+def _make_backend(sharded: "Sharded") -> MakeBackend:
     """Return what makes the steward of what this rank owns."""
     from isthmus.torch import device
 
-    return own_keeper if sharded.lane is None else partial(device.steward, sharded.lane)
+    return local_backend if sharded.lane is None else partial(device.steward, sharded.lane)
 
 
 def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> RankLink:
@@ -168,7 +168,16 @@ def follow(sharded: "Sharded", warmup: int, url: str, signer: Signer | None) -> 
         rank, nodes = sharded.ranks.order, sharded.ranks.nodes
         crew = max(1, cores() // nodes.count(nodes[rank]))
         serving = partial(
-            serve, url, run[0], sharded.shelf, _keeper(sharded), rank, told.addresses, told.secret, crew, signer=signer
+            serve,
+            url,
+            run[0],
+            sharded.shelf,
+            _make_backend(sharded),
+            rank,
+            told.addresses,
+            told.secret,
+            crew,
+            signer=signer,
         )
         thread = OwnerThread(serving)
         threads.append(thread)

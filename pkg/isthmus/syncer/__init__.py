@@ -1,4 +1,4 @@
-"""The syncer: `agent` hears and speaks, `keeper` keeps one fragment."""
+"""The syncer: `agent` hears and speaks, `coordinator` keeps one fragment."""
 
 from isthmus.syncer.agent import Syncer
 

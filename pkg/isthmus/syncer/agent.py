@@ -48,10 +48,10 @@ from isthmus.rounds.members import Members
 from isthmus.runtime.clock import Runtime
 from isthmus.runtime.metrics import SyncerMetrics
 from isthmus.store import EdgeStore
+from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.fairness import FairQueue, FairSlots
 from isthmus.syncer.holders import Holders
 from isthmus.syncer.inbox import FromBus, Heard
-from isthmus.syncer.keeper import Keeper
 from isthmus.syncer.shared import Kept, Limits, Tallies
 from isthmus.version import __version__
 
@@ -158,8 +158,8 @@ class Syncer:
             merges=asyncio.Semaphore(runtime.crew.threads),
             snapshots=asyncio.Semaphore(SNAPSHOTS_MAX),
         )
-        self.keepers = [
-            Keeper(
+        self.coordinators = [
+            FragmentCoordinator(
                 self._log,
                 f.index,
                 self._members,
@@ -178,7 +178,7 @@ class Syncer:
     @property
     def fold_s(self) -> float:
         """How long folding the state of a fragment took when it was last taken over, the longest of all, in seconds."""
-        return max(keeper.fold_s for keeper in self.keepers)
+        return max(coordinator.fold_s for coordinator in self.coordinators)
 
     @property
     def heard_of(self) -> tuple[float, int]:
@@ -186,7 +186,8 @@ class Syncer:
         return self._members.usual_step_s(), len(self._members.expected((), self._runtime.now()))
 
     async def recover(self) -> None:
-        """Read who may take part, and every fragment's log (see `Keeper.recover`). Raises what reading them raises."""
+        """Read who may take part, and every fragment's log (see `FragmentCoordinator.recover`). Raises what reading
+        them raises."""
         await self._log.members.refresh(self._log.store)
         await self._recover()
 
@@ -197,21 +198,21 @@ class Syncer:
         """
         gate = asyncio.Semaphore(RECOVERIES_MAX)
 
-        async def one(keeper: Keeper) -> None:
+        async def one(coordinator: FragmentCoordinator) -> None:
             async with gate:
-                await keeper.recover()
+                await coordinator.recover()
 
         async with asyncio.TaskGroup() as tasks:
-            for keeper in self.keepers:
-                tasks.create_task(one(keeper))
+            for coordinator in self.coordinators:
+                tasks.create_task(one(coordinator))
         self._require_some()
         self._tolerant.vouch()
         self._show()
 
     def _require_some(self) -> None:
         """Raise `LogCorrupt` where every fragment is damaged. What is refused is waited for: rights may come back."""
-        if all(keeper.broken and not keeper.refused for keeper in self.keepers):
-            raise LogCorrupt(snapshots_prefix(0).split("/", maxsplit=1)[0], self.keepers[0].broken)
+        if all(coordinator.broken and not coordinator.refused for coordinator in self.coordinators):
+            raise LogCorrupt(snapshots_prefix(0).split("/", maxsplit=1)[0], self.coordinators[0].broken)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set; merges under way are finished, then everything ends."""
@@ -233,8 +234,8 @@ class Syncer:
                 tasks.create_task(keep_members(self._log, self._unknown, self.pace.heartbeat_s)),
             ]
             async with asyncio.TaskGroup() as keeping:
-                for keeper in self.keepers:
-                    keeping.create_task(keeper.run(stopping))
+                for coordinator in self.coordinators:
+                    keeping.create_task(coordinator.run(stopping))
             await self._last_words()
             for task in background:
                 task.cancel()
@@ -245,12 +246,12 @@ class Syncer:
         m = self.metrics
         m.process.labels("syncer", self._run.digest[:8].hex(), self.name, __version__).set(1)
         m.fold_seconds.set_function(lambda: self.fold_s)
-        m.fragments.set(len(self.keepers))
+        m.fragments.set(len(self.coordinators))
         m.fragments_held.set_function(lambda: len(self.held))
-        m.fragments_broken.set_function(lambda: sum(bool(keeper.broken) for keeper in self.keepers))
+        m.fragments_broken.set_function(lambda: sum(bool(coordinator.broken) for coordinator in self.coordinators))
         m.rounds_waiting.set_function(lambda: self._gate.waiting)
-        m.period.set_function(lambda: max((self.keepers[p].rounds.period for p in self.held), default=0.0))
-        m.fragments_holed.set_function(lambda: sum(bool(keeper.hole) for keeper in self.keepers))
+        m.period.set_function(lambda: max((self.coordinators[p].rounds.period for p in self.held), default=0.0))
+        m.fragments_holed.set_function(lambda: sum(bool(coordinator.hole) for coordinator in self.coordinators))
         m.learners.set_function(lambda: len(self._members.expected((), self._runtime.now())))
 
     # --- hearing ------------------------------------------------------------------------------------------------------
@@ -315,13 +316,13 @@ class Syncer:
                 self._offer(message.fragment, SYNCER_STREAM, Called(message.version, message.syncer))
             case Committed():
                 self._require_fragment(message.fragment)
-                self.keepers[message.fragment].histories.said(message.version, message.digest, message.syncer)
+                self.coordinators[message.fragment].histories.said(message.version, message.digest, message.syncer)
                 self._offer(message.fragment, SYNCER_STREAM, Heard(message.version))
             case Alive():
                 if self._log.members.said(message.members, message.syncer):
                     self._unknown.set()
-                for fragment, version in enumerate(message.heads[: len(self.keepers)]):
-                    if version > self.keepers[fragment].head:
+                for fragment, version in enumerate(message.heads[: len(self.coordinators)]):
+                    if version > self.coordinators[fragment].head:
                         self._offer(fragment, SYNCER_STREAM, Heard(version))
 
     def _from_learner(self, message: FromLearner, old: bool) -> None:
@@ -361,7 +362,7 @@ class Syncer:
             reason = Reason.OVERSIZED
         elif message.size < least:
             reason = Reason.TRUNCATED
-        elif self.keepers[message.fragment].histories.said(message.seen, message.seen_digest, message.learner):
+        elif self.coordinators[message.fragment].histories.said(message.seen, message.seen_digest, message.learner):
             reason = Reason.OTHER_HISTORY
         pointer = Pointer(
             learner=message.learner,
@@ -387,12 +388,12 @@ class Syncer:
         self._offer(message.fragment, message.learner, Announced(pointer))
 
     def _require_fragment(self, fragment: int) -> None:
-        if fragment >= len(self.keepers):
-            raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {fragment} of {len(self.keepers)}")
+        if fragment >= len(self.coordinators):
+            raise RecordInvalid(Reason.WRONG_LAYOUT, f"fragment {fragment} of {len(self.coordinators)}")
 
     def _offer(self, fragment: int, author: str, event: FromBus) -> None:
         self._require_fragment(fragment)
-        self.keepers[fragment].offer(author, event)
+        self.coordinators[fragment].offer(author, event)
 
     # --- saying -------------------------------------------------------------------------------------------------------
 
@@ -407,15 +408,15 @@ class Syncer:
         """Take over and leave fragments as syncers come and go."""
         while True:
             now = self._runtime.now()
-            if not any(keeper.state is not None for keeper in self.keepers):
+            if not any(coordinator.state is not None for coordinator in self.coordinators):
                 self._require_some()
             held = self._holders.held(now, self._broken, able=self._able())
             waiting = self._too_new(held, now)
             held -= waiting.keys()
             for p in held ^ self.held:
-                self.keepers[p].hold(p in held)
+                self.coordinators[p].hold(p in held)
             if held != self.held:
-                logger.info("%s holds %d of %d fragments", self.name, len(held), len(self.keepers))
+                logger.info("%s holds %d of %d fragments", self.name, len(held), len(self.coordinators))
             self.held = held
             for learner in self._members.forget(now):
                 self.metrics.forget(learner)
@@ -427,9 +428,9 @@ class Syncer:
     def _too_new(self, mine: set[int], now: float) -> dict[int, float]:
         """Return the fragments whose state is not here and that may be another's again before it could be, with when
         folding them begins."""
-        lacking = {p for p in mine - self.held if self.keepers[p].state is None}
+        lacking = {p for p in mine - self.held if self.coordinators[p].state is None}
         self._came_at = {p: self._came_at.get(p, now) for p in lacking}
-        parameters = sum(self.keepers[p].fragment.size for p in lacking)
+        parameters = sum(self.coordinators[p].fragment.size for p in lacking)
         wait_s = state_bytes(self._run.rules) * parameters / TAKES_BYTES_S
         return {p: came_at + wait_s for p, came_at in self._came_at.items() if now < came_at + wait_s}
 
@@ -456,7 +457,7 @@ class Syncer:
     def _broken(self) -> tuple[int, ...]:
         """Fragments that cannot be served here: their log cannot be folded to its end, or has not been for too long."""
         silent_s = self._holders.silent_s
-        return tuple(p for p, k in enumerate(self.keepers) if k.broken or k.overdue(silent_s))
+        return tuple(p for p, k in enumerate(self.coordinators) if k.broken or k.overdue(silent_s))
 
     def _alive(self, *, stopping: bool = False) -> Alive:
         loudest = sorted(self.tallies.dropped.items(), key=lambda item: -item[1])[:DROPPED_LISTED]
@@ -465,16 +466,16 @@ class Syncer:
             id=self._runtime.new_id(),
             syncer=self.name,
             commits=self.tallies.commits,
-            heads=tuple(keeper.head for keeper in self.keepers),
+            heads=tuple(coordinator.head for coordinator in self.coordinators),
             rejected=dict(self.tallies.rejected),
             waiting_for=", ".join(self._reach.waiting_for),
             lag_ms=self.vitals.lag_s_max * 1e3,
             held=len(self.held),
             fold_s=self.fold_s,
             broken=self._broken,
-            slow=tuple(p for p in self._broken if not self.keepers[p].broken),
-            refused=tuple(p for p in self._broken if self.keepers[p].refused),
-            holed=tuple(p for p, keeper in enumerate(self.keepers) if keeper.hole),
+            slow=tuple(p for p in self._broken if not self.coordinators[p].broken),
+            refused=tuple(p for p in self._broken if self.coordinators[p].refused),
+            holed=tuple(p for p, coordinator in enumerate(self.coordinators) if coordinator.hole),
             stopping=stopping,
             able=self._able(),
             members=self._log.members.current.version,

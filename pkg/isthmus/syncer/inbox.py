@@ -1,4 +1,5 @@
-"""What happens to a fragment at a syncer beside its rounds: fetches and looks at the log, as its keeper is told."""
+"""What happens to a fragment at a syncer beside its rounds: fetches and looks at the log, as its coordinator is
+told."""
 
 import asyncio
 from dataclasses import dataclass

@@ -121,7 +121,11 @@ async def _measured(world: World, limited: Limited, load: float, learners: int) 
     round_s = PERIOD_S * max(1.0, load)
     await asyncio.sleep(SETTLING * round_s)
     (syncer,) = syncers
-    first, before, trained = [keeper.head for keeper in syncer.keepers], reads["updates"], _trained(agents)
+    first, before, trained = (
+        [coordinator.head for coordinator in syncer.coordinators],
+        reads["updates"],
+        _trained(agents),
+    )
     await asyncio.sleep(MEASURED * round_s)
     read, trained = reads["updates"] - before, _trained(agents) - trained
     judge = world.ports(world.process("judge"))

@@ -151,10 +151,10 @@ async def _run(world: World, rules: Rules, pace: Pace, learners: int, step_s: fl
     period = rules.sync_every * step_s
     await asyncio.sleep(2.0 * period)
     first, before = [_look(a.metrics) for a in (syncers[0], agents[0])], (Counter(said), Counter(sizes))
-    begun = sum(k.head for k in syncers[0].keepers)
+    begun = sum(k.head for k in syncers[0].coordinators)
     await asyncio.sleep(2.0 * period)
     last, after = [_look(a.metrics) for a in (syncers[0], agents[0])], (Counter(said), Counter(sizes))
-    rounds = sum(k.head for k in syncers[0].keepers) - begun
+    rounds = sum(k.head for k in syncers[0].coordinators) - begun
     ended = True
     stopping.set()
     await asyncio.gather(*tasks)

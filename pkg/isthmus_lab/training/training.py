@@ -233,7 +233,7 @@ class _Lab:
         wall = self.world.clock.time() - self._began
         stopping.set()
         await serving
-        torch_model.load(model, self._run.layout, [k.state.published for k in self._syncer.keepers if k.state])
+        torch_model.load(model, self._run.layout, [k.state.published for k in self._syncer.coordinators if k.state])
         row = await self._row(seats + guests, wall, trainee.val_loss(model))
         if self.world.clock.failures:
             raise RuntimeError(f"the simulation broke: {self.world.clock.failures[0]}")

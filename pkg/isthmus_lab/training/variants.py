@@ -22,8 +22,8 @@ from isthmus.learner import steward
 from isthmus.learner.boundary import Boundary, Captured
 from isthmus.learner.steward import here
 from isthmus.log.merge import Accumulator, State, Then
+from isthmus.syncer.coordinator import FragmentCoordinator
 from isthmus.syncer.inbox import Fetched
-from isthmus.syncer.keeper import Keeper
 from isthmus_lab.training import hostile
 
 Vector = NDArray[np.floating[Any]]
@@ -156,16 +156,16 @@ def filtered(gradient: F32, momentum: F32, fragment: Fragment, kept: float = 0.0
 
 def late_filtered() -> AbstractContextManager[None]:
     """Filter updates from versions older than the newest, as HeLoCo does."""
-    own = Keeper._arrive
+    own = FragmentCoordinator._arrive
 
-    async def arrive(keeper: Keeper, fetched: Fetched) -> Any:
+    async def arrive(coordinator: FragmentCoordinator, fetched: Fetched) -> Any:
         update = fetched.update
-        if update is not None and keeper.state is not None and update.header.base < keeper.state.version:
-            found = filtered(update.gradient.decode(), keeper.state.momentum, keeper.fragment)
-            fetched = replace(fetched, update=replace(update, gradient=plain(keeper.fragment, found)))
-        return await own(keeper, fetched)
+        if update is not None and coordinator.state is not None and update.header.base < coordinator.state.version:
+            found = filtered(update.gradient.decode(), coordinator.state.momentum, coordinator.fragment)
+            fetched = replace(fetched, update=replace(update, gradient=plain(coordinator.fragment, found)))
+        return await own(coordinator, fetched)
 
-    return _in_place_of(Keeper, "_arrive", arrive)
+    return _in_place_of(FragmentCoordinator, "_arrive", arrive)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ async def _serve(settings: declared.Syncer, name: str, board: Board) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(require_create_only(ports.store, ports.runtime))
             tasks.create_task(syncer.recover())
-        heads = [keeper.head for keeper in syncer.keepers]
+        heads = [coordinator.head for coordinator in syncer.coordinators]
         logger.info(
             "%s serves %s: %d fragments, versions %d to %d, read in %.2f s",
             name,
@@ -125,7 +125,7 @@ async def _warm(syncer: Syncer, log: Log) -> None:
     while True:
         await asyncio.sleep(EVERY_S)
         # Of a share of the fragments this machine does a share of the work.
-        share = len(syncer.held) / len(syncer.keepers)
+        share = len(syncer.held) / len(syncer.coordinators)
         step_s, learners = syncer.heard_of
         slow = share and too_slow(
             speeds, log.run.layout, log.run.rules, learners=learners, step_s=step_s, cores=cores() / share
@@ -163,7 +163,7 @@ async def _watch_space(syncer: Syncer, log: Log) -> None:
         await asyncio.sleep(SPACE_S)
         try:
             free = await log.runtime.offload(_share_free, log.run.url)
-            versions = await uncollected(log, syncer.keepers[0].head)
+            versions = await uncollected(log, syncer.coordinators[0].head)
         except (IsthmusError, OSError) as error:
             logger.debug("the space is not known for now: %s", error)
             continue

@@ -81,7 +81,7 @@ MUTANTS = [
         row("authors-without-end", "if by not in self._said and len(self._said) == AUTHORS_MAX:", "if False:"),
     ),
     *of(
-        "syncer/keeper.py",
+        "syncer/coordinator.py",
         "tests/integration/test_signed.py tests/integration/test_one_learner.py",
         row(
             "an-expelled-learner-is-merged-on",

@@ -18,7 +18,7 @@ MUTANTS = [
     ),
     *of(
         "syncer/fetcher.py",
-        "tests/unit/test_keeper_claims.py",
+        "tests/unit/test_coordinator_claims.py",
         row(
             "what-was-announced-is-not-compared",
             "if (update.header.steps, update.header.tokens) != (pointer.steps, pointer.tokens):",
@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     *of(
         "syncer/recorder.py",
-        "tests/unit/test_keeper_claims.py",
+        "tests/unit/test_coordinator_claims.py",
         row("durations-without-bounds", "return min(max(0.0, seconds), SECONDS_MAX)", "return max(0.0, seconds)"),
     ),
     *of(
@@ -50,21 +50,25 @@ MUTANTS = [
     *of(
         "syncer/agent.py",
         "tests/integration/test_false_words.py",
-        row("a-refusal-at-the-start-ends-a-syncer", "keeper.broken and not keeper.refused for", "keeper.broken for"),
+        row(
+            "a-refusal-at-the-start-ends-a-syncer",
+            "coordinator.broken and not coordinator.refused for",
+            "coordinator.broken for",
+        ),
         row(
             "damage-of-everything-ends-no-syncer",
-            "if all(keeper.broken and not",
-            "if False and all(keeper.broken and not",
+            "if all(coordinator.broken and not",
+            "if False and all(coordinator.broken and not",
         ),
     ),
     *of(
         "syncer/follower.py",
-        "tests/unit/test_keeper_claims.py",
+        "tests/unit/test_coordinator_claims.py",
         row("two-commits-are-all-that-is-known", "self.need = max(2, pace.staleness + 1)", "self.need = 2"),
     ),
     *of(
         "syncer/snapshots.py",
-        "tests/unit/test_keeper_claims.py",
+        "tests/unit/test_coordinator_claims.py",
         row(
             "all-fragments-write-snapshots-at-once",
             "by_versions = (version + self._fragment.index) % self._pace.snapshot_every == 0",
@@ -78,7 +82,7 @@ MUTANTS = [
         row("folds-that-fail-do-not-count", "            self._failed += 1\n", "            pass\n"),
     ),
     *of(
-        "syncer/keeper.py",
+        "syncer/coordinator.py",
         "tests/unit/test_takeover.py",
         row(
             "what-was-folded-counts-twice",

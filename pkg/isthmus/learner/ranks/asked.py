@@ -18,7 +18,7 @@ from isthmus.format.records.frame import Blob
 from isthmus.format.records.keys import LEARNERS
 from isthmus.format.records.objects import Part, PartHeader, UpdateHeader
 from isthmus.learner.ranks import wire
-from isthmus.learner.ranks.served import CONNECT_S, Keeper, is_secret
+from isthmus.learner.ranks.served import CONNECT_S, MakeBackend, is_secret
 from isthmus.learner.ranks.shelf import Numbers
 from isthmus.learner.steward import Held, OwnSteward, Parcel, Remote, Steward, Stored, left
 from isthmus.log import Commit
@@ -217,14 +217,14 @@ class Spread:
 
     peers: Peers
     owner: Sequence[int]
-    keeper: Keeper
+    make_backend: MakeBackend
     """Makes the steward of what the first rank owns itself."""
     on_devices: bool
     """Whether ranks keep arrays on the devices that train."""
 
     def steward(self, own: OwnSteward, tolerance: Tolerance, moved: Moved) -> Steward:
         """See `MakeSteward`."""
-        return Owners(self.keeper(own), self.peers, self.owner, tolerance, moved, on_devices=self.on_devices)
+        return Owners(self.make_backend(own), self.peers, self.owner, tolerance, moved, on_devices=self.on_devices)
 
 
 def interfaces(alone: bool, rendezvous: str | None, hostname: str) -> tuple[str, list[str]]:

@@ -27,11 +27,11 @@ CONNECT_S = 30.0
 """The first rank is to be reached within this long."""
 
 
-Keeper = Callable[[OwnSteward], Steward]
+MakeBackend = Callable[[OwnSteward], Steward]
 """Makes the steward of what a rank owns, around one that works in the host's memory."""
 
 
-def own_keeper(own: OwnSteward) -> Steward:
+def local_backend(own: OwnSteward) -> Steward:
     """Keep all of it in the host's memory."""
     return own
 
@@ -40,7 +40,7 @@ async def serve(
     url: str,
     run: Run,
     shelf: Shelf,
-    keeper: Keeper,
+    make_backend: MakeBackend,
     rank: int,
     addresses: Sequence[tuple[str, int]],
     secret: bytes,
@@ -59,7 +59,7 @@ async def serve(
         reader, writer = await _reach(addresses)
         try:
             wire.write(writer, 0, wire.Hello(rank, secret))
-            await Served(keeper(own), store.runtime, shelf, reader, writer, store.traffic).run()
+            await Served(make_backend(own), store.runtime, shelf, reader, writer, store.traffic).run()
         finally:
             shelf.close()
             writer.close()

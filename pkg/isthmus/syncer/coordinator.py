@@ -83,7 +83,7 @@ LOOK_S = 0.25
 """Between two looks at the log that found nothing: words of commits that do not exist cost no more than that."""
 
 
-class Keeper:
+class FragmentCoordinator:
     """Keeps one fragment: folds its log, runs its rounds, commits."""
 
     def __init__(
